@@ -1,0 +1,1 @@
+"""Benchmarks: the ladder, the papers' experiments, the peers. Run by ``penstock bench``."""

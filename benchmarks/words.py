@@ -1,0 +1,139 @@
+"""FastWordCount (SPEC 7): random sentences of 50-100 bytes, split, counted. Batch and tuple-at-a-time forms."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import (
+    BasicBolt,
+    BatchBolt,
+    BatchCollector,
+    BatchSpout,
+    Collector,
+    Conf,
+    Context,
+    OutputDeclarer,
+    Settings,
+    Source,
+    Spout,
+    SpoutCollector,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+
+SENTENCES = 1_000
+BATCH = 2_000  # sentences a batch: about 150 KB, in the knee of cost per byte
+
+
+def sentences(seed: int = 1) -> list[str]:
+    """The pool the spouts draw from: words of 3-8 letters, 50-100 bytes a sentence."""
+    rng = random.Random(seed)
+    pool = []
+    for _ in range(SENTENCES):
+        length, words = rng.randint(50, 92), [_word(rng)]
+        while sum(map(len, words)) + len(words) < length:
+            words.append(_word(rng))
+        pool.append(" ".join(words))
+    return pool
+
+
+def _word(rng: random.Random) -> str:
+    return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 8)))
+
+
+class BatchSentences(BatchSpout):
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("sentence", str))
+
+    def open(self, conf: Conf, context: Context, collector: BatchCollector) -> None:
+        self._collector = collector
+        self._pool = pa.array(sentences())
+        self._rng = np.random.default_rng(context.task)
+
+    def next_batch(self) -> None:
+        self._collector.emit_batch([self._pool.take(pa.array(self._rng.integers(0, SENTENCES, BATCH)))])
+
+
+class BatchSplit(BatchBolt):
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("word", str))
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        collector.emit_batch([pc.split_pattern(batch.column(0), " ").flatten()])
+
+
+class BatchCount(BatchBolt):
+    """Counts in Arrow: words wait in columns and are folded into the counts a quarter million at a time, so that
+    Python touches each distinct word once per fold."""
+
+    FOLD = 262_144  # words, about 3 MB
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._counts: Counter[str] = Counter()
+        self._columns: list[pa.Array] = []
+        self._waiting = 0
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        self._columns.append(batch.column(0))
+        self._waiting += batch.num_rows
+        if self._waiting >= self.FOLD:
+            self.counts()
+
+    def counts(self) -> Counter[str]:
+        """The counts, everything seen so far included."""
+        if self._columns:
+            found = pa.chunked_array(self._columns).value_counts()
+            words, times = found.field(0).to_pylist(), found.field(1).to_pylist()
+            self._counts.update(dict(zip(words, times, strict=True)))
+            self._columns, self._waiting = [], 0
+        return self._counts
+
+
+class Sentences(Spout):
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("sentence", str))
+
+    def open(self, conf: Conf, context: Context, collector: SpoutCollector) -> None:
+        self._collector = collector
+        self._pool = sentences()
+        self._random = random.Random(context.task).random
+
+    def next_tuple(self) -> None:
+        self._collector.emit([self._pool[int(self._random() * SENTENCES)]])
+
+
+class Split(BasicBolt):
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("word", str))
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        for word in tup[0].split(" "):
+            collector.emit([word])
+
+
+class Count(BasicBolt):
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._counts: dict[str, int] = {}
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        word = tup[0]
+        self._counts[word] = self._counts.get(word, 0) + 1
+
+
+def fast_word_count(spouts: int, splits: int, counts: int, batch: bool, settings: Settings) -> Topology:
+    """The topology of A's throughput experiment."""
+    parts: tuple[Any, Any, Any] = (
+        (BatchSentences(), BatchSplit(), BatchCount()) if batch else (Sentences(), Split(), Count())
+    )
+    builder = TopologyBuilder()
+    builder.set_spout("sentences", parts[0], spouts)
+    builder.set_bolt("split", parts[1], splits).shuffle_grouping("sentences")
+    builder.set_bolt("count", parts[2], counts).fields_grouping("split", "word")
+    return builder.build("fast-word-count", settings)

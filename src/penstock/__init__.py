@@ -1,0 +1,115 @@
+"""Penstock: Storm's topologies in Python, on Spark's Real-Time Mode.
+
+This module is the whole public API, with ``penstock.testing`` for unit tests. Everything else may change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.bolts import ShowBolt
+from penstock.clock import Clock, SimulatedClock, SystemClock
+from penstock.errors import (
+    ComponentError,
+    ControlRefused,
+    EnvironmentFault,
+    FieldCountError,
+    FieldTypeError,
+    FrameError,
+    JavaMissing,
+    LoadError,
+    MasterUnreachable,
+    NotEnoughSlots,
+    PenstockError,
+    PortInUse,
+    SettingError,
+    TopologyError,
+    TopologyFailed,
+    UserCodeError,
+)
+from penstock.plan.model import Plan
+from penstock.plan.planner import make_plan
+from penstock.settings import Settings
+from penstock.topology.builder import BoltDeclarer, SpoutDeclarer, Topology, TopologyBuilder
+from penstock.topology.components import (
+    BasicBolt,
+    BatchBolt,
+    BatchCollector,
+    BatchSpout,
+    Collector,
+    Conf,
+    Context,
+    RichBolt,
+    RichCollector,
+    Source,
+    Spout,
+    SpoutCollector,
+)
+from penstock.topology.groupings import CustomGrouping, Grouping, Router, Targets
+from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer
+from penstock.topology.tuples import Tuple
+
+if TYPE_CHECKING:
+    from penstock.spark.supervisor import RunningTopology, submit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "BasicBolt",
+    "BatchBolt",
+    "BatchCollector",
+    "BatchSpout",
+    "BoltDeclarer",
+    "Clock",
+    "Collector",
+    "ComponentError",
+    "Conf",
+    "Context",
+    "ControlRefused",
+    "CustomGrouping",
+    "EnvironmentFault",
+    "FieldCountError",
+    "FieldTypeError",
+    "FrameError",
+    "Grouping",
+    "JavaMissing",
+    "LoadError",
+    "MasterUnreachable",
+    "NotEnoughSlots",
+    "OutputDeclarer",
+    "PenstockError",
+    "Plan",
+    "PortInUse",
+    "RichBolt",
+    "RichCollector",
+    "Router",
+    "RunningTopology",
+    "SettingError",
+    "Settings",
+    "ShowBolt",
+    "SimulatedClock",
+    "Source",
+    "Spout",
+    "SpoutCollector",
+    "SpoutDeclarer",
+    "SystemClock",
+    "Targets",
+    "Topology",
+    "TopologyBuilder",
+    "TopologyError",
+    "TopologyFailed",
+    "Tuple",
+    "UserCodeError",
+    "make_plan",
+    "submit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Spark is loaded only by those who run on it: workers and unit tests start faster without.
+    if name in ("RunningTopology", "submit"):
+        from penstock.spark import supervisor
+
+        return getattr(supervisor, name)
+    raise AttributeError(f"module 'penstock' has no attribute '{name}'")

@@ -1,0 +1,72 @@
+"""Python values to Arrow columns and back, without changing a value.
+
+A field with a declared type takes what fits it. An untyped field becomes an Arrow column where all its values
+are of one plain type; anything else (mixed types, dicts, objects) travels pickled, so that what a bolt
+receives is what was emitted, to the type.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+PLAIN_TYPES: dict[type, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+}
+
+
+class PickledType(pa.ExtensionType):
+    """Arbitrary Python objects, one pickle each. Only ever decoded from authenticated slots of the same run."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.binary(), "penstock.pickled")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> PickledType:
+        return cls()
+
+
+PICKLED = PickledType()
+try:
+    pa.register_extension_type(PICKLED)
+except pa.ArrowKeyError:  # a second copy of the package in one process, as when it is shipped
+    pass
+
+
+def is_pickled(column: pa.Array) -> bool:
+    return isinstance(column.type, pa.ExtensionType) and column.type.extension_name == "penstock.pickled"
+
+
+def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:
+    """One field's values as a column. Raises ``pa.ArrowException``, ``TypeError`` or ``OverflowError`` when a
+    value does not fit the declared type; without one it always succeeds or the value cannot be pickled."""
+    if declared is not None:
+        return pa.array(values, declared)
+    kinds = set(map(type, values))
+    kinds.discard(type(None))
+    if len(kinds) == 1 and (plain := PLAIN_TYPES.get(kinds.pop())) is not None:
+        try:
+            return pa.array(values, plain)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an int beyond 64 bits, a lone surrogate
+            pass
+    return pa.ExtensionArray.from_storage(
+        PICKLED, pa.array([pickle.dumps(value, 5) for value in values], pa.binary())
+    )
+
+
+def to_values(column: pa.Array) -> list[Any]:
+    """A column as Python values."""
+    if is_pickled(column):
+        return [pickle.loads(item) for item in column.storage.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values

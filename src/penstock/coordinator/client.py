@@ -1,0 +1,74 @@
+"""A slot's end of the control connection. Sending and receiving have threads of their own, so that the slot's
+loop never waits for the network."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from penstock.coordinator import wire
+from penstock.coordinator.messages import Message, dumps, loads
+from penstock.errors import ControlRefused
+
+
+class ControlClient:
+    """Connects, shakes hands, then moves messages. ``inbox`` fills as they come; ``wake`` is called for
+    each, from another thread. ``lost`` turns true when the connection ends."""
+
+    def __init__(self, address: tuple[str, int], secret: bytes, wake: Callable[[], None]) -> None:
+        self.inbox: deque[Message] = deque()
+        self.lost = False
+        self._wake = wake
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._socket = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._socket.makefile("rb")
+        self._shake_hands(secret)
+        self._socket.settimeout(None)
+        threading.Thread(target=self._receive, name="control-receive", daemon=True).start()
+        threading.Thread(target=self._transmit, name="control-send", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Put a message on its way; never blocks."""
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+
+    def _shake_hands(self, secret: bytes) -> None:
+        greeting = self._file.read(len(wire.GREETING) + wire.NONCE_BYTES)
+        theirs, mine = greeting[len(wire.GREETING) :], wire.new_nonce()
+        if not greeting.startswith(wire.GREETING) or len(theirs) != wire.NONCE_BYTES:
+            raise ControlRefused("control connection", "the other end speaks penstock's protocol", repr(greeting))
+        self._socket.sendall(mine + wire.slot_proof(secret, theirs, mine))
+        if not wire.same(self._file.read(wire.PROOF_BYTES), wire.coordinator_proof(secret, theirs, mine)):
+            raise ControlRefused(
+                "control connection",
+                "both ends must know the secret of this run",
+                "the coordinator refused or could not prove it",
+                "Slots of another run cannot join; start the topology again.",
+            )
+
+    def _receive(self) -> None:
+        try:
+            while head := self._file.read(wire.LENGTH.size):
+                (length,) = wire.LENGTH.unpack(head)
+                self.inbox.append(loads(self._file.read(length)))
+                self._wake()
+        except (OSError, ValueError, wire.struct.error, ControlRefused):
+            pass  # however it ended, what matters is that it did
+        self.lost = True
+        self._wake()
+
+    def _transmit(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                data = dumps(message)
+                self._socket.sendall(wire.LENGTH.pack(len(data)) + data)
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            self.lost = True
+            self._wake()

@@ -1,0 +1,210 @@
+"""The coordinator: listens on the driver, knows every slot, keeps their reports, passes commands on.
+
+An asyncio loop in a thread of its own does all the network work; the driver's other threads look at ``slots``
+under ``changed`` and wait on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.coordinator import wire
+from penstock.coordinator.messages import (
+    Closed,
+    Failed,
+    Hello,
+    Message,
+    Open,
+    Probe,
+    Ready,
+    Report,
+    dumps,
+    loads,
+)
+from penstock.errors import ControlRefused, PortInUse
+from penstock.metrics.bus import MetricsBus
+from penstock.plan.model import SlotId
+
+log = logging.getLogger("penstock.coordinator")
+
+
+@dataclass
+class Connection:
+    """One slot as the coordinator sees it."""
+
+    hello: Hello
+    writer: asyncio.StreamWriter
+    ready: bool = False
+    closed: bool = False
+    connected: bool = True
+    answer: Report | None = None
+    """The newest report that answered a probe."""
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def id(self) -> SlotId:
+        return SlotId(self.hello.stage, self.hello.slot)
+
+
+class Coordinator:
+    """The driver's end of all control connections of one topology."""
+
+    def __init__(self, bus: MetricsBus, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.secret = wire.new_secret()
+        self.slots: dict[SlotId, Connection] = {}
+        self.failure: Failed | None = None
+        self.refused = 0
+        self.changed = threading.Condition()
+        self.attempt = 0
+        self._bus, self._host, self._port = bus, host, port
+        self._loop = asyncio.new_event_loop()
+        self._probes = 0
+        self._server: asyncio.Server | None = None
+        self.address = ("", 0)
+
+    def start(self) -> None:
+        """Listen. Raises ``PortInUse`` where the port is taken."""
+        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(
+                asyncio.start_server(self._serve, self._host, self._port, backlog=1024), self._loop
+            ).result()
+        except OSError as error:
+            self.stop()
+            raise PortInUse(
+                "coordinator",
+                f"must be able to listen on {self._host}:{self._port or 'a free port'}",
+                str(error),
+                "Choose another with --port, or 0 for any free one.",
+            ) from error
+        self.address = self._server.sockets[0].getsockname()[:2]
+
+    def stop(self) -> None:
+        """Close every connection and stop listening."""
+
+        async def shut() -> None:
+            if self._server is not None:
+                self._server.close()
+            for connection in self.slots.values():
+                connection.writer.close()
+            await asyncio.sleep(0)
+            self._loop.stop()
+
+        asyncio.run_coroutine_threadsafe(shut(), self._loop)
+
+    def begin(self, attempt: int) -> None:
+        """Forget the slots of an earlier start; only those of ``attempt`` may join from now on."""
+        with self.changed:
+            self.attempt = attempt
+            self.slots = {}
+            self.failure = None
+
+    def send(self, message: Message, to: SlotId | None = None) -> None:
+        """Send a command to one slot, or to all."""
+        data = dumps(message)
+        data = wire.LENGTH.pack(len(data)) + data
+
+        def write() -> None:
+            for connection in list(self.slots.values()):
+                if connection.connected and to in (None, connection.id):
+                    connection.writer.write(data)
+
+        self._loop.call_soon_threadsafe(write)
+
+    def open(self) -> None:
+        """Tell the slots to open, and where each of them stands."""
+        with self.changed:
+            nodes = {str(id): connection.hello.node for id, connection in self.slots.items()}
+        self.send(Open(nodes))
+
+    def probe(self) -> int:
+        """Ask every slot for a report; returns the number the answers will carry."""
+        self._probes += 1
+        self.send(Probe(self._probes))
+        return self._probes
+
+    def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until the condition, looked at whenever a slot says something, holds."""
+        with self.changed:
+            return self.changed.wait_for(condition, timeout)
+
+    def silent_for(self) -> dict[SlotId, float]:
+        """Seconds since each connected slot was last heard."""
+        now = time.monotonic()
+        with self.changed:
+            return {id: now - c.heard for id, c in self.slots.items() if c.connected}
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        connection: Connection | None = None
+        try:
+            connection = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
+            while True:
+                message = await _read(reader)
+                with self.changed:
+                    self._take(connection, message)
+                    self.changed.notify_all()
+        except ControlRefused as error:
+            self.refused += 1
+            log.warning("refused %s: %s", peer, error)
+        except (asyncio.IncompleteReadError, OSError):
+            if connection is None:
+                self.refused += 1
+                log.warning("refused %s: the connection ended before the handshake was done", peer)
+        except TimeoutError:
+            self.refused += 1
+            log.warning("refused %s: no handshake within %g s", peer, wire.HANDSHAKE_TIMEOUT)
+        finally:
+            writer.close()
+            with self.changed:
+                if connection is not None:
+                    connection.connected = False
+                self.changed.notify_all()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
+        mine = wire.new_nonce()
+        writer.write(wire.GREETING + mine)
+        answer = await reader.readexactly(wire.NONCE_BYTES + wire.PROOF_BYTES)
+        theirs, proof = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
+        if not wire.same(proof, wire.slot_proof(self.secret, mine, theirs)):
+            raise ControlRefused("control connection", "a slot must know the secret of this run", "a wrong proof")
+        writer.write(wire.coordinator_proof(self.secret, mine, theirs))
+        hello = await _read(reader)
+        if not isinstance(hello, Hello) or hello.attempt != self.attempt:
+            raise ControlRefused(
+                "control connection", f"only slots of attempt {self.attempt} may join", repr(hello)
+            )
+        connection = Connection(hello, writer)
+        with self.changed:
+            self.slots[connection.id] = connection
+            self.changed.notify_all()
+        return connection
+
+    def _take(self, connection: Connection, message: Message) -> None:
+        connection.heard = time.monotonic()
+        if isinstance(message, Report):
+            if message.probe:
+                connection.answer = message
+            self._bus.record(self.attempt, connection.id, message)
+        elif isinstance(message, Ready):
+            connection.ready = True
+        elif isinstance(message, Closed):
+            connection.closed = True
+        elif isinstance(message, Failed) and self.failure is None:
+            self.failure = message
+
+
+async def _read(reader: asyncio.StreamReader) -> Message:
+    (length,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+    if length > wire.MOST_BYTES:
+        raise ControlRefused("control connection", f"a message has at most {wire.MOST_BYTES} bytes", str(length))
+    return loads(await reader.readexactly(length))

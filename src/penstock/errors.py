@@ -1,0 +1,107 @@
+"""The exception tree. Every error has four parts: where, the rule, what came instead, the way out.
+
+All of them survive pickling (their parts are the exception's ``args``), so an error raised inside a
+Spark task reaches the user as it was. ``exit_code`` is what the command line ends with.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """Base of everything Penstock raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, where: str, rule: str, got: str = "", way_out: str = "") -> None:
+        super().__init__(where, rule, got, way_out)
+        self.where = where
+        self.rule = rule
+        self.got = got
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.rule}"
+        if self.got:
+            text += f"; got {self.got}"
+        text += "."
+        if self.way_out:
+            text += f" {self.way_out}"
+        return text
+
+
+class LoadError(PenstockError):
+    """A topology file cannot be imported or holds no topology."""
+
+    exit_code = 2
+
+
+class SettingError(PenstockError):
+    """A setting is unknown or its value does not fit."""
+
+    exit_code = 2
+
+
+class TopologyError(PenstockError):
+    """A topology is wrong; raised while it is built, before anything runs."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(PenstockError):
+    """The surroundings lack something: Java, a master, a free port, enough slots."""
+
+    exit_code = 3
+
+
+class JavaMissing(EnvironmentFault):
+    """Spark needs Java 17 or newer and none was found."""
+
+
+class MasterUnreachable(EnvironmentFault):
+    """Spark did not start on the given master."""
+
+
+class PortInUse(EnvironmentFault):
+    """The coordinator cannot listen where it was told to."""
+
+
+class NotEnoughSlots(EnvironmentFault):
+    """The master offers fewer task slots than the topology holds for as long as it runs."""
+
+
+class ComponentError(PenstockError):
+    """A component broke its contract; ``where`` names it and the user's line."""
+
+    exit_code = 4
+
+
+class UserCodeError(ComponentError):
+    """User code raised."""
+
+
+class FieldCountError(ComponentError):
+    """A tuple was emitted with another number of values than its stream has fields."""
+
+
+class FieldTypeError(ComponentError):
+    """An emitted value does not fit the declared type of its field."""
+
+
+class FrameError(PenstockError):
+    """Bytes that arrived at a slot are not a frame, or not one it can decode."""
+
+    exit_code = 4
+
+
+class ControlRefused(PenstockError):
+    """A control connection did not prove that it knows the run's secret."""
+
+    exit_code = 4
+
+
+class TopologyFailed(PenstockError):
+    """A running topology ended because of an error."""
+
+    exit_code = 4

@@ -1,0 +1,67 @@
+"""The routing header in front of every frame: 64 bytes, little endian."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from penstock.errors import FrameError
+
+_LAYOUT = struct.Struct("<HBBHHHHIIIIIIdQII")
+HEADER_BYTES = 64
+_PAD = bytes(HEADER_BYTES - _LAYOUT.size)
+_MAGIC = 0x5053
+_VERSION = 1
+
+
+class Kind(IntEnum):
+    """What a frame carries. Markers of epochs will be a kind of their own."""
+
+    DATA = 1
+    WARM = 2
+    """Sent once over every channel at the start, so that the JVM opens and compiles it before data comes."""
+
+
+class Header(NamedTuple):
+    """Where a frame goes, where it comes from, and how to read what follows."""
+
+    kind: int
+    target_stage: int
+    target_slot: int
+    source_stage: int
+    source_slot: int
+    target_task: int = 0
+    source_task: int = 0
+    stream: int = 0
+    epoch: int = 0
+    """The unit of commit the tuples belong to; 0 while the topology runs without epochs."""
+    route: int = 0
+    """Version of the route table the frame was addressed with."""
+    rows: int = 0
+    born: float = 0.0
+    """Wall time at which the oldest of the tuples left its spout."""
+    sequence: int = 0
+    """Counts the frames from one task to another, from 0: shows what was lost, doubled or overtaken."""
+    schema_bytes: int = 0
+    """Length of the Arrow schema after the header; 0 where the declared types tell it."""
+    lineage_bytes: int = 0
+    """Length of the ack columns after the schema; 0 without acks."""
+
+    def pack(self) -> bytes:
+        return _LAYOUT.pack(_MAGIC, _VERSION, *self) + _PAD
+
+
+def unpack(data: bytes | memoryview) -> Header:
+    """Read a header. Raises ``FrameError`` for anything that is not one."""
+    if len(data) < HEADER_BYTES:
+        raise FrameError("frame", f"a frame begins with a header of {HEADER_BYTES} bytes", f"{len(data)} bytes")
+    magic, version, *rest = _LAYOUT.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise FrameError(
+            "frame",
+            f"a frame begins with {_MAGIC:#x} and version {_VERSION}",
+            f"{magic:#x} and version {version}",
+            "All nodes must run the same version of penstock.",
+        )
+    return Header(*rest)

@@ -1,0 +1,173 @@
+"""The metrics bus: all reports go in here, every view comes out of here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.metrics.histogram import Histogram
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import Plan, SlotId
+
+_WINDOW = 3.0  # seconds a rate looks back: steady to the eye, and still quick to follow
+
+
+class SlotReport(Protocol):
+    """What the bus needs of a report."""
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]: ...
+    @property
+    def published(self) -> dict[str, list[list[Any]]]: ...
+    @property
+    def errors(self) -> list[str]: ...
+    @property
+    def cpu(self) -> float: ...
+    @property
+    def rss(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ComponentView:
+    """One component, now. Rates are tuples a second over the last seconds; times are seconds."""
+
+    component: str
+    tasks: int
+    rate_in: float
+    rate_out: float
+    queued: int
+    execute_time: float | None
+    latency_p50: float | None
+    latency_p99: float | None
+    errors: int
+    last_error: str
+    executed: int
+    emitted: int
+
+
+@dataclass
+class _Sample:
+    time: float
+    stats: dict[int, TaskStats]
+
+
+class MetricsBus:
+    """Folds the reports of all slots into one view per component. Safe to use from several threads."""
+
+    def __init__(self, plan: Plan, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._plan, self._monotonic = plan, monotonic
+        self._lock = threading.Lock()
+        self._attempt = 0
+        self._now: dict[int, TaskStats] = {}
+        self._base: dict[int, TaskStats] = {}
+        self._samples: deque[_Sample] = deque()
+        self._published: dict[int, list[list[Any]]] = {}
+        self._errors: deque[str] = deque(maxlen=64)
+        self._process: dict[SlotId, tuple[float, int]] = {}
+
+    def record(self, attempt: int, slot: SlotId, report: SlotReport) -> None:
+        """Take a slot's report."""
+        with self._lock:
+            if attempt != self._attempt:  # the counters of a new start begin at 0 again
+                self._base = {task: self._total(task) for task in self._plan.task}
+                self._now, self._attempt = {}, attempt
+                self._samples.clear()
+            for task, data in report.tasks.items():
+                self._now[int(task)] = TaskStats.from_json(data)
+            for task, rows in report.published.items():
+                self._published[int(task)] = rows
+            self._errors.extend(report.errors)
+            self._process[slot] = (report.cpu, report.rss)
+            self._sample()
+
+    def view(self) -> list[ComponentView]:
+        """All components, in the order of the topology."""
+        with self._lock:
+            self._sample()
+            return [self._component(component, tasks) for component, tasks in self._plan.tasks_of.items()]
+
+    def published(self) -> dict[str, list[list[Any]]]:
+        """The rows each component shows, task by task."""
+        with self._lock:
+            result: dict[str, list[list[Any]]] = {}
+            for task in sorted(self._published):
+                result.setdefault(self._plan.task[task].component, []).extend(self._published[task])
+            return result
+
+    def take_errors(self) -> list[str]:
+        """The error texts that came since the last call."""
+        with self._lock:
+            taken = list(self._errors)
+            self._errors.clear()
+            return taken
+
+    def totals(self) -> dict[str, TaskStats]:
+        """Everything counted since the topology was first started, per component."""
+        with self._lock:
+            return {
+                component: _sum([self._total(task) for task in tasks])
+                for component, tasks in self._plan.tasks_of.items()
+            }
+
+    def processes(self) -> dict[SlotId, tuple[float, int]]:
+        """CPU seconds and resident bytes of each slot's process."""
+        with self._lock:
+            return dict(self._process)
+
+    def _sample(self) -> None:
+        now = self._monotonic()
+        if self._samples and now - self._samples[-1].time < _WINDOW / 12:
+            return
+        self._samples.append(_Sample(now, dict(self._now)))
+        while len(self._samples) > 2 and self._samples[1].time <= now - _WINDOW:
+            self._samples.popleft()
+
+    def _component(self, component: str, tasks: tuple[int, ...]) -> ComponentView:
+        now = _sum([self._now.get(task, TaskStats()) for task in tasks])
+        then, span = TaskStats(), 0.0
+        if self._samples:
+            oldest = self._samples[0]
+            then = _sum([oldest.stats.get(task, TaskStats()) for task in tasks])
+            span = self._samples[-1].time - oldest.time
+        total = _sum([now, *(self._base.get(task, TaskStats()) for task in tasks)])
+        executed = now.executed - then.executed
+        recent: Histogram = now.latency.minus(then.latency)
+        return ComponentView(
+            component,
+            len(tasks),
+            (now.received - then.received) / span if span else 0.0,
+            (now.emitted - then.emitted) / span if span else 0.0,
+            now.queued,
+            (now.busy - then.busy) / executed if executed else None,
+            recent.percentile(0.5),
+            recent.percentile(0.99),
+            total.errors,
+            now.last_error,
+            total.executed,
+            total.emitted,
+        )
+
+    def _total(self, task: int) -> TaskStats:
+        return _sum([self._now.get(task, TaskStats()), self._base.get(task, TaskStats())])
+
+
+def _sum(stats: list[TaskStats]) -> TaskStats:
+    result = TaskStats()
+    for one in stats:
+        result.received += one.received
+        result.executed += one.executed
+        result.emitted += one.emitted
+        result.sent += one.sent
+        result.sent_bytes += one.sent_bytes
+        result.errors += one.errors
+        result.acked += one.acked
+        result.failed += one.failed
+        result.busy += one.busy
+        result.queued += one.queued
+        result.last_error = result.last_error or one.last_error
+        result.latency = result.latency.plus(one.latency)
+    return result

@@ -1,0 +1,56 @@
+"""What a task counts, and how it travels: cumulative numbers, so a lost report costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.metrics.histogram import Histogram
+
+
+@dataclass(slots=True)
+class TaskStats:
+    """Counters of one task since its start; ``queued`` is the inbox length at the moment of the report."""
+
+    received: int = 0
+    executed: int = 0
+    emitted: int = 0
+    """Tuples emitted; a copy for each subscriber is not counted."""
+    sent: int = 0
+    """Tuples sent over all edges, copies counted."""
+    sent_bytes: int = 0
+    errors: int = 0
+    acked: int = 0
+    failed: int = 0
+    busy: float = 0.0
+    """Seconds in the component's own code, encoding excluded."""
+    queued: int = 0
+    last_error: str = ""
+    latency: Histogram = field(default_factory=Histogram)
+    """Seconds from the spout's emit until this task was done with the tuple."""
+
+    def to_json(self) -> dict[str, Any]:
+        result = {name: getattr(self, name) for name in _PLAIN}
+        result["latency"] = {str(bucket): count for bucket, count in self.latency.counts.items()}
+        return result
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TaskStats:
+        plain = {name: data[name] for name in _PLAIN}
+        latency = Histogram({int(bucket): count for bucket, count in data["latency"].items()})
+        return cls(**plain, latency=latency)
+
+
+_PLAIN = (
+    "received",
+    "executed",
+    "emitted",
+    "sent",
+    "sent_bytes",
+    "errors",
+    "acked",
+    "failed",
+    "busy",
+    "queued",
+    "last_error",
+)

@@ -1,0 +1,76 @@
+"""A plan as text and as a Mermaid graph."""
+
+from __future__ import annotations
+
+from penstock.plan.model import Plan, SlotId
+from penstock.topology.builder import Topology
+from penstock.topology.streams import DEFAULT_STREAM
+
+
+def as_text(topology: Topology, plan: Plan) -> str:
+    """Stages with their components and slots, then the groupings."""
+    lines = [
+        f"topology {plan.topology}: {len(plan.stages)} stages, {plan.slots} slots, {len(plan.tasks)} tasks",
+        "",
+    ]
+    for stage in plan.stages:
+        lines.append(f"stage {stage.index}  ({stage.slots} slot{'s' if stage.slots > 1 else ''})")
+        first = 0
+        for chain in stage.chains:
+            executors = topology.nodes[chain[0]].parallelism
+            for component in chain:
+                node = topology.nodes[component]
+                kind = "spout" if node.is_spout else "bolt"
+                chained = "" if component == chain[0] else f"  chained to {chain[chain.index(component) - 1]}"
+                tick = f"  tick {node.tick_interval:g} s" if node.tick_interval else ""
+                lines.append(
+                    f"  {component:<16} {kind:<6} {type(node.component).__name__:<20} slots {_span(first, executors)}"
+                    f"  tasks {_span(plan.tasks_of[component][0], node.tasks)}{chained}{tick}"
+                )
+            first += executors
+    lines += ["", "streams"]
+    for number, stream in enumerate(plan.streams):
+        fields = ", ".join(
+            field.name if field.type is None else f"{field.name}: {field.type}" for field in stream.fields
+        )
+        lines.append(f"  {stream} ({fields}){'  direct' if stream.direct else ''}")
+        edges = plan.edges_from(number)
+        lines += [f"    -> {edge.target}  {edge.grouping}{_hops(plan, number, edge.target)}" for edge in edges]
+        if not edges:
+            lines.append("    -> nobody")
+    return "\n".join(lines)
+
+
+def as_mermaid(topology: Topology, plan: Plan) -> str:
+    """A graph to paste into Markdown: one box per stage, spouts round, edges named by their grouping."""
+    lines = ["graph LR"]
+    name = {component: f"c{number}" for number, component in enumerate(topology.nodes)}
+    for stage in plan.stages:
+        lines.append(f'  subgraph s{stage.index}["stage {stage.index}"]')
+        for chain in stage.chains:
+            for component in chain:
+                node = topology.nodes[component]
+                label = f'"{component} ×{node.parallelism}"'
+                lines.append(f"    {name[component]}" + (f"([{label}])" if node.is_spout else f"[{label}]"))
+        lines.append("  end")
+    for edge in plan.edges:
+        stream = plan.streams[edge.stream]
+        label = str(edge.grouping) + ("" if stream.name == DEFAULT_STREAM else f" · {stream.name}")
+        arrow = "==>" if edge.chained else "-->"
+        lines.append(f'  {name[stream.component]} {arrow}|"{label}"| {name[edge.target]}')
+    return "\n".join(lines)
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def _hops(plan: Plan, stream: int, target: str) -> str:
+    def stage(component: str) -> int:
+        slot: SlotId = plan.routes.slot_of[plan.tasks_of[component][0]]
+        return slot.stage
+
+    distance = stage(target) - stage(plan.streams[stream].component)
+    if distance == 0:
+        return "  (chained: no hop)"
+    return f"  (relayed: {distance} hops)" if distance > 1 else ""

@@ -1,0 +1,235 @@
+"""What components emit with. The hot path of tuple components: one closure call per emitted tuple."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from penstock.columns import to_column
+from penstock.errors import ComponentError, FieldCountError, FieldTypeError
+from penstock.metrics.stats import TaskStats
+from penstock.runtime.outputs import StreamOutput
+from penstock.topology.components import Columns
+from penstock.topology.streams import DEFAULT_STREAM, Stream
+from penstock.topology.tuples import Tuple
+
+Outputs = Mapping[str, StreamOutput]
+
+
+def appender(output: StreamOutput) -> Callable[[Sequence[Any]], None]:
+    """Adds one tuple's values to the columns, all or none. Unpacking checks the number of fields; the short
+    forms exist because most streams have one or two fields and this is called for every tuple."""
+    stream = output.stream
+    adds = [column.append for column in output.columns]
+    if len(adds) == 1:
+        add = adds[0]
+
+        def append_one(values: Sequence[Any]) -> None:
+            try:
+                (value,) = values
+            except (ValueError, TypeError):
+                _wrong_count(stream, values)
+            add(value)
+
+        return append_one
+    if len(adds) == 2:
+        add_first, add_second = adds
+
+        def append_two(values: Sequence[Any]) -> None:
+            try:
+                first, second = values
+            except (ValueError, TypeError):
+                _wrong_count(stream, values)
+            add_first(first)
+            add_second(second)
+
+        return append_two
+
+    def append_many(values: Sequence[Any]) -> None:
+        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(adds):
+            _wrong_count(stream, values)
+        for add, value in zip(adds, values, strict=True):
+            add(value)
+
+    return append_many
+
+
+class TupleCollector:
+    """For basic bolts, and the base of the other two: ``emit`` is a closure over the default stream."""
+
+    def __init__(self, component: str, outputs: Outputs) -> None:
+        self._component, self._outputs = component, outputs
+        self._append = {name: appender(output) for name, output in outputs.items()}
+        plain = DEFAULT_STREAM in outputs and not outputs[DEFAULT_STREAM].stream.direct
+        default = self._append[DEFAULT_STREAM] if plain else None
+        by_name = self._append_to
+
+        def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None) -> None:
+            if stream is DEFAULT_STREAM and default is not None:
+                default(values)
+            else:
+                by_name(stream)(values)
+
+        self.emit = emit
+
+    def emit_direct(
+        self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None
+    ) -> None:
+        output = direct_output(self._component, self._outputs, stream, task)
+        self._append[stream](values)
+        output.tasks.append(task)
+
+    def _append_to(self, stream: str) -> Callable[[Sequence[Any]], None]:
+        output = named_output(self._component, self._outputs, stream)
+        if output.stream.direct:
+            _direct_only(output.stream)
+        return self._append[stream]
+
+
+class RichTupleCollector(TupleCollector):
+    """For rich bolts. At most once there is nothing to track: acks and fails are counted."""
+
+    def __init__(self, component: str, outputs: Outputs, stats: TaskStats) -> None:
+        super().__init__(component, outputs)
+        self._stats = stats
+
+    def ack(self, tup: Tuple) -> None:
+        self._stats.acked += 1
+
+    def fail(self, tup: Tuple) -> None:
+        self._stats.failed += 1
+
+
+class SpoutTupleCollector(TupleCollector):
+    """For spouts. At most once a message counts as done when it is sent: the executor acks ``done``."""
+
+    def __init__(self, component: str, outputs: Outputs) -> None:
+        super().__init__(component, outputs)
+        self.done: list[Any] = []
+        emit_tuple, done = self.emit, self.done
+
+        def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
+            emit_tuple(values, stream)
+            if msg_id is not None:
+                done.append(msg_id)
+
+        self.emit = emit  # type: ignore[assignment]
+
+    def emit_direct(
+        self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None
+    ) -> None:
+        super().emit_direct(task, values, stream)
+        if msg_id is not None:
+            self.done.append(msg_id)
+
+
+class ArrowCollector:
+    """For batch components."""
+
+    def __init__(self, component: str, outputs: Outputs) -> None:
+        self._component, self._outputs = component, outputs
+
+    def emit_batch(self, columns: Columns, stream: str = DEFAULT_STREAM) -> None:
+        output = named_output(self._component, self._outputs, stream)
+        if output.stream.direct:
+            _direct_only(output.stream)
+        self._add(output, columns, None)
+
+    def emit_batch_direct(self, task: int, columns: Columns, stream: str = DEFAULT_STREAM) -> None:
+        self._add(direct_output(self._component, self._outputs, stream, task), columns, task)
+
+    def _add(self, output: StreamOutput, columns: Columns, task: int | None) -> None:
+        batch = as_batch(output.stream, columns)
+        if batch.num_rows:
+            output.add_batch(batch, task)
+
+
+def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
+    """The columns as a record batch with the stream's fields, in order, of their declared types."""
+    names = stream.field_names
+    if isinstance(columns, pa.RecordBatch):
+        if tuple(columns.schema.names) == names and all(
+            field.type is None or columns.schema.field(index).type == field.type
+            for index, field in enumerate(stream.fields)
+        ):
+            return columns
+        given: Sequence[Any] = columns.columns
+    elif isinstance(columns, Mapping):
+        missing = [name for name in names if name not in columns]
+        if missing or len(columns) != len(names):
+            _wrong_count(stream, list(columns))
+        given = [columns[name] for name in names]
+    else:
+        given = columns
+    if len(given) != len(names):
+        _wrong_count(stream, given)
+    arrays = []
+    for field, column in zip(stream.fields, given, strict=True):
+        try:
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            if not isinstance(column, pa.Array):
+                column = to_column(column if isinstance(column, list) else list(column), field.type)
+            elif field.type is not None and column.type != field.type:
+                column = column.cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise FieldTypeError(
+                _where(stream), f"field '{field.name}' is declared {field.type}", f"a column: {error}"
+            ) from None
+        arrays.append(column)
+    if len({len(array) for array in arrays}) > 1:
+        lengths = ", ".join(f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True))
+        raise FieldCountError(_where(stream), "all columns of a batch have one length", lengths)
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
+def named_output(component: str, outputs: Outputs, stream: str) -> StreamOutput:
+    output = outputs.get(stream)
+    if output is None:
+        near = difflib.get_close_matches(stream, outputs, 1)
+        raise ComponentError(
+            f"component '{component}'",
+            "emits only on streams it declares",
+            f"stream '{stream}'; declared: {', '.join(outputs) or 'none'}",
+            f"Did you mean '{near[0]}'?" if near else "Declare it in declare_output_fields.",
+        )
+    return output
+
+
+def direct_output(component: str, outputs: Outputs, stream: str, task: int) -> StreamOutput:
+    output = named_output(component, outputs, stream)
+    if not output.stream.direct:
+        raise ComponentError(
+            _where(output.stream), "emit_direct needs a direct stream", "", "Declare it with direct=True."
+        )
+    if task not in output.direct_targets:
+        raise ComponentError(
+            _where(output.stream),
+            f"emit_direct names a task of a subscriber: {sorted(output.direct_targets)}",
+            f"task {task!r}",
+            "Task ids of a component are in context.tasks.",
+        )
+    return output
+
+
+def _where(stream: Stream) -> str:
+    return f"component '{stream.component}', stream '{stream.name}'"
+
+
+def _direct_only(stream: Stream) -> NoReturn:
+    raise ComponentError(
+        _where(stream), "a direct stream takes emit_direct(task, values)", "emit", "Name the target task."
+    )
+
+
+def _wrong_count(stream: Stream, values: Any) -> NoReturn:
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        got, way_out = repr(values), f"Wrap it: emit([{values!r}])."
+    else:
+        got, way_out = f"{len(values)}: {values!r}", "Emit one value per declared field."
+    raise FieldCountError(
+        _where(stream), f"has {len(stream.fields)} fields ({', '.join(stream.field_names)})", got, way_out
+    )

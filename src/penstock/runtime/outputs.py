@@ -1,0 +1,177 @@
+"""What a task has emitted and not yet sent: collects, applies the groupings, cuts frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.columns import to_column, to_values
+from penstock.errors import FieldTypeError
+from penstock.metrics.stats import TaskStats
+from penstock.topology.groupings import ALL_ROWS, Router, Rows
+from penstock.topology.streams import Stream
+
+_FIRST_GUESS_ROWS = 512  # rows of a full frame until the size of a row is known
+_MOST_ROWS = 65_536  # even of one-byte rows: keeps the work between two looks at the clock short
+
+_MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, pickle.PicklingError)
+"""What converting a value to its column raises where it does not fit (Arrow) or cannot be pickled."""
+
+Send = Callable[[int, int, pa.RecordBatch, float], int]
+"""send(stream number, target task, tuples, born) -> bytes: hands one frame's worth to the slot."""
+
+
+class StreamOutput:
+    """One stream of one task. Rows wait in columns (tuple components) or batches (batch components) until
+    ``flush``; how long they may wait is the slot's affair."""
+
+    def __init__(
+        self,
+        number: int,
+        stream: Stream,
+        edges: Sequence[tuple[Router | None, tuple[int, ...]]],
+        frame_bytes: int,
+        send: Send,
+        stats: TaskStats,
+        report: Callable[[Exception], None],
+    ) -> None:
+        self.stream = stream
+        self.columns: list[list[Any]] = [[] for _ in stream.fields]
+        self.tasks: list[int] = []
+        """Target tasks of the rows, on a direct stream only."""
+        self.born: float | None = None
+        """Wall time of the oldest input behind the waiting rows; set by the executor."""
+        self._number, self._edges, self._send, self._stats = number, edges, send, stats
+        self._report = report
+        self._names = list(stream.field_names)
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_tasks: list[int] = []
+        self._batch_rows = 0
+        self._frame_bytes = frame_bytes
+        self._frame_rows = _FIRST_GUESS_ROWS
+        self.direct_targets = frozenset(task for _, tasks in edges for task in tasks) if stream.direct else ()
+        self._fan_out = max([1, *(len(tasks) for _, tasks in edges)])
+
+    def waiting(self) -> int:
+        """Rows emitted and not yet sent."""
+        return len(self.columns[0]) + self._batch_rows
+
+    def full(self) -> bool:
+        """Enough rows wait to fill a frame for each target."""
+        return self.waiting() >= self._frame_rows * self._fan_out
+
+    def add_batch(self, batch: pa.RecordBatch, task: int | None) -> None:
+        """Rows of a batch component; ``task`` on a direct stream."""
+        self._batches.append(batch)
+        self._batch_rows += batch.num_rows
+        if task is not None:
+            self._batch_tasks += [task] * batch.num_rows
+
+    def flush(self) -> None:
+        """Send all that waits."""
+        rows = self.waiting()
+        if not rows:
+            return
+        self._stats.emitted += rows
+        if self._edges:
+            batch, tasks = self._collect()
+            if self.stream.direct:
+                self._send_direct(batch, tasks)
+            else:
+                for router, targets in self._edges:
+                    assert router is not None
+                    for position, chosen in router.split(batch):
+                        self._cut(targets[position], _select(batch, chosen))
+        self._clear()
+
+    def _collect(self) -> tuple[pa.RecordBatch, list[int]]:
+        batches, tasks = self._batches, self._batch_tasks
+        if self.columns[0]:
+            try:
+                arrays = self._arrays(self.columns)
+                tasks = tasks + self.tasks
+            except _MISFIT:
+                keep = self._fitting_rows()
+                arrays = self._arrays([[column[row] for row in keep] for column in self.columns])
+                tasks = tasks + [self.tasks[row] for row in keep if self.tasks]
+            batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
+        return (batches[0] if len(batches) == 1 else _joined(batches)), tasks
+
+    def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
+        return [
+            to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)
+        ]
+
+    def _fitting_rows(self) -> list[int]:
+        """The rows whose values all fit their declared types; each other one is reported."""
+        misfits: dict[int, FieldTypeError] = {}
+        for column, field in zip(self.columns, self.stream.fields, strict=True):
+            for row, value in enumerate(column):
+                try:
+                    to_column([value], field.type)
+                except _MISFIT:
+                    misfits[row] = FieldTypeError(
+                        f"component '{self.stream.component}', stream '{self.stream.name}'",
+                        f"field '{field.name}' is declared {field.type or 'without a type'}",
+                        f"{value!r} of type {type(value).__name__}",
+                        "Emit a value of that type, or declare the field without one."
+                        if field.type
+                        else "Emit a value that can be pickled.",
+                    )
+        for error in misfits.values():
+            self._report(error)
+        return [row for row in range(len(self.columns[0])) if row not in misfits]
+
+    def _send_direct(self, batch: pa.RecordBatch, tasks: list[int]) -> None:
+        target_of = np.array(tasks)
+        for task in dict.fromkeys(tasks):
+            self._cut(task, _select(batch, np.flatnonzero(target_of == task)))
+
+    def _cut(self, task: int, batch: pa.RecordBatch) -> None:
+        """Send a batch to one task in frames of about the wanted size."""
+        assert self.born is not None
+        rows = batch.num_rows
+        frames = max(1, round(rows / self._frame_rows))  # even frames, none of them a small rest
+        for number in range(frames):
+            begin, end = rows * number // frames, rows * (number + 1) // frames
+            part = batch if frames == 1 else batch.slice(begin, end - begin)
+            size = self._send(self._number, task, part, self.born)
+            self._stats.sent += part.num_rows
+            self._stats.sent_bytes += size
+            if size:
+                per_row = size / part.num_rows
+                self._frame_rows = max(1, min(_MOST_ROWS, int(self._frame_bytes / per_row)))
+
+    def _clear(self) -> None:
+        for column in self.columns:
+            column.clear()
+        self.tasks.clear()
+        self._batches.clear()
+        self._batch_tasks.clear()
+        self._batch_rows = 0
+        self.born = None
+
+
+def _select(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    if rows is ALL_ROWS:
+        return batch
+    if isinstance(rows, slice):
+        return batch.slice(rows.start, rows.stop - rows.start)
+    return batch.take(pa.array(rows))
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch out of several. On an untyped stream their inferred types may differ; such columns are put
+    together again from their values."""
+    first = batches[0].schema
+    if all(batch.schema.equals(first) for batch in batches):
+        return pa.concat_batches(batches)
+    columns = [
+        to_column([value for batch in batches for value in to_values(batch.column(index))], None)
+        for index in range(len(first))
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=first.names)

@@ -1,0 +1,123 @@
+"""Typed settings of a topology: each with its unit, its default and the reason for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import SettingError
+
+
+def _setting(default: Any, unit: str, why: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"unit": unit, "why": why, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the runtime can be told. ``parse`` turns ``key=value`` texts of the command line into one."""
+
+    delivery: str = _setting(
+        "at_most_once", "", "the level of guarantee; higher levels need ackers or epochs", ("at_most_once",)
+    )
+    on_error: str = _setting(
+        "drop",
+        "",
+        "what a user's exception does: drop the tuple and count it, or stop the topology",
+        ("drop", "stop"),
+    )
+    linger: float = _setting(
+        0.002, "s", "how long a spout's first tuple waits for company; two tuples a frame at 1,000/s"
+    )
+    busy_linger: float = _setting(
+        0.01, "s", "the same for a slot that never pauses: larger frames cost less, and waiting hides in its queue"
+    )
+    frame_bytes: int = _setting(
+        131_072, "bytes", "aim for a full frame; the knee of cost per byte lies at 64-256 KB"
+    )
+    inbox_capacity: int = _setting(
+        16_384, "tuples", "a task's inbox; more only adds waiting time (DESIGN: 64 frames tripled latency)"
+    )
+    spout_pause: float = _setting(
+        0.001, "s", "pause after a next_tuple that emitted nothing; SPEC 1.2 asks for about 1 ms"
+    )
+    metrics_interval: float = _setting(0.25, "s", "how often a slot reports; four times a second is live")
+    start_timeout: float = _setting(
+        60.0, "s", "how long the slots may take to connect and open; a cold JVM needs about 5 s"
+    )
+    heartbeat_timeout: float = _setting(
+        20.0, "s", "a slot silent for longer is dead: a killed Python daemon shows in no other way"
+    )
+    drain_timeout: float = _setting(10.0, "s", "how long a graceful end waits for tuples in flight")
+    max_restarts: int = _setting(3, "", "restarts after a lost worker or node before giving up")
+    chaining: bool = _setting(
+        True, "", "components joined by local_or_shuffle at equal parallelism share a slot: no hop"
+    )
+    seed: int = _setting(0, "", "of the groupings' random starts, so that runs can be repeated")
+    conf: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"unit": "", "why": "the user's own values, handed to every component"}
+    )
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value, choices = getattr(self, spec.name), spec.metadata.get("choices", ())
+            if choices and value not in choices:
+                raise SettingError(
+                    f"setting {spec.name}", "must be one of " + ", ".join(choices), repr(value)
+                )
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and (value < 0 or (value == 0 and spec.name not in ("seed", "max_restarts", "linger"))):
+                raise SettingError(f"setting {spec.name}", "must be greater than 0", repr(value))
+
+    def parse(self, assignments: Iterable[str]) -> Settings:
+        """A copy with ``key=value`` texts applied; ``conf.NAME=value`` sets a value of the user's own."""
+        changes: dict[str, Any] = {}
+        conf = dict(self.conf)
+        for text in assignments:
+            key, sign, value = text.partition("=")
+            if not sign:
+                raise SettingError(f"--set {text}", "must read key=value", repr(text))
+            if key.startswith("conf."):
+                conf[key.removeprefix("conf.")] = _guess(value)
+            else:
+                changes[key] = _convert(key, value)
+        return dataclasses.replace(self, conf=conf, **changes)
+
+
+_KINDS: dict[str, type] = {
+    spec.name: type(spec.default) for spec in dataclasses.fields(Settings) if spec.name != "conf"
+}
+
+
+def _convert(key: str, text: str) -> Any:
+    kind = _KINDS.get(key)
+    if kind is None:
+        near = difflib.get_close_matches(key, _KINDS, 1)
+        raise SettingError(
+            f"setting {key}",
+            "no such setting",
+            "",
+            f"Did you mean {near[0]}?" if near else "The settings are: " + ", ".join(sorted(_KINDS)) + ".",
+        )
+    if kind is bool:
+        if text.lower() in ("true", "yes", "on", "1"):
+            return True
+        if text.lower() in ("false", "no", "off", "0"):
+            return False
+        raise SettingError(f"setting {key}", "takes true or false", repr(text))
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingError(f"setting {key}", f"takes a value of type {kind.__name__}", repr(text)) from None
+
+
+def _guess(text: str) -> Any:
+    """A user's own value: a number where it reads like one, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

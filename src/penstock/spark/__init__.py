@@ -1,0 +1,1 @@
+"""Where Penstock meets Spark. The only package that imports pyspark."""

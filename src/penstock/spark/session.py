@@ -1,0 +1,217 @@
+"""The Spark session: the settings without which Python operators do not flow in Real-Time Mode, and a JVM
+whose output passes through us."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import PIPE, STDOUT
+from typing import IO, Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from penstock.errors import MasterUnreachable
+from penstock.spark.java import ensure_java
+from penstock.spark.shipping import PENSTOCK_ZIP
+
+LOCAL_SLOTS = 64  # threads local[n] may use; a slot is a thread that mostly waits, not a core
+
+CONF: Mapping[str, str] = {
+    # Python operators are not on Real-Time Mode's list of known-good operators yet.
+    "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
+    # Input and output of the Python worker on separate threads; without it rows wait for the batch's end.
+    "spark.python.udf.pipelined.enabled": "true",
+    # TCP to the worker costs 40 ms a turn (delayed ACK).
+    "spark.python.unix.domain.socket.enabled": "true",
+    # One frame per Arrow batch, and no buffer that a small frame would wait in.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.execution.python.udf.buffer.size": "64",
+    "spark.sql.execution.pandas.udf.buffer.size": "64",
+    "spark.sql.execution.arrow.compression.codec": "none",
+    # The shuffle between stages: send after 1 ms (default 50), keep little in flight (default 32 MB a hop).
+    "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
+    "spark.shuffle.streaming.readerMaxMemory": "262144",
+    "spark.shuffle.streaming.writerMaxMemory": "262144",
+    "spark.shuffle.streaming.checksum.enabled": "false",
+    "spark.python.daemon.module": "penstock.spark.daemon",
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+# The JVM only moves frames, mostly in native code. The C2 compiler took 10 s of CPU at each start, most of a
+# core just when the first tuples flow, to save a tenth of a core later; the parallel collector needs no
+# concurrent threads beside the topology.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
+
+# Lines of the JVM's that say nothing to a user.
+_NOISE = re.compile(
+    r"WARNING: (Using incubator modules|A (restricted|terminally)|Use --|Restricted|.*sun\.misc\.Unsafe)"
+    r"|Setting default log level|To adjust logging level|Using Spark's default log4j"
+    r"|Picked up (_JAVA|JAVA_TOOL)_OPTIONS|^\s*$"
+)
+
+_log: deque[str] = deque(maxlen=200)
+_say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
+
+
+def log_lines() -> list[str]:
+    """The newest lines Spark's JVM and the workers printed, noise included."""
+    return list(_log)
+
+
+def say_through(say: Callable[[str], None]) -> None:
+    """Where the lines of Spark and of users' ``print`` go; a live view puts itself here."""
+    global _say
+    _say = say
+
+
+def open_session(master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """The session to run topologies in: the one that is open, else a new one on ``master``.
+
+    Raises ``JavaMissing`` or ``MasterUnreachable``.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        _check_open_session(active, master)
+        return active
+    ensure_java()
+    master = master or f"local[{LOCAL_SLOTS}]"
+    _check_master(master)
+    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
+    for key, value in {**CONF, **_python_conf(master), **(conf or {})}.items():
+        settings.set(key, value)
+    try:
+        gateway = launch_gateway(settings, {"stdout": PIPE, "stderr": STDOUT})
+        threading.Thread(target=_pump, args=(gateway.proc.stdout,), name="spark-output", daemon=True).start()
+        context = SparkContext(conf=settings, gateway=gateway)
+    except Exception as error:  # py4j wraps whatever the JVM throws
+        SparkContext._gateway = SparkContext._jvm = None
+        raise MasterUnreachable(
+            f"master {master}", "Spark must start there", _first_line(error), "See --master in penstock run --help."
+        ) from error
+    return SparkSession(context)
+
+
+def close_session() -> None:
+    """Stop Spark and its JVM, so that nothing is left behind."""
+    active = SparkSession.getActiveSession()
+    gateway = SparkContext._gateway
+    if active is not None:
+        active.stop()
+    if gateway is not None:
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.stdin.close()
+            process.wait(20)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+def total_slots(spark: SparkSession) -> int:
+    """Task slots the master offers now."""
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def is_local(master: str) -> bool:
+    """Driver and executors are one process."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+def _python_conf(master: str) -> dict[str, Any]:
+    """How the workers find Python, Penstock and our log settings."""
+    package_root = str(Path(__file__).resolve().parents[2])
+    os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    os.environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", _local_ip(master))
+    log = Path(__file__).with_name("log4j2.properties")
+    conf = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log} {JAVA_OPTIONS}"}
+    if is_local(master):
+        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if package_root not in known:
+            os.environ["PYTHONPATH"] = os.pathsep.join([package_root, *filter(None, known)])
+    else:
+        # Files of addPyFile arrive in an executor's own folder, which is also where its Python starts.
+        conf["spark.executorEnv.PYTHONPATH"] = f"./{PENSTOCK_ZIP}"
+    return conf
+
+
+def _local_ip(master: str) -> str:
+    """Loopback unless the master is elsewhere: then the address this machine reaches it from."""
+    host = _spark_host(master)
+    if host is None:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(host)
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _spark_host(master: str) -> tuple[str, int] | None:
+    found = re.fullmatch(r"spark://([^:,/]+):(\d+)(,.*)?", master)
+    return (found[1], int(found[2])) if found else None
+
+
+def _check_master(master: str) -> None:
+    """Fail at once where Spark would try for a minute."""
+    if not re.match(r"(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+)$", master):
+        raise MasterUnreachable(
+            f"master {master}",
+            "a master is local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, yarn or k8s://…",
+            repr(master),
+        )
+    host = _spark_host(master)
+    if host is None:
+        return
+    try:
+        socket.create_connection(host, 5).close()
+    except OSError as error:
+        raise MasterUnreachable(
+            f"master {master}",
+            "the master must answer",
+            str(error),
+            "Is it running, and is the address right? Without --master the topology runs on this machine.",
+        ) from error
+
+
+def _check_open_session(spark: SparkSession, master: str | None) -> None:
+    current = spark.sparkContext.master
+    if master is not None and master != current:
+        raise MasterUnreachable(
+            f"master {master}", "one process has one Spark session", f"a session on {current} is open already"
+        )
+    wrong = [key for key, value in CONF.items() if spark.sparkContext.getConf().get(key) != value]
+    needed = [key for key in wrong if key.startswith(("spark.python", "spark.shuffle.streaming.network"))]
+    if needed:
+        raise MasterUnreachable(
+            "the open Spark session",
+            "needs the settings of penstock.spark.session.CONF",
+            f"{needed[0]}={spark.sparkContext.getConf().get(needed[0])}",
+            "Let penstock open the session, or set them when you build yours.",
+        )
+
+
+def _pump(stream: IO[bytes]) -> None:
+    """Pass on what the JVM and the workers print, except what is known to be noise."""
+    for raw in stream:
+        line = raw.decode(errors="replace").rstrip("\n")
+        _log.append(line)
+        if not _NOISE.match(line):
+            _say(line)
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, PySparkException) and "JAVA_GATEWAY_EXITED" in str(error):
+        return "the JVM exited: " + " / ".join(_log)[-500:]
+    text = str(error)
+    found = re.search(r"(?:Caused by: |: )((?:org|java)\.[\w.$]+(?:: [^\n]+)?)", text)
+    return found[1] if found else text.splitlines()[0] if text else repr(error)

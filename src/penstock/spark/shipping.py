@@ -1,0 +1,65 @@
+"""Code travels with the job: Penstock and the user's modules go to the nodes, as Storm's jar does."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import penstock
+
+PENSTOCK_ZIP = "penstock.zip"
+
+
+def penstock_zip(folder: Path) -> Path:
+    """Penstock itself as a zip that Python can import from."""
+    root = Path(penstock.__file__).parent
+    path = folder / PENSTOCK_ZIP
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("penstock") / file.relative_to(root))
+    return path
+
+
+def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path | None:
+    """The user's own modules, out of all that are loaded, as one zip; None where there are none.
+
+    Own means: neither installed (they are expected on the nodes) nor ``__main__`` (its classes travel inside
+    the pickles). The name carries a hash of the content, as Spark keeps one file per name.
+    """
+    files: dict[str, Path] = {}
+    for module in list(sys.modules.values()) if modules is None else modules:
+        source = getattr(module, "__file__", None)
+        if not source or module.__name__ in ("__main__", "__mp_main__") or not source.endswith(".py"):
+            continue
+        path = Path(source)
+        if _installed(path):
+            continue
+        inside = module.__name__.replace(".", "/")
+        files[f"{inside}/__init__.py" if path.name == "__init__.py" else f"{inside}.py"] = path
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(name.encode() + files[name].read_bytes())
+    target = folder / f"topology-{digest.hexdigest()[:16]}.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.write(files[name], name)
+        for package in {str(parent) for name in files for parent in Path(name).parents if str(parent) != "."}:
+            if f"{package}/__init__.py" not in files:
+                archive.writestr(f"{package}/__init__.py", "")
+    return target
+
+
+def _installed(path: Path) -> bool:
+    """Part of Python, of an installed package, or of Penstock."""
+    roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots |= {str(Path(penstock.__file__).parent), sys.prefix, sys.base_prefix}
+    resolved = path.resolve()
+    return any(resolved.is_relative_to(Path(root).resolve()) for root in roots if root)

@@ -1,0 +1,240 @@
+"""A slot inside a Spark task: moves rows between Spark's iterators and ``runtime.Slot``, and commands and
+reports between the coordinator and it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.clock import SystemClock
+from penstock.coordinator.client import ControlClient
+from penstock.coordinator.messages import (
+    Activate,
+    Close,
+    Closed,
+    Deactivate,
+    Failed,
+    Hello,
+    Open,
+    Probe,
+    Ready,
+    Report,
+)
+from penstock.errors import PenstockError
+from penstock.plan.model import SlotId
+from penstock.runtime.slot import Job, Row, Slot
+
+_NAMES = ["slot", "frame"]
+_BINARY = pa.binary()
+_READER_RETRY = 0.05  # seconds; only if a wake-up were lost, which has not been seen
+
+
+class StageFunction:
+    """What Spark pickles for each stage: plain data, so that it pickles by reference to this module."""
+
+    def __init__(
+        self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int
+    ) -> None:
+        self._stage, self._job = stage, job
+        self._address, self._secret, self._attempt = address, secret, attempt
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        gc.freeze()
+        id = SlotId(self._stage, task.partitionId())
+        return SlotDriver(id, self._job, self._address, self._secret, self._attempt).rows(batches)
+
+
+class SlotDriver:
+    """Runs a slot for as long as the query lives."""
+
+    def __init__(
+        self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int
+    ) -> None:
+        self._slot = Slot(id, job, SystemClock())
+        self._interval = job.settings.metrics_interval
+        self._wake = threading.Event()
+        self._space = threading.Event()
+        self._reader_waits = False
+        self._input_ended = False
+        self._reader_error: PenstockError | None = None
+        self._opened = self._said_ready = self._failed = False
+        self._report_due = 0.0
+        self._control = ControlClient(address, secret, self._wake.set)
+        self._control.send(Hello(id.stage, id.slot, attempt, os.getpid(), node_name()))
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Spark's task: consume its rows in a thread, yield ours from the loop."""
+        threading.Thread(target=self._read, args=(batches,), name="slot-reader", daemon=True).start()
+        slot, wake = self._slot, self._wake
+        for row in slot.warm_up():
+            yield as_batch(row)
+        while not self._input_ended and not self._control.lost:
+            wake.clear()
+            try:
+                self._obey()
+                rows = slot.turn() if self._opened and not self._failed else []
+                self._check()
+            except Exception as error:  # whatever it is, the driver must hear of it before the task dies
+                self._fail(error)
+                rows = []
+            for row in rows:
+                yield as_batch(row)
+            if self._reader_waits:
+                self._space.set()
+            wait = slot.idle_for() if self._opened and not self._failed else 1.0
+            wait = min(wait, self._report_if_due())
+            if wait > 0:
+                wake.wait(wait)
+        self._control.close()
+
+    # ---- input -----------------------------------------------------------------------------------------
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """Move frames into the inboxes; while one is full, wait: Spark's buffers then hold the sender."""
+        try:
+            for batch in batches:
+                for value in batch.column(1) if batch.num_columns > 1 else ():
+                    if value.is_valid:
+                        self._deliver(value.as_buffer())
+        except PenstockError as error:
+            self._reader_error = error
+        except Exception:  # noqa: S110 - the pipe from the JVM breaks when the query is stopped
+            pass
+        self._input_ended = self._reader_error is None
+        self._wake.set()
+
+    def _deliver(self, frame: pa.Buffer) -> None:
+        self._space.clear()
+        while not self._slot.offer(frame):
+            self._reader_waits = True
+            self._space.wait(_READER_RETRY)
+            self._space.clear()
+        self._reader_waits = False
+        self._wake.set()
+
+    # ---- control ---------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        inbox = self._control.inbox
+        while inbox:
+            message = inbox.popleft()
+            if isinstance(message, Open):
+                self._slot.open({_slot_id(name): node for name, node in message.nodes.items()})
+                self._opened = True
+            elif isinstance(message, Activate):
+                self._slot.activate()
+            elif isinstance(message, Deactivate):
+                self._slot.deactivate()
+            elif isinstance(message, Probe):
+                self._report(message.number)
+            elif isinstance(message, Close):
+                self._slot.deactivate()
+                self._slot.close()
+                self._report(0)
+                self._control.send(Closed())
+        if self._opened and not self._said_ready and self._slot.warm:
+            self._said_ready = True
+            self._control.send(Ready())
+
+    def _check(self) -> None:
+        """Raise what ends the topology: a fatal user error, or a frame that could not be read."""
+        if self._slot.fatal is not None:
+            raise self._slot.fatal
+        if self._reader_error is not None:
+            raise self._reader_error
+
+    def _fail(self, error: Exception) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        if not isinstance(error, PenstockError):
+            story = "".join(traceback.format_exception(error))
+            error = PenstockError(f"slot {self._slot.id}", "penstock must not fail", story)
+        self._report(0)
+        self._control.send(Failed(error.where, error.rule, error.got, error.way_out))
+
+    def _report_if_due(self) -> float:
+        """Report when it is time; the seconds until the next report."""
+        now = time.monotonic()
+        if now >= self._report_due:
+            self._report(0)
+            self._report_due = now + self._interval
+        return self._report_due - now
+
+    def _report(self, probe: int) -> None:
+        slot = self._slot
+        errors = [str(slot.errors.popleft()) for _ in range(len(slot.errors))]
+        self._control.send(
+            Report(
+                slot.frames_sent,
+                slot.frames_done(),
+                slot.pending(),
+                time.process_time(),
+                resident_bytes(),
+                {str(task): stats.to_json() for task, stats in slot.stats().items()},
+                {str(task): rows for task, rows in slot.published.items()},
+                errors,
+                probe,
+            )
+        )
+        slot.published.clear()
+
+
+def as_batch(row: Row) -> pa.RecordBatch:
+    """A row for Spark, without copying the frame."""
+    slot, frame = row
+    number = _number(slot)
+    if frame is None:
+        return pa.RecordBatch.from_arrays([number, _NULL], names=_NAMES)
+    buffer = frame if isinstance(frame, pa.Buffer) else pa.py_buffer(frame)
+    offsets = pa.py_buffer(b"\0\0\0\0" + buffer.size.to_bytes(4, "little"))
+    value = pa.Array.from_buffers(_BINARY, 1, [None, offsets, buffer])
+    return pa.RecordBatch.from_arrays([number, value], names=_NAMES)
+
+
+_NULL = pa.array([None], _BINARY)
+_numbers: dict[int, pa.Array] = {}
+
+
+def _number(slot: int) -> pa.Array:
+    if slot not in _numbers:
+        _numbers[slot] = pa.array([slot], pa.int32())
+    return _numbers[slot]
+
+
+def _slot_id(name: str) -> SlotId:
+    stage, slot = name.split(".")
+    return SlotId(int(stage), int(slot))
+
+
+def node_name() -> str:
+    """The Spark executor this process belongs to, as ``host/id``: named on the command line of the JVM that
+    is the parent of our parent, the daemon. In local mode there is none: ``host/driver``."""
+    executor = "driver"
+    try:
+        status = Path(f"/proc/{os.getppid()}/stat").read_text()
+        jvm = status.rpartition(")")[2].split()[1]
+        words = Path(f"/proc/{jvm}/cmdline").read_text().split("\0")
+        executor = words[words.index("--executor-id") + 1]
+    except (OSError, ValueError, IndexError):
+        pass
+    return f"{socket.gethostname()}/{executor}"
+
+
+def resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

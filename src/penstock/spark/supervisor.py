@@ -1,0 +1,328 @@
+"""The supervisor: starts a topology's query, watches it, starts it again when a worker or node is lost, and
+ends it without noise."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock.coordinator.messages import Activate, Close, Deactivate
+from penstock.coordinator.server import Coordinator
+from penstock.errors import NotEnoughSlots, PenstockError, TopologyFailed
+from penstock.metrics.bus import MetricsBus
+from penstock.plan.planner import make_plan
+from penstock.runtime.slot import Job, pickle_components
+from penstock.spark import shipping
+from penstock.spark.dataflow import start_query
+from penstock.spark.session import is_local, log_lines, open_session, total_slots
+from penstock.spark.stage import StageFunction
+from penstock.topology.builder import Topology
+
+log = logging.getLogger("penstock.supervisor")
+
+_LOOK = 0.2  # seconds between two looks at the query while nothing is reported
+_CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
+_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each further one
+
+_slots_in_use: dict[int, int] = {}
+
+
+class RunningTopology:
+    """A topology on Spark. Made by ``submit``; usable as a context manager, which kills it at the end."""
+
+    def __init__(self, topology: Topology, spark: SparkSession, host: str, port: int) -> None:
+        self.topology = topology
+        self.plan = make_plan(topology)
+        self.bus = MetricsBus(self.plan)
+        self.state = "starting"
+        self.restarts = 0
+        self.error: PenstockError | None = None
+        self.coordinator = Coordinator(self.bus, host, port)
+        self._spark, self._settings = spark, topology.settings
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        self._query: StreamingQuery | None = None
+        self._ended = threading.Event()
+        self._stopping = threading.Event()
+        self._lock = threading.RLock()
+
+    # ---- for the user ----------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """Let the spouts emit."""
+        with self._lock:
+            self._expect_running()
+            self.coordinator.send(Activate())
+            self.state = "active"
+
+    def deactivate(self) -> None:
+        """Let the spouts pause; what is in flight goes on."""
+        with self._lock:
+            self._expect_running()
+            self.coordinator.send(Deactivate())
+            self.state = "inactive"
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is in flight; of use once the spouts are inactive. False: still busy."""
+        deadline = time.monotonic() + (self._settings.drain_timeout if timeout is None else timeout)
+        before: tuple[int, int] | None = None
+        while time.monotonic() < deadline:
+            counts = self._probe(deadline - time.monotonic())
+            if counts is not None and counts == before:
+                return True
+            before = counts
+        return False
+
+    def kill(self, drain: bool = True) -> None:
+        """End the topology: pause the spouts, let what is in flight finish, close the tasks, stop."""
+        with self._lock:
+            if self.state in ("ended", "failed"):
+                return
+            self._stopping.set()
+            if drain and self.state in ("active", "inactive"):
+                self.coordinator.send(Deactivate())
+                self.drain()
+            if self.state in ("active", "inactive"):
+                self.coordinator.send(Close())
+                self.coordinator.wait(
+                    lambda: all(slot.closed or not slot.connected for slot in self.coordinator.slots.values()),
+                    _CLOSE_TIMEOUT,
+                )
+            self._end("ended")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the topology has ended. Raises its error if it failed; False: it still runs."""
+        done = self._ended.wait(timeout)
+        if self.error is not None:
+            raise self.error
+        return done
+
+    def __enter__(self) -> RunningTopology:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
+    # ---- starting --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start and return once the spouts emit. Raises what keeps the topology from running."""
+        try:
+            self._check_slots()
+            job = self._make_job()
+            self._ship()
+            self.coordinator.start()
+            self._start_query(job)
+        except BaseException as error:
+            self._stopping.set()
+            if isinstance(error, PenstockError):
+                self.error = error
+            self._end("failed")
+            raise
+        threading.Thread(target=self._watch, args=(job,), name="supervisor", daemon=True).start()
+
+    def _make_job(self) -> Job:
+        nodes = self.topology.nodes.values()
+        return Job(
+            self.plan,
+            self._settings,
+            pickle_components({node.id: node.component for node in nodes}, cloudpickle.dumps),
+            {node.id: node.tick_interval for node in nodes if node.tick_interval},
+        )
+
+    def _ship(self) -> None:
+        context = self._spark.sparkContext
+        if not is_local(context.master):
+            context.addPyFile(str(shipping.penstock_zip(self._folder)))
+        modules = shipping.user_zip(self._folder)
+        if modules is not None:
+            context.addPyFile(str(modules))
+
+    def _check_slots(self) -> None:
+        """Real-Time Mode holds a slot per task for as long as the query runs; too few, and it dies later."""
+        taken = sum(_slots_in_use.values())
+        deadline = time.monotonic() + self._settings.start_timeout
+        local = is_local(self._spark.sparkContext.master)
+        while (free := total_slots(self._spark) - taken) < self.plan.slots:
+            if local or time.monotonic() > deadline:
+                raise NotEnoughSlots(
+                    f"topology '{self.topology.name}'",
+                    f"needs {self.plan.slots} task slots of Spark's, one per executor of each component",
+                    f"{free} free of {free + taken} on {self._spark.sparkContext.master}",
+                    "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
+                )
+            time.sleep(_LOOK)
+        _slots_in_use[id(self)] = self.plan.slots
+
+    def _start_query(self, job: Job) -> None:
+        """One attempt: query, connections, tasks open, spouts active."""
+        attempt, coordinator = self.restarts, self.coordinator
+        coordinator.begin(attempt)
+        deadline = time.monotonic() + self._settings.start_timeout
+        self._query = start_query(
+            self._spark,
+            self.plan,
+            lambda stage: StageFunction(stage, job, coordinator.address, coordinator.secret, attempt),
+        )
+        self._await(
+            lambda: len(coordinator.slots) == self.plan.slots, deadline, "all slots must connect", "connected"
+        )
+        coordinator.open()
+        self._await(
+            lambda: all(slot.ready for slot in coordinator.slots.values()),
+            deadline,
+            "all tasks must open",
+            "ready",
+        )
+        self.activate_if_wanted()
+
+    def activate_if_wanted(self) -> None:
+        if self.state != "inactive":
+            self.coordinator.send(Activate())
+            self.state = "active"
+
+    def _await(self, condition: Callable[[], bool], deadline: float, rule: str, what: str) -> None:
+        coordinator = self.coordinator
+        while not coordinator.wait(lambda: condition() or coordinator.failure is not None, _LOOK):
+            self._raise_if_dead()
+            if time.monotonic() > deadline:
+                count = sum(1 for slot in coordinator.slots.values() if slot.ready or what == "connected")
+                raise TopologyFailed(
+                    f"topology '{self.topology.name}'",
+                    f"{rule} within {self._settings.start_timeout:g} s",
+                    f"{count} of {self.plan.slots} {what}",
+                    "Raise start_timeout, or look for an open() or prepare() that hangs.",
+                )
+        self._raise_if_dead()
+
+    # ---- watching --------------------------------------------------------------------------------------
+
+    def _watch(self, job: Job) -> None:
+        """Until the end: notice failures and lost slots; start again where that can help."""
+        while not self._stopping.wait(_LOOK):
+            try:
+                self._raise_if_dead()
+                self._raise_if_silent()
+            except _Lost as loss:
+                if not self._restart(job, loss):
+                    return
+            except PenstockError as error:
+                self._give_up(error)
+                return
+
+    def _restart(self, job: Job, loss: _Lost) -> bool:
+        """Start the query again, with back-off. False: given up or told to stop."""
+        while True:
+            if self.restarts >= self._settings.max_restarts:
+                self._give_up(
+                    TopologyFailed(
+                        f"topology '{self.topology.name}'",
+                        f"gives up after {self.restarts} restarts (setting max_restarts)",
+                        str(loss),
+                    )
+                )
+                return False
+            log.warning("topology '%s': %s; starting again", self.topology.name, loss)
+            if self._stopping.wait(_FIRST_BACK_OFF * 2**self.restarts):
+                return False
+            self.restarts += 1
+            with self._lock:
+                self._stop_query()
+                try:
+                    self._start_query(job)
+                    return True
+                except _Lost as again:
+                    loss = again
+                except PenstockError as error:
+                    self._give_up(error)
+                    return False
+
+    def _raise_if_dead(self) -> None:
+        failure = self.coordinator.failure
+        if failure is not None:
+            raise TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
+        query = self._query
+        assert query is not None
+        if not query.isActive:
+            raise _Lost(_why(query))
+
+    def _raise_if_silent(self) -> None:
+        for slot, seconds in self.coordinator.silent_for().items():
+            if seconds > self._settings.heartbeat_timeout:
+                raise _Lost(f"slot {slot} has been silent for {seconds:.0f} s")
+
+    def _give_up(self, error: PenstockError) -> None:
+        with self._lock:
+            self._stopping.set()
+            self.error = error
+            self._end("failed")
+
+    # ---- ending ----------------------------------------------------------------------------------------
+
+    def _end(self, state: str) -> None:
+        self._stop_query()
+        self.coordinator.stop()
+        _slots_in_use.pop(id(self), None)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.state = state
+        self._ended.set()
+
+    def _stop_query(self) -> None:
+        if self._query is not None:
+            with contextlib.suppress(StreamingQueryException):
+                self._query.stop()
+
+    def _probe(self, timeout: float) -> tuple[int, int] | None:
+        """Frames sent and done over all slots, asked now; None while anything is on its way."""
+        number = self.coordinator.probe()
+        slots = self.coordinator.slots
+
+        def answered() -> bool:
+            return all(slot.answer is not None and slot.answer.probe >= number for slot in slots.values())
+
+        if not self.coordinator.wait(answered, timeout):
+            return None
+        reports = [slot.answer for slot in slots.values() if slot.answer is not None]
+        sent, done = sum(r.frames_sent for r in reports), sum(r.frames_done for r in reports)
+        return (sent, done) if sent == done and not any(r.pending for r in reports) else None
+
+    def _expect_running(self) -> None:
+        if self.state not in ("active", "inactive"):
+            raise TopologyFailed(f"topology '{self.topology.name}'", "must be running", self.state)
+
+
+class _Lost(Exception):
+    """The query ended, or a slot fell silent, through no word of the topology's own."""
+
+
+def _why(query: StreamingQuery) -> str:
+    error = query.exception()
+    if error is None:
+        return "the query ended"
+    text = str(error)
+    for line in reversed(text.splitlines()):
+        if "Exception" in line or "Error" in line or "exited" in line:
+            return line.strip()[:300]
+    return (text.splitlines() or log_lines()[-1:] or ["the query ended"])[0][:300]
+
+
+def submit(
+    topology: Topology, master: str | None = None, host: str = "127.0.0.1", port: int = 0
+) -> RunningTopology:
+    """Run a topology on Spark; returns once its spouts emit.
+
+    ``master`` as for Spark; without one, this machine. The coordinator listens on ``host`` and ``port``.
+    """
+    running = RunningTopology(topology, open_session(master), host, port)
+    running.start()
+    return running

@@ -1,0 +1,144 @@
+"""The local runner: a whole topology in one thread, on a simulated clock.
+
+Components, groupings, frames and the slots' own code are those that run on Spark; only the transport differs:
+rows pass through queues instead of Spark's shuffle. The order in which slots take their turns is drawn from
+the seed, so two runs with one seed are the same, and another seed is another legal order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.clock import SimulatedClock
+from penstock.errors import PenstockError
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import Plan, SlotId
+from penstock.plan.planner import make_plan
+from penstock.runtime.slot import Job, Slot, pickle_components
+from penstock.testing.doubles import CaptureBolt, FeederSpout
+from penstock.topology.builder import Topology
+from penstock.topology.tuples import Tuple
+
+_TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
+
+
+class LocalRunner:
+    """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them."""
+
+    def __init__(self, topology: Topology, seed: int = 0, clock: SimulatedClock | None = None) -> None:
+        from pyspark import cloudpickle
+
+        self.plan: Plan = make_plan(topology)
+        self.clock = clock or SimulatedClock()
+        nodes = topology.nodes.values()
+        job = Job(
+            self.plan,
+            topology.settings,
+            pickle_components({node.id: node.component for node in nodes}, cloudpickle.dumps),
+            {node.id: node.tick_interval for node in nodes if node.tick_interval},
+        )
+        self._random = random.Random(seed)
+        self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
+        self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
+        everywhere = {id: "local" for id in self._slots}
+        for slot in self._slots.values():
+            slot.open(everywhere)
+        self.activate()
+
+    def activate(self) -> None:
+        for slot in self._slots.values():
+            slot.activate()
+
+    def deactivate(self) -> None:
+        for slot in self._slots.values():
+            slot.deactivate()
+
+    def run(self, seconds: float) -> None:
+        """Let so much simulated time pass."""
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self._round()
+            wait = min((self._wait(id) for id in self._slots), default=0.0)
+            self.clock.advance(max(min(wait, end - self.clock.now()), _TURN))
+
+    def run_until_idle(self, limit: float = 3600.0) -> None:
+        """Run until no tuple is on its way. Ticks do not count as work. Raises after ``limit`` seconds of
+        simulated time: a spout that never pauses would keep the topology busy for ever."""
+        end = self.clock.now() + limit
+        while True:
+            emitted = self._emitted()
+            self.run(2 * _TURN)
+            if self._emitted() == emitted and not self._in_flight():
+                return
+            if self.clock.now() > end:
+                raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
+
+    def feed(self, component: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Give a ``FeederSpout`` rows to emit: row i goes to its task i mod tasks."""
+        spouts = self.component(component)
+        rows = list(rows)
+        for index, spout in enumerate(spouts):
+            assert isinstance(spout, FeederSpout)
+            spout.feed(rows[index :: len(spouts)])
+
+    def captured(self, component: str) -> list[Tuple]:
+        """What the tasks of a ``CaptureBolt`` got, task by task."""
+        result: list[Tuple] = []
+        for bolt in self.component(component):
+            assert isinstance(bolt, CaptureBolt)
+            result += bolt.tuples
+        return result
+
+    def component(self, component: str) -> list[Any]:
+        """The instances of a component, lowest task first."""
+        found = {
+            executor.context.task: executor.component
+            for slot in self._slots.values()
+            for executor in slot.executors
+            if executor.context.component == component
+        }
+        if not found:
+            raise KeyError(f"no component '{component}'; there are {', '.join(self.plan.tasks_of)}")
+        return [found[task] for task in sorted(found)]
+
+    def stats(self, component: str) -> list[TaskStats]:
+        """The counters of a component's tasks, lowest task first."""
+        every = {task: stats for slot in self._slots.values() for task, stats in slot.stats().items()}
+        return [every[task] for task in self.plan.tasks_of[component]]
+
+    @property
+    def errors(self) -> list[PenstockError]:
+        """What user code has raised so far, newest last in each slot."""
+        return [error for slot in self._slots.values() for error in slot.errors]
+
+    def close(self) -> None:
+        """Call ``close`` and ``cleanup`` everywhere."""
+        for slot in self._slots.values():
+            slot.close()
+
+    def _round(self) -> None:
+        order = list(self._slots)
+        self._random.shuffle(order)
+        for id in order:
+            slot, channel = self._slots[id], self._channels[id]
+            while channel and slot.offer(channel[0]):
+                channel.popleft()
+            for hop, frame in slot.turn():
+                if frame is not None:
+                    self._channels[SlotId(id.stage + 1, hop)].append(pa.py_buffer(frame))
+            if slot.fatal is not None:
+                raise slot.fatal
+
+    def _wait(self, id: SlotId) -> float:
+        return 0.0 if self._channels[id] else self._slots[id].idle_for()
+
+    def _in_flight(self) -> bool:
+        return any(self._channels.values()) or any(slot.pending() for slot in self._slots.values())
+
+    def _emitted(self) -> int:
+        return sum(stats.emitted for slot in self._slots.values() for stats in slot.stats().values())

@@ -1,0 +1,247 @@
+"""The topology builder: Storm's ``TopologyBuilder`` in Python, and the inert ``Topology`` it makes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.errors import TopologyError
+from penstock.settings import Settings
+from penstock.topology import groupings
+from penstock.topology.components import BaseBolt, BaseSpout, Component
+from penstock.topology.groupings import Grouping
+from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer, Stream
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """One input of a bolt: a stream of another component, and how it is spread over the bolt's tasks."""
+
+    component: str
+    stream: str
+    grouping: Grouping
+    line: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One component of a topology with everything that was said about it."""
+
+    id: str
+    component: Component
+    parallelism: int
+    tasks: int
+    streams: Mapping[str, Stream]
+    inputs: tuple[Subscription, ...] = ()
+    tick_interval: float | None = None
+    line: str = field(default="", compare=False)
+
+    @property
+    def is_spout(self) -> bool:
+        return isinstance(self.component, BaseSpout)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A checked topology: data only. ``nodes`` keep the order in which they were set."""
+
+    name: str
+    nodes: Mapping[str, Node]
+    settings: Settings = field(default_factory=Settings)
+
+    def stream(self, component: str, stream: str) -> Stream:
+        return self.nodes[component].streams[stream]
+
+    def subscribers(self, stream: Stream) -> list[tuple[Node, Subscription]]:
+        """Who listens to a stream, in the order the components were set."""
+        return [
+            (node, subscription)
+            for node in self.nodes.values()
+            for subscription in node.inputs
+            if (subscription.component, subscription.stream) == (stream.component, stream.name)
+        ]
+
+
+class _Declarer:
+    """What can be said of any component after it is set; each call returns the declarer."""
+
+    def __init__(self, id: str, component: Component, parallelism: int, line: str) -> None:
+        self._id, self._component, self._parallelism, self._line = id, component, parallelism, line
+        self._tasks = parallelism
+        self._inputs: list[Subscription] = []
+        self._tick: float | None = None
+
+    def _where(self) -> str:
+        return f"component '{self._id}' ({self._line})" if self._line else f"component '{self._id}'"
+
+    def _set_tasks(self, tasks: int) -> None:
+        if not isinstance(tasks, int) or tasks < self._parallelism:
+            raise TopologyError(
+                self._where(),
+                f"the number of tasks is at least the parallelism, {self._parallelism}",
+                repr(tasks),
+                "Raise set_num_tasks or lower the parallelism.",
+            )
+        self._tasks = tasks
+
+    def node(self) -> Node:
+        declarer = OutputDeclarer(self._id)
+        self._component.declare_output_fields(declarer)
+        return Node(
+            self._id,
+            self._component,
+            self._parallelism,
+            self._tasks,
+            declarer.streams,
+            tuple(self._inputs),
+            self._tick,
+            self._line,
+        )
+
+
+class SpoutDeclarer(_Declarer):
+    """Returned by ``set_spout``."""
+
+    def set_num_tasks(self, tasks: int) -> SpoutDeclarer:
+        """Run more tasks than executors; the executors share them evenly."""
+        self._set_tasks(tasks)
+        return self
+
+
+class BoltDeclarer(_Declarer):
+    """Returned by ``set_bolt``: the groupings, one call per subscribed stream."""
+
+    def set_num_tasks(self, tasks: int) -> BoltDeclarer:
+        """Run more tasks than executors; the executors share them evenly."""
+        self._set_tasks(tasks)
+        return self
+
+    def set_tick_interval(self, seconds: float) -> BoltDeclarer:
+        """Send each task of the bolt a tick tuple every so many seconds."""
+        if not seconds > 0:
+            raise TopologyError(self._where(), "a tick interval is greater than 0 s", repr(seconds))
+        self._tick = float(seconds)
+        return self
+
+    def grouping(self, component: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Subscribe with any grouping, one of your own included."""
+        if not isinstance(grouping, Grouping):
+            raise TopologyError(
+                self._where(),
+                "grouping() takes a Grouping object",
+                repr(grouping),
+                'For a built-in one use its method, for example fields_grouping("words", "word").',
+            )
+        self._inputs.append(Subscription(component, stream, grouping, _caller()))
+        return self
+
+    def shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Even spread."""
+        return self.grouping(component, groupings.Shuffle(), stream)
+
+    def fields_grouping(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Same key, same task."""
+        return self.grouping(component, groupings.Fields(*fields), stream)
+
+    def partial_key_grouping(
+        self, component: str, *fields: str, stream: str = DEFAULT_STREAM
+    ) -> BoltDeclarer:
+        """Two candidate tasks per key, the less loaded one gets the tuple."""
+        return self.grouping(component, groupings.PartialKey(*fields), stream)
+
+    def all_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """A copy for every task."""
+        return self.grouping(component, groupings.All(), stream)
+
+    def global_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Everything to the task with the lowest id."""
+        return self.grouping(component, groupings.Global(), stream)
+
+    def none_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """You do not care; as shuffle."""
+        return self.grouping(component, groupings.NoneGrouping(), stream)
+
+    def direct_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """The emitter names the task; the stream must be declared direct."""
+        return self.grouping(component, groupings.Direct(), stream)
+
+    def local_or_shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Tasks in the same slot, else on the same node, else shuffle. At equal parallelism the two
+        components are chained: no hop between them."""
+        return self.grouping(component, groupings.LocalOrShuffle(), stream)
+
+
+class TopologyBuilder:
+    """Collects spouts and bolts; ``build`` checks the whole and returns a ``Topology``."""
+
+    def __init__(self) -> None:
+        self._declarers: dict[str, _Declarer] = {}
+
+    def set_spout(self, id: str, spout: BaseSpout, parallelism: int = 1) -> SpoutDeclarer:
+        """Add a spout run by ``parallelism`` executors."""
+        declarer = SpoutDeclarer(*self._checked(id, spout, BaseSpout, parallelism))
+        self._declarers[id] = declarer
+        return declarer
+
+    def set_bolt(self, id: str, bolt: BaseBolt, parallelism: int = 1) -> BoltDeclarer:
+        """Add a bolt run by ``parallelism`` executors; say what it reads on the declarer returned."""
+        declarer = BoltDeclarer(*self._checked(id, bolt, BaseBolt, parallelism))
+        self._declarers[id] = declarer
+        return declarer
+
+    def build(self, name: str, settings: Settings | None = None) -> Topology:
+        """The checked topology. Raises ``TopologyError`` on the first thing that is wrong."""
+        from penstock.topology.validation import validate
+
+        topology = Topology(
+            name, {id: declarer.node() for id, declarer in self._declarers.items()}, settings or Settings()
+        )
+        validate(topology)
+        return topology
+
+    def _checked(
+        self, id: str, component: Component, kind: type[Component], parallelism: int
+    ) -> tuple[str, Component, int, str]:
+        line = _caller()
+        where = f"component '{id}' ({line})"
+        call = "set_spout" if kind is BaseSpout else "set_bolt"
+        if not isinstance(id, str) or not id or id.startswith("__") or ":" in id:
+            raise TopologyError(
+                where, "an id is a non-empty text without ':' that does not begin with '__'", repr(id)
+            )
+        if id in self._declarers:
+            raise TopologyError(
+                where,
+                "ids must differ",
+                f"a second '{id}' (the first is at {self._declarers[id]._line})",
+                "Rename one of the two.",
+            )
+        if not isinstance(component, kind):
+            other = "set_bolt" if kind is BaseSpout else "set_spout"
+            fits_other = isinstance(component, BaseBolt | BaseSpout)
+            raise TopologyError(
+                where,
+                f"{call} takes an instance of a {'spout' if kind is BaseSpout else 'bolt'} class",
+                f"the class {component.__name__}" if isinstance(component, type) else repr(component),
+                f"Use {other}."
+                if fits_other
+                else f"Pass {component.__name__}(), with brackets."
+                if isinstance(component, type)
+                else "Derive it from Spout, BatchSpout, BasicBolt, RichBolt or BatchBolt.",
+            )
+        if not isinstance(parallelism, int) or parallelism < 1:
+            raise TopologyError(
+                where, "parallelism is a whole number of at least 1", repr(parallelism), "Use 1 or more."
+            )
+        return id, component, parallelism, line
+
+
+def _caller() -> str:
+    """``file:line`` of the user's code that called the builder."""
+    here = os.path.dirname(__file__)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

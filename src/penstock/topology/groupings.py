@@ -1,0 +1,257 @@
+"""The eight groupings and custom ones (SPEC 1.5), on whole batches.
+
+A ``Grouping`` is inert and travels with the topology. In a source task it makes a ``Router`` for each
+subscribing component, which splits every batch over the targets. Routers see only batches and target
+positions: no slots, no Spark, so the simulator drives the very same code.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.columns import to_values
+from penstock.topology.hashing import hash_rows
+
+Rows = slice | npt.NDArray[np.int64]
+"""Which rows of a batch: a slice where they are neighbours (no copy), else their indices in order."""
+Split = list[tuple[int, Rows]]
+"""Pairs of target position and the rows it gets. Rows keep their order; a target comes at most once."""
+
+ALL_ROWS = slice(None)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a router knows of the component it sends to. Positions count the tasks from the lowest id."""
+
+    tasks: tuple[int, ...]
+    source_task: int = 0
+    same_slot: tuple[int, ...] = ()
+    same_node: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+class Router(ABC):
+    """Splits batches of one source task over one component's tasks. May keep state between batches."""
+
+    @abstractmethod
+    def split(self, batch: pa.RecordBatch) -> Split: ...
+
+
+class Grouping(ABC):
+    """How one subscribed stream is spread over the subscriber's tasks."""
+
+    name: str
+
+    @abstractmethod
+    def router(self, targets: Targets) -> Router: ...
+
+    def key_fields(self) -> tuple[str, ...]:
+        """The fields the grouping reads; checked against the stream while the topology is built."""
+        return ()
+
+    def __str__(self) -> str:
+        keys = self.key_fields()
+        return f"{self.name}({', '.join(keys)})" if keys else self.name
+
+
+def by_position(chosen: npt.NDArray[Any], targets: int) -> Split:
+    """Turn 'row i goes to position chosen[i]' into a Split."""
+    if targets == 1:
+        return [(0, ALL_ROWS)]
+    # A stable sort keeps the order of rows within each target; 16 bits sort by radix, in linear time.
+    order = np.argsort(chosen.astype(np.uint16), kind="stable")
+    edges = np.searchsorted(chosen[order], np.arange(targets + 1))
+    return [
+        (target, order[edges[target] : edges[target + 1]])
+        for target in range(targets)
+        if edges[target] < edges[target + 1]
+    ]
+
+
+class _EvenRouter(Router):
+    """Equal neighbouring slices; the targets take turns at the odd ones, so counts differ by at most one."""
+
+    def __init__(self, positions: Sequence[int], start: int) -> None:
+        self._positions = positions
+        self._next = start % len(positions)
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        count, rows, positions = len(self._positions), batch.num_rows, self._positions
+        if count == 1:
+            return [(positions[0], ALL_ROWS)]
+        share, odd = divmod(rows, count)
+        result: Split = []
+        begin = 0
+        for turn in range(count if share else odd):
+            end = begin + share + (turn < odd)
+            result.append((positions[(self._next + turn) % count], slice(begin, end)))
+            begin = end
+        self._next = (self._next + odd) % count
+        return result
+
+
+class Shuffle(Grouping):
+    """Even spread over the target tasks."""
+
+    name = "shuffle"
+
+    def router(self, targets: Targets) -> Router:
+        return _EvenRouter(range(len(targets)), targets.source_task + targets.seed)
+
+
+class NoneGrouping(Shuffle):
+    """The user does not care: as shuffle."""
+
+    name = "none"
+
+
+class LocalOrShuffle(Grouping):
+    """Tasks in the same slot if there are any, else on the same node, else shuffle."""
+
+    name = "local_or_shuffle"
+
+    def router(self, targets: Targets) -> Router:
+        near = targets.same_slot or targets.same_node or tuple(range(len(targets)))
+        return _EvenRouter(near, targets.source_task + targets.seed)
+
+
+class _FieldsRouter(Router):
+    def __init__(self, fields: tuple[str, ...], count: int) -> None:
+        self._fields, self._count = fields, count
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        if self._count == 1:
+            return [(0, ALL_ROWS)]
+        hashes = hash_rows([batch.column(field) for field in self._fields])
+        return by_position(hashes % np.uint64(self._count), self._count)
+
+
+class Fields(Grouping):
+    """Same key, same task. The index is hash mod tasks, so doubling moves half of the keys (SPEC 4)."""
+
+    name = "fields"
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields
+
+    def key_fields(self) -> tuple[str, ...]:
+        return self.fields
+
+    def router(self, targets: Targets) -> Router:
+        return _FieldsRouter(self.fields, len(targets))
+
+
+class _PartialKeyRouter(Router):
+    def __init__(self, fields: tuple[str, ...], count: int) -> None:
+        self._fields, self._count = fields, count
+        self._sent = [0] * count
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        if self._count == 1:
+            return [(0, ALL_ROWS)]
+        hashes = hash_rows([batch.column(field) for field in self._fields])
+        count = np.uint64(self._count)
+        first = hashes % count
+        # The second candidate differs from the first: an offset of 1 .. count - 1 from the upper bits.
+        second = (first + np.uint64(1) + (hashes >> np.uint64(32)) % (count - np.uint64(1))) % count
+        sent = self._sent
+        chosen = []
+        for one, other in zip(first.tolist(), second.tolist(), strict=True):
+            pick = one if sent[one] <= sent[other] else other
+            sent[pick] += 1
+            chosen.append(pick)
+        return by_position(np.array(chosen), self._count)
+
+
+class PartialKey(Fields):
+    """Two candidate tasks per key; each tuple goes to the one this source has sent less to."""
+
+    name = "partial_key"
+
+    def router(self, targets: Targets) -> Router:
+        return _PartialKeyRouter(self.fields, len(targets))
+
+
+class _FixedRouter(Router):
+    def __init__(self, positions: Sequence[int]) -> None:
+        self._split: Split = [(position, ALL_ROWS) for position in positions]
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        return self._split
+
+
+class All(Grouping):
+    """Every target task gets a copy."""
+
+    name = "all"
+
+    def router(self, targets: Targets) -> Router:
+        return _FixedRouter(range(len(targets)))
+
+
+class Global(Grouping):
+    """The target task with the lowest id."""
+
+    name = "global"
+
+    def router(self, targets: Targets) -> Router:
+        return _FixedRouter([0])
+
+
+class Direct(Grouping):
+    """The emitter names the task (``emit_direct``); there is nothing left to choose."""
+
+    name = "direct"
+
+    def router(self, targets: Targets) -> Router:
+        raise TypeError("a direct stream is routed by its emitter")
+
+
+class CustomGrouping(Grouping):
+    """Base of a user's own grouping, tuple at a time.
+
+    ``prepare`` runs once per source task. ``choose`` returns the ids, out of ``targets.tasks``, of the tasks
+    that get the tuple: none, one or many. For speed override ``router`` and work on whole batches instead.
+    """
+
+    name = "custom"
+
+    def prepare(self, targets: Targets) -> None:  # noqa: B027 - optional
+        """Keep what ``choose`` needs."""
+
+    @abstractmethod
+    def choose(self, values: tuple[Any, ...]) -> Sequence[int]: ...
+
+    def router(self, targets: Targets) -> Router:
+        self.prepare(targets)
+        return _CustomRouter(self, targets)
+
+
+class _CustomRouter(Router):
+    def __init__(self, grouping: CustomGrouping, targets: Targets) -> None:
+        self._grouping = grouping
+        self._position = {task: position for position, task in enumerate(targets.tasks)}
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        rows_of: dict[int, list[int]] = {}
+        for row, values in enumerate(zip(*map(to_values, batch.columns), strict=True)):
+            for task in self._grouping.choose(values):
+                position = self._position.get(task)
+                if position is None:
+                    raise ValueError(
+                        f"grouping {type(self._grouping).__name__} chose task {task}, "
+                        f"which is not one of its targets {sorted(self._position)}"
+                    )
+                rows_of.setdefault(position, []).append(row)
+        return [(position, np.array(rows)) for position, rows in sorted(rows_of.items())]

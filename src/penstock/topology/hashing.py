@@ -1,0 +1,126 @@
+"""A hash of Arrow columns that is the same in every process, on every machine, in every run.
+
+Equal Python values hash equal whatever column type carries them (1, 1.0 and True are one key, as in a dict),
+because an untyped field may be inferred as int in one frame and as float in the next.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.columns import is_pickled, to_values
+
+U64 = npt.NDArray[np.uint64]
+
+_PRIME = np.uint64(0x100000001B3)  # FNV's 64-bit prime, here the base of a polynomial over the bytes
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_NULL = np.uint64(0x6E756C6C)
+_EXACT_FLOAT = 2.0**53  # beyond it not every integer is a float
+
+_powers: U64 = np.ones(1, np.uint64)
+
+
+def hash_rows(columns: Sequence[pa.Array]) -> U64:
+    """One 64-bit hash per row over all the columns, the order of the columns included."""
+    total = hash_column(columns[0])
+    for column in columns[1:]:
+        total = _mix(total * _GOLDEN + hash_column(column))
+    return total
+
+
+def hash_column(column: pa.Array) -> U64:
+    """One 64-bit hash per value."""
+    kind = column.type
+    if is_pickled(column):
+        return _hash_values(to_values(column))
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        hashes = _hash_bytes(column)
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        wide = column.cast(pa.uint64()) if kind == pa.uint64() else column.cast(pa.int64())
+        hashes = _mix(_numbers(wide, 0).view(np.uint64) + _GOLDEN)
+    elif pa.types.is_floating(kind):
+        hashes = _hash_floats(_numbers(column.cast(pa.float64()), 0.0))
+    elif pa.types.is_dictionary(kind):
+        return hash_column(column.dictionary_decode())
+    else:
+        return _hash_values(column.to_pylist())
+    if column.null_count:
+        hashes[np.asarray(column.is_null())] = _mix(np.array([_NULL]))[0]
+    return hashes
+
+
+def _numbers(column: pa.Array, fill: float) -> Any:
+    filled = pc.fill_null(column, fill) if column.null_count else column
+    return filled.to_numpy(zero_copy_only=False)
+
+
+def _hash_floats(values: npt.NDArray[np.float64]) -> U64:
+    whole = (values == np.floor(values)) & (np.abs(values) <= _EXACT_FLOAT)
+    bits = values.view(np.uint64).copy()
+    bits[whole] = values[whole].astype(np.int64).view(np.uint64)
+    return _mix(bits + _GOLDEN)
+
+
+def _hash_bytes(column: pa.Array) -> U64:
+    count = len(column)
+    if count == 0:
+        return np.zeros(0, np.uint64)
+    _, offset_buffer, data_buffer = column.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32, count + 1, column.offset * 4).astype(np.int64)
+    lengths = np.diff(offsets)
+    sums = np.zeros(count, np.uint64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if last > first:
+        data = np.frombuffer(data_buffer, np.uint8, last - first, first)
+        position = np.arange(last - first) - np.repeat(offsets[:-1] - first, lengths)
+        terms = (data + np.uint64(1)) * _powers_up_to(int(lengths.max()))[position]
+        filled = lengths > 0
+        sums[filled] = np.add.reduceat(terms, (offsets[:-1] - first)[filled])
+    return _mix(sums + lengths.astype(np.uint64) * _GOLDEN)
+
+
+def _powers_up_to(length: int) -> U64:
+    global _powers
+    if len(_powers) < length:
+        steps = np.full(2 * length, _PRIME, np.uint64)
+        steps[0] = 1
+        _powers = np.multiply.accumulate(steps)
+    return _powers
+
+
+def _hash_values(values: Sequence[Any]) -> U64:
+    """Values of mixed or rich types: those Arrow knows are hashed as above, the rest by their pickle."""
+    hashes = np.empty(len(values), np.uint64)
+    groups: dict[type, list[int]] = {}
+    for row, value in enumerate(values):
+        groups.setdefault(type(value), []).append(row)
+    for kind, rows in groups.items():
+        chosen = [values[row] for row in rows]
+        if kind in (str, bytes, int, float, bool, type(None)):
+            try:
+                column = pa.array(chosen)
+            except (pa.ArrowInvalid, OverflowError):
+                column = pa.array([pickle.dumps(value, 5) for value in chosen], pa.binary())
+            hashes[rows] = (
+                _mix(np.full(len(rows), _NULL)) if pa.types.is_null(column.type) else hash_column(column)
+            )
+        else:
+            hashes[rows] = _hash_bytes(pa.array([pickle.dumps(value, 5) for value in chosen], pa.binary()))
+    return hashes
+
+
+def _mix(value: U64) -> U64:
+    value = value ^ (value >> np.uint64(30))
+    value = value * _MIX1
+    value = value ^ (value >> np.uint64(27))
+    value = value * _MIX2
+    return value ^ (value >> np.uint64(31))

@@ -1,0 +1,70 @@
+"""Tuples as bolts see them: plain Python tuples whose fields can also be read by name.
+
+A class is made per ⟨source task, stream⟩, so a whole frame becomes tuples in C
+(``map(cls, zip(*columns))``) and what is the same for all of them is stored once, on the class.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from penstock.topology.streams import SYSTEM_COMPONENT, TICK_STREAM
+
+
+class Tuple(tuple[Any, ...]):
+    """One message. ``tup[0]``, ``tup.word``, ``tup.value("word")`` and unpacking all work."""
+
+    __slots__ = ()
+    fields: ClassVar[tuple[str, ...]] = ()
+    source_component: ClassVar[str] = ""
+    source_stream: ClassVar[str] = ""
+    source_task: ClassVar[int] = 0
+    is_tick: ClassVar[bool] = False
+
+    # Lets type checkers accept ``tup.word``: the names are only known once the topology is built.
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"no field '{name}' in a tuple of {self.source_component}:{self.source_stream}; "
+            f"its fields are {', '.join(self.fields) or '(none)'}"
+        )
+
+    def value(self, field: str) -> Any:
+        """The value of a field by name; for names that are no Python identifiers."""
+        try:
+            return self[self.fields.index(field)]
+        except ValueError:
+            return self.__getattr__(field)
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{name}={value!r}" for name, value in zip(self.fields, self, strict=False))
+        return f"Tuple({inner})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        head = (self.source_component, self.source_stream, self.source_task, self.fields)
+        return (_rebuild, (head, tuple(self)))
+
+
+@lru_cache(maxsize=4096)
+def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...]) -> type[Tuple]:
+    """The class of the tuples that ``task`` of ``component`` emits on ``stream``."""
+    attributes: dict[str, Any] = {
+        "__slots__": (),
+        "fields": fields,
+        "source_component": component,
+        "source_stream": stream,
+        "source_task": task,
+        "is_tick": component == SYSTEM_COMPONENT and stream == TICK_STREAM,
+    }
+    for index, name in enumerate(fields):
+        attributes[name] = property(operator.itemgetter(index))
+    return type("Tuple", (Tuple,), attributes)
+
+
+def _rebuild(head: tuple[str, str, int, tuple[str, ...]], values: Iterable[Any]) -> Tuple:
+    return tuple_type(*head)(values)
+
+
+TICK: Tuple = tuple_type(SYSTEM_COMPONENT, TICK_STREAM, 0, ())(())

@@ -1,0 +1,154 @@
+"""Build-time checks (SPEC 1.7): each finds one kind of mistake and names the component and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from penstock.errors import TopologyError
+from penstock.topology.builder import Node, Subscription, Topology
+from penstock.topology.groupings import Direct, Fields
+
+
+def validate(topology: Topology) -> None:
+    """Raise ``TopologyError`` for the first mistake found."""
+    for check in (_has_spout, _subscriptions, _reachable, _acyclic):
+        check(topology)
+
+
+def _has_spout(topology: Topology) -> None:
+    if not topology.name:
+        raise TopologyError("topology", "a topology needs a name", repr(topology.name))
+    if not any(node.is_spout for node in topology.nodes.values()):
+        raise TopologyError(
+            f"topology '{topology.name}'",
+            "needs at least one spout",
+            f"{len(topology.nodes)} bolts" if topology.nodes else "no component",
+            "Add one with set_spout.",
+        )
+
+
+def _subscriptions(topology: Topology) -> None:
+    for node in topology.nodes.values():
+        seen = set()
+        for subscription in node.inputs:
+            _subscription(topology, node, subscription)
+            key = (subscription.component, subscription.stream)
+            if key in seen:
+                raise TopologyError(
+                    _at(node, subscription),
+                    "a bolt subscribes to a stream once",
+                    f"'{subscription.component}' stream '{subscription.stream}' twice",
+                    "Drop one of the two groupings.",
+                )
+            seen.add(key)
+
+
+def _subscription(topology: Topology, node: Node, subscription: Subscription) -> None:
+    where = _at(node, subscription)
+    source = topology.nodes.get(subscription.component)
+    if source is None:
+        raise TopologyError(
+            where,
+            "a grouping names a component of the topology",
+            f"'{subscription.component}'",
+            _near(subscription.component, topology.nodes, "components"),
+        )
+    stream = source.streams.get(subscription.stream)
+    if stream is None:
+        raise TopologyError(
+            where,
+            f"component '{source.id}' declares no stream '{subscription.stream}'",
+            f"streams {', '.join(source.streams)}" if source.streams else "no stream at all",
+            f"Declare it in {type(source.component).__name__}.declare_output_fields"
+            + (f", or subscribe with stream={next(iter(source.streams))!r}." if source.streams else "."),
+        )
+    if isinstance(subscription.grouping, Fields) and not subscription.grouping.fields:
+        raise TopologyError(
+            where,
+            f"{subscription.grouping.name} grouping needs at least one field",
+            "none",
+            f"Name one of {', '.join(stream.field_names)}.",
+        )
+    for field in subscription.grouping.key_fields():
+        if field not in stream.field_names:
+            raise TopologyError(
+                where,
+                f"{subscription.grouping.name} grouping names fields of stream '{stream}'",
+                f"'{field}'",
+                _near(field, stream.field_names, "fields"),
+            )
+    if isinstance(subscription.grouping, Direct) and not stream.direct:
+        raise TopologyError(
+            where,
+            f"direct grouping needs a direct stream, and '{stream}' is not one",
+            "",
+            "Declare it with direct=True, or use another grouping.",
+        )
+    if stream.direct and not isinstance(subscription.grouping, Direct):
+        raise TopologyError(
+            where,
+            f"stream '{stream}' is direct and takes direct grouping only",
+            subscription.grouping.name,
+            "Use direct_grouping, or declare the stream without direct=True.",
+        )
+
+
+def _reachable(topology: Topology) -> None:
+    reached = {node.id for node in topology.nodes.values() if node.is_spout}
+    grown = True
+    while grown:
+        more = {
+            node.id
+            for node in topology.nodes.values()
+            if node.id not in reached and any(i.component in reached for i in node.inputs)
+        }
+        grown = bool(more)
+        reached |= more
+    for node in topology.nodes.values():
+        if node.id not in reached:
+            raise TopologyError(
+                _at(node),
+                "no spout reaches this bolt",
+                "it subscribes to nothing"
+                if not node.inputs
+                else "its inputs are " + ", ".join(sorted({i.component for i in node.inputs})),
+                "Give it a grouping on a component that is fed, or remove it.",
+            )
+
+
+def _acyclic(topology: Topology) -> None:
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(id: str) -> None:
+        if id in path:
+            circle = " -> ".join([*path[path.index(id) :], id])
+            raise TopologyError(
+                _at(topology.nodes[id]),
+                "a topology has no cycles",
+                circle,
+                "Remove one of these groupings; for feedback write to a queue that a spout reads.",
+            )
+        if id in done:
+            return
+        path.append(id)
+        for follower in topology.nodes.values():
+            if any(i.component == id for i in follower.inputs):
+                visit(follower.id)
+        path.pop()
+        done.add(id)
+
+    for id in topology.nodes:
+        visit(id)
+
+
+def _at(node: Node, subscription: Subscription | None = None) -> str:
+    line = (subscription.line if subscription else "") or node.line
+    return f"component '{node.id}' ({line})" if line else f"component '{node.id}'"
+
+
+def _near(name: str, known: Iterable[str], what: str) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean '{near[0]}'?" if near else f"The {what} are: {', '.join(known)}."
