@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -114,17 +114,17 @@ class Split(BasicBolt):
         declarer.declare(("word", str))
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
+        emit = collector.emit
         for word in tup[0].split(" "):
-            collector.emit([word])
+            emit([word])
 
 
 class Count(BasicBolt):
     def prepare(self, conf: Conf, context: Context) -> None:
-        self._counts: dict[str, int] = {}
+        self._counts: defaultdict[str, int] = defaultdict(int)
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
-        word = tup[0]
-        self._counts[word] = self._counts.get(word, 0) + 1
+        self._counts[tup[0]] += 1
 
 
 def fast_word_count(spouts: int, splits: int, counts: int, batch: bool, settings: Settings) -> Topology:

@@ -9,10 +9,12 @@ from penstock.topology.tuples import Tuple
 
 
 class ShowBolt(BasicBolt):
-    """Shows results in the live view: the newest tuple of each key, those with the largest last field first.
+    """Shows results in the live view: the newest tuple of each key, those with the largest last value first.
 
     The key is the first field. Meant for results, not for floods: it keeps one tuple per key.
     """
+
+    tick_interval = 0.25  # as often as slots report
 
     def __init__(self, rows: int = 10) -> None:
         self._rows = rows
@@ -20,8 +22,18 @@ class ShowBolt(BasicBolt):
     def prepare(self, conf: Conf, context: Context) -> None:
         self._publish = context.publish
         self._latest: dict[Any, Tuple] = {}
-        self._shown = 0
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
-        if not tup.is_tick:
+        if tup.is_tick:
+            self._publish(self.top())
+        else:
             self._latest[tup[0]] = tup
+
+    def top(self) -> list[Tuple]:
+        """The rows to show."""
+        rows = list(self._latest.values())
+        try:
+            rows.sort(key=lambda tup: tup[-1], reverse=True)
+        except TypeError:  # values that have no order are shown newest first
+            rows.reverse()
+        return rows[: self._rows]

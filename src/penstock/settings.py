@@ -32,7 +32,7 @@ class Settings:
         0.002, "s", "how long a spout's first tuple waits for company; two tuples a frame at 1,000/s"
     )
     busy_linger: float = _setting(
-        0.01, "s", "the same for a slot that never pauses: larger frames cost less, and waiting hides in its queue"
+        0.02, "s", "the same for a slot that never pauses: larger frames cost less; its queue is longer than this"
     )
     frame_bytes: int = _setting(
         131_072, "bytes", "aim for a full frame; the knee of cost per byte lies at 64-256 KB"

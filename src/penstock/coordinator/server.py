@@ -63,13 +63,14 @@ class Coordinator:
         self.attempt = 0
         self._bus, self._host, self._port = bus, host, port
         self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._probes = 0
         self._server: asyncio.Server | None = None
         self.address = ("", 0)
 
     def start(self) -> None:
         """Listen. Raises ``PortInUse`` where the port is taken."""
-        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
+        self._thread.start()
         try:
             self._server = asyncio.run_coroutine_threadsafe(
                 asyncio.start_server(self._serve, self._host, self._port, backlog=1024), self._loop
@@ -90,12 +91,15 @@ class Coordinator:
         async def shut() -> None:
             if self._server is not None:
                 self._server.close()
-            for connection in self.slots.values():
-                connection.writer.close()
-            await asyncio.sleep(0)
+            serving = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
             self._loop.stop()
 
-        asyncio.run_coroutine_threadsafe(shut(), self._loop)
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(shut(), self._loop)
+            self._thread.join(5)
 
     def begin(self, attempt: int) -> None:
         """Forget the slots of an earlier start; only those of ``attempt`` may join from now on."""

@@ -19,61 +19,79 @@ from penstock.topology.tuples import Tuple
 Outputs = Mapping[str, StreamOutput]
 
 
-def appender(output: StreamOutput) -> Callable[[Sequence[Any]], None]:
-    """Adds one tuple's values to the columns, all or none. Unpacking checks the number of fields; the short
-    forms exist because most streams have one or two fields and this is called for every tuple."""
+Append = Callable[[Sequence[Any]], None]
+Emit = Callable[..., None]
+
+
+def make_append(output: StreamOutput) -> Append:
+    """Adds one tuple's values to the waiting columns, all or none."""
     stream = output.stream
     adds = [column.append for column in output.columns]
-    if len(adds) == 1:
-        add = adds[0]
 
-        def append_one(values: Sequence[Any]) -> None:
-            try:
-                (value,) = values
-            except (ValueError, TypeError):
-                _wrong_count(stream, values)
-            add(value)
-
-        return append_one
-    if len(adds) == 2:
-        add_first, add_second = adds
-
-        def append_two(values: Sequence[Any]) -> None:
-            try:
-                first, second = values
-            except (ValueError, TypeError):
-                _wrong_count(stream, values)
-            add_first(first)
-            add_second(second)
-
-        return append_two
-
-    def append_many(values: Sequence[Any]) -> None:
+    def append(values: Sequence[Any]) -> None:
         if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(adds):
             _wrong_count(stream, values)
         for add, value in zip(adds, values, strict=True):
             add(value)
 
-    return append_many
+    return append
+
+
+def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]], None]) -> Emit:
+    """The ``emit`` of a tuple component: ``output`` is its plain default stream, if it has one.
+
+    Called for every tuple, so streams of one or two fields have forms of their own: unpacking checks the
+    number of values and takes them apart in one step.
+    """
+    if output is None or len(output.columns) > 2:
+        append = None if output is None else make_append(output)
+
+        def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None) -> None:
+            if stream is DEFAULT_STREAM and append is not None:
+                append(values)
+            else:
+                emit_on(stream, values)
+
+        return emit
+    declared = output.stream
+    if len(output.columns) == 1:
+        add = output.columns[0].append
+
+        def emit_one(values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None) -> None:
+            if stream is DEFAULT_STREAM:
+                try:
+                    (value,) = values
+                except (ValueError, TypeError):
+                    _wrong_count(declared, values)
+                add(value)
+            else:
+                emit_on(stream, values)
+
+        return emit_one
+    add_first, add_second = (column.append for column in output.columns)
+
+    def emit_two(values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None) -> None:
+        if stream is DEFAULT_STREAM:
+            try:
+                first, second = values
+            except (ValueError, TypeError):
+                _wrong_count(declared, values)
+            add_first(first)
+            add_second(second)
+        else:
+            emit_on(stream, values)
+
+    return emit_two
 
 
 class TupleCollector:
-    """For basic bolts, and the base of the other two: ``emit`` is a closure over the default stream."""
+    """For basic bolts, and the base of the other two."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         self._component, self._outputs = component, outputs
-        self._append = {name: appender(output) for name, output in outputs.items()}
-        plain = DEFAULT_STREAM in outputs and not outputs[DEFAULT_STREAM].stream.direct
-        default = self._append[DEFAULT_STREAM] if plain else None
-        by_name = self._append_to
-
-        def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None) -> None:
-            if stream is DEFAULT_STREAM and default is not None:
-                default(values)
-            else:
-                by_name(stream)(values)
-
-        self.emit = emit
+        self._append = {name: make_append(output) for name, output in outputs.items()}
+        default = outputs.get(DEFAULT_STREAM)
+        self.emit = make_emit(None if default is None or default.stream.direct else default, self._emit_on)
 
     def emit_direct(
         self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None
@@ -82,11 +100,11 @@ class TupleCollector:
         self._append[stream](values)
         output.tasks.append(task)
 
-    def _append_to(self, stream: str) -> Callable[[Sequence[Any]], None]:
+    def _emit_on(self, stream: str, values: Sequence[Any]) -> None:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
             _direct_only(output.stream)
-        return self._append[stream]
+        self._append[stream](values)
 
 
 class RichTupleCollector(TupleCollector):
@@ -116,7 +134,7 @@ class SpoutTupleCollector(TupleCollector):
             if msg_id is not None:
                 done.append(msg_id)
 
-        self.emit = emit  # type: ignore[assignment]
+        self.emit = emit
 
     def emit_direct(
         self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None

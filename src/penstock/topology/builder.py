@@ -71,7 +71,7 @@ class _Declarer:
         self._id, self._component, self._parallelism, self._line = id, component, parallelism, line
         self._tasks = parallelism
         self._inputs: list[Subscription] = []
-        self._tick: float | None = None
+        self._tick: float | None = getattr(component, "tick_interval", None)
 
     def _where(self) -> str:
         return f"component '{self._id}' ({self._line})" if self._line else f"component '{self._id}'"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -165,6 +165,9 @@ class BatchSpout(BaseSpout):
 
 class BaseBolt(Component):
     """What the three forms of bolt share."""
+
+    tick_interval: ClassVar[float | None] = None
+    """Seconds between tick tuples unless the topology says otherwise with ``set_tick_interval``."""
 
     def cleanup(self) -> None:  # noqa: B027
         """Called at a graceful end. Not guaranteed: a killed process calls nothing."""

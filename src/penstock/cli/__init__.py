@@ -1,0 +1,1 @@
+"""The command line: ``penstock run | plan | bench``. One module per command."""

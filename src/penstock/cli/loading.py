@@ -1,0 +1,97 @@
+"""Find the topology in a user's file: ``FILE`` or ``FILE:OBJECT``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.errors import LoadError, PenstockError
+from penstock.topology.builder import Topology, TopologyBuilder
+
+_WAY_OUT = "Say topology = builder.build('name') in the file, or name an object with FILE:OBJECT."
+
+
+def load_topology(target: str) -> Topology:
+    """Import the file and return its topology: an object named so, the only one there is, or what a
+    function of that name makes. Raises ``LoadError``, or the ``TopologyError`` of a wrong topology."""
+    path_text, _, name = target.partition(":") if not Path(target).exists() else (target, "", "")
+    module = _import(Path(path_text))
+    found = _named(module, name) if name else _only(module)
+    try:
+        made = found() if callable(found) else found
+    except PenstockError:
+        raise
+    except Exception as error:  # the user's function may raise anything
+        raise _blame(Path(path_text), error) from error
+    if isinstance(made, TopologyBuilder):
+        made = made.build(Path(path_text).stem)
+    if not isinstance(made, Topology):
+        raise LoadError(target, "must be a topology or a function that returns one", repr(made), _WAY_OUT)
+    return made
+
+
+def _import(path: Path) -> ModuleType:
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
+        raise LoadError(
+            str(path),
+            "the file must exist",
+            "no such file",
+            f"Did you mean {path.parent / near[0]}?" if near else "",
+        )
+    # The file's own folder comes first, as when Python runs it, so that it can import its neighbours.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(str(path), "must be a Python file", path.suffix or "no suffix", "Name it something.py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except PenstockError:
+        raise
+    except SyntaxError as error:
+        raise LoadError(f"{path}:{error.lineno}", "must be valid Python", error.msg) from error
+    except Exception as error:  # a user's file may raise anything
+        raise _blame(path, error) from error
+    return module
+
+
+def _blame(path: Path, error: Exception) -> LoadError:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
+    lines = lines or [
+        f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name
+    ]
+    where = f"{path}:{lines[-1]}" if lines else str(path)
+    way_out = ""
+    if isinstance(error, ModuleNotFoundError):
+        way_out = f"Install {error.name}, or put it beside the file."
+    return LoadError(where, "the file must import without an error", f"{type(error).__name__}: {error}", way_out)
+
+
+def _named(module: ModuleType, name: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        near = difflib.get_close_matches(name, vars(module), 1)
+        raise LoadError(
+            f"{module.__file__}",
+            f"has no object '{name}'",
+            "",
+            f"Did you mean {near[0]}?" if near else _WAY_OUT,
+        ) from None
+
+
+def _only(module: ModuleType) -> Any:
+    if hasattr(module, "topology"):
+        return module.topology
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Topology)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    got = f"{len(found)} topologies: {', '.join(found)}" if found else "no topology"
+    raise LoadError(f"{module.__file__}", "must hold one topology", got, _WAY_OUT)

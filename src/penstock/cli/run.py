@@ -1,0 +1,75 @@
+"""``penstock run FILE``: run a topology on Spark and watch it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+
+from penstock.cli.loading import load_topology
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("run", help="run a topology on Spark until Ctrl-C")
+    parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file with a topology")
+    parser.add_argument(
+        "--master",
+        metavar="URL",
+        help="where Spark runs: local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, … (default: this machine)",
+    )
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change a setting; conf.NAME=VALUE hands a value to the components (repeatable)",
+    )
+    parser.add_argument("--seconds", type=float, metavar="N", help="end after so long (default: run until Ctrl-C)")
+    parser.add_argument("--host", default="127.0.0.1", help="address the coordinator listens on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port the coordinator listens on (default: any free one)")
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    topology = load_topology(options.target)
+    topology = dataclasses.replace(topology, settings=topology.settings.parse(options.assignments))
+    from penstock.cli.view import make_view, summary
+    from penstock.spark.session import close_session
+    from penstock.spark.supervisor import submit
+
+    console = Console(file=sys.stdout)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    running = None
+    try:
+        with console.status("starting Spark and the topology …"):
+            running = submit(topology, options.master, options.host, options.port)
+        begun = time.monotonic()
+        with make_view(console, options.plain) as view:
+            try:
+                while not running.wait(0.25):
+                    elapsed = time.monotonic() - begun
+                    view.update(running, elapsed)
+                    if options.seconds is not None and elapsed >= options.seconds:
+                        break
+            except KeyboardInterrupt:
+                pass  # the way to end a topology
+        elapsed = time.monotonic() - begun
+        with console.status("letting tuples in flight finish …"):
+            running.kill()
+        console.print(summary(running, elapsed), markup=False, highlight=False)
+        return 0
+    finally:
+        if running is not None:
+            running.kill(drain=False)
+        close_session()
+
+
+def _as_interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,155 @@
+"""What ``penstock run`` shows: a live table on a terminal, plain lines elsewhere, and a summary at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.metrics.bus import ComponentView
+from penstock.spark.session import say_through
+from penstock.spark.supervisor import RunningTopology
+
+_ERRORS_SHOWN = 5
+_PLAIN_INTERVAL = 2.0  # seconds between two blocks of plain lines
+
+
+class View(Protocol):
+    """Shows a running topology; ``update`` is called a few times a second."""
+
+    def __enter__(self) -> View: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def update(self, running: RunningTopology, elapsed: float) -> None: ...
+
+
+def make_view(console: Console, plain: bool) -> View:
+    return PlainView(console) if plain or not console.is_terminal else LiveView(console)
+
+
+class LiveView:
+    """Redraws one table; what Spark or a user's ``print`` says scrolls by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._errors: deque[str] = deque(maxlen=_ERRORS_SHOWN)
+
+    def __enter__(self) -> LiveView:
+        say_through(lambda line: self._console.print(Text(line)))
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def update(self, running: RunningTopology, elapsed: float) -> None:
+        self._errors.extend(running.bus.take_errors())
+        title = f"{running.topology.name}  {running.state}  {elapsed:.0f} s"
+        if running.restarts:
+            title += f"  restarts {running.restarts}"
+        parts: list[RenderableType] = [component_table(title, running.bus.view())]
+        for component, rows in running.bus.published().items():
+            parts.append(result_table(component, rows))
+        parts += [Text(error, style="red") for error in self._errors]
+        parts.append(Text("Ctrl-C ends the topology", style="dim"))
+        self._live.update(Group(*parts))
+
+
+class PlainView:
+    """A block of lines every two seconds, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._due = 0.0
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def update(self, running: RunningTopology, elapsed: float) -> None:
+        if elapsed < self._due:
+            return
+        self._due = elapsed + _PLAIN_INTERVAL
+        for view in running.bus.view():
+            line = (
+                f"{elapsed:6.1f}s {view.component:<16} in {number(view.rate_in)}/s out {number(view.rate_out)}/s "
+                f"queue {view.queued} execute {micros(view.execute_time)} "
+                f"p50 {millis(view.latency_p50)} p99 {millis(view.latency_p99)} errors {view.errors}"
+            )
+            self._print(line)
+        for component, rows in running.bus.published().items():
+            shown = "  ".join("=".join(str(value) for value in row) for row in rows)
+            self._print(f"{elapsed:6.1f}s {component}: {shown}")
+        for error in running.bus.take_errors()[-_ERRORS_SHOWN:]:
+            self._print(f"{elapsed:6.1f}s error: {error}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def component_table(title: str, views: Sequence[ComponentView]) -> Table:
+    table = Table(title=title, title_justify="left", expand=False)
+    table.add_column("component")
+    for name in ("tasks", "in/s", "out/s", "queue", "execute", "p50", "p99", "errors"):
+        table.add_column(name, justify="right")
+    for view in views:
+        table.add_row(
+            view.component,
+            str(view.tasks),
+            number(view.rate_in),
+            number(view.rate_out),
+            number(view.queued),
+            micros(view.execute_time),
+            millis(view.latency_p50),
+            millis(view.latency_p99),
+            Text(str(view.errors), style="red" if view.errors else ""),
+        )
+    return table
+
+
+def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
+    table = Table(title=component, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
+    return table
+
+
+def summary(running: RunningTopology, elapsed: float) -> str:
+    """What the topology did, from start to end."""
+    lines = [f"{running.topology.name} ran {elapsed:.1f} s, {running.restarts} restarts"]
+    for component, total in running.bus.totals().items():
+        p50, p99 = total.latency.percentile(0.5), total.latency.percentile(0.99)
+        latency = f"  latency p50 {millis(p50)} p99 {millis(p99)}" if p50 is not None else ""
+        lines.append(
+            f"  {component:<16} executed {total.executed:,}  emitted {total.emitted:,}  errors {total.errors}{latency}"
+        )
+        if total.last_error:
+            lines.append(f"    last error: {total.last_error}")
+    for component, rows in running.bus.published().items():
+        lines.append(f"  {component}: " + ", ".join(" ".join(str(value) for value in row) for row in rows))
+    return "\n".join(lines)
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def millis(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+
+
+def micros(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
+
+
+def now() -> float:
+    return time.monotonic()
