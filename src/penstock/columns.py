@@ -7,6 +7,7 @@ receives is what was emitted, to the type.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ PLAIN_TYPES: dict[type, pa.DataType] = {
 }
 
 
-class PickledType(pa.ExtensionType):
+class PickledType(pa.ExtensionType):  # type: ignore[misc] # pyarrow is untyped
     """Arbitrary Python objects, one pickle each. Only ever decoded from authenticated slots of the same run."""
 
     def __init__(self) -> None:
@@ -37,10 +38,8 @@ class PickledType(pa.ExtensionType):
 
 
 PICKLED = PickledType()
-try:
+with contextlib.suppress(pa.ArrowKeyError):  # known already: a second copy of the package in one process
     pa.register_extension_type(PICKLED)
-except pa.ArrowKeyError:  # a second copy of the package in one process, as when it is shipped
-    pass
 
 
 def is_pickled(column: pa.Array) -> bool:

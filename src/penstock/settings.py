@@ -64,9 +64,7 @@ class Settings:
         for spec in dataclasses.fields(self):
             value, choices = getattr(self, spec.name), spec.metadata.get("choices", ())
             if choices and value not in choices:
-                raise SettingError(
-                    f"setting {spec.name}", "must be one of " + ", ".join(choices), repr(value)
-                )
+                raise SettingError(f"setting {spec.name}", "must be one of " + ", ".join(choices), repr(value))
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if number and (value < 0 or (value == 0 and spec.name not in ("seed", "max_restarts", "linger"))):
                 raise SettingError(f"setting {spec.name}", "must be greater than 0", repr(value))

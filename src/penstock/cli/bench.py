@@ -27,7 +27,10 @@ def handle(options: argparse.Namespace) -> int:
     root = Path(penstock.__file__).resolve().parents[2]
     if not (root / "benchmarks").is_dir():
         raise LoadError(
-            "penstock bench", "needs a source checkout", "an installed package", "Clone the repository and run it there."
+            "penstock bench",
+            "needs a source checkout",
+            "an installed package",
+            "Clone the repository and run it there.",
         )
     sys.path.insert(0, str(root))
     module = importlib.import_module(f"benchmarks.{options.name}")

@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--master",
         metavar="URL",
-        help="where Spark runs: local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, … (default: this machine)",
+        help="where Spark runs: local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT (default: here)",
     )
     parser.add_argument(
         "--set",
@@ -31,8 +31,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="change a setting; conf.NAME=VALUE hands a value to the components (repeatable)",
     )
     parser.add_argument("--seconds", type=float, metavar="N", help="end after so long (default: run until Ctrl-C)")
-    parser.add_argument("--host", default="127.0.0.1", help="address the coordinator listens on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=0, help="port the coordinator listens on (default: any free one)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address the coordinator listens on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="port the coordinator listens on (default: any free one)"
+    )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
     parser.set_defaults(handler=handle)
 
@@ -63,7 +67,7 @@ def handle(options: argparse.Namespace) -> int:
         elapsed = time.monotonic() - begun
         with console.status("letting tuples in flight finish …"):
             running.kill()
-        console.print(summary(running, elapsed), markup=False, highlight=False)
+        console.print(summary(running, elapsed), markup=False, highlight=False, soft_wrap=True)
         return 0
     finally:
         if running is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -25,7 +24,9 @@ class View(Protocol):
     """Shows a running topology; ``update`` is called a few times a second."""
 
     def __enter__(self) -> View: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
     def update(self, running: RunningTopology, elapsed: float) -> None: ...
 
 
@@ -46,7 +47,9 @@ class LiveView:
         self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.__exit__(kind, error, trace)
 
     def update(self, running: RunningTopology, elapsed: float) -> None:
@@ -72,7 +75,9 @@ class PlainView:
     def __enter__(self) -> PlainView:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def update(self, running: RunningTopology, elapsed: float) -> None:
@@ -130,7 +135,8 @@ def summary(running: RunningTopology, elapsed: float) -> str:
         p50, p99 = total.latency.percentile(0.5), total.latency.percentile(0.99)
         latency = f"  latency p50 {millis(p50)} p99 {millis(p99)}" if p50 is not None else ""
         lines.append(
-            f"  {component:<16} executed {total.executed:,}  emitted {total.emitted:,}  errors {total.errors}{latency}"
+            f"  {component:<16} executed {total.executed:,}  emitted {total.emitted:,}"
+            f"  errors {total.errors}{latency}"
         )
         if total.last_error:
             lines.append(f"    last error: {total.last_error}")
@@ -149,7 +155,3 @@ def millis(seconds: float | None) -> str:
 
 def micros(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
-
-
-def now() -> float:
-    return time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -58,7 +59,7 @@ class ControlClient:
                 (length,) = wire.LENGTH.unpack(head)
                 self.inbox.append(loads(self._file.read(length)))
                 self._wake()
-        except (OSError, ValueError, wire.struct.error, ControlRefused):
+        except (OSError, ValueError, struct.error, ControlRefused):
             pass  # however it ended, what matters is that it did
         self.lost = True
         self._wake()

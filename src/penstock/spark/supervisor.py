@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -25,6 +24,7 @@ from penstock.plan.planner import make_plan
 from penstock.runtime.slot import Job, pickle_components
 from penstock.spark import shipping
 from penstock.spark.dataflow import start_query
+from penstock.spark.pickling import dumps
 from penstock.spark.session import is_local, log_lines, open_session, total_slots
 from penstock.spark.stage import StageFunction
 from penstock.topology.builder import Topology
@@ -136,7 +136,7 @@ class RunningTopology:
         return Job(
             self.plan,
             self._settings,
-            pickle_components({node.id: node.component for node in nodes}, cloudpickle.dumps),
+            pickle_components({node.id: node.component for node in nodes}, dumps),
             {node.id: node.tick_interval for node in nodes if node.tick_interval},
         )
 

@@ -31,7 +31,7 @@ class LocalRunner:
     """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them."""
 
     def __init__(self, topology: Topology, seed: int = 0, clock: SimulatedClock | None = None) -> None:
-        from pyspark import cloudpickle
+        from penstock.spark.pickling import dumps
 
         self.plan: Plan = make_plan(topology)
         self.clock = clock or SimulatedClock()
@@ -39,13 +39,13 @@ class LocalRunner:
         job = Job(
             self.plan,
             topology.settings,
-            pickle_components({node.id: node.component for node in nodes}, cloudpickle.dumps),
+            pickle_components({node.id: node.component for node in nodes}, dumps),
             {node.id: node.tick_interval for node in nodes if node.tick_interval},
         )
         self._random = random.Random(seed)
         self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
         self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
-        everywhere = {id: "local" for id in self._slots}
+        everywhere = dict.fromkeys(self._slots, "local")
         for slot in self._slots.values():
             slot.open(everywhere)
         self.activate()

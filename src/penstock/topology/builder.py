@@ -145,9 +145,7 @@ class BoltDeclarer(_Declarer):
         """Same key, same task."""
         return self.grouping(component, groupings.Fields(*fields), stream)
 
-    def partial_key_grouping(
-        self, component: str, *fields: str, stream: str = DEFAULT_STREAM
-    ) -> BoltDeclarer:
+    def partial_key_grouping(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Two candidate tasks per key, the less loaded one gets the tuple."""
         return self.grouping(component, groupings.PartialKey(*fields), stream)
 

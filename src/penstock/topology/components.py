@@ -9,15 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer
 from penstock.topology.tuples import Tuple
 
-Conf = Mapping[str, Any]
-Columns = pa.RecordBatch | Mapping[str, Any] | Sequence[Any]
+Conf: TypeAlias = Mapping[str, Any]
+Columns: TypeAlias = pa.RecordBatch | Mapping[str, Any] | Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -124,19 +124,19 @@ class Component(ABC):
 class BaseSpout(Component):
     """What the two forms of spout share."""
 
-    def activate(self) -> None:  # noqa: B027
+    def activate(self) -> None:
         """Called before the first ``next_tuple`` and whenever the topology is activated again."""
 
-    def deactivate(self) -> None:  # noqa: B027
+    def deactivate(self) -> None:
         """Called when the topology is deactivated; ``next_tuple`` is not called until ``activate``."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Called at a graceful end. Not guaranteed: a killed process calls nothing."""
 
-    def ack(self, msg_id: Any) -> None:  # noqa: B027
+    def ack(self, msg_id: Any) -> None:
         """The tuple of this message id has been processed in full (at least once and above)."""
 
-    def fail(self, msg_id: Any) -> None:  # noqa: B027
+    def fail(self, msg_id: Any) -> None:
         """The tuple of this message id failed or timed out (at least once and above)."""
 
 
@@ -169,14 +169,14 @@ class BaseBolt(Component):
     tick_interval: ClassVar[float | None] = None
     """Seconds between tick tuples unless the topology says otherwise with ``set_tick_interval``."""
 
-    def cleanup(self) -> None:  # noqa: B027
+    def cleanup(self) -> None:
         """Called at a graceful end. Not guaranteed: a killed process calls nothing."""
 
 
 class BasicBolt(BaseBolt):
     """The everyday bolt: what it emits is anchored to its input, and the input is acked for it."""
 
-    def prepare(self, conf: Conf, context: Context) -> None:  # noqa: B027
+    def prepare(self, conf: Conf, context: Context) -> None:
         """Called once in the task's process before the first tuple."""
 
     @abstractmethod
@@ -198,12 +198,12 @@ class RichBolt(BaseBolt):
 class BatchBolt(BaseBolt):
     """A bolt that sees whole Arrow record batches: for speed."""
 
-    def prepare(self, conf: Conf, context: Context) -> None:  # noqa: B027
+    def prepare(self, conf: Conf, context: Context) -> None:
         """Called once in the task's process before the first batch."""
 
     @abstractmethod
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         """Called for each batch; all its tuples come from one source task, in order."""
 
-    def tick(self, collector: BatchCollector) -> None:  # noqa: B027
+    def tick(self, collector: BatchCollector) -> None:
         """Called at the bolt's tick interval, if one is set: a batch bolt's tick tuple."""

@@ -227,7 +227,7 @@ class CustomGrouping(Grouping):
 
     name = "custom"
 
-    def prepare(self, targets: Targets) -> None:  # noqa: B027 - optional
+    def prepare(self, targets: Targets) -> None:
         """Keep what ``choose`` needs."""
 
     @abstractmethod

