@@ -146,9 +146,9 @@ class Slot:
             header, frame = self._relay.popleft()
             self._send_row(SlotId(header.target_stage, header.target_slot), frame)
         self._run_ticks()
-        worked = self._run_bolts()
-        emitted = self._run_spouts()
-        idle = not worked and not emitted and not self._relay
+        self._run_bolts()
+        self._run_spouts()
+        idle = not self._spout_emitted and not self._relay and not any(bolt.busy for bolt in self._bolts)
         self._flush(idle)
         self._note_waiting()
         self._nudge(idle)
@@ -170,17 +170,14 @@ class Slot:
             waits.append(min(self._dirty.values()) + self._settings.linger - now)
         return max(0.0, min(waits))
 
-    def _run_bolts(self) -> bool:
-        worked = False
+    def _run_bolts(self) -> None:
         for bolt in self._bolts:
-            worked = bolt.run() or worked
-        return worked
+            bolt.run()
 
-    def _run_spouts(self) -> bool:
+    def _run_spouts(self) -> None:
         self._spout_emitted = False
         for spout in self._spouts:
             self._spout_emitted = spout.run() or self._spout_emitted
-        return self._spout_emitted
 
     def _run_ticks(self) -> None:
         for bolt in self._bolts:

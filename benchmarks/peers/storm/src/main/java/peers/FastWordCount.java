@@ -252,6 +252,14 @@ public final class FastWordCount {
         }
     }
 
+    /** Storm as it comes. */
+    private static Config stock() {
+        Config conf = new Config();
+        conf.setNumWorkers(1);
+        conf.setNumAckers(acks ? 1 : 0);
+        return conf;
+    }
+
     /** The settings that made Storm fastest on a 2-core machine (see README.md). */
     private static Config tuned(int executors) {
         Config conf = new Config();
@@ -275,7 +283,7 @@ public final class FastWordCount {
 
     public static void main(String[] args) throws Exception {
         Map<String, String> opts = new HashMap<>(Map.of("spouts", "1", "splits", "1", "counts", "1", "acks", "false",
-                "max-pending", "5000", "warmup", "10", "seconds", "10", "rate", "0"));
+                "max-pending", "5000", "warmup", "10", "seconds", "10", "rate", "0", "tuned", "true"));
         Config overrides = new Config(); // --conf key=value, repeatable: to try other Storm settings
         for (int i = 0; i < args.length; i += 2) {
             String key = args[i].replaceFirst("^--", "");
@@ -316,7 +324,7 @@ public final class FastWordCount {
         builder.setSpout("spout", new SentenceSpout(), spouts);
         builder.setBolt("split", new SplitBolt(), splits).shuffleGrouping("spout");
         builder.setBolt("count", new CountBolt(), counts).fieldsGrouping("split", new Fields("word"));
-        Config conf = tuned(spouts + splits + counts + (acks ? 1 : 0));
+        Config conf = Boolean.parseBoolean(opts.get("tuned")) ? tuned(spouts + splits + counts + (acks ? 1 : 0)) : stock();
         conf.setMaxSpoutPending(Integer.parseInt(opts.get("max-pending")));
         conf.putAll(overrides);
         cluster.submitTopology("fast-word-count", conf, builder.createTopology());

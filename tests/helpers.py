@@ -1,0 +1,109 @@
+"""Small components and topologies that several tests share."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock import BasicBolt, BatchBolt, BatchSpout, RichBolt, Settings, TopologyBuilder
+from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+
+
+class Pass(BasicBolt):
+    """Emits what it gets."""
+
+    def __init__(self, *fields):
+        self._fields = fields
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(*self._fields)
+
+    def execute(self, tup, collector):
+        collector.emit(tup)
+
+
+class RichPass(RichBolt):
+    """Emits what it gets, anchored, and acks it."""
+
+    def __init__(self, *fields):
+        self._fields = fields
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(*self._fields)
+
+    def prepare(self, conf, context, collector):
+        self._collector = collector
+
+    def execute(self, tup):
+        self._collector.emit(tup, anchors=tup)
+        self._collector.ack(tup)
+
+
+class BatchPass(BatchBolt):
+    """Emits what it gets, a batch at a time."""
+
+    def __init__(self, *fields):
+        self._fields = fields
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(*self._fields)
+
+    def execute_batch(self, batch, source, collector):
+        collector.emit_batch(batch)
+
+
+class BatchFeeder(BatchSpout):
+    """Emits the batches it was made with, ``at_once`` of them in each call."""
+
+    def __init__(self, *fields, batches, at_once=1):
+        self._fields, self._batches, self._at_once = fields, deque(batches), at_once
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(*self._fields)
+
+    def open(self, conf, context, collector):
+        self._collector = collector
+
+    def next_batch(self):
+        for _ in range(min(self._at_once, len(self._batches))):
+            self._collector.emit_batch(self._batches.popleft())
+
+
+class CaptureBatches(BatchBolt):
+    """Keeps every batch and where it came from."""
+
+    def __init__(self):
+        self.batches = []
+
+    def execute_batch(self, batch, source, collector):
+        self.batches.append((batch, source))
+
+
+def line_topology(spout, *bolts, settings=None, parallelism=1, local=False):
+    """``spout`` -> ``b1`` -> ``b2`` ... by shuffle grouping, or local-or-shuffle; each at ``parallelism``."""
+    builder = TopologyBuilder()
+    builder.set_spout("spout", spout, parallelism)
+    above = "spout"
+    for number, bolt in enumerate(bolts, 1):
+        declarer = builder.set_bolt(f"b{number}", bolt, parallelism)
+        (declarer.local_or_shuffle_grouping if local else declarer.shuffle_grouping)(above)
+        above = f"b{number}"
+    return builder.build("line", settings or Settings())
+
+
+def run_rows(fields, rows, bolt, settings=None, **options):
+    """Feed rows through ``bolt`` (component ``b1``) into a capture (``b2``); the runner, idle."""
+    runner = LocalRunner(
+        line_topology(FeederSpout(*fields, rows=rows), bolt, CaptureBolt(), settings=settings), **options
+    )
+    runner.run_until_idle()
+    return runner
+
+
+def per_task(runner, component):
+    """What each task of a ``CaptureBolt`` got, as plain tuples, lowest task first."""
+    return [[tuple(tup) for tup in bolt.tuples] for bolt in runner.component(component)]
+
+
+def slots_of(runner):
+    """The runner's slots by id, for what only the slots know: frames sent, published rows."""
+    return runner._slots

@@ -1,0 +1,41 @@
+"""Spark for the integration tests: one session, opened once, closed at the end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock import submit
+from penstock.spark.session import close_session, open_session
+
+
+@pytest.fixture(scope="session")
+def spark():
+    session = open_session()
+    yield session
+    close_session()
+
+
+@pytest.fixture
+def run(spark, tmp_path):
+    """Run topologies whose sinks write what they saw to ``conf["folder"]``; all are killed at the end."""
+    started = []
+
+    class Runs:
+        folder = tmp_path
+
+        def submit(self, topology, **options):
+            running = submit(topology, **options)
+            started.append(running)
+            return running
+
+        def witnessed(self, component):
+            """What each task of a witness wrote, lowest task first."""
+            found = {}
+            for path in Path(tmp_path).glob(f"{component}-*.json"):
+                found[int(path.stem.rpartition("-")[2])] = json.loads(path.read_text())
+            return [found[task] for task in sorted(found)]
+
+    yield Runs()
+    for running in started:
+        running.kill(drain=False)

@@ -1,0 +1,101 @@
+"""What goes wrong on Spark, and what the user is told."""
+
+import logging
+import os
+import re
+import signal
+import socket
+
+import pytest
+
+from penstock import ControlRefused, NotEnoughSlots, PortInUse, Settings, TopologyBuilder, TopologyFailed
+from penstock.coordinator.client import ControlClient
+from tests.integration.components import Numbers, Pass, RaisesAt, Witness, WrongCount, WrongType
+
+pytestmark = pytest.mark.spark
+
+
+def topology(run, bolt, count=2_000, **more):
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(count))
+    builder.set_bolt("middle", bolt).shuffle_grouping("numbers")
+    builder.set_bolt("witness", Witness()).shuffle_grouping("middle")
+    return builder.build("failing", Settings(conf={"folder": str(run.folder)}, **more))
+
+
+@pytest.mark.parametrize(
+    ("bolt", "error"),
+    [
+        (RaisesAt(7), r"component 'middle' \(components.py:\d+ in execute\): execute must not raise; got "
+                      r"ValueError: cannot digest this, on Tuple\(origin=1, n=7, key='key-7', sent=7\)"),
+        (WrongCount(7), r"component 'middle', stream 'default' \(components.py:\d+ in execute\): has 4 fields "
+                        r"\(origin, n, key, sent\); got 1: \[7\]"),
+        (WrongType(7), r"component 'middle', stream 'default': field 'n' is declared int64; got 'three' of type str"),
+    ],
+)  # fmt: skip
+def test_a_bad_tuple_is_dropped_counted_and_explained(run, bolt, error):
+    running = run.submit(topology(run, bolt))
+    assert running.coordinator.wait(lambda: running.bus.totals()["numbers"].emitted == 2_000, 30)
+    assert running.drain(30)
+    running.kill()
+    totals = running.bus.totals()["middle"]
+    assert totals.errors == 1
+    assert re.search(error, totals.last_error), totals.last_error
+    assert run.witnessed("witness")[0]["received"] == 1_999
+
+
+def test_on_error_stop_ends_the_topology_with_the_users_error(run):
+    running = run.submit(topology(run, RaisesAt(7), on_error="stop"))
+    with pytest.raises(TopologyFailed, match="component 'middle'.*cannot digest this"):
+        running.wait(30)
+    assert running.state == "failed"
+
+
+def test_a_prepare_that_raises_fails_the_start(run):
+    with pytest.raises(TopologyFailed, match=r"component 'middle' \(components.py:\d+ in prepare\).*no database"):
+        run.submit(topology(run, RaisesAt(0, where="prepare")))
+
+
+def test_a_killed_worker_is_replaced(run):
+    running = run.submit(topology(run, Pass(), count=10**9))
+    executed = lambda: running.bus.totals()["witness"].executed  # noqa: E731
+    assert running.coordinator.wait(lambda: executed() > 0, 20)
+    os.kill(running.coordinator.slots[sorted(running.coordinator.slots)[1]].hello.pid, signal.SIGKILL)
+    assert running.coordinator.wait(lambda: running.restarts == 1 and running.state == "active", 30)
+    before = executed()
+    assert running.coordinator.wait(lambda: executed() > before, 30)
+
+
+def test_it_gives_up_after_max_restarts(run):
+    running = run.submit(topology(run, Pass(), count=10**9, max_restarts=0))
+    os.kill(running.coordinator.slots[sorted(running.coordinator.slots)[0]].hello.pid, signal.SIGKILL)
+    with pytest.raises(TopologyFailed, match="gives up after 0 restarts"):
+        running.wait(30)
+
+
+def test_a_stranger_is_refused_and_logged(run, caplog):
+    running = run.submit(topology(run, Pass()))
+    with caplog.at_level(logging.WARNING, "penstock.coordinator"):
+        with pytest.raises(ControlRefused, match="both ends must know the secret"):
+            ControlClient(running.coordinator.address, b"wrong", lambda: None)
+        with socket.create_connection(running.coordinator.address) as mute:
+            mute.shutdown(socket.SHUT_WR)
+            while mute.recv(4096):
+                pass
+        assert running.coordinator.wait(lambda: running.coordinator.refused == 2, 10)
+    assert "a slot must know the secret of this run" in caplog.text
+    assert "ended before the handshake" in caplog.text
+
+
+def test_a_port_in_use_is_named(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"listen on 127.0.0.1:{port}.*--port"):
+            run.submit(topology(run, Pass()), port=port)
+
+
+def test_too_few_slots_are_said_before_the_start(run):
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(1), 70)
+    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*64 free of 64 on local\[64\]"):
+        run.submit(builder.build("wide"))

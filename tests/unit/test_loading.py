@@ -1,0 +1,186 @@
+"""Finding the topology in a user's file."""
+
+import sys
+from textwrap import dedent
+
+import pytest
+
+from penstock import LoadError, TopologyError
+from penstock.cli.loading import load_topology
+from penstock.cli.main import main
+
+GOOD = """\
+    from penstock import TopologyBuilder
+    from penstock.testing import FeederSpout
+
+    def made(name):
+        builder = TopologyBuilder()
+        builder.set_spout("words", FeederSpout("word"))
+        return builder.build(name)
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch, request):
+    """Write a file beside others of the test; import leaves no traces for the next one."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+
+    def write(text, name="shop_under_test.py"):
+        path = tmp_path / name
+        path.write_text(dedent(GOOD) + dedent(text))
+        return path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.endswith("_under_test"):
+            del sys.modules[name]
+
+
+LINES = len(dedent(GOOD).splitlines())  # of what stands before each test's own text
+
+
+def refused(target):
+    with pytest.raises(LoadError) as caught:
+        load_topology(str(target))
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_the_object_called_topology(write):
+    assert load_topology(str(write("topology = made('shop')\nother = made('other')"))).name == "shop"
+
+
+def test_the_only_topology_there_is(write):
+    assert load_topology(str(write("anything = made('shop')"))).name == "shop"
+
+
+def test_a_named_object(write):
+    path = write("one = made('first')\ntwo = made('second')")
+    assert load_topology(f"{path}:two").name == "second"
+
+
+def test_a_function(write):
+    path = write("def build():\n    return made('by function')")
+    assert load_topology(f"{path}:build").name == "by function"
+
+
+def test_a_function_called_topology(write):
+    assert load_topology(str(write("def topology():\n    return made('made')"))).name == "made"
+
+
+def test_a_builder_gets_the_file_s_name(write):
+    path = write("builder = TopologyBuilder()\nbuilder.set_spout('s', FeederSpout('x'))")
+    assert load_topology(f"{path}:builder").name == "shop_under_test"
+
+
+def test_neighbours_can_be_imported(write):
+    write("NAME = 'from a neighbour'", "names_under_test.py")
+    path = write("from names_under_test import NAME\ntopology = made(NAME)")
+    assert load_topology(str(path)).name == "from a neighbour"
+
+
+def test_a_missing_file(tmp_path):
+    error = refused(tmp_path / "nothing.py")
+    assert str(error) == f"{tmp_path / 'nothing.py'}: the file must exist; got no such file."
+
+
+def test_a_missing_file_with_a_near_name(write, tmp_path):
+    path = write("")
+    assert f"Did you mean {path}?" in str(refused(tmp_path / "shop_under_tset.py"))
+
+
+def test_no_python_file(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "must be a Python file; got .txt. Name it something.py." in str(refused(tmp_path / "notes.txt"))
+
+
+def test_a_syntax_error_names_the_line(write):
+    path = write("x = 1\nif x\n    pass")
+    assert str(refused(path)) == f"{path}:{LINES + 2}: must be valid Python; got expected ':'."
+
+
+def test_a_syntax_error_in_a_neighbour_names_the_neighbour(write):
+    neighbour = write("if x\n", "broken_under_test.py")
+    path = write("\n\n\n\nimport broken_under_test")
+    error = refused(path)
+    assert f"{neighbour.name}:{LINES + 1}" in error.where, error
+
+
+def test_an_exception_at_import_names_the_line(write):
+    path = write("x = 1\n\nx / 0")
+    assert str(refused(path)) == (
+        f"{path}:{LINES + 3}: the file must import without an error; got ZeroDivisionError: division by zero."
+    )
+
+
+def test_an_exception_deeper_down_names_the_user_s_line(write):
+    path = write("import json\njson.loads('nonsense')")
+    assert refused(path).where == f"{path}:{LINES + 2}"
+
+
+def test_a_relative_path_names_the_line_as_well(write, tmp_path, monkeypatch):
+    path = write("x / 0")
+    monkeypatch.chdir(tmp_path)
+    assert refused(path.name).where == f"{path.name}:{LINES + 1}"
+
+
+def test_a_missing_module_says_so(write):
+    error = refused(write("import surely_not_installed"))
+    assert "ModuleNotFoundError" in error.got
+    assert error.way_out == "Install surely_not_installed, or put it beside the file."
+
+
+def test_an_exception_in_the_function(write):
+    path = write("def topology():\n    return made(UNKNOWN)")
+    error = refused(path)
+    assert error.where == f"{path}:{LINES + 2}"
+    assert "NameError: name 'UNKNOWN'" in error.got
+
+
+def test_no_topology(write):
+    path = write("")
+    assert str(refused(path)).startswith(f"{path}: must hold one topology; got no topology. Say topology = ")
+
+
+def test_two_topologies(write):
+    error = refused(write("one = made('a')\ntwo = made('b')"))
+    assert error.got == "2 topologies: one, two"
+    assert "FILE:OBJECT" in error.way_out
+
+
+def test_a_typo_in_the_object(write):
+    path = write("topology = made('a')")
+    assert str(refused(f"{path}:topolgy")) == f"{path}: has no object 'topolgy'. Did you mean topology?"
+
+
+def test_an_object_unlike_anything(write):
+    assert "has no object 'zzzz'. Say topology =" in str(refused(f"{write('')}:zzzz"))
+
+
+def test_an_object_that_is_no_topology(write):
+    path = write("number = 42")
+    error = refused(f"{path}:number")
+    assert (error.where, error.got) == (f"{path}:number", "42")
+    assert "function that returns one" in error.rule
+
+
+def test_a_wrong_topology_is_the_topology_s_error(write):
+    path = write("builder = TopologyBuilder()\ntopology = builder.build('empty')")
+    with pytest.raises(TopologyError, match="topology 'empty': needs at least one spout"):
+        load_topology(str(path))
+
+
+def test_plan_prints_text_and_graph(write, capsys):
+    path = write("topology = made('shop')")
+    assert main(["plan", str(path)]) == 0
+    both = capsys.readouterr().out
+    assert both.startswith("topology shop: 1 stages, 1 slots, 1 tasks")
+    assert "graph LR" in both
+    assert main(["plan", str(path), "--format", "mermaid"]) == 0
+    assert capsys.readouterr().out.startswith("graph LR")
+
+
+def test_plan_of_nothing_ends_with_code_two(tmp_path, capsys):
+    assert main(["plan", str(tmp_path / "none.py")]) == 2
+    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / 'none.py'}: the file must exist")
