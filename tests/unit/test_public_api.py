@@ -6,14 +6,56 @@ import sys
 import penstock
 import penstock.testing
 
-PUBLIC = """
-    DEFAULT_STREAM BasicBolt BatchBolt BatchCollector BatchSpout BoltDeclarer Clock Collector ComponentError Conf
-    Context ControlRefused CustomGrouping EnvironmentFault FieldCountError FieldTypeError FrameError Grouping
-    JavaMissing LoadError MasterUnreachable NotEnoughSlots OutputDeclarer PenstockError Plan PortInUse RichBolt
-    RichCollector Router RunningTopology SettingError Settings ShowBolt SimulatedClock Source Spout SpoutCollector
-    SpoutDeclarer SystemClock Targets Topology TopologyBuilder TopologyError TopologyFailed Tuple UserCodeError
-    make_plan submit
-""".split()
+PUBLIC = [
+    "DEFAULT_STREAM",
+    "BasicBolt",
+    "BatchBolt",
+    "BatchCollector",
+    "BatchSpout",
+    "BoltDeclarer",
+    "Clock",
+    "Collector",
+    "ComponentError",
+    "Conf",
+    "Context",
+    "ControlRefused",
+    "CustomGrouping",
+    "EnvironmentFault",
+    "FieldCountError",
+    "FieldTypeError",
+    "FrameError",
+    "Grouping",
+    "JavaMissing",
+    "LoadError",
+    "MasterUnreachable",
+    "NotEnoughSlots",
+    "OutputDeclarer",
+    "PenstockError",
+    "Plan",
+    "PortInUse",
+    "RichBolt",
+    "RichCollector",
+    "Router",
+    "RunningTopology",
+    "SettingError",
+    "Settings",
+    "ShowBolt",
+    "SimulatedClock",
+    "Source",
+    "Spout",
+    "SpoutCollector",
+    "SpoutDeclarer",
+    "SystemClock",
+    "Targets",
+    "Topology",
+    "TopologyBuilder",
+    "TopologyError",
+    "TopologyFailed",
+    "Tuple",
+    "UserCodeError",
+    "make_plan",
+    "submit",
+]
 
 
 def test_the_public_names_are_these():

@@ -356,19 +356,19 @@ class EmitsInPrepare(RichPass):
 
 def test_a_spout_may_emit_in_ack():
     runner = LocalRunner(line_topology(EmitsWhenAcked("x", rows=[("first",)]), CaptureBolt()))
-    runner.run_until_idle()
+    runner.run(0.1)
     assert runner.captured("b1") == [("first",), ("again",)]
 
 
 def test_a_spout_may_emit_in_activate():
     runner = LocalRunner(line_topology(EmitsWhenActivated("x"), CaptureBolt()))
-    runner.run_until_idle()
+    runner.run(0.1)
     assert runner.captured("b1") == [("hello",)]
 
 
 def test_a_rich_bolt_may_emit_in_prepare():
     runner = LocalRunner(line_topology(FeederSpout("x"), EmitsInPrepare("x"), CaptureBolt()))
-    runner.run_until_idle()
+    runner.run(0.1)
     assert runner.captured("b2") == [("hello",)]
 
 
@@ -401,7 +401,9 @@ def test_the_inbox_bounds_what_waits(capacity):
     while len(bolt.seen) < 5000:
         runner.run(0.001)
         longest = max(longest, runner.stats("b1")[0].queued)
-    assert min(capacity, bolt.largest) <= longest <= capacity + bolt.largest
+    assert longest <= capacity + bolt.largest
+    if capacity > bolt.largest:  # else each frame is gone before the next is let in
+        assert longest >= capacity / 2
     assert bolt.seen == list(range(5000))
 
 
@@ -572,7 +574,7 @@ def test_run_spout():
 
 def test_a_spout_that_never_pauses_does_not_hang_a_test():
     runner = LocalRunner(line_topology(NumberSpout(10**9), CaptureBolt()))
-    with pytest.raises(TimeoutError, match="'line' is still busy after 0.01 simulated s"):
+    with pytest.raises(TimeoutError, match=r"'line' is still busy after 0.01 simulated s"):
         runner.run_until_idle(limit=0.01)
 
 
@@ -586,7 +588,7 @@ def test_an_unknown_component_names_those_there_are():
 
 def shown(rows, bolt=None):
     builder = TopologyBuilder()
-    builder.set_spout("rows", FeederSpout("key", "value", rows=rows))
+    builder.set_spout("rows", FeederSpout("key", "score", rows=rows))
     builder.set_bolt("show", bolt or ShowBolt()).shuffle_grouping("rows")
     runner = LocalRunner(builder.build("t"))
     runner.run(0.6)

@@ -159,11 +159,12 @@ def test_the_tick_interval_of_a_class_is_checked_like_a_set_one(seconds):
     class Ticking(CaptureBolt):
         tick_interval = seconds
 
-    builder = words()
-    with pytest.raises(TopologyError) as caught:
+    def build():
+        builder = words()
         builder.set_bolt("count", Ticking()).shuffle_grouping("words")
         builder.build("t")
-    holds(str(caught.value), "component 'count'", "tick interval", repr(seconds))
+
+    holds(refused(build), "component 'count'", "tick interval", repr(seconds))
 
 
 # ---- the whole -------------------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ def test_field_names_are_texts(name):
     holds(text, "component 'words'", "non-empty text", repr(name), "Give it a name")
 
 
-@pytest.mark.parametrize("kind", [list, "int", 5, [int], dict(a=1)])
+@pytest.mark.parametrize("kind", [list, "int", 5, [int], {1: 2}])
 def test_bad_field_types(kind):
     text = declared(lambda d: d.declare(("word", kind)))
     holds(text, "component 'words'", "type of field 'word'", "str, int, float, bool, bytes", "pyarrow type")

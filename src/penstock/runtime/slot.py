@@ -64,6 +64,8 @@ class Slot:
         self._out: list[Row] = []
         self.executors: list[Executor[Any]] = []
         self._bolts: list[BoltExecutor] = []
+        self._levels: list[list[BoltExecutor]] = []
+        """The bolts by component, those furthest down a chain first."""
         self._spouts: list[SpoutExecutor] = []
         self._sequence: dict[tuple[int, int, int], int] = {}
         self._schemas = [
@@ -86,8 +88,11 @@ class Slot:
             executor.open(self._settings.conf)
             self.executors.append(executor)
         self._bolts = [executor for executor in self.executors if isinstance(executor, BoltExecutor)]
-        # Receivers before senders: what is handed over within the slot must not pile up.
-        self._bolts.reverse()
+        levels: dict[str, list[BoltExecutor]] = {}
+        for bolt in self._bolts:
+            levels.setdefault(bolt.context.component, []).append(bolt)
+        order = [component for stage in self._plan.stages for chain in stage.chains for component in chain]
+        self._levels = [levels[component] for component in reversed(order) if component in levels]
         self._spouts = [executor for executor in self.executors if isinstance(executor, SpoutExecutor)]
 
     def warm_up(self) -> list[Row]:
@@ -146,12 +151,12 @@ class Slot:
             header, frame = self._relay.popleft()
             self._send_row(SlotId(header.target_stage, header.target_slot), frame)
         self._run_ticks()
-        self._run_bolts()
-        self._run_spouts()
-        idle = not self._spout_emitted and not self._relay and not any(bolt.busy for bolt in self._bolts)
-        self._flush(idle)
-        self._note_waiting()
-        self._nudge(idle)
+        self._spout_emitted = not self._run_bolts() and self._run_spouts()
+        if self._spout_emitted or self._bolts or self._oldest is not None or self._dirty:
+            idle = not self._spout_emitted and not self._relay and not any(bolt.busy for bolt in self._bolts)
+            self._flush(idle)
+            self._note_waiting()
+            self._nudge(idle)
         rows, self._out = self._out, []
         return rows
 
@@ -170,14 +175,18 @@ class Slot:
             waits.append(min(self._dirty.values()) + self._settings.linger - now)
         return max(0.0, min(waits))
 
-    def _run_bolts(self) -> None:
-        for bolt in self._bolts:
-            bolt.run()
+    def _run_bolts(self) -> bool:
+        """Run the receivers of what is handed over within the slot first, and their senders only when they
+        have nothing left: so a chain holds no more than one batch between two of its components."""
+        for tasks in self._levels:
+            worked = [bolt.run() for bolt in tasks]
+            if any(worked):
+                return True
+        return False
 
-    def _run_spouts(self) -> None:
-        self._spout_emitted = False
-        for spout in self._spouts:
-            self._spout_emitted = spout.run() or self._spout_emitted
+    def _run_spouts(self) -> bool:
+        emitted = [spout.run() for spout in self._spouts]
+        return any(emitted)
 
     def _run_ticks(self) -> None:
         for bolt in self._bolts:

@@ -3,6 +3,7 @@ reports between the coordinator and it."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -34,6 +35,7 @@ from penstock.runtime.slot import Job, Row, Slot
 
 _NAMES = ["slot", "frame"]
 _BINARY = pa.binary()
+_LARGE = 32_768  # bytes; above it copying a frame costs more than a message of its own
 _READER_RETRY = 0.05  # seconds; only if a wake-up were lost, which has not been seen
 
 
@@ -54,13 +56,29 @@ class StageFunction:
         return SlotDriver(id, self._job, self._address, self._secret, self._attempt).rows(batches)
 
 
+class Wake:
+    """An alarm clock: ``wait`` returns after the time or at the next ``set``, one that came before included.
+    A bare lock, because a spout with nothing to emit waits here a thousand times a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # set already
+            self._lock.release()
+
+    def wait(self, seconds: float) -> None:
+        self._lock.acquire(timeout=seconds)
+
+
 class SlotDriver:
     """Runs a slot for as long as the query lives."""
 
     def __init__(self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
         self._slot = Slot(id, job, SystemClock())
         self._interval = job.settings.metrics_interval
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._space = threading.Event()
         self._reader_waits = False
         self._input_ended = False
@@ -73,26 +91,23 @@ class SlotDriver:
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's task: consume its rows in a thread, yield ours from the loop."""
         threading.Thread(target=self._read, args=(batches,), name="slot-reader", daemon=True).start()
-        slot, wake = self._slot, self._wake
-        for row in slot.warm_up():
-            yield as_batch(row)
+        slot = self._slot
+        yield from as_batches(slot.warm_up())
         while not self._input_ended and not self._control.lost:
-            wake.clear()
             try:
                 self._obey()
-                rows = slot.turn() if self._opened and not self._failed else []
+                output = list(as_batches(slot.turn())) if self._opened and not self._failed else []
                 self._check()
             except Exception as error:  # whatever it is, the driver must hear of it before the task dies
                 self._fail(error)
-                rows = []
-            for row in rows:
-                yield as_batch(row)
+                output = []
+            yield from output
             if self._reader_waits:
                 self._space.set()
             wait = slot.idle_for() if self._opened and not self._failed else 1.0
             wait = min(wait, self._report_if_due())
             if wait > 0:
-                wake.wait(wait)
+                self._wake.wait(wait)
         self._control.close()
 
     # ---- input -----------------------------------------------------------------------------------------
@@ -188,26 +203,33 @@ class SlotDriver:
         slot.published.clear()
 
 
-def as_batch(row: Row) -> pa.RecordBatch:
-    """A row for Spark, without copying the frame."""
-    slot, frame = row
-    number = _number(slot)
-    if frame is None:
-        return pa.RecordBatch.from_arrays([number, _NULL], names=_NAMES)
+def as_batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:
+    """Rows for Spark. Small ones travel together: a frame and its nudge then cost one message, not two. A large
+    frame goes alone and uncopied."""
+    slots: list[int] = []
+    frames: list[bytes | None] = []
+    for slot, frame in rows:
+        if frame is not None and len(frame) >= _LARGE:
+            if slots:
+                yield _small(slots, frames)
+                slots, frames = [], []
+            yield _large(slot, frame)
+        else:
+            slots.append(slot)
+            frames.append(frame.to_pybytes() if isinstance(frame, pa.Buffer) else frame)
+    if slots:
+        yield _small(slots, frames)
+
+
+def _small(slots: list[int], frames: list[bytes | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(slots, pa.int32()), pa.array(frames, _BINARY)], names=_NAMES)
+
+
+def _large(slot: int, frame: bytes | pa.Buffer) -> pa.RecordBatch:
     buffer = frame if isinstance(frame, pa.Buffer) else pa.py_buffer(frame)
     offsets = pa.py_buffer(b"\0\0\0\0" + buffer.size.to_bytes(4, "little"))
     value = pa.Array.from_buffers(_BINARY, 1, [None, offsets, buffer])
-    return pa.RecordBatch.from_arrays([number, value], names=_NAMES)
-
-
-_NULL = pa.array([None], _BINARY)
-_numbers: dict[int, pa.Array] = {}
-
-
-def _number(slot: int) -> pa.Array:
-    if slot not in _numbers:
-        _numbers[slot] = pa.array([slot], pa.int32())
-    return _numbers[slot]
+    return pa.RecordBatch.from_arrays([pa.array([slot], pa.int32()), value], names=_NAMES)
 
 
 def _slot_id(name: str) -> SlotId:

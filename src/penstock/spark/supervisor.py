@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -301,6 +302,10 @@ class RunningTopology:
             raise TopologyFailed(f"topology '{self.topology.name}'", "must be running", self.state)
 
 
+# A line that says why: a Python error, the root of a Java one, or a worker that is gone.
+_CAUSE = re.compile(r"\s*([\w.]+(Error|Exception): |Caused by: |.*(crashed|exited unexpectedly|ExecutorLost))")
+
+
 class _Lost(Exception):
     """The query ended, or a slot fell silent, through no word of the topology's own."""
 
@@ -309,11 +314,9 @@ def _why(query: StreamingQuery) -> str:
     error = query.exception()
     if error is None:
         return "the query ended"
-    text = str(error)
-    for line in reversed(text.splitlines()):
-        if "Exception" in line or "Error" in line or "exited" in line:
-            return line.strip()[:300]
-    return (text.splitlines() or log_lines()[-1:] or ["the query ended"])[0][:300]
+    lines = str(error).splitlines() or log_lines()[-1:] or ["the query ended"]
+    told = [line.strip() for line in lines if _CAUSE.match(line)]
+    return (told or lines)[0][:300]
 
 
 def submit(
