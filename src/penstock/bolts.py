@@ -27,13 +27,13 @@ class ShowBolt(BasicBolt):
         if tup.is_tick:
             self._publish(self.top())
         else:
+            self._latest.pop(tup[0], None)  # a key seen again is the newest
             self._latest[tup[0]] = tup
 
     def top(self) -> list[Tuple]:
         """The rows to show."""
         rows = list(self._latest.values())
         try:
-            rows.sort(key=lambda tup: tup[-1], reverse=True)
+            return sorted(rows, key=lambda tup: tup[-1], reverse=True)[: self._rows]
         except TypeError:  # values that have no order are shown newest first
-            rows.reverse()
-        return rows[: self._rows]
+            return rows[::-1][: self._rows]

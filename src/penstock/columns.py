@@ -29,6 +29,9 @@ class PickledType(pa.ExtensionType):  # type: ignore[misc] # pyarrow is untyped
     def __init__(self) -> None:
         super().__init__(pa.binary(), "penstock.pickled")
 
+    def __hash__(self) -> int:  # schemas are cached by value
+        return hash(self.extension_name)
+
     def __arrow_ext_serialize__(self) -> bytes:
         return b""
 
@@ -50,7 +53,10 @@ def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:
     """One field's values as a column. Raises ``pa.ArrowException``, ``TypeError`` or ``OverflowError`` when a
     value does not fit the declared type; without one it always succeeds or the value cannot be pickled."""
     if declared is not None:
-        return pa.array(values, declared)
+        column = pa.array(values, declared)
+        if pa.types.is_integer(declared) and any(type(value) is float and value % 1 for value in values):
+            raise TypeError(f"a fraction does not fit {declared}")  # Arrow would cut it off in silence
+        return column
     kinds = set(map(type, values))
     kinds.discard(type(None))
     if len(kinds) == 1 and (plain := PLAIN_TYPES.get(kinds.pop())) is not None:

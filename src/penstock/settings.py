@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from penstock.errors import SettingError
 
 
-def _setting(default: Any, unit: str, why: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"unit": unit, "why": why, "choices": choices})
+def _setting(default: Any, unit: str, why: str, choices: tuple[str, ...] = (), zero: bool = False) -> Any:
+    return field(default=default, metadata={"unit": unit, "why": why, "choices": choices, "zero": zero})
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Settings:
         ("drop", "stop"),
     )
     linger: float = _setting(
-        0.002, "s", "how long a spout's first tuple waits for company; two tuples a frame at 1,000/s"
+        0.002, "s", "how long a spout's first tuple waits for company; two tuples a frame at 1,000/s", zero=True
     )
     busy_linger: float = _setting(
         0.02, "s", "the same for a slot that never pauses: larger frames cost less; its queue is longer than this"
@@ -51,23 +52,30 @@ class Settings:
         20.0, "s", "a slot silent for longer is dead: a killed Python daemon shows in no other way"
     )
     drain_timeout: float = _setting(10.0, "s", "how long a graceful end waits for tuples in flight")
-    max_restarts: int = _setting(3, "", "restarts after a lost worker or node before giving up")
+    max_restarts: int = _setting(3, "", "restarts after a lost worker or node before giving up", zero=True)
     chaining: bool = _setting(
         True, "", "components joined by local_or_shuffle at equal parallelism share a slot: no hop"
     )
-    seed: int = _setting(0, "", "of the groupings' random starts, so that runs can be repeated")
+    seed: int = _setting(0, "", "of the groupings' random starts, so that runs can be repeated", zero=True)
     conf: Mapping[str, Any] = field(
         default_factory=dict, metadata={"unit": "", "why": "the user's own values, handed to every component"}
     )
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            value, choices = getattr(self, spec.name), spec.metadata.get("choices", ())
+            where, value = f"setting {spec.name}", getattr(self, spec.name)
+            kind, choices = type(spec.default), spec.metadata.get("choices", ())
+            if spec.name == "conf":
+                continue
             if choices and value not in choices:
-                raise SettingError(f"setting {spec.name}", "must be one of " + ", ".join(choices), repr(value))
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and (value < 0 or (value == 0 and spec.name not in ("seed", "max_restarts", "linger"))):
-                raise SettingError(f"setting {spec.name}", "must be greater than 0", repr(value))
+                raise SettingError(where, "must be one of " + ", ".join(choices), repr(value))
+            fits = isinstance(value, kind) or (kind is float and type(value) is int)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                raise SettingError(where, f"takes a value of type {kind.__name__}", repr(value))
+            if kind in (int, float):
+                least = "at least 0" if spec.metadata["zero"] else "greater than 0"
+                if not (0 <= value < math.inf) or (value == 0 and not spec.metadata["zero"]):
+                    raise SettingError(where, f"must be {least}", repr(value))
 
     def parse(self, assignments: Iterable[str]) -> Settings:
         """A copy with ``key=value`` texts applied; ``conf.NAME=value`` sets a value of the user's own."""

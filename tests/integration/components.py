@@ -8,13 +8,12 @@ import numpy as np
 
 from penstock import BasicBolt, CustomGrouping, Spout
 
-
 FIELDS = (("origin", int), ("n", int), ("key", str), ("sent", int))
 """``sent`` counts what a task has emitted: between two tasks it only ever grows."""
 
 
 class Numbers(Spout):
-    """⟨origin, n, key, sent⟩ for n = 0 .. count - 1, then nothing; also on a direct stream, to task n mod tasks."""
+    """⟨origin, n, key, sent⟩ for n = 0 .. count - 1; also on a direct stream, to task n mod tasks."""
 
     def __init__(self, count, keys=10, direct_to=None):
         self.count, self.keys, self.direct_to = count, keys, direct_to

@@ -215,7 +215,7 @@ def test_it_stops_on_sigterm_while_starting():
     while not any("java" in name for name in children(process.pid)):
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
 

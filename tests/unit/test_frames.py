@@ -103,7 +103,6 @@ def test_no_rows():
 @pytest.mark.parametrize(
     "column",
     [
-        pa.array(["a", "b", "a"]).dictionary_encode(),
         pa.array(["a", "b", "a"], pa.large_string()),
         pa.array([[1], [], None]),
         pa.array([{"x": 1}, {"x": 2}, None]),

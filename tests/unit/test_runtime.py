@@ -614,3 +614,16 @@ def test_show_without_an_order_shows_the_newest_first():
 
 def test_show_without_an_order_takes_an_update_as_new():
     assert shown([("a", None), ("b", 1), ("a", "new")]) == [["a", "new"], ["b", 1]]
+
+
+class DictionaryBolt(BatchBolt):
+    def declare_output_fields(self, declarer):
+        declarer.declare("x")
+
+    def execute_batch(self, batch, source, collector):
+        collector.emit_batch([batch.column(0).dictionary_encode()])
+
+
+def test_a_dictionary_column_arrives_as_its_values():
+    out = run_bolt(DictionaryBolt(), [("x", str)], [["a"], ["b"], ["a"]])
+    assert [tup.x for tup in out] == ["a", "b", "a"]

@@ -56,7 +56,7 @@ def _import(path: Path) -> ModuleType:
     except PenstockError:
         raise
     except SyntaxError as error:
-        raise LoadError(f"{path}:{error.lineno}", "must be valid Python", error.msg) from error
+        raise LoadError(f"{error.filename or path}:{error.lineno}", "must be valid Python", error.msg) from error
     except Exception as error:  # a user's file may raise anything
         raise _blame(path, error) from error
     return module

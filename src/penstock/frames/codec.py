@@ -39,8 +39,10 @@ def decode(header: Header, frame: pa.Buffer, schema: pa.Schema | None) -> pa.Rec
             schema = _read_schema(frame.slice(begin, header.schema_bytes).to_pybytes())
             begin += header.schema_bytes
         begin += header.lineage_bytes
+        if schema is None:
+            raise ValueError("no schema, and none declared")
         batch = pa.ipc.read_record_batch(frame.slice(begin), schema)
-    except (pa.ArrowException, OSError, ValueError, TypeError, IndexError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError, IndexError) as error:
         raise FrameError("frame", "the body is an Arrow record batch of its stream", str(error)) from error
     if batch.num_rows != header.rows:
         raise FrameError("frame", f"the header announces {header.rows} tuples", f"{batch.num_rows}")

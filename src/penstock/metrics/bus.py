@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.metrics.histogram import Histogram
@@ -73,7 +73,7 @@ class MetricsBus:
         """Take a slot's report."""
         with self._lock:
             if attempt != self._attempt:  # the counters of a new start begin at 0 again
-                self._base = {task: self._total(task) for task in self._plan.task}
+                self._base = {task: replace(self._total(task), queued=0) for task in self._plan.task}
                 self._now, self._attempt = {}, attempt
                 self._samples.clear()
             for task, data in report.tasks.items():
@@ -132,7 +132,7 @@ class MetricsBus:
         if self._samples:
             oldest = self._samples[0]
             then = _sum([oldest.stats.get(task, TaskStats()) for task in tasks])
-            span = self._samples[-1].time - oldest.time
+            span = self._monotonic() - oldest.time
         total = _sum([now, *(self._base.get(task, TaskStats()) for task in tasks)])
         executed = now.executed - then.executed
         recent: Histogram = now.latency.minus(then.latency)

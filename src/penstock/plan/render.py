@@ -21,7 +21,7 @@ def as_text(topology: Topology, plan: Plan) -> str:
             for component in chain:
                 node = topology.nodes[component]
                 kind = "spout" if node.is_spout else "bolt"
-                chained = "" if component == chain[0] else f"  chained to {chain[chain.index(component) - 1]}"
+                chained = "" if component == chain[0] else f"  chained to {node.inputs[0].component}"
                 tick = f"  tick {node.tick_interval:g} s" if node.tick_interval else ""
                 slots, tasks = _span(first, executors), _span(plan.tasks_of[component][0], node.tasks)
                 lines.append(

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.columns import to_column
@@ -63,6 +64,8 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                     (value,) = values
                 except (ValueError, TypeError):
                     _wrong_count(declared, values)
+                if value is values:  # "a" unpacks to "a"
+                    _wrong_count(declared, values)
                 add(value)
             else:
                 emit_on(stream, values)
@@ -75,6 +78,8 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
             try:
                 first, second = values
             except (ValueError, TypeError):
+                _wrong_count(declared, values)
+            if values.__class__ is str:
                 _wrong_count(declared, values)
             add_first(first)
             add_second(second)
@@ -170,11 +175,13 @@ def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
     names = stream.field_names
     if isinstance(columns, pa.RecordBatch):
         if tuple(columns.schema.names) == names and all(
-            field.type is None or columns.schema.field(index).type == field.type
-            for index, field in enumerate(stream.fields)
+            columns.schema.field(index).type == field.type for index, field in enumerate(stream.fields)
         ):
             return columns
-        given: Sequence[Any] = columns.columns
+        named = columns.schema.names
+        if sorted(named) != sorted(names):
+            _wrong_count(stream, named)
+        given: Sequence[Any] = [columns.column(name) for name in names]
     elif isinstance(columns, Mapping):
         missing = [name for name in names if name not in columns]
         if missing or len(columns) != len(names):
@@ -189,9 +196,13 @@ def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
         try:
             if isinstance(column, pa.ChunkedArray):
                 column = column.combine_chunks()
-            if not isinstance(column, pa.Array):
+            elif isinstance(column, np.ndarray):
+                column = pa.array(column)
+            elif not isinstance(column, pa.Array):
                 column = to_column(column if isinstance(column, list) else list(column), field.type)
-            elif field.type is not None and column.type != field.type:
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()  # a frame carries no dictionaries
+            if field.type is not None and column.type != field.type:
                 column = column.cast(field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise FieldTypeError(

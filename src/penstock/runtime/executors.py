@@ -157,7 +157,7 @@ class SpoutExecutor(Executor[BaseSpout]):
                     break
                 rows = after
         except Exception as error:  # user code may raise anything
-            self.report(blame(self.context.component, "next_tuple", error))
+            self.report(blame(self.context.component, self._next.__name__, error))
         self._learn(max(calls, 1), self._clock.monotonic() - started)
         emitted = waiting() - before
         if emitted:
@@ -175,7 +175,10 @@ class SpoutExecutor(Executor[BaseSpout]):
         done = self._done[:]
         self._done.clear()
         for msg_id in done:
-            self._guard("ack", self.component.ack, msg_id)
+            try:
+                self.component.ack(msg_id)
+            except Exception as error:  # user code may raise anything; the next message is another matter
+                self.report(blame(self.context.component, "ack", error))
         self.stats.acked += len(done)
 
 

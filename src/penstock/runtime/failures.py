@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 
 from penstock.errors import ComponentError, PenstockError, UserCodeError
 from penstock.topology.tuples import Tuple
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_THE_USERS = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
 _LONGEST_REPR = 200  # characters of a tuple in an error text
 
 
 def user_line(error: BaseException) -> str:
-    """``file:line in function`` of the innermost frame outside penstock, or an empty text."""
+    """``file:line in function`` of the innermost frame of the user's own, or an empty text."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not os.path.abspath(frame.filename).startswith(_PACKAGE):
+        if not os.path.realpath(frame.filename).startswith(_NOT_THE_USERS) and frame.filename[0] != "<":
             return f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
     return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.columns import to_column, to_values
 from penstock.errors import FieldTypeError
 from penstock.metrics.stats import TaskStats
+from penstock.runtime.failures import blame
 from penstock.topology.groupings import ALL_ROWS, Router, Rows
 from penstock.topology.streams import Stream
 
@@ -20,6 +21,15 @@ _MOST_ROWS = 65_536  # even of one-byte rows: keeps the work between two looks a
 
 _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, pickle.PicklingError)
 """What converting a value to its column raises where it does not fit (Arrow) or cannot be pickled."""
+
+
+class Connection(NamedTuple):
+    """One subscriber of a stream: its tasks and what spreads tuples over them; no router on a direct stream."""
+
+    router: Router | None
+    tasks: tuple[int, ...]
+    grouping: str
+
 
 Send = Callable[[int, int, pa.RecordBatch, float], int]
 """send(stream number, target task, tuples, born) -> bytes: hands one frame's worth to the slot."""
@@ -33,28 +43,29 @@ class StreamOutput:
         self,
         number: int,
         stream: Stream,
-        edges: Sequence[tuple[Router | None, tuple[int, ...]]],
+        edges: Sequence[Connection],
         frame_bytes: int,
         send: Send,
         stats: TaskStats,
         report: Callable[[Exception], None],
+        now: Callable[[], float],
     ) -> None:
         self.stream = stream
         self.columns: list[list[Any]] = [[] for _ in stream.fields]
         self.tasks: list[int] = []
         """Target tasks of the rows, on a direct stream only."""
         self.born: float | None = None
-        """Wall time of the oldest input behind the waiting rows; set by the executor."""
+        """Wall time of the oldest input behind the waiting rows; None: there was none, as in ``activate``."""
         self._number, self._edges, self._send, self._stats = number, edges, send, stats
-        self._report = report
+        self._report, self._now = report, now
         self._names = list(stream.field_names)
         self._batches: list[pa.RecordBatch] = []
         self._batch_tasks: list[int] = []
         self._batch_rows = 0
         self._frame_bytes = frame_bytes
         self._frame_rows = _FIRST_GUESS_ROWS
-        self.direct_targets = frozenset(task for _, tasks in edges for task in tasks) if stream.direct else ()
-        self._fan_out = max([1, *(len(tasks) for _, tasks in edges)])
+        self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
+        self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
 
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
@@ -77,16 +88,16 @@ class StreamOutput:
         if not rows:
             return
         self._stats.emitted += rows
-        if self._edges:
-            batch, tasks = self._collect()
-            if self.stream.direct:
-                self._send_direct(batch, tasks)
-            else:
-                for router, targets in self._edges:
-                    assert router is not None
-                    for position, chosen in router.split(batch):
-                        self._cut(targets[position], _select(batch, chosen))
-        self._clear()
+        try:
+            if self._edges:
+                batch, tasks = self._collect()
+                if self.stream.direct:
+                    self._send_direct(batch, tasks)
+                elif batch.num_rows:
+                    for edge in self._edges:
+                        self._route(batch, edge)
+        finally:
+            self._clear()
 
     def _collect(self) -> tuple[pa.RecordBatch, list[int]]:
         batches, tasks = self._batches, self._batch_tasks
@@ -99,7 +110,22 @@ class StreamOutput:
                 arrays = self._arrays([[column[row] for row in keep] for column in self.columns])
                 tasks = tasks + [self.tasks[row] for row in keep if self.tasks]
             batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
-        return (batches[0] if len(batches) == 1 else _joined(batches)), tasks
+        return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks
+
+    def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """One batch out of several. Inferred types may differ between them; such a column is put together
+        again from its values."""
+        first = batches[0].schema
+        if all(batch.schema.equals(first) for batch in batches):
+            return pa.concat_batches(batches)
+        columns = []
+        for index, field in enumerate(self.stream.fields):
+            parts = [batch.column(index) for batch in batches]
+            if all(part.type == parts[0].type for part in parts):
+                columns.append(pa.concat_arrays(parts))
+            else:
+                columns.append(to_column([value for part in parts for value in to_values(part)], field.type))
+        return pa.RecordBatch.from_arrays(columns, names=self._names)
 
     def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
@@ -124,6 +150,16 @@ class StreamOutput:
             self._report(error)
         return [row for row in range(len(self.columns[0])) if row not in misfits]
 
+    def _route(self, batch: pa.RecordBatch, edge: Connection) -> None:
+        assert edge.router is not None
+        try:
+            split = edge.router.split(batch)
+        except Exception as error:  # a grouping of the user's own may raise anything
+            self._report(blame(self.stream.component, f"grouping {edge.grouping}", error))
+            return
+        for position, chosen in split:
+            self._cut(edge.tasks[position], _select(batch, chosen))
+
     def _send_direct(self, batch: pa.RecordBatch, tasks: list[int]) -> None:
         target_of = np.array(tasks)
         for task in dict.fromkeys(tasks):
@@ -131,13 +167,13 @@ class StreamOutput:
 
     def _cut(self, task: int, batch: pa.RecordBatch) -> None:
         """Send a batch to one task in frames of about the wanted size."""
-        assert self.born is not None
         rows = batch.num_rows
+        born = self._now() if self.born is None else self.born
         frames = max(1, round(rows / self._frame_rows))  # even frames, none of them a small rest
         for number in range(frames):
             begin, end = rows * number // frames, rows * (number + 1) // frames
             part = batch if frames == 1 else batch.slice(begin, end - begin)
-            size = self._send(self._number, task, part, self.born)
+            size = self._send(self._number, task, part, born)
             self._stats.sent += part.num_rows
             self._stats.sent_bytes += size
             if size:
@@ -160,16 +196,3 @@ def _select(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
     if isinstance(rows, slice):
         return batch.slice(rows.start, rows.stop - rows.start)
     return batch.take(pa.array(rows))
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch out of several. On an untyped stream their inferred types may differ; such columns are put
-    together again from their values."""
-    first = batches[0].schema
-    if all(batch.schema.equals(first) for batch in batches):
-        return pa.concat_batches(batches)
-    columns = [
-        to_column([value for batch in batches for value in to_values(batch.column(index))], None)
-        for index in range(len(first))
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=first.names)

@@ -22,10 +22,10 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
 from penstock.runtime.executors import BoltExecutor, Executor, SpoutExecutor
 from penstock.runtime.inbox import Inbox, Parcel
-from penstock.runtime.outputs import StreamOutput
+from penstock.runtime.outputs import Connection, StreamOutput
 from penstock.settings import Settings
 from penstock.topology.components import BaseBolt, BaseSpout, Component, Context
-from penstock.topology.groupings import Direct, Router, Targets
+from penstock.topology.groupings import Direct, Targets
 
 Row = tuple[int, bytes | pa.Buffer | None]
 """The slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
@@ -130,7 +130,11 @@ class Slot:
     def offer(self, frame: pa.Buffer) -> bool:
         """Take a frame that has arrived, or say no because its inbox is full: offer it again later."""
         header = unpack(memoryview(frame))
-        if header.target_stage != self.id.stage:
+        if header.target_stage < self.id.stage:
+            raise PenstockError(
+                f"slot {self.id}", "frames go to later stages", f"one for stage {header.target_stage}"
+            )
+        if header.target_stage > self.id.stage:
             self._relay.append((header, frame))
             return True
         if header.kind == Kind.WARM:
@@ -152,7 +156,7 @@ class Slot:
             self._send_row(SlotId(header.target_stage, header.target_slot), frame)
         self._run_ticks()
         self._spout_emitted = not self._run_bolts() and self._run_spouts()
-        if self._spout_emitted or self._bolts or self._oldest is not None or self._dirty:
+        if self._spout_emitted or self._bolts or self._dirty or self._holds_rows():
             idle = not self._spout_emitted and not self._relay and not any(bolt.busy for bolt in self._bolts)
             self._flush(idle)
             self._note_waiting()
@@ -205,9 +209,11 @@ class Slot:
         for executor in self.executors:
             executor.flush(only_full=not (at_once or due))
 
+    def _holds_rows(self) -> bool:
+        return any(executor.waiting() for executor in self.executors)
+
     def _note_waiting(self) -> None:
-        waiting = any(executor.waiting() for executor in self.executors)
-        if not waiting:
+        if not self._holds_rows():
             self._oldest = None
         elif self._oldest is None:
             self._oldest = self._clock.monotonic()
@@ -299,6 +305,7 @@ class Slot:
                 self._sender(task),
                 stats,
                 self._note_error(stats),
+                self._clock.now,
             )
             for number, stream in plan.streams_of(component)
         }
@@ -317,12 +324,10 @@ class Slot:
             self._job.ticks.get(component),
         )
 
-    def _connect(
-        self, task: int, edge: Edge, nodes: Mapping[SlotId, str]
-    ) -> tuple[Router | None, tuple[int, ...]]:
+    def _connect(self, task: int, edge: Edge, nodes: Mapping[SlotId, str]) -> Connection:
         tasks = self._plan.tasks_of[edge.target]
         if isinstance(edge.grouping, Direct):
-            return None, tasks
+            return Connection(None, tasks, str(edge.grouping))
         slots = [self._slot_of[target] for target in tasks]
         node = nodes.get(self.id)
         targets = Targets(
@@ -332,7 +337,7 @@ class Slot:
             tuple(position for position, slot in enumerate(slots) if node and nodes.get(slot) == node),
             self._settings.seed,
         )
-        return edge.grouping.router(targets), tasks
+        return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__)
 
     def _publisher(self, task: int) -> Callable[[Sequence[Sequence[Any]]], None]:
         def publish(rows: Sequence[Sequence[Any]]) -> None:

@@ -42,10 +42,14 @@ CONF: Mapping[str, str] = {
     "spark.sql.execution.python.udf.buffer.size": "64",
     "spark.sql.execution.pandas.udf.buffer.size": "64",
     "spark.sql.execution.arrow.compression.codec": "none",
-    # The shuffle between stages: send after 1 ms (default 50), keep little in flight (default 32 MB a hop).
-    "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
+    # The shuffle between stages packs rows into buffers of 32 KB and sends them by a timer. Our rows are packed
+    # already: a buffer smaller than any row sends each at once, and no timer need run a thousand times a second.
+    "spark.shuffle.streaming.networkBufferSize": "16",
+    "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "50",
+    # What a sender may have in flight counts in such buffers, whatever the rows' real size: 8 rows to a single
+    # target, beside 33,280 bytes that Spark deducts for sockets; never less than 2 rows per target.
+    "spark.shuffle.streaming.writerMaxMemory": str(33_280 + 8 * 16),
     "spark.shuffle.streaming.readerMaxMemory": "262144",
-    "spark.shuffle.streaming.writerMaxMemory": "262144",
     "spark.shuffle.streaming.checksum.enabled": "false",
     "spark.python.daemon.module": "penstock.spark.daemon",
     "spark.driver.memory": "2g",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -71,7 +72,9 @@ class _Declarer:
         self._id, self._component, self._parallelism, self._line = id, component, parallelism, line
         self._tasks = parallelism
         self._inputs: list[Subscription] = []
-        self._tick: float | None = getattr(component, "tick_interval", None)
+        self._tick: float | None = None
+        if isinstance(component, BaseBolt) and component.tick_interval is not None:
+            self._set_tick(component.tick_interval)
 
     def _where(self) -> str:
         return f"component '{self._id}' ({self._line})" if self._line else f"component '{self._id}'"
@@ -85,6 +88,11 @@ class _Declarer:
                 "Raise set_num_tasks or lower the parallelism.",
             )
         self._tasks = tasks
+
+    def _set_tick(self, seconds: float) -> None:
+        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise TopologyError(self._where(), "a tick interval is greater than 0 s", repr(seconds))
+        self._tick = float(seconds)
 
     def node(self) -> Node:
         declarer = OutputDeclarer(self._id)
@@ -120,9 +128,7 @@ class BoltDeclarer(_Declarer):
 
     def set_tick_interval(self, seconds: float) -> BoltDeclarer:
         """Send each task of the bolt a tick tuple every so many seconds."""
-        if not seconds > 0:
-            raise TopologyError(self._where(), "a tick interval is greater than 0 s", repr(seconds))
-        self._tick = float(seconds)
+        self._set_tick(seconds)
         return self
 
     def grouping(self, component: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:

@@ -7,6 +7,7 @@ positions: no slots, no Spark, so the simulator drives the very same code.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -234,8 +235,9 @@ class CustomGrouping(Grouping):
     def choose(self, values: tuple[Any, ...]) -> Sequence[int]: ...
 
     def router(self, targets: Targets) -> Router:
-        self.prepare(targets)
-        return _CustomRouter(self, targets)
+        own = copy.copy(self)  # one object serves all source tasks of a process; each prepares its own
+        own.prepare(targets)
+        return _CustomRouter(own, targets)
 
 
 class _CustomRouter(Router):

@@ -6,6 +6,8 @@ because an untyped field may be inferred as int in one frame and as float in the
 
 from __future__ import annotations
 
+import math
+import numbers
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +26,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0x6E756C6C)
-_EXACT_FLOAT = 2.0**53  # beyond it not every integer is a float
+_MASK = 0xFFFFFFFFFFFFFFFF
+_INT64 = 2.0**63  # beyond it a float has no equal among 64-bit integers
 
 _powers: U64 = np.ones(1, np.uint64)
 
@@ -45,7 +48,10 @@ def hash_column(column: pa.Array) -> U64:
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         hashes = _hash_bytes(column)
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        wide = column.cast(pa.uint64()) if kind == pa.uint64() else column.cast(pa.int64())
+        try:
+            wide = column.cast(pa.int64())
+        except pa.ArrowInvalid:  # unsigned, and beyond 63 bits
+            return _hash_values(column.to_pylist())
         hashes = _mix(_numbers(wide, 0).view(np.uint64) + _GOLDEN)
     elif pa.types.is_floating(kind):
         hashes = _hash_floats(_numbers(column.cast(pa.float64()), 0.0))
@@ -64,7 +70,7 @@ def _numbers(column: pa.Array, fill: float) -> Any:
 
 
 def _hash_floats(values: npt.NDArray[np.float64]) -> U64:
-    whole = (values == np.floor(values)) & (np.abs(values) <= _EXACT_FLOAT)
+    whole = (values == np.floor(values)) & (np.abs(values) < _INT64)
     bits = values.view(np.uint64).copy()
     bits[whole] = values[whole].astype(np.int64).view(np.uint64)
     return _mix(bits + _GOLDEN)
@@ -98,24 +104,45 @@ def _powers_up_to(length: int) -> U64:
 
 
 def _hash_values(values: Sequence[Any]) -> U64:
-    """Values of mixed or rich types: those Arrow knows are hashed as above, the rest by their pickle."""
-    hashes = np.empty(len(values), np.uint64)
-    groups: dict[type, list[int]] = {}
-    for row, value in enumerate(values):
-        groups.setdefault(type(value), []).append(row)
-    for kind, rows in groups.items():
-        chosen = [values[row] for row in rows]
-        if kind in (str, bytes, int, float, bool, type(None)):
-            try:
-                column = pa.array(chosen)
-            except (pa.ArrowInvalid, OverflowError):
-                column = pa.array([pickle.dumps(value, 5) for value in chosen], pa.binary())
-            hashes[rows] = (
-                _mix(np.full(len(rows), _NULL)) if pa.types.is_null(column.type) else hash_column(column)
-            )
-        else:
-            hashes[rows] = _hash_bytes(pa.array([pickle.dumps(value, 5) for value in chosen], pa.binary()))
-    return hashes
+    """Values of mixed or rich types, one by one."""
+    return np.fromiter((_hash_value(value) for value in values), np.uint64, len(values))
+
+
+def _hash_value(value: Any) -> int:
+    """The hash that a column of the value's plain type would give, where there is one; tuples by their parts;
+    other numbers by Python's own rule that equal numbers hash equal; the rest by their pickle, on its own."""
+    if value is None:
+        return int(_mix(np.array([_NULL]))[0])
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        return _hash_one_bytes(str.encode(value, "utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return _hash_one_bytes(value)
+    if isinstance(value, numbers.Number):
+        return _hash_number(value)
+    if isinstance(value, tuple):
+        total = np.array([len(value)], np.uint64)
+        for part in value:
+            total = _mix(total * _GOLDEN + np.array([_hash_value(part)], np.uint64))
+        return int(total[0])
+    return _hash_one_bytes(pickle.dumps(value, 5))
+
+
+def _hash_number(value: Any) -> int:
+    try:
+        as_float: float | None = float(value)
+        if abs(value) < _INT64 and value == int(value):
+            return int(_mix(np.array([int(value) & _MASK], np.uint64) + _GOLDEN)[0])
+    except (OverflowError, TypeError, ValueError):  # too large, complex, not a number
+        as_float = math.nan if value != value else None
+    if as_float is not None and (as_float == value or value != value):
+        return int(_hash_floats(np.array([as_float]))[0])
+    return int(_mix(np.array([hash(value) & _MASK], np.uint64))[0])  # Python's own: equal numbers hash equal
+
+
+def _hash_one_bytes(value: bytes) -> int:
+    return int(_hash_bytes(pa.array([value], pa.binary()))[0])
 
 
 def _mix(value: U64) -> U64:

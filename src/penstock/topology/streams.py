@@ -76,6 +76,8 @@ class OutputDeclarer:
 
 
 def _field(where: str, spec: FieldSpec) -> Field:
+    if isinstance(spec, tuple) and len(spec) != 2:
+        raise TopologyError(where, "a field is a name or a pair of name and type", repr(spec), '("count", int)')
     name, kind = spec if isinstance(spec, tuple) else (spec, None)
     if not isinstance(name, str) or not name:
         raise TopologyError(where, "a field's name is a non-empty text", repr(name), "Give it a name.")
@@ -83,7 +85,7 @@ def _field(where: str, spec: FieldSpec) -> Field:
         raise TopologyError(where, f"the field name '{name}' is taken by Tuple itself", "", "Choose another name.")
     if kind is None or isinstance(kind, pa.DataType):
         return Field(name, kind)
-    if kind not in _ARROW_TYPES:
+    if not isinstance(kind, type) or kind not in _ARROW_TYPES:
         known = ", ".join(known.__name__ for known in _ARROW_TYPES)
         raise TopologyError(
             where,

@@ -61,7 +61,11 @@ def _subscription(topology: Topology, node: Node, subscription: Subscription) ->
             f"component '{source.id}' declares no stream '{subscription.stream}'",
             f"streams {', '.join(source.streams)}" if source.streams else "no stream at all",
             f"Declare it in {type(source.component).__name__}.declare_output_fields"
-            + (f", or subscribe with stream={next(iter(source.streams))!r}." if source.streams else "."),
+            + (
+                f", or subscribe with stream={_nearest(subscription.stream, source.streams)!r}."
+                if source.streams
+                else "."
+            ),
         )
     if isinstance(subscription.grouping, Fields) and not subscription.grouping.fields:
         raise TopologyError(
@@ -146,6 +150,11 @@ def _acyclic(topology: Topology) -> None:
 def _at(node: Node, subscription: Subscription | None = None) -> str:
     line = (subscription.line if subscription else "") or node.line
     return f"component '{node.id}' ({line})" if line else f"component '{node.id}'"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    return (difflib.get_close_matches(name, known, 1) or known)[0]
 
 
 def _near(name: str, known: Iterable[str], what: str) -> str:
