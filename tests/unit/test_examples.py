@@ -1,0 +1,105 @@
+"""Every example, the README's and the tutorial's code included, runs; each one's result is checked."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.loading import load_topology
+from penstock.testing import LocalRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def code_blocks(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
+
+
+def shown(runner, component):
+    (bolt,) = runner.component(component)
+    return [tuple(tup) for tup in bolt.top()]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_runs_without_an_error(path):
+    runner = LocalRunner(load_topology(str(path)))
+    runner.run(0.05)
+    runner.close()
+    assert runner.errors == []
+
+
+def test_word_count():
+    runner = LocalRunner(load_topology(str(ROOT / "examples" / "word_count.py")))
+    runner.run(0.05)
+    runner.deactivate()
+    runner.run_until_idle()
+    top = shown(runner, "show")
+    assert top[0][0] == "the"
+    assert sum(stats.executed for stats in runner.stats("count")) == runner.stats("show")[0].executed
+
+
+def test_custom_grouping_keeps_regions_apart_except_for_alarms():
+    runner = LocalRunner(load_topology(str(ROOT / "examples" / "custom_grouping.py")))
+    runner.run(0.05)
+    runner.deactivate()
+    runner.run_until_idle()
+    first, second = runner.component("watch")
+    sensors = runner.stats("sensors")[0]
+    assert sensors.emitted < first.readings + second.readings == sensors.sent, "alarms have a second copy"
+    assert {"north", "south"} <= first.regions
+    assert {"east", "west"} <= second.regions
+
+
+def test_online_shop(monkeypatch):
+    topology = load_topology(str(ROOT / "examples" / "online_shop.py"))
+    runner = LocalRunner(topology)
+    module = sys.modules[type(topology.nodes["clicks"].component).__module__]
+    monkeypatch.setattr(module.time, "time", runner.clock.now)  # the shop's clock is the simulated one
+    for spout in runner.component("clicks"):
+        spout.due = 0.0
+    runner.run(3.5)
+    runner.deactivate()
+    runner.run(1.1)
+    runner.run_until_idle()
+    totals = dict(shown(runner, "shop"))
+    clicks = runner.stats("clicks")[0].emitted
+    assert clicks == pytest.approx(7_000, abs=10)
+    assert totals["view"] + totals["cart"] + totals["buy"] == clicks
+    users = {user for bolt in runner.component("visitors") for user in bolt.seen}
+    assert totals["visitors"] == len(users)
+    assert shown(runner, "top")[0][0] == "product 1"
+
+
+def test_the_code_of_the_readme_runs_as_it_stands(tmp_path):
+    (code,) = code_blocks(ROOT / "README.md")
+    assert 20 <= len([line for line in code.splitlines() if line.strip()]) <= 28
+    (tmp_path / "wc.py").write_text(code)
+    runner = LocalRunner(load_topology(str(tmp_path / "wc.py")))
+    runner.run(0.02)
+    assert runner.errors == []
+    assert shown(runner, "show")
+
+
+def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
+    (readme,) = code_blocks(ROOT / "README.md")
+    bolt, unit, whole, wiring, batch = code_blocks(ROOT / "docs" / "tutorial.md")
+    imports, rest = readme.split("\n\n", 1)
+    classes, builder = rest.split("builder = ", 1)
+    builder = re.sub(r'builder.set_bolt\("count".*\n', wiring.replace("\\", "\\\\"), builder)
+    (tmp_path / "wc.py").write_text("\n".join([imports, batch, classes, bolt, "builder = " + builder]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wc", raising=False)
+    for test in (unit, whole):
+        names = {}
+        exec(test, names)
+        for name, function in names.items():
+            if name.startswith("test_"):
+                function()
+    topology = load_topology(str(tmp_path / "wc.py"))
+    assert list(topology.nodes) == ["sentences", "split", "long", "count", "show"]
+    from penstock.testing import run_bolt
+
+    out = run_bolt(sys.modules["wc"].LongWordsBatch(), [("word", str)], [["a"], ["moon"]])
+    assert [tup.word for tup in out] == ["moon"]
