@@ -119,16 +119,14 @@ def rate_of(handle: RunningTopology, component: str, warm_up: float, seconds: fl
     return (after.executed - before.executed) / (ended - begun)
 
 
-def processes() -> dict[str, psutil.Process]:
-    """This process, the JVM below it and the Python processes below that, by a name to print."""
+def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
+    """This process, the JVM below it and the topology's slots, by a name to print."""
     me = psutil.Process()
-    found = {"driver": me}
-    for child in me.children(recursive=True):
-        try:
-            kind = "jvm" if child.name() == "java" else "python"
-        except psutil.NoSuchProcess:
-            continue
-        found[f"{kind}-{child.pid}"] = child
+    jvm = next(child for child in me.children(recursive=True) if child.name() == "java")
+    found = {"driver": me, "jvm": jvm}
+    found |= {
+        f"slot {id}": psutil.Process(slot.hello.pid) for id, slot in sorted(handle.coordinator.slots.items())
+    }
     return found
 
 

@@ -125,9 +125,9 @@ def measure_idle(results: Results, options: argparse.Namespace) -> None:
     builder.set_spout("spout", Silent())
     for name, source in (("a", "spout"), ("b", "a0"), ("c", "b0")):
         builder.set_bolt(f"{name}0", Identity("n", int)).shuffle_grouping(source)
-    with running(builder.build("idle")):
+    with running(builder.build("idle")) as handle:
         time.sleep(5)
-        chosen = processes()
+        chosen = processes(handle)
         before, begun = cpu_seconds(chosen), time.monotonic()
         time.sleep(10 if options.quick else 30)
         share = (cpu_seconds(chosen) - before) / (time.monotonic() - begun)
@@ -144,7 +144,7 @@ def measure_overload(results: Results, options: argparse.Namespace) -> None:
     builder.set_bolt("sink", SlowSink()).shuffle_grouping("null")
     with running(builder.build("overload")) as handle:
         time.sleep(max(8.0, seconds / 10))  # let the buffers fill and the JVM settle
-        chosen = processes()
+        chosen = processes(handle)
         first = {name: process.memory_info().rss for name, process in chosen.items()}
         with console.status("overloading …"):
             time.sleep(seconds)

@@ -11,6 +11,7 @@ import time
 import venv
 from pathlib import Path
 
+import psutil
 import pytest
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
@@ -112,9 +113,7 @@ def test_plan_prints_text_and_mermaid():
 
 @pytest.mark.spark
 def test_run_shows_plain_lines_and_a_summary_and_ends_on_ctrl_c():
-    process = subprocess.Popen(
-        [*PENSTOCK, "run", str(EXAMPLE)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start(EXAMPLE)
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -128,6 +127,65 @@ def test_run_shows_plain_lines_and_a_summary_and_ends_on_ctrl_c():
     assert re.search(r"word-count ran [\d.]+ s, 0 restarts", out)
     assert re.search(r"count +executed [\d,]+  emitted [\d,]+  errors 0  latency p50 [\d.,]+ ms", out)
     assert err == ""
+
+
+def until(process, pattern):
+    """Read the process's lines until one matches."""
+    for line in process.stdout:
+        if re.search(pattern, line):
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def start(path):
+    return subprocess.Popen(
+        [*PENSTOCK, "run", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.spark
+def test_ctrl_c_lets_tuples_finish_and_calls_cleanup(write, tmp_path):
+    path = write(
+        f"""
+        from pathlib import Path
+        from penstock import BasicBolt, TopologyBuilder
+        from penstock.testing import NumberSpout
+
+        class Sum(BasicBolt):
+            def prepare(self, conf, context):
+                self.count, self.publish = 0, context.publish
+
+            def execute(self, tup, collector):
+                self.count += 1
+                self.publish([["[/markup]", self.count]])
+
+            def cleanup(self):
+                Path({str(tmp_path)!r}, "counted").write_text(str(self.count))
+
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", NumberSpout(5000))
+        builder.set_bolt("sum", Sum()).shuffle_grouping("numbers")
+        topology = builder.build("sum")
+        """
+    )
+    process = start(path)
+    until(process, "sum: .*=[1-9]")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err == ""
+    assert (tmp_path / "counted").read_text() == "5000"
+
+
+@pytest.mark.spark
+def test_a_jvm_that_dies_ends_the_run_with_an_error():
+    process = start(EXAMPLE)
+    until(process, "show: ")
+    (jvm,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "java"]
+    jvm.kill()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 4, out + err
+    assert "Traceback" not in err
 
 
 @pytest.mark.spark
@@ -208,9 +266,7 @@ def test_code_travels_to_nodes_that_have_neither_penstock_nor_the_users_modules(
 
 @pytest.mark.spark
 def test_it_stops_on_sigterm_while_starting():
-    process = subprocess.Popen(
-        [*PENSTOCK, "run", str(EXAMPLE)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start(EXAMPLE)
     deadline = time.monotonic() + 30
     while not any("java" in name for name in children(process.pid)):
         assert time.monotonic() < deadline
@@ -221,8 +277,6 @@ def test_it_stops_on_sigterm_while_starting():
 
 
 def children(pid):
-    import psutil
-
     try:
         return [child.name() for child in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:

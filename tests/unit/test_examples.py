@@ -103,3 +103,11 @@ def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
 
     out = run_bolt(sys.modules["wc"].LongWordsBatch(), [("word", str)], [["a"], ["moon"]])
     assert [tup.word for tup in out] == ["moon"]
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name
+)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--seconds", type=float, metavar="N", help="end after so long (default: run until Ctrl-C)")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address the coordinator listens on (default: 127.0.0.1)"
+        "--host", help="address the coordinator listens on (default: loopback, or what the master's nodes reach)"
     )
     parser.add_argument(
         "--port", type=int, default=0, help="port the coordinator listens on (default: any free one)"
@@ -70,9 +70,11 @@ def handle(options: argparse.Namespace) -> int:
         console.print(summary(running, elapsed), markup=False, highlight=False, soft_wrap=True)
         return 0
     finally:
-        if running is not None:
-            running.kill(drain=False)
-        close_session()
+        try:
+            if running is not None:
+                running.kill(drain=False)
+        finally:
+            close_session()
 
 
 def _as_interrupt(number: int, frame: Any) -> None:

@@ -102,13 +102,13 @@ class PlainView:
 
 
 def component_table(title: str, views: Sequence[ComponentView]) -> Table:
-    table = Table(title=title, title_justify="left", expand=False)
+    table = Table(title=Text(title), title_justify="left", expand=False)
     table.add_column("component")
     for name in ("tasks", "in/s", "out/s", "queue", "execute", "p50", "p99", "errors"):
         table.add_column(name, justify="right")
     for view in views:
         table.add_row(
-            view.component,
+            Text(view.component),
             str(view.tasks),
             number(view.rate_in),
             number(view.rate_out),
@@ -122,9 +122,9 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
 
 
 def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
-    table = Table(title=component, title_justify="left", show_header=False)
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
+    table = Table(title=Text(component), title_justify="left", show_header=False)
+    for row in rows:  # Text: a user's value may look like markup
+        table.add_row(*(Text(f"{value:,}" if isinstance(value, int) else str(value)) for value in row))
     return table
 
 

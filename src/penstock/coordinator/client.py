@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.coordinator import wire
-from penstock.coordinator.messages import Message, dumps, loads
+from penstock.coordinator.messages import Failed, Message, dumps, loads
 from penstock.errors import ControlRefused
 
 
@@ -67,9 +67,14 @@ class ControlClient:
     def _transmit(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
-                data = dumps(message)
+                try:
+                    data = dumps(message)
+                except (TypeError, ValueError) as error:  # what a user published is not JSON
+                    data = dumps(Failed("control connection", "a message must be JSON", str(error), ""))
                 self._socket.sendall(wire.LENGTH.pack(len(data)) + data)
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             self.lost = True
             self._wake()
+        finally:
+            self._socket.close()

@@ -100,6 +100,8 @@ class Coordinator:
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(shut(), self._loop)
             self._thread.join(5)
+            if not self._thread.is_alive():
+                self._loop.close()
 
     def begin(self, attempt: int) -> None:
         """Forget the slots of an earlier start; only those of ``attempt`` may join from now on."""
@@ -118,7 +120,8 @@ class Coordinator:
                 if connection.connected and to in (None, connection.id):
                     connection.writer.write(data)
 
-        self._loop.call_soon_threadsafe(write)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(write)
 
     def open(self) -> None:
         """Tell the slots to open, and where each of them stands."""
@@ -137,11 +140,11 @@ class Coordinator:
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
-    def silent_for(self) -> dict[SlotId, float]:
-        """Seconds since each connected slot was last heard."""
+    def silent_for(self) -> dict[SlotId, tuple[bool, float]]:
+        """Whether each slot is connected, and the seconds since it was last heard."""
         now = time.monotonic()
         with self.changed:
-            return {id: now - c.heard for id, c in self.slots.items() if c.connected}
+            return {id: (c.connected, now - c.heard) for id, c in self.slots.items() if not c.closed}
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -160,15 +163,15 @@ class Coordinator:
         except ControlRefused as error:
             self.refused += 1
             log.warning("refused %s: %s", peer, error)
+        except TimeoutError:
+            self.refused += 1
+            log.warning("refused %s: no handshake within %g s", peer, wire.HANDSHAKE_TIMEOUT)
         except (asyncio.IncompleteReadError, OSError):
             if connection is None:
                 self.refused += 1
                 log.warning("refused %s: the connection ended before the handshake was done", peer)
         except asyncio.CancelledError:
             pass  # the coordinator stops
-        except TimeoutError:
-            self.refused += 1
-            log.warning("refused %s: no handshake within %g s", peer, wire.HANDSHAKE_TIMEOUT)
         finally:
             writer.close()
             with self.changed:
@@ -196,6 +199,8 @@ class Coordinator:
         return connection
 
     def _take(self, connection: Connection, message: Message) -> None:
+        if connection.hello.attempt != self.attempt:
+            return  # a straggler of an earlier start
         connection.heard = time.monotonic()
         if isinstance(message, Report):
             if message.probe:

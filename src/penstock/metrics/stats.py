@@ -31,7 +31,7 @@ class TaskStats:
 
     def to_json(self) -> dict[str, Any]:
         result = {name: getattr(self, name) for name in _PLAIN}
-        result["latency"] = {str(bucket): count for bucket, count in self.latency.counts.items()}
+        result["latency"] = {str(bucket): count for bucket, count in list(self.latency.counts.items())}
         return result
 
     @classmethod

@@ -27,6 +27,8 @@ from penstock.settings import Settings
 from penstock.topology.components import BaseBolt, BaseSpout, Component, Context
 from penstock.topology.groupings import Direct, Targets
 
+_MOST_RELAYED = 16  # frames; more only hides the pressure of the stage they are for
+
 Row = tuple[int, bytes | pa.Buffer | None]
 """The slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
 
@@ -128,13 +130,15 @@ class Slot:
     # ---- rows in ---------------------------------------------------------------------------------------
 
     def offer(self, frame: pa.Buffer) -> bool:
-        """Take a frame that has arrived, or say no because its inbox is full: offer it again later."""
+        """Take a frame that has arrived, or say no because there is no room: offer it again later."""
         header = unpack(memoryview(frame))
         if header.target_stage < self.id.stage:
             raise PenstockError(
                 f"slot {self.id}", "frames go to later stages", f"one for stage {header.target_stage}"
             )
         if header.target_stage > self.id.stage:
+            if len(self._relay) >= _MOST_RELAYED:
+                return False
             self._relay.append((header, frame))
             return True
         if header.kind == Kind.WARM:
@@ -242,7 +246,7 @@ class Slot:
             )
             if target == self.id:
                 self._inboxes[task].put(Parcel(header._replace(rows=batch.num_rows, born=born), batch))
-                return 0
+                return int(batch.nbytes)
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
             header = header._replace(born=born, sequence=sequence, route=self._plan.routes.version)

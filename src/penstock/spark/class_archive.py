@@ -28,8 +28,8 @@ def java_options() -> str:
     path = archive_path()
     quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
     if os.environ.get(_MAKE):
-        return f"-XX:ArchiveClassesAtExit={path} {quiet}"
-    return f"-XX:SharedArchiveFile={path} -Xshare:auto {quiet}" if path.is_file() else ""
+        return f'"-XX:ArchiveClassesAtExit={path}" {quiet}'
+    return f'"-XX:SharedArchiveFile={path}" -Xshare:auto {quiet}' if path.is_file() else ""
 
 
 def make_archive() -> Path:

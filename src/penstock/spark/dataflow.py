@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -17,7 +18,9 @@ FRAME_SCHEMA = "slot int, frame binary"
 _ONE_BATCH = "3650 days"  # Spark's own batch boundary costs up to a second without output: have none
 
 
-def start_query(spark: SparkSession, plan: Plan, stage: Callable[[int], StageFunction]) -> StreamingQuery:
+def start_query(
+    spark: SparkSession, plan: Plan, stage: Callable[[int], StageFunction], folder: Path
+) -> StreamingQuery:
     """Start the query. Returns at once; the slots say for themselves when they run."""
     frame = clock_source(spark, plan.stages[0].slots).mapInArrow(_by_reference(stage(0)), FRAME_SCHEMA)
     for step in plan.stages[1:]:
@@ -26,7 +29,7 @@ def start_query(spark: SparkSession, plan: Plan, stage: Callable[[int], StageFun
     # A fresh checkpoint folder each time: what must survive a restart is in our own hands, not in Spark's.
     return (
         frame.writeStream.format("noop")
-        .option("checkpointLocation", tempfile.mkdtemp(prefix="penstock-checkpoint-"))
+        .option("checkpointLocation", tempfile.mkdtemp(prefix="checkpoint-", dir=folder))
         .outputMode("update")
         .trigger(realTime=_ONE_BATCH)
         .start()

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -68,11 +69,15 @@ def _usable_home(home: str) -> str:
     )
     if _VECTOR in listing.stdout or listing.returncode:
         return home
-    stand_in = Path(tempfile.gettempdir()) / f"penstock-java-{os.getuid()}"
-    (stand_in / "bin").mkdir(parents=True, exist_ok=True)
+    stand_in = Path(sys.prefix) / "share" / "penstock" / "java"
+    if not os.access(sys.prefix, os.W_OK):
+        stand_in = Path(tempfile.mkdtemp(prefix="penstock-java-"))
     script = stand_in / "bin" / "java"
-    script.write_text(_WITHOUT_VECTOR.format(java=java))
-    script.chmod(0o755)
+    script.parent.mkdir(parents=True, exist_ok=True)
+    fresh = script.with_name(f"java-{os.getpid()}")
+    fresh.write_text(_WITHOUT_VECTOR.format(java=java))
+    fresh.chmod(0o755)
+    fresh.replace(script)
     return str(stand_in)
 
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from subprocess import PIPE, STDOUT
+from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
 
 import pyarrow as pa
@@ -71,11 +74,13 @@ _NOISE = re.compile(
 )
 
 _log: deque[str] = deque(maxlen=200)
+_folder: Path | None = None
+_opening = threading.Lock()
 _say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
 
 
 def log_lines() -> list[str]:
-    """The newest lines Spark's JVM and the workers printed, noise included."""
+    """The newest lines Spark's JVM and the workers printed."""
     return list(_log)
 
 
@@ -90,20 +95,38 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
 
     Raises ``JavaMissing`` or ``MasterUnreachable``.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        _check_open_session(active, master)
-        return active
-    ensure_java()
-    master = master or f"local[{LOCAL_SLOTS}]"
-    _check_master(master)
-    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
-    for key, value in {**CONF, **_python_conf(master), **(conf or {})}.items():
-        settings.set(key, value)
+    with _opening:
+        active = _open_now()
+        if active is not None:
+            _check_open_session(active, master)
+            return active
+        ensure_java()
+        master = master or f"local[{LOCAL_SLOTS}]"
+        _check_master(master)
+        settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
+        for key, value in {**CONF, **_python_conf(master), **(conf or {})}.items():
+            settings.set(key, value)
+        spark = _start(settings, master)
+    if is_local(master):  # elsewhere the nodes do not have our code yet
+        threading.Thread(target=_warm_up, args=(spark,), name="spark-warm-up", daemon=True).start()
+    return spark
+
+
+def _open_now() -> SparkSession | None:
+    """The process's session, whichever thread opened it."""
+    session = SparkSession._instantiatedSession
+    return session if session is not None and session.sparkContext._jsc is not None else None
+
+
+def _start(settings: SparkConf, master: str) -> SparkSession:
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         gateway = launch_gateway(settings, {"stdout": PIPE, "stderr": STDOUT})
         threading.Thread(target=_pump, args=(gateway.proc.stdout,), name="spark-output", daemon=True).start()
         context = SparkContext(conf=settings, gateway=gateway)
+        # PySpark's accumulator server prints a stack trace when the JVM goes away; the supervisor tells that.
+        context._accumulatorServer.handle_error = lambda *ignored: None
+        return SparkSession(context)
     except Exception as error:  # py4j wraps whatever the JVM throws
         SparkContext._gateway = SparkContext._jvm = None
         raise MasterUnreachable(
@@ -112,9 +135,10 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
             _first_line(error),
             "See --master in penstock run --help.",
         ) from error
-    spark = SparkSession(context)
-    threading.Thread(target=_warm_up, args=(spark,), name="spark-warm-up", daemon=True).start()
-    return spark
+    finally:
+        # PySpark's own handler cancels all jobs on Ctrl-C, before a topology could drain.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)
 
 
 def _warm_up(spark: SparkSession) -> None:
@@ -132,17 +156,41 @@ def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def close_session(patience: float = 30.0) -> None:
     """Stop Spark and its JVM, so that nothing is left behind."""
-    active = SparkSession.getActiveSession()
-    gateway = SparkContext._gateway
-    if active is not None:
-        active.stop()
-    if gateway is not None:
-        gateway.shutdown()
-        process = getattr(gateway, "proc", None)
-        if process is not None:
-            process.stdin.close()
-            process.wait(patience)
+    global _folder
+    active, gateway = _open_now(), SparkContext._gateway
+    try:
+        if active is not None:
+            active.stop()
+        if gateway is not None:
+            gateway.shutdown()
+            _end_process(gateway.proc, patience)
+    except Exception as error:  # a JVM that died on its own is closed, too
+        log.debug("closing Spark: %s", error)
+    finally:
         SparkContext._gateway = SparkContext._jvm = None
+        if _folder is not None:
+            shutil.rmtree(_folder, ignore_errors=True)
+            _folder = None
+
+
+def _end_process(process: Popen[bytes] | None, patience: float) -> None:
+    if process is None:
+        return
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(patience)
+    except TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def session_folder() -> Path:
+    """Where files live that Spark's nodes may fetch as long as the session is open."""
+    global _folder
+    if _folder is None:
+        _folder = Path(tempfile.mkdtemp(prefix="penstock-session-"))
+    return _folder
 
 
 def total_slots(spark: SparkSession) -> int:
@@ -159,9 +207,9 @@ def _python_conf(master: str) -> dict[str, Any]:
     """How the workers find Python, Penstock and our log settings."""
     package_root = str(Path(__file__).resolve().parents[2])
     os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    os.environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", _local_ip(master))
+    os.environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", reachable_address(master))
     settings_file = Path(__file__).with_name("log4j2.properties")
-    options = f"-Dlog4j2.configurationFile=file:{settings_file} {JAVA_OPTIONS} {class_archive.java_options()}"
+    options = f"-Dlog4j2.configurationFile={settings_file.as_uri()} {JAVA_OPTIONS} {class_archive.java_options()}"
     conf = {"spark.driver.extraJavaOptions": options}
     if is_local(master):
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -173,8 +221,8 @@ def _python_conf(master: str) -> dict[str, Any]:
     return conf
 
 
-def _local_ip(master: str) -> str:
-    """Loopback unless the master is elsewhere: then the address this machine reaches it from."""
+def reachable_address(master: str) -> str:
+    """The address of this machine for the master's nodes: loopback unless the master is elsewhere."""
     host = _spark_host(master)
     if host is None:
         return "127.0.0.1"
@@ -232,8 +280,8 @@ def _pump(stream: IO[bytes]) -> None:
     """Pass on what the JVM and the workers print, except what is known to be noise."""
     for raw in stream:
         line = raw.decode(errors="replace").rstrip("\n")
-        _log.append(line)
         if not _NOISE.match(line):
+            _log.append(line)
             _say(line)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import site
 import sys
 import sysconfig
 import zipfile
@@ -63,7 +64,7 @@ def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path 
 def _installed_roots() -> tuple[str, ...]:
     """Folders of Python, of installed packages and of Penstock itself."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    roots |= {str(Path(penstock.__file__).parent), sys.prefix, sys.base_prefix}
+    roots |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(penstock.__file__).parent)}
     return tuple(os.path.realpath(root) + os.sep for root in roots if root)
 
 

@@ -39,7 +39,8 @@ _BINARY = pa.binary()
 # took a tenth of a tuple bolt's time. Cycles in users' code are still found, a little later.
 _GC_THRESHOLD = (50_000, 20, 50)
 _LARGE = 32_768  # bytes; above it copying a frame costs more than a message of its own
-_READER_RETRY = 0.05  # seconds; only if a wake-up were lost, which has not been seen
+_LONGEST_WAIT = 1.0  # seconds; whatever happens sooner wakes the loop
+_READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
 
 
 class StageFunction:
@@ -85,34 +86,44 @@ class SlotDriver:
         self._wake = Wake()
         self._space = threading.Event()
         self._reader_waits = False
+        self._reporting = threading.Lock()
         self._input_ended = False
         self._reader_error: PenstockError | None = None
-        self._opened = self._said_ready = self._failed = False
-        self._report_due = 0.0
+        self._opened = self._said_ready = self._failed = self._closed = False
         self._control = ControlClient(address, secret, self._wake.set)
         self._control.send(Hello(id.stage, id.slot, attempt, os.getpid(), node_name()))
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's task: consume its rows in a thread, yield ours from the loop."""
         threading.Thread(target=self._read, args=(batches,), name="slot-reader", daemon=True).start()
+        threading.Thread(target=self._pulse, name="slot-pulse", daemon=True).start()
         slot = self._slot
-        yield from as_batches(slot.warm_up())
-        while not self._input_ended and not self._control.lost:
-            try:
-                self._obey()
-                output = list(as_batches(slot.turn())) if self._opened and not self._failed else []
-                self._check()
-            except Exception as error:  # whatever it is, the driver must hear of it before the task dies
-                self._fail(error)
-                output = []
-            yield from output
-            if self._reader_waits:
-                self._space.set()
-            wait = slot.idle_for() if self._opened and not self._failed else 1.0
-            wait = min(wait, self._report_if_due())
-            if wait > 0:
-                self._wake.wait(wait)
-        self._control.close()
+        try:
+            yield from as_batches(slot.warm_up())
+            while not self._input_ended and not self._control.lost:
+                try:
+                    self._obey()
+                    output = list(as_batches(slot.turn())) if self._runs else []
+                    self._check()
+                except Exception as error:  # whatever it is, the driver must hear of it before the task dies
+                    self._fail(error)
+                    output = []
+                yield from output
+                if self._reader_waits:
+                    self._space.set()
+                wait = slot.idle_for() if self._runs else _LONGEST_WAIT
+                if wait > 0:
+                    self._wake.wait(wait)
+            if self._control.lost and not self._closed:
+                raise ConnectionError(f"slot {slot.id} lost its connection to the coordinator")
+        finally:
+            self._input_ended = True
+            self._control.close()
+
+    @property
+    def _runs(self) -> bool:
+        """The tasks are open: not before ``Open``, not after ``Close`` or a failure."""
+        return self._opened and not self._failed and not self._closed
 
     # ---- input -----------------------------------------------------------------------------------------
 
@@ -125,17 +136,20 @@ class SlotDriver:
                         self._deliver(value.as_buffer())
         except PenstockError as error:
             self._reader_error = error
-        except Exception:  # noqa: S110 - the pipe from the JVM breaks when the query is stopped
-            pass
+        except (OSError, EOFError, ValueError, pa.ArrowException):
+            pass  # the pipe from the JVM breaks when the query is stopped
+        except Exception as error:  # a bug of ours must not look like an end
+            self._reader_error = PenstockError(f"slot {self._slot.id}", "the reader must not fail", repr(error))
         self._input_ended = self._reader_error is None
         self._wake.set()
 
     def _deliver(self, frame: pa.Buffer) -> None:
-        self._space.clear()
-        while not self._slot.offer(frame):
-            self._reader_waits = True
-            self._space.wait(_READER_RETRY)
+        while not self._closed and not self._slot.offer(frame):  # a closed slot takes nothing and holds nobody up
             self._space.clear()
+            self._reader_waits = True
+            if self._slot.offer(frame):  # room was made before the loop could see that we wait
+                break
+            self._space.wait(_READER_RETRY)
         self._reader_waits = False
         self._wake.set()
 
@@ -155,13 +169,20 @@ class SlotDriver:
             elif isinstance(message, Probe):
                 self._report(message.number)
             elif isinstance(message, Close):
-                self._slot.deactivate()
-                self._slot.close()
-                self._report(0)
-                self._control.send(Closed())
+                self._close()
         if self._opened and not self._said_ready and self._slot.warm:
             self._said_ready = True
             self._control.send(Ready())
+
+    def _close(self) -> None:
+        self._closed = True
+        self._space.set()
+        try:
+            self._slot.deactivate()
+        finally:
+            self._slot.close()
+            self._report(0)
+            self._control.send(Closed())
 
     def _check(self) -> None:
         """Raise what ends the topology: a fatal user error, or a frame that could not be read."""
@@ -180,31 +201,32 @@ class SlotDriver:
         self._report(0)
         self._control.send(Failed(error.where, error.rule, error.got, error.way_out))
 
-    def _report_if_due(self) -> float:
-        """Report when it is time; the seconds until the next report."""
-        now = time.monotonic()
-        if now >= self._report_due:
-            self._report(0)
-            self._report_due = now + self._interval
-        return self._report_due - now
+    def _pulse(self) -> None:
+        """Report at every interval, from a thread of its own: while Spark holds the loop back because the next
+        stage is slow, the driver must still hear that the slot lives."""
+        while not self._input_ended and not self._control.lost:
+            with contextlib.suppress(RuntimeError):  # the loop changed a table under our eyes: next time
+                self._report(0)
+            time.sleep(self._interval)
 
     def _report(self, probe: int) -> None:
         slot = self._slot
-        errors = [str(slot.errors.popleft()) for _ in range(len(slot.errors))]
-        self._control.send(
-            Report(
-                slot.frames_sent,
-                slot.frames_done(),
-                slot.pending(),
-                time.process_time(),
-                resident_bytes(),
-                {str(task): stats.to_json() for task, stats in slot.stats().items()},
-                {str(task): rows for task, rows in slot.published.items()},
-                errors,
-                probe,
+        with self._reporting:  # one at a time, so that reports leave in the order they were made
+            published, slot.published = slot.published, {}
+            errors = [str(slot.errors.popleft()) for _ in range(len(slot.errors))]
+            self._control.send(
+                Report(
+                    slot.frames_sent,
+                    slot.frames_done(),
+                    slot.pending(),
+                    time.process_time(),
+                    resident_bytes(),
+                    {str(task): stats.to_json() for task, stats in slot.stats().items()},
+                    {str(task): rows for task, rows in list(published.items())},
+                    errors,
+                    probe,
+                )
             )
-        )
-        slot.published.clear()
 
 
 def as_batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:

@@ -3,7 +3,6 @@ ends it without noise."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -26,7 +24,14 @@ from penstock.runtime.slot import Job, pickle_components
 from penstock.spark import shipping
 from penstock.spark.dataflow import start_query
 from penstock.spark.pickling import dumps
-from penstock.spark.session import is_local, log_lines, open_session, total_slots
+from penstock.spark.session import (
+    is_local,
+    log_lines,
+    open_session,
+    reachable_address,
+    session_folder,
+    total_slots,
+)
 from penstock.spark.stage import StageFunction
 from penstock.topology.builder import Topology
 
@@ -34,9 +39,12 @@ log = logging.getLogger("penstock.supervisor")
 
 _LOOK = 0.2  # seconds between two looks at the query while nothing is reported
 _CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
+_STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
+_GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
 _FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each further one
 
 _slots_in_use: dict[int, int] = {}
+_slots_lock = threading.Lock()
 
 
 class RunningTopology:
@@ -56,6 +64,9 @@ class RunningTopology:
         self._ended = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.RLock()
+        self._wanted = "active"
+        self._started = 0.0
+        self._tries = 0
 
     # ---- for the user ----------------------------------------------------------------------------------
 
@@ -64,20 +75,20 @@ class RunningTopology:
         with self._lock:
             self._expect_running()
             self.coordinator.send(Activate())
-            self.state = "active"
+            self._wanted = self.state = "active"
 
     def deactivate(self) -> None:
         """Let the spouts pause; what is in flight goes on."""
         with self._lock:
             self._expect_running()
             self.coordinator.send(Deactivate())
-            self.state = "inactive"
+            self._wanted = self.state = "inactive"
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is in flight; of use once the spouts are inactive. False: still busy."""
+        """Wait until nothing is in flight; of use once the spouts are inactive. False: still busy, or broken."""
         deadline = time.monotonic() + (self._settings.drain_timeout if timeout is None else timeout)
         before: tuple[int, int] | None = None
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._broken():
             counts = self._probe(deadline - time.monotonic())
             if counts is not None and counts == before:
                 return True
@@ -85,21 +96,29 @@ class RunningTopology:
         return False
 
     def kill(self, drain: bool = True) -> None:
-        """End the topology: pause the spouts, let what is in flight finish, close the tasks, stop."""
+        """End the topology: pause the spouts, let what is in flight finish, close the tasks, stop. Raises the
+        topology's error if it fails on the way."""
+        self._stopping.set()
         with self._lock:
             if self.state in ("ended", "failed"):
                 return
-            self._stopping.set()
-            if drain and self.state in ("active", "inactive"):
-                self.coordinator.send(Deactivate())
-                self.drain()
             if self.state in ("active", "inactive"):
+                if drain:
+                    self.coordinator.send(Deactivate())
+                    if not self.drain() and not self._broken():
+                        log.warning(
+                            "topology '%s': tuples in flight are lost, %g s were not enough to drain",
+                            self.topology.name,
+                            self._settings.drain_timeout,
+                        )
                 self.coordinator.send(Close())
-                self.coordinator.wait(
-                    lambda: all(slot.closed or not slot.connected for slot in self.coordinator.slots.values()),
-                    _CLOSE_TIMEOUT,
-                )
-            self._end("ended")
+                self.coordinator.wait(self._all_closed, _CLOSE_TIMEOUT)
+            failure = self.coordinator.failure
+            if failure is not None:
+                self.error = TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
+            self._end("ended" if failure is None else "failed")
+            if self.error is not None:
+                raise self.error
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the topology has ended. Raises its error if it failed; False: it still runs."""
@@ -129,6 +148,8 @@ class RunningTopology:
             if isinstance(error, PenstockError):
                 self.error = error
             self._end("failed")
+            if isinstance(error, _Lost):
+                raise TopologyFailed(f"topology '{self.topology.name}'", "must start", str(error)) from error
             raise
         threading.Thread(target=self._watch, args=(job,), name="supervisor", daemon=True).start()
 
@@ -144,36 +165,43 @@ class RunningTopology:
     def _ship(self) -> None:
         context = self._spark.sparkContext
         if not is_local(context.master):
-            context.addPyFile(str(shipping.penstock_zip(self._folder)))
-        modules = shipping.user_zip(self._folder)
+            context.addPyFile(str(shipping.penstock_zip(session_folder())))
+        # Spark keeps its list of files as long as the session: so must the files be.
+        modules = shipping.user_zip(session_folder())
         if modules is not None:
             context.addPyFile(str(modules))
 
     def _check_slots(self) -> None:
         """Real-Time Mode holds a slot per task for as long as the query runs; too few, and it dies later."""
-        taken = sum(_slots_in_use.values())
         deadline = time.monotonic() + self._settings.start_timeout
-        local = is_local(self._spark.sparkContext.master)
-        while (free := total_slots(self._spark) - taken) < self.plan.slots:
-            if local or time.monotonic() > deadline:
+        master = self._spark.sparkContext.master
+        while True:
+            with _slots_lock:
+                taken = sum(_slots_in_use.values())
+                free = total_slots(self._spark) - taken
+                if free >= self.plan.slots:
+                    _slots_in_use[id(self)] = self.plan.slots
+                    return
+            if is_local(master) or time.monotonic() > deadline:
                 raise NotEnoughSlots(
                     f"topology '{self.topology.name}'",
                     f"needs {self.plan.slots} task slots of Spark's, one per executor of each component",
-                    f"{free} free of {free + taken} on {self._spark.sparkContext.master}",
+                    f"{free} free of {free + taken} on {master}",
                     "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
                 )
             time.sleep(_LOOK)
-        _slots_in_use[id(self)] = self.plan.slots
 
     def _start_query(self, job: Job) -> None:
         """One attempt: query, connections, tasks open, spouts active."""
         attempt, coordinator = self.restarts, self.coordinator
+        self._started = time.monotonic()
         coordinator.begin(attempt)
         deadline = time.monotonic() + self._settings.start_timeout
         self._query = start_query(
             self._spark,
             self.plan,
             lambda stage: StageFunction(stage, job, coordinator.address, coordinator.secret, attempt),
+            self._folder,
         )
         self._await(
             lambda: len(coordinator.slots) == self.plan.slots, deadline, "all slots must connect", "connected"
@@ -185,17 +213,16 @@ class RunningTopology:
             "all tasks must open",
             "ready",
         )
-        self.activate_if_wanted()
-
-    def activate_if_wanted(self) -> None:
-        if self.state != "inactive":
-            self.coordinator.send(Activate())
-            self.state = "active"
+        if self._wanted == "active":
+            coordinator.send(Activate())
+        self.state = self._wanted
 
     def _await(self, condition: Callable[[], bool], deadline: float, rule: str, what: str) -> None:
         coordinator = self.coordinator
         while not coordinator.wait(lambda: condition() or coordinator.failure is not None, _LOOK):
             self._raise_if_dead()
+            if self._stopping.is_set():
+                raise _Lost("told to stop")
             if time.monotonic() > deadline:
                 count = sum(1 for slot in coordinator.slots.values() if slot.ready or what == "connected")
                 raise TopologyFailed(
@@ -210,43 +237,54 @@ class RunningTopology:
 
     def _watch(self, job: Job) -> None:
         """Until the end: notice failures and lost slots; start again where that can help."""
-        while not self._stopping.wait(_LOOK):
-            try:
-                self._raise_if_dead()
-                self._raise_if_silent()
-            except _Lost as loss:
-                if not self._restart(job, loss):
-                    return
-            except PenstockError as error:
-                self._give_up(error)
-                return
+        try:
+            while not self._stopping.wait(_LOOK):
+                try:
+                    self._raise_if_dead()
+                    self._raise_if_silent()
+                except _Lost as loss:
+                    self._restart(job, loss)
+        except PenstockError as error:
+            self._give_up(error)
+        except Exception as error:  # a JVM that died answers with whatever py4j makes of it
+            self._give_up(
+                TopologyFailed(
+                    f"topology '{self.topology.name}'",
+                    "Spark must stay alive",
+                    f"{type(error).__name__}: {error}",
+                    "Its last words: " + (" / ".join(log_lines()[-3:]) or "none"),
+                )
+            )
 
-    def _restart(self, job: Job, loss: _Lost) -> bool:
-        """Start the query again, with back-off. False: given up or told to stop."""
+    def _restart(self, job: Job, loss: _Lost) -> None:
+        """Start the query again, with back-off. Raises when it gives up; returns at once when told to stop."""
+        if time.monotonic() - self._started > _STABLE:
+            self._tries = 0
         while True:
-            if self.restarts >= self._settings.max_restarts:
-                self._give_up(
-                    TopologyFailed(
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                if self._tries >= self._settings.max_restarts:
+                    raise TopologyFailed(
                         f"topology '{self.topology.name}'",
-                        f"gives up after {self.restarts} restarts (setting max_restarts)",
+                        f"gives up after {self._tries} restarts (setting max_restarts)",
                         str(loss),
                     )
-                )
-                return False
+                self.state = "restarting"
             log.warning("topology '%s': %s; starting again", self.topology.name, loss)
-            if self._stopping.wait(_FIRST_BACK_OFF * 2**self.restarts):
-                return False
-            self.restarts += 1
+            if self._stopping.wait(_FIRST_BACK_OFF * 2**self._tries):
+                return
             with self._lock:
+                if self._stopping.is_set():
+                    return
+                self._tries += 1
+                self.restarts += 1
                 self._stop_query()
                 try:
                     self._start_query(job)
-                    return True
+                    return
                 except _Lost as again:
                     loss = again
-                except PenstockError as error:
-                    self._give_up(error)
-                    return False
 
     def _raise_if_dead(self) -> None:
         failure = self.coordinator.failure
@@ -258,12 +296,23 @@ class RunningTopology:
             raise _Lost(_why(query))
 
     def _raise_if_silent(self) -> None:
-        for slot, seconds in self.coordinator.silent_for().items():
-            if seconds > self._settings.heartbeat_timeout:
-                raise _Lost(f"slot {slot} has been silent for {seconds:.0f} s")
+        for slot, (connected, seconds) in self.coordinator.silent_for().items():
+            if seconds > (self._settings.heartbeat_timeout if connected else _GRACE):
+                how = "has been silent" if connected else "has been disconnected"
+                raise _Lost(f"slot {slot} {how} for {seconds:.0f} s")
+
+    def _broken(self) -> bool:
+        """No drain can succeed any more."""
+        coordinator = self.coordinator
+        return coordinator.failure is not None or not all(slot.connected for slot in coordinator.slots.values())
+
+    def _all_closed(self) -> bool:
+        return all(slot.closed or not slot.connected for slot in self.coordinator.slots.values())
 
     def _give_up(self, error: PenstockError) -> None:
         with self._lock:
+            if self._ended.is_set():
+                return
             self._stopping.set()
             self.error = error
             self._end("failed")
@@ -271,17 +320,22 @@ class RunningTopology:
     # ---- ending ----------------------------------------------------------------------------------------
 
     def _end(self, state: str) -> None:
-        self._stop_query()
-        self.coordinator.stop()
-        _slots_in_use.pop(id(self), None)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self.state = state
-        self._ended.set()
+        try:
+            self._stop_query()
+            self.coordinator.stop()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            with _slots_lock:
+                _slots_in_use.pop(id(self), None)
+            self.state = state
+            self._ended.set()
 
     def _stop_query(self) -> None:
         if self._query is not None:
-            with contextlib.suppress(StreamingQueryException):
+            try:
                 self._query.stop()
+            except Exception as error:  # it may have died in any way, and the JVM with it
+                log.debug("topology '%s': stopping its query: %s", self.topology.name, error)
 
     def _probe(self, timeout: float) -> tuple[int, int] | None:
         """Frames sent and done over all slots, asked now; None while anything is on its way."""
@@ -289,9 +343,11 @@ class RunningTopology:
         slots = self.coordinator.slots
 
         def answered() -> bool:
-            return all(slot.answer is not None and slot.answer.probe >= number for slot in slots.values())
+            return self._broken() or all(
+                slot.answer is not None and slot.answer.probe >= number for slot in slots.values()
+            )
 
-        if not self.coordinator.wait(answered, timeout):
+        if not self.coordinator.wait(answered, timeout) or self._broken():
             return None
         reports = [slot.answer for slot in slots.values() if slot.answer is not None]
         sent, done = sum(r.frames_sent for r in reports), sum(r.frames_done for r in reports)
@@ -320,12 +376,14 @@ def _why(query: StreamingQuery) -> str:
 
 
 def submit(
-    topology: Topology, master: str | None = None, host: str = "127.0.0.1", port: int = 0
+    topology: Topology, master: str | None = None, host: str | None = None, port: int = 0
 ) -> RunningTopology:
     """Run a topology on Spark; returns once its spouts emit.
 
-    ``master`` as for Spark; without one, this machine. The coordinator listens on ``host`` and ``port``.
+    ``master`` as for Spark; without one, this machine. The coordinator listens on ``host``, by default the
+    address of this machine that the master's nodes can reach, and on ``port``, by default any free one.
     """
-    running = RunningTopology(topology, open_session(master), host, port)
+    spark = open_session(master)
+    running = RunningTopology(topology, spark, host or reachable_address(spark.sparkContext.master), port)
     running.start()
     return running

@@ -1,0 +1,38 @@
+"""The short form of the benchmarks: they run, and their JSON has what readers of it rely on."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+
+def bench(tmp_path, *arguments):
+    path = tmp_path / "result.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "bench", *arguments, "--quick", "--json", str(path)],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+def test_ladder_writes_machine_rows_and_bars(tmp_path):
+    shown, result = bench(tmp_path, "ladder", "--only", "hops3", "--only", "idle")
+    assert result["machine"]["cores"] >= 1
+    assert [row["what"] for row in result["rows"]] == ["three hops at 1,000/s", "idle, 4 slots"]
+    bars = {bar["name"]: bar for bar in result["bars"]}
+    assert set(bars) == {"hops3.p50_ms", "hops3.p99_ms", "hops3.longest_gap_s", "idle.core_share"}
+    assert 0 < bars["hops3.p50_ms"]["value"] <= bars["hops3.p99_ms"]["value"]
+    assert bars["hops3.p50_ms"]["unit"] == "ms"
+    assert "hops3.p50_ms = " in shown
+
+
+def test_peers_measures_the_systems_it_is_asked_for(tmp_path):
+    _, result = bench(tmp_path, "peers", "--only", "1/1/1", "--only", "penstock batch")
+    (row,) = result["rows"]
+    assert (row["case"], row["system"]) == ("1/1/1", "penstock batch")
+    assert row["words/s"] > 10_000
