@@ -114,12 +114,12 @@ class Split(BasicBolt):
         declarer.declare(("word", str))
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
-        emit = collector.emit
-        for word in tup[0].split(" "):
-            emit([word])
+        collector.emit_columns(tup[0].split(" "))
 
 
 class Count(BasicBolt):
+    plain_tuples = True
+
     def prepare(self, conf: Conf, context: Context) -> None:
         self._counts: defaultdict[str, int] = defaultdict(int)
 

@@ -7,7 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock import BasicBolt, BatchBolt, RichBolt, Settings, ShowBolt, SimulatedClock, Spout, TopologyBuilder
+from penstock import (
+    BasicBolt,
+    BatchBolt,
+    FieldCountError,
+    RichBolt,
+    Settings,
+    ShowBolt,
+    SimulatedClock,
+    Spout,
+    TopologyBuilder,
+    TopologyError,
+)
 from penstock.plan.model import SlotId
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, NumberSpout, run_bolt, run_spout
 from tests.helpers import (
@@ -627,3 +638,35 @@ class DictionaryBolt(BatchBolt):
 def test_a_dictionary_column_arrives_as_its_values():
     out = run_bolt(DictionaryBolt(), [("x", str)], [["a"], ["b"], ["a"]])
     assert [tup.x for tup in out] == ["a", "b", "a"]
+
+
+class Columns(BasicBolt):
+    plain_tuples = True
+
+    def declare_output_fields(self, declarer):
+        declarer.declare("word", "length")
+
+    def execute(self, tup, collector):
+        assert type(tup) is tuple
+        words = tup[0].split()
+        collector.emit_columns(words, [len(word) for word in words])
+
+
+def test_emit_columns_is_emit_for_each_and_plain_tuples_have_no_names():
+    out = run_bolt(Columns(), ["line"], [["a bc"], ["def"], [""]])
+    assert [tuple(tup) for tup in out] == [("a", 1), ("bc", 2), ("def", 3)]
+
+
+class Ragged(Columns):
+    def execute(self, tup, collector):
+        collector.emit_columns([1, 2], [3])
+
+
+def test_columns_of_different_lengths_are_refused_whole():
+    with pytest.raises(FieldCountError, match="component 'bolt'.*has 2 fields.*2 values"):
+        run_bolt(Ragged(), ["line"], [["x"]])
+
+
+def test_plain_tuples_and_ticks_exclude_each_other():
+    with pytest.raises(TopologyError, match="component 'bolt'.*gets no ticks"):
+        run_bolt(Columns(), ["line"], [["x"]], tick_interval=1)

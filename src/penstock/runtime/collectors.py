@@ -105,6 +105,15 @@ class TupleCollector:
         self._append[stream](values)
         output.tasks.append(task)
 
+    def emit_columns(self, *columns: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        output = named_output(self._component, self._outputs, stream)
+        if output.stream.direct:
+            _direct_only(output.stream)
+        if len(columns) != len(output.columns) or len(set(map(len, columns))) != 1:
+            _wrong_count(output.stream, [f"{len(column)} values" for column in columns])
+        for waiting, column in zip(output.columns, columns, strict=True):
+            waiting.extend(column)
+
     def _emit_on(self, stream: str, values: Sequence[Any]) -> None:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:

@@ -204,7 +204,8 @@ class BoltExecutor(Executor[BaseBolt]):
         self._expected: dict[tuple[int, int], int] = {}
         self._parcel: Parcel | None = None
         self._left = 0
-        self._tuples: Iterator[Tuple] = iter(())
+        self._tuples: Iterator[Any] = iter(())
+        self._plain = isinstance(component, BasicBolt) and component.plain_tuples
         self._execute: Callable[[Tuple], None]
         self._collector: ArrowCollector | None = None
         self.tick_interval = tick_interval
@@ -285,8 +286,9 @@ class BoltExecutor(Executor[BaseBolt]):
         if self._collector is None:
             batch = self._decode(parcel)
             stream = self._streams[header.stream]
+            rows = zip(*map(to_values, batch.columns), strict=True)
             kind = tuple_type(stream.component, stream.name, header.source_task, stream.field_names)
-            self._tuples = map(kind, zip(*map(to_values, batch.columns), strict=True))
+            self._tuples = rows if self._plain else map(kind, rows)
         return True
 
     def _decode(self, parcel: Parcel) -> pa.RecordBatch:

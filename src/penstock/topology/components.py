@@ -58,6 +58,10 @@ class Collector(Protocol):
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit one tuple: one value per field."""
 
+    def emit_columns(self, *columns: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        """Emit several tuples at once: one sequence of values per field, all of one length. The same as
+        ``emit`` for each of them, and several times faster."""
+
     def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit one tuple on a direct stream to the task of that id."""
 
@@ -175,6 +179,10 @@ class BaseBolt(Component):
 
 class BasicBolt(BaseBolt):
     """The everyday bolt: what it emits is anchored to its input, and the input is acked for it."""
+
+    plain_tuples: ClassVar[bool] = False
+    """True: tuples arrive as plain Python tuples, without field names and source, and there are no ticks. Takes a
+    third off the cost of a bolt that does very little with each tuple."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         """Called once in the task's process before the first tuple."""

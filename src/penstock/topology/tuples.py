@@ -6,7 +6,7 @@ A class is made per ⟨source task, stream⟩, so a whole frame becomes tuples i
 
 from __future__ import annotations
 
-import operator
+from collections import _tuplegetter  # type: ignore[attr-defined] # what namedtuple reads its fields with
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -59,7 +59,7 @@ def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...]) 
         "is_tick": component == SYSTEM_COMPONENT and stream == TICK_STREAM,
     }
     for index, name in enumerate(fields):
-        attributes[name] = property(operator.itemgetter(index))
+        attributes[name] = _tuplegetter(index, f"field {index}")
     return type("Tuple", (Tuple,), attributes)
 
 

@@ -12,7 +12,7 @@ from penstock.topology.groupings import Direct, Fields
 
 def validate(topology: Topology) -> None:
     """Raise ``TopologyError`` for the first mistake found."""
-    for check in (_has_spout, _subscriptions, _reachable, _acyclic):
+    for check in (_has_spout, _subscriptions, _reachable, _acyclic, _plain_without_ticks):
         check(topology)
 
 
@@ -145,6 +145,17 @@ def _acyclic(topology: Topology) -> None:
 
     for id in topology.nodes:
         visit(id)
+
+
+def _plain_without_ticks(topology: Topology) -> None:
+    for node in topology.nodes.values():
+        if node.tick_interval and getattr(node.component, "plain_tuples", False):
+            raise TopologyError(
+                _at(node),
+                "a bolt with plain_tuples gets no ticks: it could not tell them from tuples",
+                f"a tick interval of {node.tick_interval:g} s",
+                "Leave out plain_tuples, or the interval.",
+            )
 
 
 def _at(node: Node, subscription: Subscription | None = None) -> str:
