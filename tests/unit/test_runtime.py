@@ -663,10 +663,10 @@ class Ragged(Columns):
 
 
 def test_columns_of_different_lengths_are_refused_whole():
-    with pytest.raises(FieldCountError, match="component 'bolt'.*has 2 fields.*2 values"):
+    with pytest.raises(FieldCountError, match=r"component 'bolt'.*has 2 fields.*2 values"):
         run_bolt(Ragged(), ["line"], [["x"]])
 
 
 def test_plain_tuples_and_ticks_exclude_each_other():
-    with pytest.raises(TopologyError, match="component 'bolt'.*gets no ticks"):
+    with pytest.raises(TopologyError, match=r"component 'bolt'.*gets no ticks"):
         run_bolt(Columns(), ["line"], [["x"]], tick_interval=1)

@@ -62,9 +62,9 @@ CONF: Mapping[str, str] = {
 }
 
 # The JVM only moves frames, mostly in native code. The C2 compiler took 10 s of CPU at each start, most of a
-# core just when the first tuples flow, to save a tenth of a core later; the parallel collector needs no
-# concurrent threads beside the topology.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
+# core just when the first tuples flow, to save a tenth of a core later. G1, because the other collectors stop the
+# world for a second when old space or class space runs full; with room for the classes it need not even look.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseG1GC -XX:MetaspaceSize=256m"
 
 # Lines of the JVM's that say nothing to a user.
 _NOISE = re.compile(
