@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (run, plan, bench, prepare):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    _log_to_terminal()
     try:
         code: int = options.handler(options)
         return code
@@ -38,6 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("penstock: stopped", file=sys.stderr)
         return 130
+
+
+def _log_to_terminal() -> None:
+    """Show warnings of ours. Others' stay silent unless the user's file sets up logging: py4j writes a stack
+    trace to the root logger when the JVM goes away, and the supervisor says that in a sentence."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("penstock").addHandler(handler)
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 if __name__ == "__main__":
