@@ -172,11 +172,14 @@ class Slot:
         """Seconds the driver may wait before the next turn unless a row or a command comes; 0 for none."""
         if self._relay or any(bolt.busy for bolt in self._bolts):
             return 0.0
+        pause = 0.0 if self._spout_emitted else self._settings.spout_pause
+        if self._oldest is None and not self._dirty and not self._bolts and self._spouts:
+            return pause if any(spout.active for spout in self._spouts) else 1.0  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0]
         waits += [bolt.next_tick - now for bolt in self._bolts if bolt.next_tick is not None]
         if any(spout.active for spout in self._spouts):
-            waits.append(self._settings.spout_pause if not self._spout_emitted else 0.0)
+            waits.append(pause)
         if self._oldest is not None:
             waits.append(self._oldest + self._settings.linger - now)
         if self._dirty:

@@ -103,7 +103,8 @@ class SlotDriver:
             while not self._input_ended and not self._control.lost:
                 try:
                     self._obey()
-                    output = list(as_batches(slot.turn())) if self._runs else []
+                    rows = slot.turn() if self._runs else []
+                    output = list(as_batches(rows)) if rows else []
                     self._check()
                 except Exception as error:  # whatever it is, the driver must hear of it before the task dies
                     self._fail(error)
