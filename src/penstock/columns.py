@@ -54,7 +54,12 @@ def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:
     value does not fit the declared type; without one it always succeeds or the value cannot be pickled."""
     if declared is not None:
         column = pa.array(values, declared)
-        if pa.types.is_integer(declared) and any(type(value) is float and value % 1 for value in values):
+        # Looking at the types alone runs in C: this is done for every emitted integer.
+        if (
+            pa.types.is_integer(declared)
+            and float in set(map(type, values))
+            and any(type(value) is float and value % 1 for value in values)
+        ):
             raise TypeError(f"a fraction does not fit {declared}")  # Arrow would cut it off in silence
         return column
     kinds = set(map(type, values))

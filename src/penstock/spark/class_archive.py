@@ -1,5 +1,5 @@
 """An archive of Spark's classes (JVM class data sharing): a start loads them ready-made instead of parsing and
-verifying 20,000 of them, which takes about a third off a cold start.
+verifying them, which took about a third off a cold start.
 
 ``penstock prepare`` makes it once per environment, next to the installed packages. Without it, or when Java or
 Spark has changed since, everything works as before, only slower.

@@ -60,7 +60,7 @@ class Collector(Protocol):
 
     def emit_columns(self, *columns: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit several tuples at once: one sequence of values per field, all of one length. The same as
-        ``emit`` for each of them, and several times faster."""
+        ``emit`` for each of them, with one call instead of many."""
 
     def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit one tuple on a direct stream to the task of that id."""
