@@ -21,7 +21,20 @@ class Settings:
     """What the runtime can be told. ``parse`` turns ``key=value`` texts of the command line into one."""
 
     delivery: str = _setting(
-        "at_most_once", "", "the level of guarantee; higher levels need ackers or epochs", ("at_most_once",)
+        "at_most_once",
+        "",
+        "the level of guarantee: nothing tracked, tuples acked and replayed, or epochs committed",
+        ("at_most_once", "at_least_once", "exactly_once"),
+    )
+    max_spout_pending: int = _setting(
+        50_000, "tuples", "unacked tuples of a spout task, at least once; about 0.1 s of a fast word count"
+    )
+    message_timeout: float = _setting(30.0, "s", "a tuple not acked for so long has failed; as in Storm")
+    epoch_interval: float = _setting(
+        10.0, "s", "between two commits; what a restart does again is at most about this much"
+    )
+    state_dir: str = _setting(
+        "penstock-state", "", "folder for state that survives: a path, or an fsspec URL all nodes can reach"
     )
     on_error: str = _setting(
         "drop",

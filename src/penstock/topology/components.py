@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from penstock.state.values import TaskState
 from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer
 from penstock.topology.tuples import Tuple
 
@@ -42,6 +43,12 @@ class Context:
     tasks: Mapping[str, tuple[int, ...]]
     """Task ids of every component, lowest first."""
     node: str = ""
+    delivery: str = "at_most_once"
+    """The topology's level of guarantee, as in the setting of that name."""
+    state: TaskState = field(default_factory=TaskState, compare=False)
+    """The task's state: values and maps that survive the process, at least once and exactly once."""
+    folder: str = ""
+    """A folder (a path or fsspec URL) of this task's own that survives the process; empty at most once."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows this task shows in the live view. For a few rows a few times a second, not for data:
     only the newest rows of each report interval travel."""
@@ -93,6 +100,16 @@ class RichCollector(Protocol):
         """The tuple could not be processed."""
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a spout's tuple failed."""
+
+    component: str
+    """Where it failed; empty for a time-out."""
+    error: str
+    attempts: int = 1
+
+
 class SpoutCollector(Protocol):
     """What a spout emits with. A tuple without a message id is not tracked."""
 
@@ -106,15 +123,36 @@ class SpoutCollector(Protocol):
 
 
 class BatchCollector(Protocol):
-    """What batch components emit with: whole columns."""
+    """What a batch bolt emits with: whole columns."""
 
-    def emit_batch(self, columns: Columns, stream: str = DEFAULT_STREAM) -> None:
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
+    ) -> None:
         """Emit many tuples: a record batch, a mapping of field to column, or columns in field order.
 
-        A column is an Arrow array or anything ``pyarrow.array`` takes.
+        A column is an Arrow array or anything ``pyarrow.array`` takes. ``anchors`` names for each tuple the
+        row of the input batch it stems from; without it each stems from the whole batch, which costs less
+        to track, and one failure then fails the whole batch.
         """
 
-    def emit_batch_direct(self, task: int, columns: Columns, stream: str = DEFAULT_STREAM) -> None:
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
+    ) -> None:
+        """Emit many tuples on a direct stream to the task of that id."""
+
+
+class BatchSpoutCollector(Protocol):
+    """What a batch spout emits with: whole columns."""
+
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        """Emit many tuples; ``msg_ids`` has a message id for each (a list, range or numpy array). Without it
+        they are not tracked."""
+
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
         """Emit many tuples on a direct stream to the task of that id."""
 
 
@@ -123,6 +161,13 @@ class Component(ABC):
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:  # noqa: B027 - sinks declare nothing
         """Called once while the topology is built: declare each stream this component emits on."""
+
+    def before_snapshot(self) -> None:  # noqa: B027 - most keep their state in context.state at all times
+        """Called just before the task's state is snapshotted: bring ``context.state`` up to date."""
+
+    def after_commit(self) -> None:  # noqa: B027 - of use to those that tell an outside system
+        """Called some time after a snapshot of this task became part of a committed epoch. Not guaranteed:
+        a restart skips it."""
 
 
 class BaseSpout(Component):
@@ -138,10 +183,17 @@ class BaseSpout(Component):
         """Called at a graceful end. Not guaranteed: a killed process calls nothing."""
 
     def ack(self, msg_id: Any) -> None:
-        """The tuple of this message id has been processed in full (at least once and above)."""
+        """The tuple of this message id is done with. At least once: all that came of it was acked. Exactly
+        once: its epoch is committed. At most once: it was sent."""
 
-    def fail(self, msg_id: Any) -> None:
-        """The tuple of this message id failed or timed out (at least once and above)."""
+    def ack_many(self, msg_ids: Sequence[Any]) -> None:
+        """``ack`` for each; a spout with a quicker way for many overrides it."""
+        for msg_id in msg_ids:
+            self.ack(msg_id)
+
+    def fail(self, msg_id: Any, failure: Failure) -> None:
+        """The tuple of this message id failed or timed out (at least once only). Emit it again, or give it up;
+        ``penstock.replay`` does both."""
 
 
 class Spout(BaseSpout):
@@ -159,7 +211,7 @@ class Spout(BaseSpout):
 class BatchSpout(BaseSpout):
     """A source of tuples in Arrow batches."""
 
-    def open(self, conf: Conf, context: Context, collector: BatchCollector) -> None:
+    def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
         """Called once in the task's process before anything else. Keep the collector."""
 
     @abstractmethod
@@ -215,3 +267,33 @@ class BatchBolt(BaseBolt):
 
     def tick(self, collector: BatchCollector) -> None:
         """Called at the bolt's tick interval, if one is set: a batch bolt's tick tuple."""
+
+
+class TransactionalSink(BaseBolt):
+    """The end of a stream in an outside system, in two phases: what was written in an epoch is made durable
+    but stays invisible (``prepare_commit``), and becomes visible once the epoch is committed (``commit``).
+
+    Exactly once an epoch is the topology's. Otherwise each task commits on its own, about every second, and its
+    tuples are acked when that is done.
+    """
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        """Called once in the task's process before anything else."""
+
+    @abstractmethod
+    def recover(self, tokens: Sequence[Any]) -> None:
+        """Called once after ``prepare``, before the first ``write``: commit these, which an earlier process of
+        this task prepared, and drop whatever else it prepared or left half written."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        """Take rows into the open transaction."""
+
+    @abstractmethod
+    def prepare_commit(self, epoch: int) -> Any:
+        """Make what was written since the last call durable and return a token (JSON) that ``commit`` will know
+        it by, in this process or a later one; None where there is nothing. Epochs grow from call to call."""
+
+    @abstractmethod
+    def commit(self, token: Any) -> None:
+        """Make it visible. May be called again with a token that was committed before: then it does nothing."""

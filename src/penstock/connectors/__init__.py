@@ -1,0 +1,1 @@
+"""The ends of a stream in other systems: Kafka, files, sockets, PostgreSQL."""

@@ -1,0 +1,1 @@
+"""Replay queues (SPEC 2.5): Eden, From and To above a spout, and dead letters."""

@@ -1,0 +1,1 @@
+"""What survives the process: task state, snapshots, manifests, on any fsspec path."""
