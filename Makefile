@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
 
-.PHONY: demo test lint unit integration bench setup clean lock
+.PHONY: demo test lint unit integration bench kafka setup clean lock
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
@@ -26,6 +26,9 @@ bench: .venv/ready  ## all benchmarks in full; an hour
 	mkdir -p results
 	$(BIN)/penstock bench ladder --json results/ladder.json
 	$(BIN)/penstock bench peers --json results/peers.json
+
+kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; needs Maven the first time
+	$(BIN)/python -m penstock.testing.kafka
 
 setup: .venv/ready
 
