@@ -1,1 +1,20 @@
 """Replay queues (SPEC 2.5): Eden, From and To above a spout, and dead letters."""
+
+from penstock.replay.eden import Eden, QueueEden
+from penstock.replay.embedded import DiskQueue, EmbeddedStore
+from penstock.replay.queues import Queue, ReplayStore
+from penstock.replay.records import Record
+from penstock.replay.replayer import Replayer
+from penstock.replay.spout import ReplaySpout
+
+__all__ = [
+    "DiskQueue",
+    "Eden",
+    "EmbeddedStore",
+    "Queue",
+    "QueueEden",
+    "Record",
+    "ReplaySpout",
+    "ReplayStore",
+    "Replayer",
+]

@@ -1,0 +1,178 @@
+"""Replay queues on local disk: no server needed.
+
+The files of a task lie in its own folder, so a task that is started again on another machine does not find them:
+run one machine, give all nodes a shared file system, or keep the queues on Kafka.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from penstock.errors import EnvironmentFault
+from penstock.replay.dead_letters import DiskDeadLetters
+from penstock.replay.progress import Progress
+from penstock.replay.queues import Pointer, Queue, Queues, QueuesBusy, ReplayStore
+from penstock.replay.records import Record, decode, encode
+from penstock.replay.segments import SEGMENT_BYTES, SegmentLog, replace_file
+from penstock.topology.components import Context
+
+FOLDER = "replay"
+ABOUT = "about.json"
+
+
+class DiskQueue(Queue):
+    """A queue in a folder of its own. Other programs may append to it while it is read."""
+
+    def __init__(self, folder: str | Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        folder = Path(folder)
+        self._log = SegmentLog(folder, segment_bytes)
+        self._position_file = folder / "position"
+        self._stored = self._load()
+        self._reader = self._log.reader(self._stored)
+        self._progress = Progress(self._stored)
+
+    def append(self, records: Sequence[Record]) -> None:
+        if records:
+            self._log.append([encode(record) for record in records], self._load())
+
+    def read(self, limit: int) -> list[tuple[int, Record]]:
+        found = [(number, decode(data)) for number, data in self._reader.read(limit)]
+        if found:
+            self._progress.read([number for number, _ in found], self._reader.number)
+        return found
+
+    def done(self, positions: Iterable[int]) -> None:
+        self._progress.done(positions)
+
+    def commit(self) -> None:
+        """(1) replace the position file; (2) remove the segments it has passed, whole ones only."""
+        position = self._progress.position
+        if position == self._stored:
+            return
+        replace_file(self._position_file, b"%d" % position)
+        self._stored = position
+        firsts = self._log.segments()
+        if len(firsts) > 1 and firsts[1] <= position:
+            self._log.drop_before(min(position, firsts[-1]))
+
+    @property
+    def empty(self) -> bool:
+        return not self._reader.more()
+
+    @property
+    def finished(self) -> bool:
+        return self._progress.finished
+
+    def clear(self) -> None:
+        if not self.finished:
+            raise ValueError("a queue is cleared when all that was read is done")
+        self.commit()
+        self._log.drop_before(self._stored)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._log.close()
+
+    def _load(self) -> int:
+        try:
+            return int(self._position_file.read_bytes())
+        except FileNotFoundError:
+            return 0
+
+
+class DiskPointer(Pointer):
+    """The pointer in a file that is replaced as a whole."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+
+    def load(self) -> bool:
+        try:
+            return self._path.read_bytes() == b"exchanged"
+        except FileNotFoundError:
+            return False
+
+    def store(self, exchanged: bool) -> None:
+        replace_file(self._path, b"exchanged" if exchanged else b"as made")
+
+
+class EmbeddedStore(ReplayStore):
+    """The queues of each task under its own folder (``Context.folder``), which must be on a local path."""
+
+    def check(self, context: Context) -> None:
+        local_folder(context)
+
+    def open(self, context: Context) -> Queues:
+        folder = local_folder(context)
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = _Owner(folder / "owner")
+        try:
+            about = {"topology": context.topology, "component": context.component, "index": context.index}
+            if not (folder / ABOUT).exists():
+                replace_file(folder / ABOUT, json.dumps(about).encode())
+            return Queues(*_parts(folder), release=owner.release)
+        except BaseException:
+            owner.release()
+            raise
+
+
+def open_beside(folder: Path) -> Queues:
+    """The queues in a folder that a running topology may be using: only append to them, and list, take out or
+    add dead letters. Nothing else of a queue is for a second process."""
+    return Queues(*_parts(folder))
+
+
+def local_folder(context: Context) -> Path:
+    """The task's folder for replay, as a local path. Raises where ``Context.folder`` is none."""
+    folder = context.folder.removeprefix("file://")
+    where = f"component '{context.component}', replay"
+    if not folder:
+        raise EnvironmentFault(
+            where,
+            "the embedded queues need a folder that survives the process",
+            "a task without one",
+            "Set delivery to at_least_once and state_dir to a folder.",
+        )
+    if "://" in folder:
+        raise EnvironmentFault(
+            where,
+            "the embedded queues need a local path",
+            f"'{context.folder}'",
+            "Keep the queues on Kafka: ReplaySpout(source, store=KafkaStore(servers)). Or set state_dir to one.",
+        )
+    return Path(folder) / FOLDER
+
+
+def _parts(folder: Path) -> tuple[Queue, Queue, DiskDeadLetters, Pointer]:
+    return (
+        DiskQueue(folder / "from"),
+        DiskQueue(folder / "to"),
+        DiskDeadLetters(folder / "dead"),
+        DiskPointer(folder / "pointer"),
+    )
+
+
+class _Owner:
+    """One process at a time works with a task's queues. The kernel lets go when that process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise QueuesBusy(
+                f"{path.parent}",
+                "one process works with a task's replay queues",
+                "another one that holds them",
+                "Wait for it to end, or give this topology a name or state_dir of its own.",
+            ) from None
+
+    def release(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

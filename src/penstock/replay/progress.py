@@ -1,0 +1,46 @@
+"""How far a source has been read and how much of that is done: the rule by which a stored position moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+
+class Progress:
+    """The stored position of one source: it passes a record only when that and all before it are done.
+
+    Positions grow from read to read but may leave gaps (bytes of a file, offsets of a Kafka topic).
+    """
+
+    def __init__(self, start: int) -> None:
+        self._open: deque[int] = deque()
+        self._done: set[int] = set()
+        self._end = start
+
+    def read(self, positions: Iterable[int], end: int) -> None:
+        """Records at these positions were read; the next one will be at ``end`` or later."""
+        self._open.extend(positions)
+        self._end = end
+
+    def done(self, positions: Iterable[int]) -> None:
+        """These are done with, in any order. One that is not open (done before, never read) is ignored."""
+        self._done.update(positions)
+        while self._open and self._open[0] in self._done:
+            self._done.remove(self._open.popleft())
+        if not self._open:
+            self._done.clear()
+
+    @property
+    def position(self) -> int:
+        """Where a restart reads on: the first record not done, or the end of what was read."""
+        return self._open[0] if self._open else self._end
+
+    @property
+    def end(self) -> int:
+        """Where the next read begins."""
+        return self._end
+
+    @property
+    def finished(self) -> bool:
+        """All that was read is done."""
+        return not self._open

@@ -1,0 +1,118 @@
+"""The interfaces of stateless replay (SPEC 2.5): a queue, the pointer that says which of two is To, and the place
+that keeps both. On local disk they are in ``penstock.replay.embedded``, on Kafka in ``penstock.replay.kafka``;
+``tests/contract/test_queues.py`` is what an implementation of your own must pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import EnvironmentFault
+from penstock.replay.records import Record
+from penstock.topology.components import Context
+
+if TYPE_CHECKING:
+    from penstock.replay.dead_letters import DeadLetters
+
+__all__ = ["Pointer", "Queue", "QueueDamaged", "Queues", "QueuesBusy", "Record", "ReplayStore"]
+
+
+class QueueDamaged(EnvironmentFault):
+    """Stored records do not read back as they were written."""
+
+
+class QueuesBusy(EnvironmentFault):
+    """Another process works with this task's replay queues."""
+
+
+class Queue(ABC):
+    """A FIFO of records with a stored read position.
+
+    One process reads it. ``append`` may come from any thread and process at any time; the other calls are made by
+    one thread at a time.
+    """
+
+    @abstractmethod
+    def append(self, records: Sequence[Record]) -> None:
+        """Add records at the end; on return they are durable. When it raises, some of them may be stored:
+        appending all of them again is right, and may double some."""
+
+    @abstractmethod
+    def read(self, limit: int) -> list[tuple[int, Record]]:
+        """Up to ``limit`` records with their positions, in order; fewer or none when there are no more now. Never
+        blocks. Moves the read cursor, which lives in memory: a new process begins at the stored position."""
+
+    @abstractmethod
+    def done(self, positions: Iterable[int]) -> None:
+        """These records are done with. The stored position passes a record only when it and all before it
+        are done."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make the stored position durable. Until then a crash reads again from the last one committed."""
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Nothing is unread. Looks for what others have appended; never blocks."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """All that was read is done."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Give back the space of all that was read, which must be done and committed. What was appended but not
+        read stays: clearing cannot lose a record."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections. Commits nothing."""
+
+
+class Pointer(ABC):
+    """Which of the two queues is To. A queue is never renamed or copied: only this changes."""
+
+    @abstractmethod
+    def load(self) -> bool:
+        """True when From and To are exchanged; False before the first ``store``."""
+
+    @abstractmethod
+    def store(self, exchanged: bool) -> None:
+        """Set it; on return it is durable, and at no instant is it neither."""
+
+
+@dataclass(frozen=True)
+class Queues:
+    """What stands above one task of a spout, beside its source. ``from_`` and ``to`` are as they were named when
+    they were made; ``pointer`` says whether they have been exchanged since."""
+
+    from_: Queue
+    to: Queue
+    dead: DeadLetters
+    pointer: Pointer
+    release: Callable[[], None] = lambda: None
+    """Called last: lets another process have them."""
+
+    def close(self) -> None:
+        for part in (self.from_, self.to, self.dead):
+            part.close()
+        self.release()
+
+
+class ReplayStore(ABC):
+    """Where replay queues are kept. Made on the driver and pickled; ``open`` runs in the task's process."""
+
+    @abstractmethod
+    def check(self, context: Context) -> None:
+        """Raise a ``PenstockError`` if the queues cannot be kept there. Called once, before all else; takes
+        nothing and changes nothing."""
+
+    @abstractmethod
+    def open(self, context: Context) -> Queues:
+        """The queues of this task, made on the first run. Raises ``QueuesBusy`` while another process holds
+        them. Never blocks for long."""

@@ -1,0 +1,245 @@
+"""The replayer of one spout task: three thin threads that do what ``decisions`` says.
+
+One thread reads To and Eden ahead of the spout, one exchanges From and To, one (backflow) writes what failed to
+From and to the dead letters. The spout's own thread never waits for a disk or a server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from penstock.clock import Clock, SystemClock
+from penstock.errors import PenstockError
+from penstock.replay.decisions import (
+    Acked,
+    Arrived,
+    Decisions,
+    Done,
+    Entry,
+    Event,
+    Failed,
+    Instruction,
+    Looked,
+    Origin,
+    Read,
+    Store,
+    Stored,
+    Swap,
+    Swapped,
+    Taken,
+)
+from penstock.replay.eden import Eden
+from penstock.replay.queues import Queue, Queues
+from penstock.replay.records import Record
+from penstock.topology.components import Failure
+
+CAPACITY = 4096  # tuples read ahead: what comes back waits behind them, so no more than a large batch
+_EDEN_PAUSE = 0.005  # s until Eden is asked again after it had nothing: short beside a hop, and cheap
+_LOOK_EVERY = 40  # pauses between two looks at From and To, for dead letters that were sent back: 0.2 s
+_RETRY_PAUSE = 1.0  # s until a failed disk or server is tried again
+
+_log = logging.getLogger(__name__)
+
+
+def exchange(queues: Queues, exchanged: bool) -> None:
+    """Exchange From and To; ``exchanged`` is what the pointer said before. To is drained: all of it is read and
+    done. A pointer swap, no copying; doing it again after a failed step is right:
+
+    (1) commit To's position: a crash from here on finds To empty, and exchanges anew;
+    (2) store the pointer: this is the exchange;
+    (3) clear the drained queue, now From: after a crash before this its records stay, passed by its position,
+        until the next time.
+    """
+    drained = queues.from_ if exchanged else queues.to
+    drained.commit()
+    queues.pointer.store(not exchanged)
+    drained.clear()
+
+
+class Replayer:
+    """Reads, takes back what failed, remembers what is done. ``take``, ``ack``, ``fail`` and ``commit`` are for
+    one thread. They wait for a read under way at most; ``commit`` also for the disk."""
+
+    def __init__(
+        self,
+        eden: Eden,
+        queues: Queues,
+        *,
+        max_attempts: int = 5,
+        capacity: int = CAPACITY,
+        clock: Clock | None = None,
+    ) -> None:
+        """``eden`` is open, and so are the queues; both become the replayer's, which closes them."""
+        self._eden, self._queues = eden, queues
+        self._clock = clock or SystemClock()
+        self._exchanged = queues.pointer.load()
+        self._decisions = Decisions(max_attempts, capacity, from_holds=not self._from.empty)
+        self._state = threading.Lock()  # of the decisions; Done is carried out under it
+        self._sources = {Origin.EDEN: threading.Lock(), Origin.TO: threading.Lock()}  # always taken last
+        self._read: deque[Entry] = deque()
+        self._arrived = threading.Condition(threading.Lock())
+        self._errors: deque[PenstockError | OSError] = deque(maxlen=10)
+        self._stop = threading.Event()
+        self._inboxes: dict[type, SimpleQueue[Any]] = {kind: SimpleQueue() for kind in (Read, Swap, Store)}
+        self._threads = [
+            threading.Thread(target=run, name=f"replay-{name}", daemon=True)
+            for name, run in (
+                ("read", self._run_reader),
+                ("swap", lambda: self._run(Swap, self._swap)),
+                ("backflow", lambda: self._run(Store, self._store)),
+            )
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        self._tell(Looked())
+
+    def take(self, limit: int) -> list[Entry]:
+        """Up to ``limit`` tuples for the spout to emit; none when none is there now. Raises what a thread ran
+        into, once; the thread tries again."""
+        if self._errors:
+            raise self._errors.popleft()
+        count = min(limit, len(self._read))
+        entries = [self._read.popleft() for _ in range(count)]
+        if entries:
+            self._tell(Taken(count))
+        return entries
+
+    def wait(self, seconds: float) -> bool:
+        """Block until something can be taken; False if the time passes first. For tests and tools."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._read or self._errors), seconds)
+
+    def ack(self, entries: Sequence[Entry]) -> None:
+        self._tell(Acked(entries))
+
+    def fail(self, entry: Entry, failure: Failure) -> None:
+        self._tell(Failed([(entry, entry.record.failed(failure, self._clock.now()))]))
+
+    def commit(self) -> None:
+        """Make all positions durable."""
+        with self._sources[Origin.EDEN]:
+            self._eden.before_snapshot()
+        with self._sources[Origin.TO]:
+            self._to.commit()
+
+    @property
+    def outstanding(self) -> int:
+        """Tuples that were read and are neither acked nor safely in From or with the dead letters."""
+        with self._state:
+            return self._decisions.outstanding
+
+    def close(self) -> None:
+        """Write what has failed so far, commit the positions and let go of everything. Tuples on their way are
+        read again by the next replayer."""
+        self._stop.set()
+        for inbox in self._inboxes.values():
+            inbox.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        self._finish()
+        self._decisions.validate()
+        self.commit()
+        self._eden.close()
+        self._queues.close()
+
+    @property
+    def _to(self) -> Queue:
+        return self._queues.from_ if self._exchanged else self._queues.to
+
+    @property
+    def _from(self) -> Queue:
+        return self._queues.to if self._exchanged else self._queues.from_
+
+    def _tell(self, event: Event) -> None:
+        with self._state:
+            for instruction in self._decisions.handle(event):
+                if isinstance(instruction, Done):
+                    self._done(instruction)
+                else:
+                    self._inboxes[type(instruction)].put(instruction)
+
+    def _done(self, instruction: Done) -> None:
+        with self._sources[instruction.origin]:
+            source = self._eden if instruction.origin is Origin.EDEN else self._to
+            source.done(instruction.positions)
+
+    def _run(self, kind: type[Instruction], act: Callable[[Any], None]) -> None:
+        """A thread's life: carry out instructions until told to stop; the ones it has by then too."""
+        inbox = self._inboxes[kind]
+        while (instruction := inbox.get()) is not None:
+            self._insist(act, instruction)
+
+    def _run_reader(self) -> None:
+        inbox, pauses = self._inboxes[Read], 0
+        while not self._stop.is_set():
+            try:
+                instruction = inbox.get(timeout=_EDEN_PAUSE)
+            except Empty:
+                pauses += 1
+                self._tell(self._look() if pauses % _LOOK_EVERY == 0 else Looked())
+                continue
+            if instruction is not None:
+                self._insist(self._read_some, instruction)
+
+    def _insist(self, act: Callable[[Any], None], instruction: Instruction) -> None:
+        """Carry out an instruction, again and again while disk or server fail, until told to stop."""
+        while True:
+            try:
+                act(instruction)
+                return
+            except (OSError, PenstockError) as error:
+                _log.warning("replay: %s; trying again", error)
+                self._errors.append(error)
+                with self._arrived:
+                    self._arrived.notify_all()
+                if self._stop.wait(_RETRY_PAUSE):
+                    return
+
+    def _finish(self) -> None:
+        """Carry out what the threads left: failures that waited for a store or a swap under way."""
+        left = True
+        while left:
+            left = False
+            for kind, act in ((Swap, self._swap), (Store, self._store)):
+                while not self._inboxes[kind].empty():
+                    if (instruction := self._inboxes[kind].get()) is not None:
+                        act(instruction)
+                        left = True
+
+    def _read_some(self, instruction: Read) -> None:
+        with self._sources[instruction.origin]:
+            if instruction.origin is Origin.EDEN:
+                found = [(position, Record(values)) for position, values in self._eden.read(instruction.limit)]
+            else:
+                found = self._to.read(instruction.limit)
+        entries = [Entry(instruction.origin, position, record) for position, record in found]
+        self._tell(Arrived(instruction.origin, entries))
+        if entries:
+            with self._arrived:
+                self._read.extend(entries)
+                self._arrived.notify_all()
+
+    def _look(self) -> Looked:
+        with self._sources[Origin.TO]:
+            return Looked(to=not self._to.empty, from_=not self._from.empty)
+
+    def _swap(self, _: Swap) -> None:
+        with self._sources[Origin.TO]:
+            exchange(self._queues, self._exchanged)  # may be the second try: the pointer may have changed already
+            self._exchanged = not self._exchanged
+        self._tell(Swapped())
+
+    def _store(self, instruction: Store) -> None:
+        if instruction.back:
+            self._from.append(instruction.back)
+        if instruction.dead:
+            self._queues.dead.add(instruction.dead)
+        self._tell(Stored())

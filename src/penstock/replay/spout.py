@@ -1,0 +1,129 @@
+"""A spout over any Eden: what fails comes back before fresh data, a bounded number of times (SPEC 2.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.clock import Clock, SystemClock
+from penstock.errors import SettingError
+from penstock.replay.decisions import Entry
+from penstock.replay.eden import Eden
+from penstock.replay.queues import QueuesBusy, ReplayStore
+from penstock.replay.replayer import Replayer
+from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
+from penstock.topology.streams import OutputDeclarer
+
+_BATCH = 2048  # tuples emitted at a time: half of what is read ahead, so reading and emitting overlap
+_HANDOVER = 30.0  # s another process of this task may take to let go of the queues; as the message timeout
+
+
+class ReplaySpout(BatchSpout):
+    """Emits what its source holds, at least once; each task has From, To and dead letters of its own.
+
+    A tuple that fails or times out is emitted again before fresh ones; after ``max_attempts`` failures it goes to
+    the dead letters, which ``penstock dlq`` shows. The queues are opened at the first ``next_batch`` after
+    ``activate`` and let go when, deactivated, the last tuple on its way is acked or stored: so a topology that
+    takes over from another finds all that the other left.
+    """
+
+    def __init__(self, source: Eden, *, max_attempts: int = 5, store: ReplayStore | None = None) -> None:
+        """``store`` is where the queues are kept; without it the source says: Kafka for a Kafka topic, else the
+        task's folder on local disk."""
+        if max_attempts < 1:
+            raise SettingError(
+                "ReplaySpout(max_attempts)",
+                "a tuple has at least one attempt",
+                repr(max_attempts),
+                "1 means: straight to the dead letters.",
+            )
+        self._source, self._max_attempts = source, max_attempts
+        self._store = store or source.store()
+        self._clock: Clock = SystemClock()
+        self._replayer: Replayer | None = None
+        self._pending: dict[int, Entry] = {}
+        self._next_id = 0
+        self._active = False
+        self._waiting_since = 0.0
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(*self._source.fields)
+
+    def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
+        if context.delivery != "at_least_once":
+            raise SettingError(
+                f"component '{context.component}', ReplaySpout",
+                "replay belongs to at least once: there tuples are acked and failed",
+                context.delivery,
+                "Set delivery=at_least_once, or use the source's own spout.",
+            )
+        self._store.check(context)
+        self._conf, self._context, self._collector = conf, context, collector
+
+    def activate(self) -> None:
+        self._active = True
+        self._waiting_since = self._clock.monotonic()
+
+    def deactivate(self) -> None:
+        self._active = False
+        self._let_go_if_idle()
+
+    def next_batch(self) -> None:
+        if self._replayer is None and not self._take_over():
+            return
+        assert self._replayer is not None
+        entries = self._replayer.take(_BATCH)
+        if not entries:
+            return
+        ids = range(self._next_id, self._next_id + len(entries))
+        self._next_id = ids.stop
+        self._pending.update(zip(ids, entries, strict=True))
+        self._collector.emit_batch(
+            list(zip(*[entry.record.payload for entry in entries], strict=True)), msg_ids=ids
+        )
+
+    def ack(self, msg_id: Any) -> None:
+        self.ack_many((msg_id,))
+
+    def ack_many(self, msg_ids: Sequence[Any]) -> None:
+        found = [entry for id in msg_ids if (entry := self._pending.pop(id, None)) is not None]
+        if found and self._replayer is not None:
+            self._replayer.ack(found)
+        self._let_go_if_idle()
+
+    def fail(self, msg_id: Any, failure: Failure) -> None:
+        entry = self._pending.pop(msg_id, None)
+        if entry is not None and self._replayer is not None:
+            self._replayer.fail(entry, failure)
+        self._let_go_if_idle()
+
+    def before_snapshot(self) -> None:
+        if self._replayer is not None:
+            self._replayer.commit()
+
+    def after_commit(self) -> None:
+        if self._replayer is not None:
+            self._source.after_commit()
+
+    def close(self) -> None:
+        if self._replayer is not None:
+            replayer, self._replayer = self._replayer, None
+            self._pending.clear()
+            replayer.close()
+
+    def _take_over(self) -> bool:
+        """Open the queues; False while another process of this task still holds them."""
+        try:
+            queues = self._store.open(self._context)
+        except QueuesBusy:
+            if self._clock.monotonic() - self._waiting_since > _HANDOVER:
+                raise
+            return False
+        self._source.open(self._conf, self._context)
+        self._replayer = Replayer(self._source, queues, max_attempts=self._max_attempts, clock=self._clock)
+        self._replayer.start()
+        return True
+
+    def _let_go_if_idle(self) -> None:
+        if not self._active and not self._pending:
+            self.close()

@@ -1,0 +1,194 @@
+"""What every replay queue, pointer and store of dead letters must do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters
+from penstock.replay.embedded import DiskPointer, DiskQueue
+from penstock.replay.queues import Pointer, Queue, Record
+
+
+@dataclass
+class Place:
+    """Opens the same queue, pointer or letters again and again, as one process after another would."""
+
+    queue: Callable[[], Queue]
+    pointer: Callable[[], Pointer]
+    dead: Callable[[], DeadLetters]
+
+
+@pytest.fixture(params=["disk"])
+def place(request: pytest.FixtureRequest, tmp_path: Any) -> Place:
+    return Place(
+        lambda: DiskQueue(tmp_path / "queue", segment_bytes=200),
+        lambda: DiskPointer(tmp_path / "pointer"),
+        lambda: DiskDeadLetters(tmp_path / "dead"),
+    )
+
+
+def records(*values: Any) -> list[Record]:
+    return [Record((value,), 1, "boom", "split", 12.5) for value in values]
+
+
+def payloads(found: list[tuple[int, Record]]) -> list[Any]:
+    return [record.payload[0] for _, record in found]
+
+
+def test_what_is_appended_is_read_in_order_and_whole(place: Place) -> None:
+    queue = place.queue()
+    odd = Record(("ü", 7, 2.5, None, b"\x00\xff", [1, {"a": "b"}], (1, 2), {3}), 4, "why\n", "count", 99.25)
+    queue.append([*records("a", "b"), odd])
+    queue.append(records("c"))
+    found = queue.read(10)
+    assert [record for _, record in found] == [*records("a", "b"), odd, *records("c")]
+    assert [type(value) for value in found[2][1].payload] == [type(value) for value in odd.payload]
+    positions = [position for position, _ in found]
+    assert all(before < after for before, after in itertools.pairwise(positions))
+    queue.close()
+
+
+def test_a_new_queue_is_empty_and_finished(place: Place) -> None:
+    queue = place.queue()
+    assert queue.empty
+    assert queue.finished
+    assert queue.read(5) == []
+    queue.append([])
+    assert queue.empty
+    queue.commit()
+    queue.clear()
+    queue.close()
+
+
+def test_reading_moves_the_cursor_and_respects_the_limit(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(*range(10)))
+    assert not queue.empty
+    assert payloads(queue.read(4)) == [0, 1, 2, 3]
+    assert payloads(queue.read(4)) == [4, 5, 6, 7]
+    assert not queue.empty
+    assert payloads(queue.read(4)) == [8, 9]
+    assert queue.empty
+    assert not queue.finished
+    queue.append(records(10))
+    assert not queue.empty
+    assert payloads(queue.read(4)) == [10]
+    queue.close()
+
+
+def test_an_appended_record_survives_without_commit_or_close(place: Place) -> None:
+    place.queue().append(records(*range(30)))
+    assert payloads(place.queue().read(100)) == list(range(30))
+
+
+def test_the_stored_position_passes_a_record_only_when_all_before_it_are_done(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(*range(6)))
+    found = queue.read(6)
+    position = [position for position, _ in found]
+    queue.done([position[0], position[2], position[3]])
+    queue.commit()
+    queue.close()
+    second = place.queue()
+    again = second.read(10)
+    assert payloads(again) == [1, 2, 3, 4, 5]
+    assert [at for at, _ in again] == position[1:]
+    second.done([position[1]])
+    second.commit()
+    second.close()
+    third = place.queue()
+    assert payloads(third.read(10)) == [2, 3, 4, 5]
+    third.close()
+
+
+def test_without_a_commit_the_old_position_holds(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(*range(3)))
+    queue.done([position for position, _ in queue.read(3)])
+    assert queue.finished
+    queue.close()
+    again = place.queue()
+    assert payloads(again.read(3)) == [0, 1, 2]
+    again.close()
+
+
+def test_clear_gives_back_space_but_keeps_what_was_not_read(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(*range(20)))
+    queue.done([position for position, _ in queue.read(20)])
+    queue.append(records(20))  # by someone else, just before
+    queue.commit()
+    queue.clear()
+    assert not queue.empty
+    queue.close()
+    again = place.queue()
+    [(position, record)] = again.read(10)
+    assert record.payload == (20,)
+    again.done([position])
+    again.commit()
+    again.clear()
+    assert again.empty
+    again.append(records(21))
+    [(later, _)] = again.read(10)
+    assert later > position  # a position is never used twice
+    again.close()
+
+
+def test_a_queue_with_unfinished_records_is_not_cleared(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(1))
+    queue.read(1)
+    with pytest.raises(ValueError, match="done"):
+        queue.clear()
+    queue.close()
+
+
+def test_another_process_may_append_while_this_one_reads(place: Place) -> None:
+    reader, writers = place.queue(), [place.queue(), place.queue()]
+    expected = []
+    for turn in range(12):
+        writers[turn % 2].append(records(turn))
+        expected.append(turn)
+        assert not reader.empty
+        found = reader.read(5)
+        assert payloads(found) == expected[-len(found) :] == [turn]
+        reader.done([position for position, _ in found])
+        reader.commit()
+    reader.clear()
+    writers[0].append(records("after"))
+    assert payloads(reader.read(5)) == ["after"]
+    for queue in (reader, *writers):
+        queue.close()
+
+
+def test_the_pointer_keeps_what_it_was_told(place: Place) -> None:
+    assert place.pointer().load() is False
+    place.pointer().store(True)
+    assert place.pointer().load() is True
+    place.pointer().store(False)
+    assert place.pointer().load() is False
+
+
+def test_dead_letters_are_listed_and_taken_out_by_id(place: Place) -> None:
+    dead = place.dead()
+    assert dead.letters() == []
+    dead.add(records("a", "b"))
+    dead.add(records("c"))
+    letters = dead.letters()
+    assert [letter.record for letter in letters] == records("a", "b", "c")
+    dead.remove([letters[1].id, 999_999])
+    other = place.dead()
+    assert [letter.record.payload for letter in other.letters()] == [("a",), ("c",)]
+    other.remove([letters[0].id, letters[2].id])
+    assert dead.letters() == []
+    dead.add(records("d"))
+    [last] = other.letters()
+    assert last.record == records("d")[0]
+    assert last.id not in {letter.id for letter in letters}
+    dead.close()
+    other.close()

@@ -1,0 +1,200 @@
+"""ReplaySpout on the embedded queues, with the real threads."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock.errors import EnvironmentFault, SettingError
+from penstock.replay import DiskQueue, QueueEden, Record, ReplaySpout
+from penstock.replay.embedded import open_beside
+from penstock.replay.queues import QueuesBusy
+from penstock.topology.components import Context, Failure
+from penstock.topology.streams import OutputDeclarer
+
+DEADLINE = 20.0  # s; a loaded machine
+
+
+class Collected:
+    """Stands for the runtime: keeps what was emitted."""
+
+    def __init__(self):
+        self.rows = []
+
+    def emit_batch(self, columns, stream="default", msg_ids=None):
+        rows = list(zip(*columns, strict=True))
+        assert len(rows) == len(msg_ids)
+        self.rows += zip(msg_ids, rows, strict=True)
+
+
+class Bench:
+    """One task of a ReplaySpout over a queue that the test appends to."""
+
+    def __init__(self, folder, max_attempts=3):
+        self.folder = folder
+        self.context = Context(
+            "shop", "lines", 1, 0, {"lines": (1,)}, delivery="at_least_once", folder=str(folder / "task")
+        )
+        self.source = DiskQueue(folder / "eden")
+        self.max_attempts = max_attempts
+        self.start()
+
+    def start(self):
+        self.spout = ReplaySpout(QueueEden(self.folder / "eden", ("line",)), max_attempts=self.max_attempts)
+        self.out = Collected()
+        self.spout.open({}, self.context, self.out)
+        self.spout.activate()
+
+    def feed(self, *values):
+        self.source.append([Record((value,)) for value in values])
+
+    def await_rows(self, count):
+        """Call next_batch until so many tuples came; returns and forgets them."""
+        end = time.monotonic() + DEADLINE
+        while len(self.out.rows) < count:
+            self.spout.next_batch()
+            if self.spout._replayer is not None:
+                self.spout._replayer.wait(0.01)
+            assert time.monotonic() < end, f"only {self.out.rows}"
+        rows, self.out.rows = self.out.rows, []
+        return rows
+
+    def await_stored(self):
+        """Until the backflow has written all that failed and nothing is on its way."""
+        end = time.monotonic() + DEADLINE
+        while self.spout._replayer.outstanding:
+            self.spout._replayer.wait(0.01)
+            assert time.monotonic() < end
+
+    def dead(self):
+        return [letter.record for letter in open_beside(self.folder / "task" / "replay").dead.letters()]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    yield bench
+    bench.spout.close()
+    bench.source.close()
+
+
+def test_fields_are_those_of_the_source(bench):
+    declarer = OutputDeclarer("lines")
+    bench.spout.declare_output_fields(declarer)
+    assert declarer.streams["default"].field_names == ("line",)
+
+
+def test_acked_tuples_are_not_read_again(bench):
+    bench.feed("a", "b", "c")
+    rows = bench.await_rows(3)
+    assert [row for _, row in rows] == [("a",), ("b",), ("c",)]
+    bench.spout.ack_many([rows[0][0], rows[2][0]])
+    bench.spout.before_snapshot()
+    bench.spout.close()
+    bench.start()
+    assert [row for _, row in bench.await_rows(2)] == [("b",), ("c",)]
+
+
+def test_a_failed_tuple_comes_back_and_ends_as_a_dead_letter(bench):
+    bench.feed("bad")
+    for attempt in range(3):
+        [(id, row)] = bench.await_rows(1)
+        assert row == ("bad",)
+        bench.spout.fail(id, Failure("split", f"boom {attempt}"))
+    bench.feed("good")
+    [(id, row)] = bench.await_rows(1)
+    assert row == ("good",)
+    bench.spout.ack(id)
+    bench.await_stored()
+    [letter] = bench.dead()
+    assert (letter.payload, letter.attempts, letter.error, letter.component) == (("bad",), 3, "boom 2", "split")
+    assert letter.first_failed > 0
+
+
+def test_what_failed_comes_before_what_was_not_read_yet(bench):
+    bench.feed(1, 2, 3)
+    rows = bench.await_rows(3)
+    bench.spout.fail(rows[1][0], Failure("", "timed out"))
+    [(back, row)] = bench.await_rows(1)
+    assert row == (2,)
+    bench.spout.ack_many([rows[0][0], rows[2][0], back])
+    bench.await_stored()
+    bench.spout.before_snapshot()
+    bench.spout.close()
+    bench.start()
+    bench.feed(4)
+    assert [row for _, row in bench.await_rows(1)] == [(4,)]
+
+
+def test_a_failure_is_not_lost_by_a_close(bench):
+    bench.feed("x")
+    [(id, _)] = bench.await_rows(1)
+    bench.spout.fail(id, Failure("split", "boom"))
+    bench.spout.close()
+    bench.start()
+    bench.feed("y")
+    first, second = bench.await_rows(2)
+    assert (first[1], second[1]) == (("x",), ("y",))
+    assert bench.spout._pending[first[0]].record.attempts == 1
+
+
+def test_a_late_ack_is_ignored(bench):
+    bench.feed("x")
+    [(id, _)] = bench.await_rows(1)
+    bench.spout.fail(id, Failure("", "timed out"))
+    bench.spout.ack(id)
+    [(_, row)] = bench.await_rows(1)
+    assert row == ("x",)
+
+
+def test_deactivated_and_drained_it_hands_over_to_another_process(bench, tmp_path):
+    bench.feed("a", "b")
+    rows = bench.await_rows(2)
+    old = bench.spout
+    bench.start()  # a second process of the same task, standing ready
+    bench.spout.next_batch()
+    assert bench.spout._replayer is None  # the other one still holds the queues
+    old.deactivate()
+    old.fail(rows[0][0], Failure("split", "boom"))
+    bench.spout.next_batch()
+    assert bench.spout._replayer is None
+    old.ack(rows[1][0])
+    assert [row for _, row in bench.await_rows(1)] == [("a",)]
+
+
+def test_waiting_for_the_queues_ends_with_an_error(bench):
+    bench.await_rows(0)
+    bench.spout.next_batch()
+    other = ReplaySpout(QueueEden(bench.folder / "eden", ("line",)))
+    other.open({}, bench.context, Collected())
+    other._waiting_since = -1e9
+    with pytest.raises(QueuesBusy, match="one process works with a task's replay queues; got another one"):
+        other.next_batch()
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
+def test_replay_belongs_to_at_least_once(tmp_path, delivery):
+    spout = ReplaySpout(QueueEden(tmp_path, ("line",)))
+    context = Context("shop", "lines", 1, 0, {"lines": (1,)}, delivery=delivery, folder=str(tmp_path))
+    with pytest.raises(SettingError, match=f"at least once: .*; got {delivery}. Set delivery=at_least_once"):
+        spout.open({}, context, Collected())
+
+
+@pytest.mark.parametrize(
+    ("folder", "text"),
+    [
+        ("", "need a folder that survives"),
+        ("s3://bucket/task", "need a local path; got 's3://bucket/task'. .*Kafka"),
+    ],
+)
+def test_the_embedded_queues_need_a_local_folder(tmp_path, folder, text):
+    spout = ReplaySpout(QueueEden(tmp_path, ("line",)))
+    context = Context("shop", "lines", 1, 0, {"lines": (1,)}, delivery="at_least_once", folder=folder)
+    with pytest.raises(EnvironmentFault, match=text):
+        spout.open({}, context, Collected())
+
+
+def test_max_attempts_is_at_least_one(tmp_path):
+    with pytest.raises(SettingError, match="at least one attempt; got 0"):
+        ReplaySpout(QueueEden(tmp_path, ("line",)), max_attempts=0)
