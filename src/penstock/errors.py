@@ -95,6 +95,16 @@ class FrameError(PenstockError):
     exit_code = 4
 
 
+class StateError(PenstockError):
+    """State cannot be kept or read back: the disk, the store, or a value that cannot be stored."""
+
+    exit_code = 4
+
+
+class SnapshotCorrupt(StateError):
+    """Stored state is not what was written: a file is missing, cut short or changed."""
+
+
 class ControlRefused(PenstockError):
     """A control connection did not prove that it knows the run's secret."""
 

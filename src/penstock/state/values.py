@@ -1,7 +1,170 @@
-"""A task's state, as its component uses it. (Placeholder: being built.)"""
+"""A task's state, as its component uses it: values and maps by name, and the cuts a snapshot is made of."""
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from penstock.errors import StateError
+from penstock.state.encoding import Change, count_rows, dumps, encode_value, form_of, is_plain, pickled_value
+from penstock.state.maps import _NONE, MapState
+
+_State = TypeVar("_State", "ValueState", MapState)
+
+
+class ValueState:
+    """One value that survives: ``.value`` is read and assigned. Made by ``TaskState.value``.
+
+    Any picklable value, Arrow arrays and tables included. It is pickled at each snapshot unless it is the very
+    number, text or tuple of such that was written last, and written when the pickle differs: so a change in
+    place is seen too. For much data with few changes, take a map.
+    """
+
+    __slots__ = ("_mark", "_seen", "_written", "name", "value")
+
+    def __init__(self, name: str, default: Any = None) -> None:
+        self.name = name
+        self.value = self._seen = default
+        self._mark = _mark(dumps(default, name))
+        self._written = False  # a default that nobody changed is not worth a snapshot
+
+    def __repr__(self) -> str:
+        return f"ValueState({self.value!r})"
+
+    def load(self, parts: Sequence[bytes]) -> None:
+        """Called by ``TaskState``: the last part holds."""
+        pickled = pickled_value(parts[-1])
+        self.value = self._seen = pickle.loads(pickled)
+        self._mark, self._written = _mark(pickled), True
+
+    def take(self, full: bool) -> Change | None:
+        """Called by ``TaskState``: the value, if its pickle changed since the last call, or ``full`` and there is
+        one to write."""
+        if not full and self.value is self._seen and is_plain(self.value):
+            return None
+        pickled = dumps(self.value, self.name)
+        mark = _mark(pickled)
+        if mark == self._mark and not (full and self._written):
+            return None
+        self._seen, self._mark, self._written = self.value, mark, True
+        return Change("full", 1, partial(encode_value, self.name, pickled))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A task's state, or what changed in it, at one moment. Later changes do not reach it.
+
+    Each cut must be written, in the order they were taken: changes are told once. If one is lost, the next must be
+    full.
+    """
+
+    full: bool
+    """It holds all there is, and needs nothing written before it."""
+    changes: Mapping[str, Change]
+    sizes: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def encode(self) -> dict[str, tuple[str, int, bytes]]:
+        """State name → (``"full"`` or ``"delta"``, rows, bytes). Meant for another thread than the component's:
+        it touches nothing the component can reach."""
+        encoded = {}
+        for name, change in self.changes.items():
+            data = change.encode()
+            encoded[name] = (change.kind, change.rows, data)
+            self.sizes[name] = len(data) + (self.sizes.get(name, 0) if change.kind == "delta" else 0)
+        return encoded
+
 
 class TaskState:
-    """Values and maps by name."""
+    """Values and maps by name. What a component keeps here survives its process, from the delivery level at least
+    once on; at most once it is just memory.
+
+    Ask for states in ``open`` or ``prepare`` and keep them: a name gives the same object each time, holding what
+    was restored. A restored name that nobody asks for is kept as it is. All calls come from the task's own thread;
+    only ``Cut.encode`` may run in another.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, ValueState | MapState] = {}
+        self._unclaimed: dict[str, Sequence[bytes]] = {}
+        self._sizes: dict[str, int] = {}
+        self._owes_full = False
+
+    def value(self, name: str, default: Any = None) -> ValueState:
+        """The value of that name; ``default`` until one is assigned."""
+        return self._claim(name, ValueState, "value", default)
+
+    def map(self, name: str, default: Any = _NONE) -> MapState:
+        """The map of that name. With ``default``, a plain value such as 0, missing keys read as that."""
+        return self._claim(name, MapState, "map", default)
+
+    def restore(self, parts: Mapping[str, Sequence[bytes]]) -> None:
+        """Called once, before the component opens: for each name its full part and the changes after it, oldest
+        first. The chains they come from must be the ones that later cuts are added to (``SnapshotWriter.adopt``),
+        else the first cut must be full."""
+        self._unclaimed.update({name: list(chain) for name, chain in parts.items() if chain})
+        self._sizes.update({name: sum(map(len, chain)) for name, chain in self._unclaimed.items()})
+
+    def cut(self, full: bool = False) -> Cut:
+        """What changed since the last cut, or everything. Called in the main loop, between two tuples. The time it
+        takes goes with the changes, not with the size of the state, save for full copies; mutable values are
+        pickled here, since the component may change them right after.
+
+        If it raises (a value that cannot be pickled), nothing is lost: the next cut is full.
+        """
+        full = full or self._owes_full
+        self._owes_full = True
+        changes = {name: change for name, state in self._states.items() if (change := state.take(full))}
+        if full:
+            changes |= {name: _untouched(chain) for name, chain in self._unclaimed.items()}
+        self._owes_full = False
+        return Cut(full, changes, self._sizes)
+
+    def __bool__(self) -> bool:
+        return bool(self._states or self._unclaimed)
+
+    @property
+    def keys(self) -> int:
+        """Entries of all maps, and one for each value. Rows, where nobody asked for a restored state yet."""
+        asked = sum(len(state) if isinstance(state, MapState) else 1 for state in self._states.values())
+        return asked + sum(count_rows(part) for chain in self._unclaimed.values() for part in chain)
+
+    @property
+    def bytes(self) -> int:
+        """What the state takes in the store: each full part and the changes after it, as far as encoded."""
+        return sum(list(self._sizes.values()))  # the list: encode may add a name meanwhile
+
+    def _claim(self, name: str, kind: type[_State], form: str, default: Any) -> _State:
+        state = self._states.get(name)
+        chain = self._unclaimed.get(name)
+        if state is None and (chain is None or form_of(chain[0]) == form):
+            made = kind(name, default)
+            if chain is not None:
+                made.load(self._unclaimed.pop(name))
+            self._states[name] = made
+            return made
+        if isinstance(state, kind):
+            return state
+        raise StateError(
+            f"state {name!r}",
+            "a name stands for a value or for a map, not for both",
+            f"{form}({name!r}) where "
+            + ("it was restored" if state is None else "it is in use")
+            + " as a "
+            + ("map" if form == "value" else "value"),
+            "Give one of the two another name.",
+        )
+
+
+def _untouched(chain: Sequence[bytes]) -> Change:
+    return Change("full", sum(map(count_rows, chain)), lambda: b"".join(chain))
+
+
+def _mark(pickled: bytes) -> bytes:
+    return hashlib.blake2b(pickled, digest_size=16).digest()

@@ -1,0 +1,154 @@
+"""Snapshot files: what the tasks of one slot cut at one moment, in one file, and the chains of parts they form.
+
+A state is restored from its chain: a full part and the changes after it, oldest first, most of them in the files
+of earlier snapshots. The chains are what a manifest keeps of a task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from penstock.errors import SnapshotCorrupt, StateError
+from penstock.state.store import StateStore, is_missing
+from penstock.state.values import Cut
+
+FOLDER = "snapshots"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where the bytes of one cut of one state are."""
+
+    file: str
+    offset: int
+    length: int
+    crc: int
+    """CRC-32 of the bytes."""
+    kind: str
+    """``full`` or ``delta``."""
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Part:
+        return cls(**fields)
+
+
+Chains: TypeAlias = Mapping[str, Mapping[str, Sequence[Part]]]
+"""Task → state → parts, oldest first."""
+
+
+def snapshot_name(epoch: int, attempt: int, stage: int, slot: int) -> str:
+    """What a slot calls its snapshot of an epoch. The epoch leads, so that ``epoch_of`` can tell it; the attempt
+    keeps apart what an earlier run of the topology wrote for the same epoch."""
+    return f"epoch-{epoch:012d}-attempt-{attempt:04d}-stage-{stage:03d}-slot-{slot:04d}"
+
+
+def epoch_of(file: str) -> int:
+    """The epoch of a snapshot file."""
+    return int(file.removeprefix(f"{FOLDER}/epoch-").partition("-")[0])
+
+
+class SnapshotWriter:
+    """Writes the snapshots of one slot and keeps the chains of its tasks. One thread at a time, in the order in
+    which the cuts were taken."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._chains: dict[str, dict[str, list[Part]]] = {}
+        self._broken: set[str] = set()
+
+    @property
+    def broken(self) -> bool:
+        """A write failed, and what its cuts held is in no chain. Ask the tasks for full cuts (``cut(full=True)``)
+        until this is False again; until then ``write`` refuses other cuts of these tasks, those already taken
+        included, since a chain with a gap would restore a state that never was."""
+        return bool(self._broken)
+
+    def adopt(self, chains: Chains) -> None:
+        """Go on from the chains that the tasks were restored from."""
+        self._chains = {
+            task: {state: list(parts) for state, parts in states.items()} for task, states in chains.items()
+        }
+        self._broken.clear()
+
+    def write(self, name: str, cuts: Mapping[str, Cut]) -> dict[str, dict[str, list[Part]]]:
+        """Write the cuts (task → cut) as one file, ``snapshots/<name>.bin``; no file where nothing changed. Gives
+        the whole chains of all tasks known so far. On an error they stay as they were and these tasks are
+        ``broken``."""
+        gaps = sorted(task for task in self._broken & cuts.keys() if not cuts[task].full)
+        if gaps:
+            raise StateError(
+                f"snapshot {name}",
+                "after a failed write the next cut of a task must be full",
+                f"only changes of {', '.join(gaps)}",
+                "Call cut(full=True) while the writer is broken.",
+            )
+        try:
+            chains, data = self._extended(f"{FOLDER}/{name}.bin", cuts)
+            if data:
+                self._store.write(f"{FOLDER}/{name}.bin", data)
+        except BaseException:
+            self._broken.update(cuts)
+            raise
+        self._chains = chains
+        self._broken -= cuts.keys()
+        return {task: {state: list(parts) for state, parts in states.items()} for task, states in chains.items()}
+
+    def _extended(self, file: str, cuts: Mapping[str, Cut]) -> tuple[dict[str, dict[str, list[Part]]], bytes]:
+        """The chains with the cuts added, and the content of the file."""
+        chains = dict(self._chains)
+        pieces: list[bytes] = []
+        offset = 0
+        for task, cut in cuts.items():
+            states = {} if cut.full else dict(chains.get(task, {}))
+            for state, (kind, rows, data) in cut.encode().items():
+                part = Part(file, offset, len(data), zlib.crc32(data), kind, rows)
+                states[state] = [part] if kind == "full" else [*states[state], part]
+                pieces.append(data)
+                offset += len(data)
+            chains[task] = states
+        return chains, b"".join(pieces)
+
+
+def read_parts(store: StateStore, chains: Chains) -> dict[str, dict[str, list[bytes]]]:
+    """The bytes of the chains, each part checked: ``SnapshotCorrupt`` for one that is not what was written."""
+    return {
+        task: {state: [read_part(store, part) for part in parts] for state, parts in states.items()}
+        for task, states in chains.items()
+    }
+
+
+def read_part(store: StateStore, part: Part) -> bytes:
+    """The bytes of one part, checked."""
+    try:
+        data = store.read(part.file, part.offset, part.length)
+    except StateError as error:
+        if is_missing(error):
+            raise _corrupt(store, part, "no such file") from error
+        raise
+    check(store, part, data)
+    return data
+
+
+def check(store: StateStore, part: Part, data: bytes) -> None:
+    """Are these the bytes of that part? ``SnapshotCorrupt`` if not."""
+    if len(data) != part.length:
+        raise _corrupt(store, part, f"a file that ends {part.length - len(data):,} bytes early")
+    if zlib.crc32(data) != part.crc:
+        raise _corrupt(store, part, "other bytes (the checksum differs)")
+
+
+def _corrupt(store: StateStore, part: Part, got: str) -> SnapshotCorrupt:
+    return SnapshotCorrupt(
+        f"snapshot file {store.url}/{part.file}",
+        f"must hold the {part.length:,} bytes at {part.offset:,} that were written there",
+        got,
+        "Restore the file from a backup, or start from an earlier epoch or a savepoint whose files are whole.",
+    )
