@@ -1,0 +1,275 @@
+"""Rows into Parquet files that appear whole or not at all.
+
+Rows are written as they come, to files in ``_staged`` inside the target folder; a commit renames them. Readers
+that pass over names with a leading underscore (Spark, ``pyarrow.dataset``) or look for ``*.parquet`` never see
+an unfinished file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import secrets
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from penstock.connectors.staging import RowBuffer, identity_in
+from penstock.errors import ComponentError, TopologyError
+from penstock.state.store import StateStore
+from penstock.topology.components import Conf, Context, Source, TransactionalSink
+
+ROW_GROUP_BYTES = 32 << 20  # rows kept in memory before they become a row group; readers like theirs large
+_MAX_OPEN = 64  # partitions written at a time; each holds a descriptor and its file's footer
+_RECORD = "committed"
+_STAGED = ".staged"
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass
+class _OpenFile:
+    """A staged file while it is written."""
+
+    name: str
+    folder: str
+    """Of its partition, inside the target folder; empty without partitions."""
+    handle: Any
+    writer: Any
+    schema: pa.Schema
+
+
+class ParquetSink(TransactionalSink):
+    """A folder of Parquet files, one per task, epoch and partition:
+    ``<topology>-<component>-<index>-<identity>-<epoch>-<number>.parquet``.
+
+    ``folder`` is a path or fsspec URL that all nodes reach. ``partition_by`` names the fields whose values become
+    folders (``day=2024-01-01/``), as Hive, Spark and ``pyarrow.dataset`` read them. The identity is new for each
+    run from scratch, so runs into one folder add to each other.
+
+    Commit of an epoch, in numbered steps: (1) rename each staged file, unless that was done before; (2) record the
+    epoch in the task's folder below ``_staged``. A rename is atomic on a file system; on an object store it is a
+    copy, visible once complete, and a delete. An epoch with several files appears file by file.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        partition_by: Sequence[str] | None = None,
+        compression: str = "zstd",
+    ) -> None:
+        if isinstance(partition_by, str):
+            raise TopologyError(
+                f"ParquetSink for {folder}",
+                "partition_by is a sequence of fields",
+                repr(partition_by),
+                f"Write partition_by=[{partition_by!r}].",
+            )
+        self._url = os.fspath(folder)
+        self._partition_by = tuple(partition_by or ())
+        self._compression = compression
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._broken: ComponentError | None = None
+        self.where = f"component '{context.component}' (task {context.task}), folder {self._url}"
+        self._fs, path = fsspec.core.url_to_fs(self._url)
+        self._folder = path.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+        # A folder per task, its parts quoted: what recover clears is then never another's.
+        task = (context.topology, context.component, str(context.index))
+        below = posixpath.join("_staged", *(urllib.parse.quote(part, "") for part in task))
+        self._stage = posixpath.join(self._folder, below)
+        with self._io():
+            self._make_folder(self._stage)
+        self._records = StateStore(posixpath.join(self._url, below))
+        self._stem = "-".join(urllib.parse.quote(part, "") for part in task)
+        self.identity = identity_in(StateStore(context.folder)) if context.folder else secrets.token_hex(8)
+        self._buffer = RowBuffer(self.where)
+        self._open: dict[str, _OpenFile] = {}
+        self._closed: list[_OpenFile] = []
+        self._rows = 0
+        self._process = secrets.token_hex(4)  # a staged file never takes the name of an earlier process's
+        self._number = 0
+        self._newest = -1
+
+    def recover(self, tokens: Sequence[Any]) -> None:
+        for token in sorted(filter(None, tokens), key=lambda token: int(token["epoch"])):
+            self.commit(token)
+            self._newest = max(self._newest, token["epoch"])
+        with self._io():
+            self._fs.invalidate_cache()  # an earlier process wrote there
+            for path in self._fs.ls(self._stage, detail=False):
+                if path.endswith(_STAGED):
+                    self._fs.rm_file(path)
+        self._newest = max(self._newest, self._recorded())
+
+    def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        missing = [name for name in self._partition_by if name not in batch.schema.names]
+        if missing or len(self._partition_by) >= batch.num_columns:
+            raise ComponentError(
+                self.where,
+                f"the input has the fields to partition by: ({', '.join(self._partition_by)}) and one more",
+                f"({', '.join(batch.schema.names)})",
+                "Partition by fields of the input.",
+            )
+        if self._buffer.bytes >= ROW_GROUP_BYTES:
+            self._write_row_groups()
+        self._buffer.add(batch, source)
+
+    def prepare_commit(self, epoch: int) -> Any:
+        if self._buffer.rows:
+            self._write_row_groups()
+        with self._io():
+            for folder in list(self._open):
+                self._close(folder)
+            self._sync_folder(self._stage)
+        if not self._closed:
+            return None
+        # At least once a new process may count from 1 again, under the same identity: never name a file twice.
+        self._newest = max(epoch, self._newest + 1)
+        stem = f"{self._stem}-{self.identity}-{self._newest:09d}"
+        files = [
+            [file.name, posixpath.join(file.folder, f"{stem}-{number}.parquet")]
+            for number, file in enumerate(self._closed)
+        ]
+        token = {"epoch": self._newest, "files": files, "rows": self._rows}
+        self._closed, self._rows = [], 0
+        return token
+
+    def commit(self, token: Any) -> None:
+        if token is None or self._recorded() >= token["epoch"]:
+            return
+        with self._io():
+            for staged, name in token["files"]:
+                self.rename(posixpath.join(self._stage, staged), posixpath.join(self._folder, name))
+        self.record(token["epoch"])
+
+    def rename(self, staged: str, target: str) -> None:
+        """Step 1 for one file."""
+        if self._fs.exists(staged):
+            self._make_folder(posixpath.dirname(target))
+            if self._local:
+                os.replace(staged, target)
+                self._sync_folder(posixpath.dirname(target))
+            else:
+                self._fs.mv(staged, target)
+        elif not self._fs.exists(target):
+            raise ComponentError(
+                self.where,
+                "what was staged stays until it is committed",
+                f"neither {staged} nor {target}",
+                "All nodes must reach the same folder, and nothing else may change what is in _staged.",
+            )
+
+    def record(self, epoch: int) -> None:
+        """Step 2. From here on readers may move or delete the files: a repeated commit does not look for them."""
+        self._records.write(_RECORD, json.dumps({"identity": self.identity, "epoch": epoch}).encode())
+
+    def cleanup(self) -> None:
+        for file in self._open.values():
+            file.handle.close()
+        self._open.clear()
+
+    def _recorded(self) -> int:
+        """The newest epoch this task has committed; -1 for none."""
+        if _RECORD not in self._records.list():
+            return -1
+        record = json.loads(self._records.read(_RECORD))
+        return int(record["epoch"]) if record["identity"] == self.identity else -1
+
+    def _write_row_groups(self) -> None:
+        """Everything in memory to the staged files. If it raises, an unknown part of it is in them."""
+        with self._io():
+            rows = self._buffer.table()
+            self._buffer.clear()
+            for folder, part in self._partitions(rows):
+                self._file(folder, part.schema).writer.write_table(part)
+            self._rows += rows.num_rows
+
+    def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
+        """The open file of a partition, made if there is none."""
+        file = self._open.get(folder)
+        if file is not None and file.schema == schema:
+            return file
+        if file is not None:  # a type was widened: a file has one schema
+            self._close(folder)
+        elif len(self._open) == _MAX_OPEN:
+            self._close(next(iter(self._open)))
+        name = f"{self._process}-{self._number}{_STAGED}"
+        self._number += 1
+        handle = self._fs.open(posixpath.join(self._stage, name), "wb")
+        writer = pq.ParquetWriter(handle, schema, compression=self._compression)
+        self._open[folder] = _OpenFile(name, folder, handle, writer, schema)
+        return self._open[folder]
+
+    def _partitions(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """The rows of each partition, in order, with the partition's folder."""
+        if not self._partition_by:
+            yield "", rows
+            return
+        values = rows.select(self._partition_by)
+        values = values.cast(pa.schema([(name, pa.string()) for name in self._partition_by]))
+        values = values.append_column("", pa.array(range(rows.num_rows), pa.int64()))
+        groups = values.group_by(list(self._partition_by), use_threads=False).aggregate([("", "list")])
+        content = rows.drop_columns(list(self._partition_by))
+        for group in groups.to_batches():
+            indices = group.column("_list")
+            for index, key in zip(indices, group.select(self._partition_by).to_pylist(), strict=True):
+                folders = (
+                    f"{urllib.parse.quote(name, '')}={_NULL if value is None else urllib.parse.quote(value, '')}"
+                    for name, value in key.items()
+                )
+                yield "/".join(folders), content.take(index.values)
+
+    def _close(self, folder: str) -> None:
+        """Make a file complete and durable."""
+        file = self._open.pop(folder)
+        file.writer.close()
+        if self._local:
+            file.handle.flush()
+            os.fsync(file.handle.fileno())
+        file.handle.close()
+        self._closed.append(file)
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder inside the target folder, each level durable in the one above."""
+        if self._fs.isdir(path):
+            return
+        self._fs.makedirs(path, exist_ok=True)
+        while len(path) > len(self._folder):
+            path = posixpath.dirname(path)
+            self._sync_folder(path)
+
+    def _sync_folder(self, path: str) -> None:
+        """Make names durable: on a file system a file's own sync leaves them out."""
+        if self._local:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _io(self) -> Iterator[None]:
+        """What the file system refuses, in four parts. After that the epoch is no longer whole, and every
+        further call raises the same: only a new process that recovers goes on."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            self._broken = ComponentError(
+                self.where,
+                "the folder takes the rows",
+                f"{type(error).__name__}: {error}",
+                "See to space and rights there; committed files are complete, the rest is done again.",
+            )
+            raise self._broken from error
