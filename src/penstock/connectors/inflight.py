@@ -1,0 +1,75 @@
+"""Records that are under way at least once: kept until acked, so that one that failed can be emitted again."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.connectors.watermark import LowWater
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass
+class _Segment:
+    """Records that were emitted together. Let go as a whole, when the last of them is acked."""
+
+    offsets: Offsets
+    rows: pa.RecordBatch
+    left: int
+
+
+class InFlight:
+    """The records of one partition that are emitted and not acked, and the low-water mark below them.
+
+    One record that takes long keeps the records it was emitted with, no more; so memory follows the number of
+    unacked records, which ``max_spout_pending`` bounds.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._low = LowWater(start)
+        self._segments: list[_Segment] = []
+        self._firsts: list[int] = []
+
+    @property
+    def mark(self) -> int:
+        """Every record below is acked."""
+        return self._low.mark
+
+    @property
+    def kept(self) -> int:
+        """How many records are held."""
+        return sum(segment.rows.num_rows for segment in self._segments)
+
+    def add(self, offsets: Offsets, rows: pa.RecordBatch) -> None:
+        """These rows, of these ascending offsets, are emitted."""
+        first, last = int(offsets[0]), int(offsets[-1])
+        if last - first + 1 == len(offsets):
+            self._low.add(first, len(offsets))
+        else:  # holes: each run between two of them
+            for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
+                self._low.add(int(run[0]), len(run))
+        self._segments.append(_Segment(offsets, rows, len(offsets)))
+        self._firsts.append(first)
+
+    def ack(self, offsets: Offsets) -> None:
+        """These are done; each is acked once."""
+        self._low.ack(offsets)
+        if len(self._segments) == 1:
+            self._segments[0].left -= len(offsets)
+        else:
+            places = np.searchsorted(np.array(self._firsts), offsets, "right") - 1
+            for place, count in enumerate(np.bincount(places, minlength=len(self._segments)).tolist()):
+                self._segments[place].left -= count
+        if any(segment.left <= 0 for segment in self._segments):
+            self._segments = [segment for segment in self._segments if segment.left > 0]
+            self._firsts = [int(segment.offsets[0]) for segment in self._segments]
+
+    def row(self, offset: int) -> pa.RecordBatch:
+        """The one row of an offset that is under way."""
+        segment = self._segments[bisect_right(self._firsts, offset) - 1]
+        return segment.rows.slice(int(np.searchsorted(segment.offsets, offset)), 1)

@@ -1,0 +1,5 @@
+"""Kafka: a spout that reads topics, a bolt and a sink that write them. Needs ``pip install "penstock[kafka]"``."""
+
+from penstock.connectors.kafka_spout import KafkaSpout
+
+__all__ = ["KafkaSpout"]

@@ -1,0 +1,119 @@
+"""What the Kafka components share: loading the client library, its settings, and its errors in our words."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.errors import ComponentError, EnvironmentFault
+
+log = logging.getLogger("penstock.connectors.kafka")
+
+Options = Mapping[str, Any]
+ANSWER_SECONDS = 30.0
+"""How long a broker may take to answer while a task starts: a restarted one is back within 10 s."""
+
+
+def client_library() -> Any:
+    """The module ``confluent_kafka``: loaded where it is used, so that building a topology does not need it."""
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError:
+        raise EnvironmentFault(
+            "Kafka connector",
+            "the package confluent-kafka talks to Kafka",
+            "it is not installed",
+            'Install it with: pip install "penstock[kafka]".',
+        ) from None
+    return confluent_kafka
+
+
+def where(component: str, task: int) -> str:
+    return f"component '{component}' (task {task})"
+
+
+class BrokerErrors:
+    """What the client library reports on its own: brokers gone, requests refused. It goes on trying, so these are
+    counted, and logged once per kind until ``clear``. ``check`` raises the hopeless ones: callbacks cannot."""
+
+    def __init__(self, where: str, bootstrap: str) -> None:
+        self._where, self._bootstrap = where, bootstrap
+        self._logged: set[str] = set()
+        self._fatal: Any = None
+        self.counts: Counter[str] = Counter()
+        """How often each kind came, by Kafka's own names."""
+
+    def note(self, error: Any) -> None:
+        """The library's ``error_cb``, and for errors it hands over instead of a record."""
+        self.counts[error.name()] += 1
+        if error.fatal() or error.name() in _HOPELESS:
+            self._fatal = error
+        elif error.name() not in self._logged:
+            self._logged.add(error.name())
+            log.warning("%s: Kafka at %s: %s; trying on", self._where, self._bootstrap, error.str())
+
+    def clear(self) -> None:
+        """It works again: the next error is news."""
+        if self._logged:
+            log.warning("%s: Kafka at %s works again", self._where, self._bootstrap)
+            self._logged.clear()
+
+    def check(self) -> None:
+        if self._fatal is not None:
+            raise refused(self._where, self._bootstrap, self._fatal)
+
+
+_HOPELESS = {  # the same request will be refused again: a person has to do something
+    "TOPIC_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "SASL_AUTHENTICATION_FAILED",
+    "_AUTHENTICATION",
+}
+
+
+def refused(where: str, bootstrap: str, error: Any) -> ComponentError:
+    """An error no retry mends, in four parts."""
+    if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
+        way_out = "Another run of this topology uses the same transactional id: end one of them."
+    elif error.name() in _HOPELESS:
+        way_out = "Give the client the right credentials (options={'sasl.username': ...}) and rights."
+    else:
+        way_out = f"Kafka calls this {error.name()}; its documentation says what can be done."
+    return ComponentError(f"{where}, Kafka at {bootstrap}", "Kafka accepts the request", error.str(), way_out)
+
+
+def no_answer(where: str, bootstrap: str, rule: str, got: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{where}, Kafka at {bootstrap}", rule, got, "Check the address, and that the brokers run."
+    )
+
+
+def ask(where: str, bootstrap: str, question: Callable[[float], Any], seconds: float = ANSWER_SECONDS) -> Any:
+    """Call ``question(timeout)`` until Kafka answers: brokers that are starting refuse for a while. Blocks: only
+    for the start of a task and for sinks, which have nothing else to do."""
+    kafka = client_library()
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return question(min(5.0, max(0.1, deadline - time.monotonic())))
+        except kafka.KafkaException as failed:
+            error = failed.args[0]
+            if error.name() in _HOPELESS or error.fatal():
+                raise refused(where, bootstrap, error) from failed
+            if time.monotonic() >= deadline:
+                raise no_answer(
+                    where, bootstrap, f"the brokers answer within {seconds:.0f} s", error.str()
+                ) from failed
+            if error.name() not in ("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"):
+                time.sleep(0.05)  # it answered at once that it cannot yet
+        except TimeoutError as failed:  # of a future; concurrent.futures' is the built-in one
+            if time.monotonic() >= deadline:
+                raise no_answer(
+                    where, bootstrap, f"the brokers answer within {seconds:.0f} s", "no answer"
+                ) from failed
