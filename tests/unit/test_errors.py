@@ -57,4 +57,6 @@ def test_exit_codes():
         "FrameError": 4,
         "ControlRefused": 4,
         "TopologyFailed": 4,
+        "StateError": 4,
+        "SnapshotCorrupt": 4,
     }

@@ -28,7 +28,8 @@ from penstock.columns import to_column
 from penstock.frames.codec import encode
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import SlotId
-from penstock.runtime.slot import Job, Slot, pickle_components
+from penstock.runtime.job import Job, pickle_components
+from penstock.runtime.slot import Slot
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
 from tests.helpers import BatchFeeder, Pass, line_topology, run_rows
 

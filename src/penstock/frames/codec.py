@@ -24,11 +24,18 @@ def declared_schema(fields: Sequence[tuple[str, pa.DataType | None]]) -> pa.Sche
     return pa.schema([(name, kind) for name, kind in fields])
 
 
-def encode(header: Header, batch: pa.RecordBatch, schema: pa.Schema | None) -> bytes:
-    """One frame. ``schema`` is the stream's declared one; with None the batch's own travels along."""
+def encode(header: Header, batch: pa.RecordBatch, schema: pa.Schema | None, lineage: bytes = b"") -> bytes:
+    """One frame. ``schema`` is the stream's declared one; with None the batch's own travels along. ``lineage`` is
+    what acks need to know, a multiple of 8 bytes."""
     described = b"" if schema is not None else _schema_bytes(batch.schema)
-    header = header._replace(rows=batch.num_rows, schema_bytes=len(described))
-    return b"".join((header.pack(), described, batch.serialize()))
+    header = header._replace(rows=batch.num_rows, schema_bytes=len(described), lineage_bytes=len(lineage))
+    return b"".join((header.pack(), described, lineage, batch.serialize()))
+
+
+def lineage_of(header: Header, frame: pa.Buffer) -> memoryview:
+    """The lineage within a frame."""
+    begin = HEADER_BYTES + header.schema_bytes
+    return memoryview(frame)[begin : begin + header.lineage_bytes]
 
 
 def decode(header: Header, frame: pa.Buffer, schema: pa.Schema | None) -> pa.RecordBatch:

@@ -16,11 +16,13 @@ _VERSION = 1
 
 
 class Kind(IntEnum):
-    """What a frame carries. Markers of epochs will be a kind of their own."""
+    """What a frame carries."""
 
     DATA = 1
     WARM = 2
     """Sent once over every channel at the start, so that the JVM opens and compiles it before data comes."""
+    MARKER = 3
+    """The sender's epoch ends here; nothing follows."""
 
 
 class Header(NamedTuple):

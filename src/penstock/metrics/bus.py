@@ -73,7 +73,7 @@ class MetricsBus:
         """Take a slot's report."""
         with self._lock:
             if attempt != self._attempt:  # the counters of a new start begin at 0 again
-                self._base = {task: replace(self._total(task), queued=0) for task in self._plan.task}
+                self._base = {task: replace(self._total(task), queued=0, state_keys=0, state_bytes=0) for task in self._plan.task}
                 self._now, self._attempt = {}, attempt
                 self._samples.clear()
             for task, data in report.tasks.items():
@@ -168,6 +168,8 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.failed += one.failed
         result.busy += one.busy
         result.queued += one.queued
+        result.state_keys += one.state_keys
+        result.state_bytes += one.state_bytes
         result.last_error = result.last_error or one.last_error
         result.latency = result.latency.plus(one.latency)
     return result

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 _PER_DOUBLING = 8  # buckets per factor of two: 9 % wide, so at most 5 % off
 _FLOOR = 1e-6  # seconds; anything shorter lands in the first bucket
 
@@ -20,6 +23,11 @@ class Histogram:
     def record(self, seconds: float, times: int = 1) -> None:
         bucket = int(math.log2(seconds / _FLOOR) * _PER_DOUBLING) if seconds > _FLOOR else 0
         self.counts[bucket] = self.counts.get(bucket, 0) + times
+
+    def record_many(self, seconds: npt.NDArray[np.float64]) -> None:
+        buckets = (np.log2(np.maximum(seconds, _FLOOR) / _FLOOR) * _PER_DOUBLING).astype(np.int64)
+        for bucket, times in zip(*(column.tolist() for column in np.unique(buckets, return_counts=True)), strict=True):
+            self.counts[bucket] = self.counts.get(bucket, 0) + times
 
     def percentile(self, share: float) -> float | None:
         """Seconds below which ``share`` (0 to 1) of the recorded lie; None when nothing was recorded."""

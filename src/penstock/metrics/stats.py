@@ -27,7 +27,11 @@ class TaskStats:
     queued: int = 0
     last_error: str = ""
     latency: Histogram = field(default_factory=Histogram)
-    """Seconds from the spout's emit until this task was done with the tuple."""
+    """Seconds from the spout's emit until this task was done with the tuple; of a spout, until it was acked."""
+    state_keys: int = 0
+    """Entries of the task's state now."""
+    state_bytes: int = 0
+    """What they take in the state directory."""
 
     def to_json(self) -> dict[str, Any]:
         result = {name: getattr(self, name) for name in _PLAIN}
@@ -52,5 +56,7 @@ _PLAIN = (
     "failed",
     "busy",
     "queued",
+    "state_keys",
+    "state_bytes",
     "last_error",
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.acking.lineage import Anchors, Lineage, of_all, of_groups, part_of
 from penstock.columns import to_column
 from penstock.errors import ComponentError, FieldCountError, FieldTypeError
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.outputs import StreamOutput
+from penstock.runtime.tracking import MessageIds, Tracker
 from penstock.topology.components import Columns
 from penstock.topology.streams import DEFAULT_STREAM, Stream
 from penstock.topology.tuples import Tuple
@@ -122,31 +124,102 @@ class TupleCollector:
 
 
 class RichTupleCollector(TupleCollector):
-    """For rich bolts. At most once there is nothing to track: acks and fails are counted."""
+    """For rich bolts. Where acks are not tracked they are only counted."""
 
-    def __init__(self, component: str, outputs: Outputs, stats: TaskStats) -> None:
+    def __init__(self, component: str, outputs: Outputs, stats: TaskStats, tracker: Tracker | None) -> None:
         super().__init__(component, outputs)
-        self._stats = stats
+        self._stats, self._tracker = stats, tracker
+        if tracker is not None:
+            plain = self.emit
+
+            def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None) -> None:
+                plain(values, stream)
+                self._anchor(outputs[stream], anchors)
+
+            self.emit = emit
+
+    def emit_direct(
+        self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None
+    ) -> None:
+        super().emit_direct(task, values, stream)
+        if self._tracker is not None:
+            self._anchor(self._outputs[stream], anchors)
 
     def ack(self, tup: Tuple) -> None:
+        held = _held(tup)
+        if held is not None:
+            held.ack(tup)
         self._stats.acked += 1
 
-    def fail(self, tup: Tuple) -> None:
+    def fail(self, tup: Tuple, error: str = "") -> None:
+        held = _held(tup)
+        if held is not None:
+            held.fail(tup, error or f"component '{self._component}' failed it")
         self._stats.failed += 1
+
+    def _anchor(self, output: StreamOutput, anchors: Tuple | Sequence[Tuple] | None) -> None:
+        """Note what the row emitted last stems from. A tuple that was acked already anchors nothing."""
+        if not anchors or output.origins is None:
+            return
+        given = [anchors] if isinstance(anchors, Tuple) else anchors
+        lineages = [held.lineage(tup) for tup in given if (held := _held(tup)) is not None]
+        if lineages:
+            output.origins.add(of_all(lineages, 1), output.waiting())
+
+
+class HeldTuples:
+    """The tuples of one frame in a rich bolt's hands. A group is acked when all its tuples are."""
+
+    def __init__(self, lineage: Lineage, tracker: Tracker) -> None:
+        self._lineage, self._tracker = lineage, tracker
+        self._left = np.diff(lineage.ends, prepend=0).tolist()
+
+    def mark(self, tuples: Iterable[Tuple]) -> Iterator[Tuple]:
+        """The tuples as they are handed out, each knowing its group."""
+        for tup, group in zip(tuples, self._lineage.group_of_rows().tolist(), strict=True):
+            tup.__dict__[_HELD] = (self, group)
+            yield tup
+
+    def lineage(self, tup: Tuple) -> Lineage:
+        return part_of(self._lineage, tup.__dict__[_HELD][1])
+
+    def ack(self, tup: Tuple) -> None:
+        _, group = tup.__dict__.pop(_HELD)  # a second ack finds nothing
+        self._left[group] -= 1
+        if not self._left[group]:
+            self._tracker.tally.add(self._lineage.entries(group, group + 1))
+
+    def fail(self, tup: Tuple, error: str) -> None:
+        _, group = tup.__dict__.pop(_HELD)
+        entries = self._lineage.entries(group, group + 1)
+        self._tracker.fail(entries.first, entries.length, error)
+
+
+_HELD = "_penstock_held"
+
+
+def _held(tup: Tuple) -> HeldTuples | None:
+    found = getattr(tup, "__dict__", {}).get(_HELD)
+    return None if found is None else found[0]
 
 
 class SpoutTupleCollector(TupleCollector):
-    """For spouts. At most once a message counts as done when it is sent: the executor acks ``done``."""
+    """For spouts. ``done`` collects the message ids where acks are not tracked: what becomes of them is the
+    executor's affair."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
-        emit_tuple, done = self.emit, self.done
+        emit_tuple = self.emit
+        self._note = {name: self._noting(output) for name, output in outputs.items()}
+        notes, note_default = self._note, self._note.get(DEFAULT_STREAM)
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
             emit_tuple(values, stream)
-            if msg_id is not None:
-                done.append(msg_id)
+            if stream is DEFAULT_STREAM and note_default is not None:
+                note_default(msg_id)
+            else:
+                notes[stream](msg_id)
 
         self.emit = emit
 
@@ -154,29 +227,112 @@ class SpoutTupleCollector(TupleCollector):
         self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None
     ) -> None:
         super().emit_direct(task, values, stream)
-        if msg_id is not None:
-            self.done.append(msg_id)
+        self._note[stream](msg_id)
+
+    def emit_columns(self, *columns: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        super().emit_columns(*columns, stream=stream)
+        for _ in columns[0]:
+            self._note[stream](None)
+
+    def _noting(self, output: StreamOutput) -> Callable[[Any], None]:
+        if isinstance(output.origins, MessageIds):
+            return output.origins.ids.append
+        done = self.done
+
+        def note(msg_id: Any) -> None:
+            if msg_id is not None:
+                done.append(msg_id)
+
+        return note
 
 
 class ArrowCollector:
-    """For batch components."""
+    """What both forms of batch collector share."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         self._component, self._outputs = component, outputs
 
-    def emit_batch(self, columns: Columns, stream: str = DEFAULT_STREAM) -> None:
+    def _add_batch(self, columns: Columns, stream: str) -> tuple[StreamOutput, int]:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
             _direct_only(output.stream)
-        self._add(output, columns, None)
+        return output, self._add(output, columns, None)
 
-    def emit_batch_direct(self, task: int, columns: Columns, stream: str = DEFAULT_STREAM) -> None:
-        self._add(direct_output(self._component, self._outputs, stream, task), columns, task)
+    def _add_direct(self, task: int, columns: Columns, stream: str) -> tuple[StreamOutput, int]:
+        output = direct_output(self._component, self._outputs, stream, task)
+        return output, self._add(output, columns, task)
 
-    def _add(self, output: StreamOutput, columns: Columns, task: int | None) -> None:
+    def _add(self, output: StreamOutput, columns: Columns, task: int | None) -> int:
         batch = as_batch(output.stream, columns)
         if batch.num_rows:
             output.add_batch(batch, task)
+        return int(batch.num_rows)
+
+
+class BoltArrowCollector(ArrowCollector):
+    """For batch bolts. ``lineage`` is that of the batch under execution; None where acks are not tracked."""
+
+    lineage: Lineage | None = None
+    _everything: Anchors | None = None
+
+    def begin(self, lineage: Lineage | None) -> None:
+        """The next batch has this lineage."""
+        self.lineage, self._everything = lineage, None
+
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
+    ) -> None:
+        self._anchor(*self._add_batch(columns, stream), anchors)
+
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
+    ) -> None:
+        self._anchor(*self._add_direct(task, columns, stream), anchors)
+
+    def _anchor(self, output: StreamOutput, rows: int, anchors: Sequence[int] | None) -> None:
+        lineage = self.lineage
+        if anchors is not None and len(anchors) != rows:
+            raise FieldCountError(
+                _where(output.stream), "anchors name an input row for each tuple", f"{len(anchors)} for {rows}"
+            )
+        if lineage is None or output.origins is None or not rows:
+            return
+        if anchors is not None:
+            chosen = lineage.group_of_rows()[np.asarray(anchors, np.int64)]
+            output.origins.add(of_groups(lineage, chosen), output.waiting())
+            return
+        if self._everything is None:
+            self._everything = of_all([lineage], 0)
+        output.origins.add(self._everything._replace(sets=np.zeros(rows, np.int64)), output.waiting())
+
+
+class SpoutArrowCollector(ArrowCollector):
+    """For batch spouts; ``done`` as in ``SpoutTupleCollector``."""
+
+    def __init__(self, component: str, outputs: Outputs) -> None:
+        super().__init__(component, outputs)
+        self.done: list[Any] = []
+
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        self._note(*self._add_batch(columns, stream), msg_ids)
+
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        self._note(*self._add_direct(task, columns, stream), msg_ids)
+
+    def _note(self, output: StreamOutput, rows: int, msg_ids: Sequence[Any] | None) -> None:
+        if msg_ids is not None and len(msg_ids) != rows:
+            raise FieldCountError(
+                _where(output.stream), "msg_ids has one for each tuple", f"{len(msg_ids)} for {rows}"
+            )
+        ids = msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
+        if isinstance(output.origins, MessageIds):
+            output.origins.ids += [None] * rows if ids is None else ids
+        elif ids is not None:
+            self.done += ids
 
 
 def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:

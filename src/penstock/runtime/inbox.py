@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.acking.lineage import Lineage
 from penstock.frames.header import Header
 
 
@@ -17,6 +18,8 @@ class Parcel:
 
     header: Header
     content: pa.Buffer | pa.RecordBatch
+    lineage: Lineage | None = None
+    """What the tuples stem from, where acks are tracked and the batch comes from within the slot."""
 
 
 class Inbox:

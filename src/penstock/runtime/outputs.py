@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from penstock.acking.lineage import Anchors, Lineage
 from penstock.columns import to_column, to_values
 from penstock.errors import FieldTypeError
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.failures import blame
+from penstock.runtime.tracking import Origins
 from penstock.topology.groupings import ALL_ROWS, Router, Rows
 from penstock.topology.streams import Stream
 
@@ -31,8 +33,8 @@ class Connection(NamedTuple):
     grouping: str
 
 
-Send = Callable[[int, int, pa.RecordBatch, float], int]
-"""send(stream number, target task, tuples, born) -> bytes: hands one frame's worth to the slot."""
+Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
+"""send(stream number, target task, tuples, born, lineage) -> bytes: hands one frame's worth to the slot."""
 
 
 class StreamOutput:
@@ -49,8 +51,11 @@ class StreamOutput:
         stats: TaskStats,
         report: Callable[[Exception], None],
         now: Callable[[], float],
+        origins: Origins | None = None,
     ) -> None:
         self.stream = stream
+        self.origins = origins
+        """What the waiting rows stem from; None where acks are not tracked."""
         self.columns: list[list[Any]] = [[] for _ in stream.fields]
         self.tasks: list[int] = []
         """Target tasks of the rows, on a direct stream only."""
@@ -89,28 +94,58 @@ class StreamOutput:
             return
         self._stats.emitted += rows
         try:
-            if self._edges:
-                batch, tasks = self._collect()
-                if self.stream.direct:
-                    self._send_direct(batch, tasks)
-                elif batch.num_rows:
-                    for edge in self._edges:
-                        self._route(batch, edge)
+            anchors = None if self.origins is None else self.origins.take(rows)
+            if self._edges or anchors is not None:
+                batch, tasks, anchors = self._collect(anchors)
+                shares = self._shares(batch, tasks, anchors)
+                if self.origins is not None and anchors is not None:
+                    self.origins.routed(anchors, _once(shares, batch.num_rows))
+                for task, chosen in shares:
+                    part = anchors if anchors is None or chosen is ALL_ROWS else anchors.take(chosen)
+                    self._cut(task, _select(batch, chosen), part)
         finally:
             self._clear()
 
-    def _collect(self) -> tuple[pa.RecordBatch, list[int]]:
+    def _collect(self, anchors: Anchors | None) -> tuple[pa.RecordBatch, list[int], Anchors | None]:
+        """What waits as one batch, with the target tasks on a direct stream, and the anchors."""
         batches, tasks = self._batches, self._batch_tasks
         if self.columns[0]:
             try:
                 arrays = self._arrays(self.columns)
                 tasks = tasks + self.tasks
             except _MISFIT:
-                keep = self._fitting_rows()
+                keep = self._fitting_rows(anchors)
                 arrays = self._arrays([[column[row] for row in keep] for column in self.columns])
                 tasks = tasks + [self.tasks[row] for row in keep if self.tasks]
+                anchors = None if anchors is None else anchors.take(np.array(keep, np.int64))
             batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
-        return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks
+        return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks, anchors
+
+    def _shares(
+        self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None
+    ) -> list[tuple[int, Rows]]:
+        """Which task gets which rows."""
+        if not batch.num_rows:
+            return []
+        if self.stream.direct:
+            target_of = np.array(tasks)
+            return [(task, np.flatnonzero(target_of == task)) for task in dict.fromkeys(tasks)]
+        shares: list[tuple[int, Rows]] = []
+        for edge in self._edges:
+            assert edge.router is not None
+            try:
+                split = edge.router.split(batch)
+            except Exception as error:  # a grouping of the user's own may raise anything
+                blamed = blame(self.stream.component, f"grouping {edge.grouping}", error)
+                self._report(blamed)
+                self._fail(anchors, blamed)
+                continue
+            shares += [(edge.tasks[position], chosen) for position, chosen in split]
+        return shares
+
+    def _fail(self, anchors: Anchors | None, error: Exception) -> None:
+        if anchors is not None and self.origins is not None:
+            self.origins.tracker.fail_rows(anchors, str(error))
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """One batch out of several. Inferred types may differ between them; such a column is put together
@@ -130,7 +165,7 @@ class StreamOutput:
     def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
 
-    def _fitting_rows(self) -> list[int]:
+    def _fitting_rows(self, anchors: Anchors | None) -> list[int]:
         """The rows whose values all fit their declared types; each other one is reported."""
         misfits: dict[int, FieldTypeError] = {}
         for column, field in zip(self.columns, self.stream.fields, strict=True):
@@ -146,26 +181,12 @@ class StreamOutput:
                         if field.type
                         else "Emit a value that can be pickled.",
                     )
-        for error in misfits.values():
+        for row, error in misfits.items():
             self._report(error)
+            self._fail(None if anchors is None else anchors.take(np.array([row])), error)
         return [row for row in range(len(self.columns[0])) if row not in misfits]
 
-    def _route(self, batch: pa.RecordBatch, edge: Connection) -> None:
-        assert edge.router is not None
-        try:
-            split = edge.router.split(batch)
-        except Exception as error:  # a grouping of the user's own may raise anything
-            self._report(blame(self.stream.component, f"grouping {edge.grouping}", error))
-            return
-        for position, chosen in split:
-            self._cut(edge.tasks[position], _select(batch, chosen))
-
-    def _send_direct(self, batch: pa.RecordBatch, tasks: list[int]) -> None:
-        target_of = np.array(tasks)
-        for task in dict.fromkeys(tasks):
-            self._cut(task, _select(batch, np.flatnonzero(target_of == task)))
-
-    def _cut(self, task: int, batch: pa.RecordBatch) -> None:
+    def _cut(self, task: int, batch: pa.RecordBatch, anchors: Anchors | None) -> None:
         """Send a batch to one task in frames of about the wanted size."""
         rows = batch.num_rows
         born = self._now() if self.born is None else self.born
@@ -173,7 +194,10 @@ class StreamOutput:
         for number in range(frames):
             begin, end = rows * number // frames, rows * (number + 1) // frames
             part = batch if frames == 1 else batch.slice(begin, end - begin)
-            size = self._send(self._number, task, part, born)
+            lineage = None
+            if anchors is not None and self.origins is not None:
+                lineage = self.origins.lineage(anchors if frames == 1 else anchors.take(slice(begin, end)))
+            size = self._send(self._number, task, part, born, lineage)
             self._stats.sent += part.num_rows
             self._stats.sent_bytes += size
             if size:
@@ -188,6 +212,19 @@ class StreamOutput:
         self._batch_tasks.clear()
         self._batch_rows = 0
         self.born = None
+
+
+def _once(shares: Sequence[tuple[int, Rows]], rows: int) -> bool:
+    """Every row goes to exactly one task."""
+    if len(shares) == 1 and isinstance(shares[0][1], slice):
+        return shares[0][1] is ALL_ROWS or shares[0][1] == slice(0, rows)
+    copies = np.zeros(rows, np.int64)
+    for _, chosen in shares:
+        if isinstance(chosen, slice):
+            copies[chosen] += 1
+        else:
+            copies += np.bincount(chosen, minlength=rows)
+    return bool(np.all(copies == 1))
 
 
 def _select(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:

@@ -6,47 +6,57 @@ out. Nothing here blocks, sleeps, or knows who drives.
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.acking import ledger
+from penstock.acking.lineage import Entries, Lineage
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.frames import codec
 from penstock.frames.header import Header, Kind, unpack
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import Edge, Plan, SlotId
-from penstock.runtime.executors import BoltExecutor, Executor, SpoutExecutor
+from penstock.plan.model import SlotId
+from penstock.runtime.alignment import Alignment
+from penstock.runtime.bolts import BoltExecutor, SinkExecutor
+from penstock.runtime.executor import Executor
 from penstock.runtime.inbox import Inbox, Parcel
-from penstock.runtime.outputs import Connection, StreamOutput
-from penstock.settings import Settings
-from penstock.topology.components import BaseBolt, BaseSpout, Component, Context
-from penstock.topology.groupings import Direct, Targets
+from penstock.runtime.job import Job, Surroundings, make_executor
+from penstock.runtime.outputs import Send
+from penstock.runtime.spouts import SpoutExecutor
+from penstock.runtime.tracking import FailedRoots
+from penstock.state.values import Cut, TaskState
+from penstock.topology.components import Failure
 
 _MOST_RELAYED = 16  # frames; more only hides the pressure of the stage they are for
+_ACK_PAUSE = 0.002  # seconds between two tallies of a slot that never pauses: each is a message to the acker
 
 Row = tuple[int, bytes | pa.Buffer | None]
 """The slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """All a slot needs to know; the same object goes to every slot."""
+class Restored:
+    """What a task begins with: its state's parts, and what it had prepared in other systems."""
 
-    plan: Plan
-    settings: Settings
-    components: Mapping[str, bytes]
-    """Each component's instance, pickled: every task unpickles one of its own."""
-    ticks: Mapping[str, float]
+    parts: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    tokens: Sequence[Any] = ()
 
-    def instance(self, component: str) -> Component:
-        made = pickle.loads(self.components[component])
-        assert isinstance(made, Component)
-        return made
+
+@dataclass(frozen=True)
+class SlotCut:
+    """The state of a slot's tasks at the end of an epoch, to be written and reported. By task key."""
+
+    epoch: int
+    cuts: Mapping[str, Cut]
+    tokens: Mapping[str, list[Any]]
 
 
 class Slot:
@@ -65,8 +75,8 @@ class Slot:
         self._relay: deque[tuple[Header, pa.Buffer]] = deque()
         self._out: list[Row] = []
         self.executors: list[Executor[Any]] = []
-        self._bolts: list[BoltExecutor] = []
-        self._levels: list[list[BoltExecutor]] = []
+        self._bolts: list[BoltExecutor[Any]] = []
+        self._levels: list[list[BoltExecutor[Any]]] = []
         """The bolts by component, those furthest down a chain first."""
         self._spouts: list[SpoutExecutor] = []
         self._sequence: dict[tuple[int, int, int], int] = {}
@@ -78,19 +88,44 @@ class Slot:
         self._dirty: dict[int, float] = {}
         self._oldest: float | None = None
         self._spout_emitted = False
+        aligned = job.settings.delivery == "exactly_once"
+        upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
+        self._alignment = Alignment(upstream, 1) if aligned else None
+        self._announced = 0
+        self._tallies: list[Entries] = []
+        self._tally_sent = 0.0
+        self.cuts: deque[SlotCut] = deque()
+        """To be written and reported by the driving side, oldest first."""
+        self.owed: set[str] = set()
+        """Keys of tasks whose last cut could not be written: the next must hold everything."""
 
     # ---- life cycle ------------------------------------------------------------------------------------
 
-    def open(self, nodes: Mapping[SlotId, str] | None = None) -> None:
-        """Make the tasks and call their ``open``/``prepare``. Raises what user code raised, blamed."""
-        nodes = nodes or {}
+    def open(
+        self,
+        nodes: Mapping[SlotId, str] | None = None,
+        restored: Mapping[str, Restored] | None = None,
+        epoch: int = 0,
+    ) -> None:
+        """Make the tasks and call their ``open``/``prepare``, with the state of the last committed ``epoch``, by
+        task key. Raises what user code raised, blamed."""
+        around = Surroundings(
+            self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher
+        )
+        if self._alignment is not None:
+            self._alignment.epoch = epoch + 1
         for task in self._tasks:
-            executor = self._make_executor(task, nodes)
+            state = TaskState()
+            executor = make_executor(self._job, task, around, self._inboxes[task], state)
+            begins = (restored or {}).get(executor.key, Restored())
+            state.restore(begins.parts)
             executor.report = self._note_error(executor.stats)
             executor.open(self._settings.conf)
+            if isinstance(executor, SinkExecutor):
+                executor.recover(begins.tokens)
             self.executors.append(executor)
         self._bolts = [executor for executor in self.executors if isinstance(executor, BoltExecutor)]
-        levels: dict[str, list[BoltExecutor]] = {}
+        levels: dict[str, list[BoltExecutor[Any]]] = {}
         for bolt in self._bolts:
             levels.setdefault(bolt.context.component, []).append(bolt)
         order = [component for stage in self._plan.stages for chain in stage.chains for component in chain]
@@ -105,6 +140,11 @@ class Slot:
         for slot in range(self._plan.stages[self.id.stage + 1].slots):
             rows += [(slot, Header(Kind.WARM, self.id.stage + 1, slot, *_pair(self.id)).pack()), (slot, None)]
         return rows
+
+    @property
+    def stateful(self) -> bool:
+        """A task keeps state, or writes to another system in transactions."""
+        return any(executor.context.state or isinstance(executor, SinkExecutor) for executor in self.executors)
 
     @property
     def warm(self) -> bool:
@@ -144,22 +184,29 @@ class Slot:
         if header.kind == Kind.WARM:
             self._warm.add(header.source_slot)
             return True
+        if header.kind == Kind.MARKER:
+            assert self._alignment is not None
+            self._alignment.marker(header.epoch, header.source_slot)
+            return True
         inbox = self._inboxes.get(header.target_task)
         if inbox is None:
             raise PenstockError(
                 f"slot {self.id}", f"runs tasks {list(self._tasks)}", f"a frame for task {header.target_task}"
             )
-        return inbox.offer(Parcel(header, frame))
+        parcel = Parcel(header, frame)
+        if self._alignment is not None and self._alignment.hold(parcel):
+            return True
+        return inbox.offer(parcel)
 
     # ---- turns -----------------------------------------------------------------------------------------
 
     def turn(self) -> list[Row]:
         """Do a moment's work and return the rows to send, in order."""
-        while self._relay:
-            header, frame = self._relay.popleft()
-            self._send_row(SlotId(header.target_stage, header.target_slot), frame)
+        self._relay_frames()
         self._run_ticks()
-        self._spout_emitted = not self._run_bolts() and self._run_spouts()
+        for spout in self._spouts:
+            spout.expire()
+        self._spout_emitted = not self._run_bolts() and not self._epoch_ends() and self._run_spouts()
         if self._spout_emitted or self._bolts or self._dirty or self._holds_rows():
             idle = not self._spout_emitted and not self._relay and not any(bolt.busy for bolt in self._bolts)
             self._flush(idle)
@@ -174,17 +221,22 @@ class Slot:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
         if self._oldest is None and not self._dirty and not self._bolts and self._spouts:
-            return pause if any(spout.active for spout in self._spouts) else 1.0  # asked every millisecond
+            return pause if any(spout.room > 0 for spout in self._spouts) else 1.0  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0]
         waits += [bolt.next_tick - now for bolt in self._bolts if bolt.next_tick is not None]
-        if any(spout.active for spout in self._spouts):
+        if any(spout.room > 0 for spout in self._spouts):
             waits.append(pause)
         if self._oldest is not None:
             waits.append(self._oldest + self._settings.linger - now)
         if self._dirty:
             waits.append(min(self._dirty.values()) + self._settings.linger - now)
         return max(0.0, min(waits))
+
+    def _relay_frames(self) -> None:
+        while self._relay:
+            header, frame = self._relay.popleft()
+            self._send_row(SlotId(header.target_stage, header.target_slot), frame)
 
     def _run_bolts(self) -> bool:
         """Run the receivers of what is handed over within the slot first, and their senders only when they
@@ -211,7 +263,7 @@ class Slot:
         input came in frames already. A spout's tuples wait for company as long as the linger says. A slot
         that never pauses waits longer: it has tuples enough, and each frame costs every hop."""
         linger = self._settings.linger if idle else self._settings.busy_linger
-        at_once = idle and not any(spout.active for spout in self._spouts)
+        at_once = idle and not any(spout.room > 0 for spout in self._spouts)
         due = self._oldest is not None and self._clock.monotonic() - self._oldest >= linger
         for executor in self.executors:
             executor.flush(only_full=not (at_once or due))
@@ -240,25 +292,117 @@ class Slot:
         self._out.append((hop, frame))
         self._dirty[hop] = self._clock.monotonic()
 
-    def _sender(self, source_task: int) -> Callable[[int, int, pa.RecordBatch, float], int]:
-        def send(stream: int, task: int, batch: pa.RecordBatch, born: float) -> int:
+    def _sender(self, source_task: int) -> Send:
+        def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
             target = self._slot_of[task]
             key = (source_task, task, stream)
             header = Header(
                 Kind.DATA, target.stage, target.slot, self.id.stage, self.id.slot, task, source_task, stream
             )
             if target == self.id:
-                self._inboxes[task].put(Parcel(header._replace(rows=batch.num_rows, born=born), batch))
+                self._inboxes[task].put(Parcel(header._replace(rows=batch.num_rows, born=born), batch, lineage))
                 return int(batch.nbytes)
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
-            header = header._replace(born=born, sequence=sequence, route=self._plan.routes.version)
-            frame = codec.encode(header, batch, self._schemas[stream])
+            epoch = 0 if self._alignment is None else self._alignment.epoch
+            header = header._replace(
+                born=born, sequence=sequence, route=self._plan.routes.version, epoch=epoch
+            )
+            packed = b"" if lineage is None else lineage.pack()
+            frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1
             self._send_row(target, frame)
             return len(frame)
 
         return send
+
+    # ---- acks (at least once) --------------------------------------------------------------------------
+
+    def take_acks(self) -> tuple[list[FailedRoots], bytes | None]:
+        """What is to be told to the acker, in this order. A task's tally leaves when nothing it emitted waits:
+        so what it emitted is in it together with the acks of what that stems from."""
+        failed: list[FailedRoots] = []
+        for executor in self.executors:
+            tracker = executor.tracker
+            if tracker is None:
+                continue
+            if tracker.failed:
+                failed += tracker.failed
+                tracker.failed = []
+            if tracker.tally and not executor.waiting():
+                self._tallies += tracker.tally.take()
+        if not self._tallies:
+            return failed, None
+        now = self._clock.monotonic()
+        if now - self._tally_sent < _ACK_PAUSE and any(bolt.busy for bolt in self._bolts):
+            return failed, None
+        self._tally_sent = now
+        tallies, self._tallies = self._tallies, []
+        return failed, ledger.pack(tallies)
+
+    def settle(self, task: int, numbers: npt.NDArray[np.int64], failure: Failure | None) -> None:
+        """The acker's word on a spout task's roots."""
+        for spout in self._spouts:
+            if spout.context.task == task:
+                spout.settle(numbers, failure)
+
+    # ---- epochs ----------------------------------------------------------------------------------------
+
+    def announce(self, epoch: int) -> None:
+        """Exactly once, to the first stage: end the epoch as soon as may be."""
+        self._announced = epoch
+
+    def cut_spouts(self, epoch: int) -> None:
+        """At least once, first: what spouts need not read again is done with everywhere."""
+        self._cut(epoch, self._spouts)
+
+    def cut_bolts(self, epoch: int) -> None:
+        """At least once, when all spouts are cut: the bolts' state holds all of that."""
+        self._cut(epoch, self._bolts)
+
+    def committed(self, epoch: int) -> None:
+        for executor in self.executors:
+            executor.committed(epoch)
+
+    def publish_sinks(self, epoch: int) -> None:
+        """Make visible what the sinks prepared. May block: called from the thread that writes snapshots."""
+        for executor in self.executors:
+            if isinstance(executor, SinkExecutor):
+                executor.publish(epoch)
+
+    def _epoch_ends(self) -> bool:
+        """Where the epoch's last tuple has come and all of them are done with, send what waits, cut the tasks'
+        state and pass the marker on. True: an end is under way, and the spouts wait for it."""
+        alignment = self._alignment
+        if alignment is None or not (alignment.complete or self._announced == alignment.epoch):
+            return False
+        self._relay_frames()  # what came before the last marker must leave before ours
+        for executor in self.executors:
+            executor.flush()
+        if any(bolt.busy for bolt in self._bolts):
+            return True  # a chained bolt has got work by that
+        epoch = alignment.epoch
+        for executor in self.executors:
+            executor.epoch_ends(epoch)
+        self._cut(epoch, self.executors)
+        self._send_markers(epoch)
+        for parcel in alignment.advance():
+            self._inboxes[parcel.header.target_task].put(parcel)
+        return True
+
+    def _cut(self, epoch: int, executors: Sequence[Executor[Any]]) -> None:
+        cuts = {executor.key: executor.cut(executor.key in self.owed) for executor in executors}
+        self.owed -= set(cuts)
+        tokens = {e.key: [token for _, token in e.tokens] for e in executors if isinstance(e, SinkExecutor)}
+        self.cuts.append(SlotCut(epoch, cuts, tokens))
+
+    def _send_markers(self, epoch: int) -> None:
+        if self.id.stage + 1 == len(self._plan.stages):
+            return
+        for slot in range(self._plan.stages[self.id.stage + 1].slots):
+            marker = Header(Kind.MARKER, self.id.stage + 1, slot, *_pair(self.id), epoch=epoch)
+            self._out += [(slot, marker.pack()), (slot, None)]
+            self._dirty.pop(slot, None)
 
     # ---- reports ---------------------------------------------------------------------------------------
 
@@ -266,6 +410,10 @@ class Slot:
         """The counters of each task, queue lengths brought up to date."""
         for bolt in self._bolts:
             bolt.stats.queued = bolt.queued
+        for executor in self.executors:
+            with contextlib.suppress(RuntimeError):  # the task adds a state under our eyes: next time
+                state = executor.context.state
+                executor.stats.state_keys, executor.stats.state_bytes = state.keys, state.bytes
         return {executor.context.task: executor.stats for executor in self.executors}
 
     def frames_done(self) -> int:
@@ -273,8 +421,11 @@ class Slot:
         return sum(bolt.frames_done for bolt in self._bolts)
 
     def pending(self) -> int:
-        """Tuples held here: in inboxes, under execution, emitted and not sent; and frames to relay."""
+        """Tuples held here: in inboxes, under execution, emitted and not sent, not acked; and frames to relay."""
         held = sum(bolt.queued + bool(bolt.busy) for bolt in self._bolts)
+        held += sum(spout.pending.count for spout in self._spouts if spout.pending is not None)
+        if self._alignment is not None:
+            held += self._alignment.held
         return held + sum(executor.waiting() for executor in self.executors) + len(self._relay)
 
     def _note_error(self, stats: TaskStats) -> Callable[[Exception], None]:
@@ -288,64 +439,6 @@ class Slot:
 
         return note
 
-    # ---- making tasks ----------------------------------------------------------------------------------
-
-    def _make_executor(self, task: int, nodes: Mapping[SlotId, str]) -> Executor[Any]:
-        plan = self._plan
-        component = plan.task[task].component
-        stats = TaskStats()
-        context = Context(
-            plan.topology,
-            component,
-            task,
-            plan.task[task].index,
-            plan.tasks_of,
-            nodes.get(self.id, ""),
-            self._publisher(task),
-        )
-        outputs = {
-            stream.name: StreamOutput(
-                number,
-                stream,
-                [self._connect(task, edge, nodes) for edge in plan.edges_from(number)],
-                self._settings.frame_bytes,
-                self._sender(task),
-                stats,
-                self._note_error(stats),
-                self._clock.now,
-            )
-            for number, stream in plan.streams_of(component)
-        }
-        instance = self._job.instance(component)
-        if isinstance(instance, BaseSpout):
-            return SpoutExecutor(instance, context, outputs, stats, self._clock)
-        assert isinstance(instance, BaseBolt)
-        return BoltExecutor(
-            instance,
-            context,
-            outputs,
-            stats,
-            self._clock,
-            self._inboxes[task],
-            plan.streams,
-            self._job.ticks.get(component),
-        )
-
-    def _connect(self, task: int, edge: Edge, nodes: Mapping[SlotId, str]) -> Connection:
-        tasks = self._plan.tasks_of[edge.target]
-        if isinstance(edge.grouping, Direct):
-            return Connection(None, tasks, str(edge.grouping))
-        slots = [self._slot_of[target] for target in tasks]
-        node = nodes.get(self.id)
-        targets = Targets(
-            tasks,
-            task,
-            tuple(position for position, slot in enumerate(slots) if slot == self.id),
-            tuple(position for position, slot in enumerate(slots) if node and nodes.get(slot) == node),
-            self._settings.seed,
-        )
-        return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__)
-
     def _publisher(self, task: int) -> Callable[[Sequence[Sequence[Any]]], None]:
         def publish(rows: Sequence[Sequence[Any]]) -> None:
             self.published[task] = [list(row) for row in rows]
@@ -355,21 +448,3 @@ class Slot:
 
 def _pair(slot: SlotId) -> tuple[int, int]:
     return slot.stage, slot.slot
-
-
-def pickle_components(components: Mapping[str, Component], dumps: Callable[[Any], bytes]) -> dict[str, bytes]:
-    """The components' bytes for a ``Job``, with an error that names the one that cannot travel."""
-    from penstock.errors import TopologyError
-
-    result = {}
-    for id, component in components.items():
-        try:
-            result[id] = dumps(component)
-        except Exception as error:  # pickling runs user code, which may raise anything
-            raise TopologyError(
-                f"component '{id}'",
-                "must be picklable: it travels to the processes that run it",
-                f"{type(error).__name__}: {error}",
-                "Open connections, files and locks in open() or prepare(), not in __init__.",
-            ) from error
-    return result

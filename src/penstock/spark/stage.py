@@ -31,7 +31,8 @@ from penstock.coordinator.messages import (
 )
 from penstock.errors import PenstockError
 from penstock.plan.model import SlotId
-from penstock.runtime.slot import Job, Row, Slot
+from penstock.runtime.job import Job
+from penstock.runtime.slot import Row, Slot
 
 _NAMES = ["slot", "frame"]
 _BINARY = pa.binary()

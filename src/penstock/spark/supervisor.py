@@ -20,7 +20,7 @@ from penstock.coordinator.server import Coordinator
 from penstock.errors import NotEnoughSlots, PenstockError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
-from penstock.runtime.slot import Job, pickle_components
+from penstock.runtime.job import Job, pickle_components
 from penstock.spark import shipping
 from penstock.spark.dataflow import start_query
 from penstock.spark.pickling import dumps

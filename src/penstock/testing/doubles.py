@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.topology.components import BasicBolt, Collector, Conf, Context, Spout, SpoutCollector
+from penstock.topology.components import BasicBolt, Collector, Conf, Context, Failure, Spout, SpoutCollector
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 from penstock.topology.tuples import Tuple
 
@@ -42,7 +42,7 @@ class FeederSpout(Spout):
     def ack(self, msg_id: Any) -> None:
         self.acked.append(msg_id)
 
-    def fail(self, msg_id: Any) -> None:
+    def fail(self, msg_id: Any, failure: Failure) -> None:
         self.failed.append(msg_id)
 
 

@@ -14,14 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.acking import ledger
 from penstock.clock import SimulatedClock
 from penstock.errors import PenstockError
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
 from penstock.plan.planner import make_plan
-from penstock.runtime.slot import Job, Slot, pickle_components
+from penstock.runtime.job import Job, pickle_components
+from penstock.runtime.slot import Slot
 from penstock.testing.doubles import CaptureBolt, FeederSpout
 from penstock.topology.builder import Topology
+from penstock.topology.components import Failure
 from penstock.topology.tuples import Tuple
 
 _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
@@ -42,6 +45,7 @@ class LocalRunner:
             pickle_components({node.id: node.component for node in nodes}, dumps),
             {node.id: node.tick_interval for node in nodes if node.tick_interval},
         )
+        self._acker = ledger.Acker(job.key)
         self._random = random.Random(seed)
         self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
         self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
@@ -71,9 +75,9 @@ class LocalRunner:
         simulated time: a spout that never pauses would keep the topology busy for ever."""
         end = self.clock.now() + limit
         while True:
-            emitted = self._emitted()
+            before = self._progress()
             self.run(2 * _TURN)
-            if self._emitted() == emitted and not self._in_flight():
+            if self._progress() == before and not self._in_flight():
                 return
             if self.clock.now() > end:
                 raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
@@ -131,8 +135,20 @@ class LocalRunner:
             for hop, frame in slot.turn():
                 if frame is not None:
                     self._channels[SlotId(id.stage + 1, hop)].append(pa.py_buffer(frame))
+            self._pass_acks(slot)
             if slot.fatal is not None:
                 raise slot.fatal
+
+    def _pass_acks(self, slot: Slot) -> None:
+        """What the slot has to say to the acker, and the acker to the spouts."""
+        failed, tally = slot.take_acks()
+        for roots in failed:
+            failure = Failure(roots.component, roots.error)
+            for task, numbers in self._acker.close(roots.first, roots.length).items():
+                self._slots[self.plan.routes.slot_of[task]].settle(task, numbers, failure)
+        if tally is not None:
+            for task, numbers in self._acker.apply(*ledger.unpack(tally)).items():
+                self._slots[self.plan.routes.slot_of[task]].settle(task, numbers, None)
 
     def _wait(self, id: SlotId) -> float:
         return 0.0 if self._channels[id] else self._slots[id].idle_for()
@@ -140,5 +156,6 @@ class LocalRunner:
     def _in_flight(self) -> bool:
         return any(self._channels.values()) or any(slot.pending() for slot in self._slots.values())
 
-    def _emitted(self) -> int:
-        return sum(stats.emitted for slot in self._slots.values() for stats in slot.stats().values())
+    def _progress(self) -> int:
+        every = [stats for slot in self._slots.values() for stats in slot.stats().values()]
+        return sum(stats.emitted + stats.acked + stats.failed for stats in every)

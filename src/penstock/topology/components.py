@@ -96,8 +96,8 @@ class RichCollector(Protocol):
     def ack(self, tup: Tuple) -> None:
         """The tuple is done with."""
 
-    def fail(self, tup: Tuple) -> None:
-        """The tuple could not be processed."""
+    def fail(self, tup: Tuple, error: str = "") -> None:
+        """The tuple could not be processed; ``error`` says why, for the spout and its dead letters."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +277,9 @@ class TransactionalSink(BaseBolt):
     tuples are acked when that is done.
     """
 
+    commit_interval: ClassVar[float] = 1.0
+    """Seconds between a task's own commits, other than exactly once; its tuples stay unacked for so long."""
+
     def prepare(self, conf: Conf, context: Context) -> None:
         """Called once in the task's process before anything else."""
 
@@ -296,4 +299,5 @@ class TransactionalSink(BaseBolt):
 
     @abstractmethod
     def commit(self, token: Any) -> None:
-        """Make it visible. May be called again with a token that was committed before: then it does nothing."""
+        """Make it visible. May be called again with a token that was committed before: then it does nothing.
+        Exactly once it is called from another thread than the rest, while ``write`` goes on."""

@@ -48,10 +48,13 @@ class Tuple(tuple[Any, ...]):
 
 
 @lru_cache(maxsize=4096)
-def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...]) -> type[Tuple]:
-    """The class of the tuples that ``task`` of ``component`` emits on ``stream``."""
+def tuple_type(
+    component: str, stream: str, task: int, fields: tuple[str, ...], held: bool = False
+) -> type[Tuple]:
+    """The class of the tuples that ``task`` of ``component`` emits on ``stream``. ``held``: each has a ``__dict__``,
+    in which the runtime notes what it needs to ack it."""
     attributes: dict[str, Any] = {
-        "__slots__": (),
+        **({} if held else {"__slots__": ()}),
         "fields": fields,
         "source_component": component,
         "source_stream": stream,

@@ -1,0 +1,206 @@
+"""The two ends of XOR acking: the tally a slot collects, and the ledgers of an acker.
+
+A root's ledger begins with a keyed function of the root. Each frame sent and each group acked XORs an edge id
+into it; a spout XORs in what its own edges differ by, if it sent other than one copy. XOR does not care for
+order, so an ack may well come before what its spout has to say. All edges come twice, so the ledger is 0 when,
+and (but for a chance of 2^-64) only when, everything that stems from the root is acked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.acking.ids import NUMBER_BITS, NUMBER_MASK, U64, edges_of_roots
+from penstock.acking.lineage import I64, Entries
+
+MOST_OPEN = 1 << 22
+"""How far a spout's newest root may be ahead of its oldest open one: 64 MB of ledgers."""
+_FIRST_OPEN = 1 << 14
+_HEAD = struct.Struct("<IIII")
+
+
+class Tally:
+    """Collects entries until they are sent. What is collected between two ``take`` reaches the acker as one, so
+    that the edges of emitted tuples never come after the ack of what they stem from."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entries] = []
+
+    def add(self, entries: Entries) -> None:
+        if len(entries.first):
+            self._entries.append(entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def take(self) -> list[Entries]:
+        taken, self._entries = self._entries, []
+        return taken
+
+
+def pack(parts: Sequence[Entries]) -> bytes:
+    """Entries for the wire: XORed together where they are for the same roots, single roots first, then ranges."""
+    first, length, value = merge(parts)
+    single = length == 1
+    count = int(single.sum())
+    if 0 < count < len(first):
+        order = np.argsort(~single, kind="stable")
+        first, length, value = first[order], length[order], value[order]
+    roots, ranges = first[:count], first[count:]
+    run = count > 1 and int(roots[-1] - roots[0]) == count - 1
+    columns = [roots[:1] if run else roots, ranges, length[count:].astype(np.uint64), value]
+    return b"".join((_HEAD.pack(count, len(ranges), run, 0), *(column.tobytes() for column in columns)))
+
+
+def unpack(data: bytes) -> tuple[Entries, Entries]:
+    """The entries for single roots, each once, and those for ranges."""
+    count, ranges, run, _ = _HEAD.unpack_from(data)
+    words = np.frombuffer(data, np.uint64, offset=_HEAD.size)
+    listed = 1 if run else count
+    roots = words[0] + np.arange(count, dtype=np.uint64) if run else words[:count]
+    first = words[listed : listed + ranges]
+    length = words[listed + ranges : listed + 2 * ranges].view(np.int64)
+    value = words[listed + 2 * ranges :]
+    return Entries(roots, np.ones(count, np.int64), value[:count]), Entries(first, length, value[count:])
+
+
+def merge(parts: Sequence[Entries]) -> Entries:
+    """One entry per range of roots, in order; those that cancel out are dropped."""
+    if len(parts) == 1:
+        first, length, value = parts[0]
+    else:
+        first, length, value = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    if len(first) > 1 and not np.all(first[1:] >= first[:-1]):
+        order = np.lexsort((length, first)) if np.any(length != 1) else np.argsort(first, kind="stable")
+        first, length, value = first[order], length[order], value[order]
+    same = (first[1:] == first[:-1]) & (length[1:] == length[:-1])
+    if same.any():
+        begins = np.flatnonzero(np.concatenate([[True], ~same]))
+        first, length, value = first[begins], length[begins], np.bitwise_xor.reduceat(value, begins)
+    left = value != 0
+    if left.all():
+        return Entries(first, length, value)
+    return Entries(first[left], length[left], value[left])
+
+
+class Acker:
+    """The ledgers of all spout tasks. Fed with entries in any order."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._ledgers: dict[int, _Ledgers] = {}
+
+    def apply(self, single: Entries, ranges: Entries) -> dict[int, I64]:
+        """Enter what one slot sent (see ``unpack``); returns the numbers of the roots that are complete now, by
+        spout task, in order."""
+        touched: dict[int, list[I64]] = {}
+        for task, numbers, value in _by_task(single):
+            touched.setdefault(task, []).append(self._of(task).enter(numbers, value))
+        for first, length, value in zip(*(column.tolist() for column in ranges), strict=True):
+            task, number = first >> NUMBER_BITS, first & int(NUMBER_MASK)
+            numbers = np.arange(number, number + length)
+            touched.setdefault(task, []).append(self._of(task).enter(numbers, np.uint64(value)))
+        complete = {task: self._of(task).complete(parts) for task, parts in touched.items()}
+        return {task: numbers for task, numbers in complete.items() if len(numbers)}
+
+    def close(self, first: U64, length: I64) -> dict[int, I64]:
+        """These roots have failed: their numbers, by spout task. What still comes for them changes nothing."""
+        roots = np.unique(_spread(first, length))
+        entries = Entries(roots, np.ones(len(roots), np.int64), np.zeros(len(roots), np.uint64))
+        return {task: numbers for task, numbers, _ in _by_task(entries)}
+
+    def _of(self, task: int) -> _Ledgers:
+        ledgers = self._ledgers.get(task)
+        if ledgers is None:
+            ledgers = self._ledgers[task] = _Ledgers(task, self._key)
+        return ledgers
+
+
+class _Ledgers:
+    """One spout task's, in a ring indexed by the root's number. The number stands beside the value, so that a
+    late ack cannot hit the next owner of its place."""
+
+    def __init__(self, task: int, key: int) -> None:
+        self._base, self._key = np.uint64(task << NUMBER_BITS), key
+        self._number = np.full(_FIRST_OPEN, -1, np.int64)
+        self._value = np.zeros(_FIRST_OPEN, np.uint64)
+
+    def enter(self, numbers: I64, value: U64 | np.uint64) -> I64:
+        """XOR values into the ledgers of these numbers, each given once; returns those that have one."""
+        places = self._open(numbers)
+        live = self._number[places] == numbers
+        if not live.all():  # late: the place has a new owner, so the root was settled long ago
+            numbers, places = numbers[live], places[live]
+            value = value[live] if isinstance(value, np.ndarray) else value
+        self._value[places] ^= value
+        return numbers
+
+    def complete(self, touched: Sequence[I64]) -> I64:
+        """Those of the numbers whose ledgers are 0."""
+        zero = [numbers[self._value[numbers & (len(self._number) - 1)] == 0] for numbers in touched]
+        done: I64 = zero[0] if len(zero) == 1 else np.unique(np.concatenate(zero))
+        return done
+
+    def _open(self, numbers: I64) -> I64:
+        """The place of each root, its ledger begun where this is the first that is heard of it. Grows where
+        two open roots would share a place; also for one that comes when a later root has its place: it may have
+        waited in a long queue."""
+        if not len(numbers):
+            return numbers
+        while True:
+            places = numbers & (len(self._number) - 1)
+            owner = self._number[places]
+            new = owner < numbers
+            crowded = (
+                np.any(new & (self._value[places] != 0))
+                or np.any(owner > numbers)
+                or int(numbers[-1] - numbers[0]) >= len(self._number)
+            )
+            if not crowded or len(self._number) >= MOST_OPEN:
+                break
+            self._grow()
+        if new.any():
+            fresh, begun = places[new], numbers[new]
+            self._number[fresh] = begun
+            self._value[fresh] = edges_of_roots(self._key, begun.astype(np.uint64) | self._base)
+        return places
+
+    def _grow(self) -> None:
+        open_ = np.flatnonzero(self._value != 0)
+        numbers, values = self._number[open_], self._value[open_]
+        size = 2 * len(self._number)
+        self._number = np.full(size, -1, np.int64)
+        self._value = np.zeros(size, np.uint64)
+        self._number[numbers & (size - 1)] = numbers
+        self._value[numbers & (size - 1)] = values
+
+
+def _by_task(entries: Entries) -> list[tuple[int, I64, U64]]:
+    """Entries for single roots, as ⟨spout task, numbers, values⟩."""
+    roots, _, value = entries
+    if not len(roots):
+        return []
+    numbers = (roots & NUMBER_MASK).astype(np.int64)
+    tasks = (roots >> np.uint64(NUMBER_BITS)).astype(np.int64)
+    if tasks[0] == tasks[-1]:  # they come in order
+        return [(int(tasks[0]), numbers, value)]
+    return [(task, numbers[tasks == task], value[tasks == task]) for task in np.unique(tasks).tolist()]
+
+
+def _spread(first: U64, length: I64) -> U64:
+    """Ranges as single roots."""
+    if not len(first):
+        return first
+    offsets = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+    spread: U64 = np.repeat(first, length) + offsets.astype(np.uint64)
+    return spread
+
+
+def ranges(numbers: npt.NDArray[np.int64]) -> tuple[I64, I64]:
+    """Ascending numbers as ⟨first, length⟩: what an acker tells a spout is mostly a few long runs."""
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(numbers) != 1]))
+    return numbers[begins], np.diff(np.append(begins, len(numbers)))

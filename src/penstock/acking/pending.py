@@ -1,0 +1,113 @@
+"""The pending table of a spout task: message ids by root number, oldest out first.
+
+Storm's table rotates buckets; here tuples leave at the old end in the order they were emitted, which is as
+cheap and fails each one on time instead of up to half a time-out late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.acking.ledger import MOST_OPEN
+from penstock.acking.lineage import I64
+
+_FIRST_SIZE = 1 << 12
+
+
+class Pending:
+    """Numbers run from 0. A number is resolved once: acked, failed, or expired, whichever comes first."""
+
+    def __init__(self, timeout: float) -> None:
+        self.count = 0
+        """Open numbers."""
+        self.next = 0
+        self._timeout = timeout
+        self._oldest = 0
+        self._blocks: deque[tuple[float, int, int]] = deque()
+        """⟨time, first number, end⟩ of what was emitted together."""
+        self._open = np.zeros(_FIRST_SIZE, np.bool_)
+        self._born = np.zeros(_FIRST_SIZE, np.float64)
+        self._ids: list[Any] = [None] * _FIRST_SIZE
+
+    @property
+    def room(self) -> int:
+        """How many numbers may still be given before the ledgers would run out of places."""
+        return MOST_OPEN // 2 - (self.next - self._oldest)
+
+    def add(self, ids: Sequence[Any], now: float) -> int:
+        """Give a number to each; returns the first."""
+        first, count = self.next, len(ids)
+        while first + count - self._oldest > len(self._ids):
+            self._grow()
+        places = np.arange(first, first + count) & (len(self._ids) - 1)
+        self._open[places] = True
+        self._born[places] = now
+        begin, size = first & (len(self._ids) - 1), len(self._ids)
+        if begin + count <= size:
+            self._ids[begin : begin + count] = ids
+        else:
+            for place, id in zip(places.tolist(), ids, strict=True):
+                self._ids[place] = id
+        self._blocks.append((now, first, first + count))
+        self.next += count
+        self.count += count
+        return first
+
+    def resolve(self, numbers: I64) -> tuple[list[Any], npt.NDArray[np.float64]]:
+        """Take these out; returns the message ids of those that were open, and the times they were emitted."""
+        numbers = numbers[(numbers >= self._oldest) & (numbers < self.next)]
+        places = numbers & (len(self._ids) - 1)
+        places = places[self._open[places]]
+        self._open[places] = False
+        self.count -= len(places)
+        ids = self._ids
+        taken = []
+        for place in places.tolist():
+            taken.append(ids[place])
+            ids[place] = None
+        self._forget()
+        return taken, self._born[places]
+
+    def expire(self, now: float) -> list[Any]:
+        """The message ids that have been open for longer than the time-out, taken out."""
+        taken: list[Any] = []
+        while self._blocks and self._blocks[0][0] <= now - self._timeout:
+            _, first, end = self._blocks.popleft()
+            taken += self.resolve(np.arange(first, end))[0]
+        return taken
+
+    def next_expiry(self) -> float | None:
+        """When ``expire`` may have something to give."""
+        return self._blocks[0][0] + self._timeout if self._blocks else None
+
+    def validate(self) -> None:
+        """The invariants of the table."""
+        assert self.count == int(self._open.sum())
+        assert self._oldest <= self.next
+        inside = np.arange(self._oldest, self.next) & (len(self._ids) - 1)
+        assert int(self._open[inside].sum()) == self.count, "an open number outside the window"
+
+    def _forget(self) -> None:
+        """Move the old end over blocks that are settled."""
+        mask = len(self._ids) - 1
+        while self._blocks:
+            _, first, end = self._blocks[0]
+            if self._open[np.arange(first, end) & mask].any():
+                break
+            self._blocks.popleft()
+        self._oldest = self._blocks[0][1] if self._blocks else self.next
+
+    def _grow(self) -> None:
+        old, size = len(self._ids) - 1, 2 * len(self._ids)
+        numbers = np.arange(self._oldest, self.next)
+        open_, born, ids = self._open, self._born, self._ids
+        self._open, self._born, self._ids = np.zeros(size, np.bool_), np.zeros(size), [None] * size
+        self._open[numbers & (size - 1)] = open_[numbers & old]
+        self._born[numbers & (size - 1)] = born[numbers & old]
+        for number in numbers.tolist():
+            self._ids[number & (size - 1)] = ids[number & old]

@@ -1,0 +1,446 @@
+"""Runs a bolt: takes parcels from its inbox and executes them, a chunk of tuples or a whole batch at a time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import length_hint
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.acking import lineage as lineages
+from penstock.acking.lineage import Lineage
+from penstock.columns import to_values
+from penstock.errors import ComponentError, FrameError
+from penstock.frames import codec
+from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
+from penstock.runtime.executor import Executor
+from penstock.runtime.failures import blame
+from penstock.runtime.inbox import Inbox, Parcel
+from penstock.topology.components import (
+    BaseBolt,
+    BasicBolt,
+    BatchBolt,
+    Conf,
+    RichBolt,
+    Source,
+    TransactionalSink,
+)
+from penstock.topology.streams import Stream
+from penstock.topology.tuples import TICK, Tuple, tuple_type
+
+B = TypeVar("B", bound=BaseBolt)
+
+
+class BoltExecutor(Executor[B]):
+    """What the four forms of bolt share."""
+
+    def __init__(
+        self, *args: Any, inbox: Inbox, streams: tuple[Stream, ...], tick_interval: float | None = None
+    ) -> None:
+        super().__init__(*args)
+        self.inbox = inbox
+        self.frames_done = 0
+        self._streams = streams
+        self._schemas = [codec.declared_schema([(f.name, f.type) for f in s.fields]) for s in streams]
+        self._expected: dict[tuple[int, int], int] = {}
+        self._parcel: Parcel | None = None
+        self._lineage: Lineage | None = None
+        self._left = 0
+        self.tick_interval = tick_interval
+        self.next_tick: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A parcel is being executed or waits."""
+        return self._parcel is not None or bool(self.inbox)
+
+    @property
+    def queued(self) -> int:
+        return self.inbox.length + self._left
+
+    def open(self, conf: Conf) -> None:
+        self._open(conf)
+        if self.tick_interval is not None:
+            self.next_tick = self._clock.monotonic() + self.tick_interval
+
+    def run(self) -> bool:
+        if self._parcel is None:
+            parcel = self.inbox.take()
+            if parcel is None:
+                return False
+            self._begin(parcel)
+        assert self._parcel is not None
+        header = self._parcel.header
+        started = self._clock.monotonic()
+        done = self._work()
+        self._learn(done, self._clock.monotonic() - started)
+        self._left -= done
+        self.stats.executed += done
+        self._note_birth(header.born)
+        if not self._left:
+            self.stats.latency.record(max(self._clock.now() - header.born, 0.0), header.rows)
+            self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
+            self._parcel = self._lineage = None
+        return True
+
+    def tick(self) -> None:
+        """Hand the bolt its tick tuple."""
+        assert self.tick_interval is not None and self.next_tick is not None
+        now = self._clock.monotonic()
+        while self.next_tick <= now:  # ticks missed while the task was busy are not made up for
+            self.next_tick += self.tick_interval
+        born = self._clock.now()
+        try:
+            self._tick()
+        except Exception as error:  # user code may raise anything
+            self.report(blame(self.context.component, "tick", error))
+        self._note_birth(born)
+
+    def close(self) -> None:
+        self._guard("cleanup", self.component.cleanup)
+
+    # ---- what the forms differ in ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self, conf: Conf) -> None:
+        """Make the collector and call ``prepare``."""
+
+    @abstractmethod
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """The next parcel's tuples."""
+
+    @abstractmethod
+    def _work(self) -> int:
+        """Execute some of them, the last included where that is all; returns how many."""
+
+    def _tick(self) -> None: ...
+
+    # ---- shared ----------------------------------------------------------------------------------------
+
+    def _begin(self, parcel: Parcel) -> None:
+        header = parcel.header
+        self.stats.received += header.rows
+        self._parcel, self._left = parcel, header.rows
+        self._check_sequence(parcel)
+        self._lineage = parcel.lineage
+        if self.tracker is not None and header.lineage_bytes and isinstance(parcel.content, pa.Buffer):
+            self._lineage = lineages.unpack(codec.lineage_of(header, parcel.content), self.tracker.key)
+        self._take(self._decode(parcel))
+
+    def _source(self) -> Source:
+        assert self._parcel is not None
+        header = self._parcel.header
+        stream = self._streams[header.stream]
+        return Source(stream.component, stream.name, header.source_task)
+
+    def _tuples(self, batch: pa.RecordBatch, held: bool = False) -> Iterator[Tuple]:
+        source = self._source()
+        kind = tuple_type(source.component, source.stream, source.task, tuple(batch.schema.names), held)
+        return map(kind, _rows(batch))
+
+    def _ack_all(self) -> None:
+        if self._lineage is not None and self.tracker is not None:
+            self.tracker.tally.add(self._lineage.entries())
+
+    def _fail_all(self, error: Exception) -> None:
+        if self._lineage is not None and self.tracker is not None:
+            self.tracker.fail(self._lineage.first, self._lineage.length, str(error))
+
+    def _decode(self, parcel: Parcel) -> pa.RecordBatch:
+        if isinstance(parcel.content, pa.RecordBatch):
+            return parcel.content
+        header = parcel.header
+        try:
+            return codec.decode(header, parcel.content, self._schemas[header.stream])
+        except (FrameError, IndexError) as error:
+            raise FrameError(
+                f"component '{self.context.component}', task {self.context.task}",
+                f"a frame from task {header.source_task} must decode",
+                str(error),
+                "All nodes must run the same versions of penstock and pyarrow.",
+            ) from error
+
+    def _check_sequence(self, parcel: Parcel) -> None:
+        """Frames from one task to another arrive once and in order; anything else is an error to show."""
+        if isinstance(parcel.content, pa.RecordBatch):
+            return
+        header = parcel.header
+        key = (header.source_task, header.stream)
+        expected = self._expected.get(key, 0)
+        self._expected[key] = header.sequence + 1
+        if header.sequence != expected:
+            self.report(
+                ComponentError(
+                    f"component '{self.context.component}', task {self.context.task}",
+                    f"frame {expected} from task {header.source_task} was next",
+                    f"frame {header.sequence}",
+                    "Frames were lost, doubled or overtaken on the way.",
+                )
+            )
+
+
+class BasicExecutor(BoltExecutor[BasicBolt]):
+    """Emitted tuples are anchored to the input, which is acked when ``execute`` returns and failed when it
+    raises."""
+
+    def _open(self, conf: Conf) -> None:
+        self._collector = TupleCollector(self.context.component, self.outputs)
+        self._rows: Iterator[Any] = iter(())
+        self._groups_acked = 0
+        self._lengths = [buffer.waiting for buffer in self._buffers]
+        self._guard("prepare", self.component.prepare, conf, self.context)
+
+    def _tick(self) -> None:
+        self.component.execute(TICK, self._collector)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._rows = _rows(batch) if self.component.plain_tuples else self._tuples(batch)
+        self._groups_acked = 0
+
+    def _work(self) -> int:
+        count = min(self._calls, self._left)
+        chunk = islice(self._rows, count)
+        lineage = self._lineage
+        if lineage is None:
+            self._execute(chunk)
+        elif not self._buffers or len(lineage.ends) == 1:
+            self._execute_as_one(list(chunk), lineage)
+            self._ack_done(lineage, count)
+        else:
+            self._execute_marked(chunk, lineage)
+            self._ack_done(lineage, count)
+        return count
+
+    def _execute(self, chunk: Iterable[Any]) -> None:
+        execute, collector = self.component.execute, self._collector
+        tup: Any = None
+        while True:
+            try:
+                for tup in chunk:
+                    execute(tup, collector)
+                return
+            except Exception as error:  # user code may raise anything; the next tuple is another matter
+                self.report(blame(self.context.component, "execute", error, tup))
+
+    def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
+        """The same, noting after each tuple how many rows wait: what it emitted stems from it."""
+        execute, collector = self.component.execute, self._collector
+        before = [length() for length in self._lengths]
+        marks: list[list[int]] = [[] for _ in self._lengths]
+        notes = [(mark.append, length) for mark, length in zip(marks, self._lengths, strict=True)]
+        note, length = notes[0]
+        begin = lineage.rows - self._left
+        tup: Any = None
+        while True:
+            try:
+                if len(notes) == 1:
+                    for tup in chunk:
+                        execute(tup, collector)
+                        note(length())
+                else:
+                    for tup in chunk:
+                        execute(tup, collector)
+                        for note_, length_ in notes:
+                            note_(length_())
+                break
+            except Exception as error:  # user code may raise anything; the next tuple is another matter
+                self._fail_row(error, tup, lineage, begin + len(marks[0]))
+                for note_, length_ in notes:
+                    note_(length_())
+        groups = lineage.group_of_rows()[begin : begin + len(marks[0])]
+        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
+            if ends[-1] > start and buffer.origins is not None:
+                sets = np.repeat(groups, np.diff(ends, prepend=start))
+                buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
+
+    def _execute_as_one(self, tuples: list[Any], lineage: Lineage) -> None:
+        """All rows are one group, or nothing can be emitted: no need to note what comes of which."""
+        execute, collector = self.component.execute, self._collector
+        before = [length() for length in self._lengths]
+        chunk = iter(tuples)
+        tup: Any = None
+        while True:
+            try:
+                for tup in chunk:
+                    execute(tup, collector)
+                break
+            except Exception as error:  # user code may raise anything; the next tuple is another matter
+                row = lineage.rows - self._left + len(tuples) - length_hint(chunk) - 1
+                self._fail_row(error, tup, lineage, row)
+        for buffer, start in zip(self._buffers, before, strict=True):
+            rows = buffer.waiting()
+            if rows > start and buffer.origins is not None:
+                buffer.origins.add(lineages.of_groups(lineage, np.zeros(rows - start, np.int64)), rows)
+
+    def _ack_done(self, lineage: Lineage, count: int) -> None:
+        assert self.tracker is not None
+        done = int(np.searchsorted(lineage.ends, lineage.rows - self._left + count, "right"))
+        if done > self._groups_acked:
+            self.tracker.tally.add(lineage.entries(self._groups_acked, done))
+            self._groups_acked = done
+
+    def _fail_row(self, error: Exception, tup: Any, lineage: Lineage, row: int) -> None:
+        assert self.tracker is not None
+        blamed = blame(self.context.component, "execute", error, tup)
+        self.report(blamed)
+        group = int(np.searchsorted(lineage.ends, row, "right"))
+        entries = lineage.entries(group, group + 1)
+        self.tracker.fail(entries.first, entries.length, str(blamed))
+
+
+class RichExecutor(BoltExecutor[RichBolt]):
+    """Anchors, acks and fails are the bolt's own affair; what it raises fails the tuple."""
+
+    def _open(self, conf: Conf) -> None:
+        self._rows: Iterator[Tuple] = iter(())
+        self._collector = RichTupleCollector(self.context.component, self.outputs, self.stats, self.tracker)
+        self._guard("prepare", self.component.prepare, conf, self.context, self._collector)
+
+    def _tick(self) -> None:
+        self.component.execute(TICK)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        if self._lineage is None or self.tracker is None:
+            self._rows = self._tuples(batch)
+        else:
+            self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(batch, held=True))
+
+    def _work(self) -> int:
+        count = min(self._calls, self._left)
+        chunk = islice(self._rows, count)
+        execute = self.component.execute
+        tup: Tuple | None = None
+        while True:
+            try:
+                for tup in chunk:
+                    execute(tup)
+                return count
+            except Exception as error:  # user code may raise anything; the next tuple is another matter
+                blamed = blame(self.context.component, "execute", error, tup)
+                self.report(blamed)
+                assert tup is not None
+                self._collector.fail(tup, str(blamed))
+
+
+class BatchExecutor(BoltExecutor[BatchBolt]):
+    """A whole parcel at a time, acked when ``execute_batch`` returns and failed when it raises."""
+
+    def _open(self, conf: Conf) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._collector = BoltArrowCollector(self.context.component, self.outputs)
+        self._guard("prepare", self.component.prepare, conf, self.context)
+
+    def _tick(self) -> None:
+        self._collector.begin(None)
+        self.component.tick(self._collector)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def _work(self) -> int:
+        self._collector.begin(self._lineage)
+        try:
+            self.component.execute_batch(self._batch, self._source(), self._collector)
+        except Exception as error:  # user code may raise anything
+            blamed = blame(self.context.component, "execute_batch", error)
+            self.report(blamed)
+            self._fail_all(blamed)
+        self._ack_all()
+        self._batch = None
+        return self._left
+
+
+class SinkExecutor(BoltExecutor[TransactionalSink]):
+    """Exactly once a transaction is an epoch. Otherwise the task commits on its own every ``commit_interval``, and
+    acks what was in it."""
+
+    def _open(self, conf: Conf) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._epochs = self.context.delivery == "exactly_once"
+        self._unacked: list[Lineage] = []
+        self._failed = False
+        self.tokens: deque[tuple[int, Any]] = deque()
+        """⟨epoch, token⟩ of what is prepared and not known to be committed."""
+        if not self._epochs:
+            self.tick_interval = self.component.commit_interval
+        self._guard("prepare", self.component.prepare, conf, self.context)
+
+    def recover(self, tokens: Sequence[Any]) -> None:
+        self._guard("recover", self.component.recover, tokens)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def _work(self) -> int:
+        try:
+            self.component.write(self._batch, self._source())
+        except Exception as error:  # user code may raise anything
+            blamed = blame(self.context.component, "write", error)
+            self.report(blamed)
+            self._fail_all(blamed)
+        if self._lineage is not None:
+            self._unacked.append(self._lineage)
+        self._batch = None
+        return self._left
+
+    def _tick(self) -> None:
+        """Commit what was written since the last tick, other than exactly once."""
+        if self._epochs:
+            return
+        unacked, self._unacked = self._unacked, []
+        try:
+            token = self.component.prepare_commit(int(self._clock.now() * 1000))
+            if token is not None:
+                self.component.commit(token)
+        except Exception as error:  # the other system may answer with anything
+            blamed = blame(self.context.component, "commit", error)
+            self.report(blamed)
+            if self.tracker is not None:
+                for lineage in unacked:
+                    self.tracker.fail(lineage.first, lineage.length, str(blamed))
+            return
+        if self.tracker is not None:
+            for lineage in unacked:
+                self.tracker.tally.add(lineage.entries())
+
+    def epoch_ends(self, epoch: int) -> None:
+        """Prepare the epoch's transaction. What it raises ends the topology: the rows would be lost."""
+
+        def prepare() -> None:
+            token = self.component.prepare_commit(epoch)
+            if token is not None:
+                self.tokens.append((epoch, token))
+
+        self._guard("prepare_commit", prepare)
+
+    def publish(self, epoch: int) -> None:
+        """Commit all up to the epoch. Called from the thread that writes snapshots."""
+        while self.tokens and self.tokens[0][0] <= epoch:
+            self._guard("commit", self.component.commit, self.tokens[0][1])
+            self.tokens.popleft()
+
+    def close(self) -> None:
+        if not self._epochs:
+            self._tick()
+        super().close()
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*map(to_values, batch.columns), strict=True)
+
+
+def make_bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:
+    """The executor for a bolt of any form."""
+    forms: list[tuple[type[BaseBolt], type[BoltExecutor[Any]]]] = [
+        (BasicBolt, BasicExecutor),
+        (RichBolt, RichExecutor),
+        (BatchBolt, BatchExecutor),
+        (TransactionalSink, SinkExecutor),
+    ]
+    kind = next(executor for form, executor in forms if isinstance(bolt, form))
+    return kind(bolt, *args, **more)

@@ -1,0 +1,115 @@
+"""An executor runs one task's spout or bolt for a moment at a time.
+
+``run`` does at most about ``QUANTUM`` seconds of work and returns, so that the slot can look at its clock,
+send what is due and serve the other tasks. How many calls fit is learnt from how long they took.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from penstock.clock import Clock
+from penstock.metrics.stats import TaskStats
+from penstock.runtime.failures import blame
+from penstock.runtime.outputs import StreamOutput
+from penstock.runtime.tracking import Tracker
+from penstock.state.values import Cut
+from penstock.topology.components import Component, Conf, Context
+
+QUANTUM = 0.002  # seconds; the linger's order of magnitude: no more often is anything due
+_MOST_CALLS = 4096  # between two looks at the clock, however short the calls
+
+C = TypeVar("C", bound=Component)
+Report = Callable[[Exception], None]
+
+
+class Executor(ABC, Generic[C]):
+    """One task: its component's instance, what it has emitted, what it has counted."""
+
+    def __init__(
+        self,
+        component: C,
+        context: Context,
+        outputs: dict[str, StreamOutput],
+        stats: TaskStats,
+        clock: Clock,
+        tracker: Tracker | None,
+    ) -> None:
+        self.component, self.context, self.outputs, self.stats = component, context, outputs, stats
+        self.tracker = tracker
+        """The account for acks; None where they are not tracked."""
+        self._clock = clock
+        self._buffers = list(outputs.values())
+        self.waiting: Callable[[], int] = (
+            self._buffers[0].waiting if len(self._buffers) == 1 else self._count_waiting
+        )
+        """Rows emitted and not yet sent. Asked after every ``next_tuple``, hence the short way for one."""
+        self._calls = 16
+        self.report: Report = self._raise
+
+    @abstractmethod
+    def open(self, conf: Conf) -> None:
+        """Call the component's own ``open`` or ``prepare``."""
+
+    @abstractmethod
+    def run(self) -> bool:
+        """Work for a moment. False: there was nothing to do."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Call the component's own ``close`` or ``cleanup``."""
+
+    def flush(self, only_full: bool = False) -> None:
+        if only_full and self.tracker is not None and any(buffer.full() for buffer in self._buffers):
+            only_full = False  # acks wait until nothing waits: one full stream takes the others along
+        for buffer in self._buffers:
+            if not only_full or buffer.full():
+                buffer.flush()
+
+    # ---- state -----------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The task's name in manifests: other than its id it stays when components are added."""
+        return f"{self.context.component}/{self.context.index}"
+
+    def cut(self, full: bool) -> Cut:
+        """What changed in the task's state since the last cut."""
+        self._guard("before_snapshot", self.component.before_snapshot)
+        return self.context.state.cut(full)
+
+    def epoch_ends(self, epoch: int) -> None:
+        """The epoch's last tuple is done with and its state cut (exactly once)."""
+
+    def committed(self, epoch: int) -> None:
+        """The epoch is committed, and all before it."""
+        self._guard("after_commit", self.component.after_commit)
+
+    # ---- shared ----------------------------------------------------------------------------------------
+
+    def _count_waiting(self) -> int:
+        return sum(buffer.waiting() for buffer in self._buffers)
+
+    def _guard(self, call: str, function: Callable[..., None], *args: Any) -> None:
+        """Call user code; what it raises becomes an error that names the component."""
+        try:
+            function(*args)
+        except Exception as error:  # user code may raise anything
+            raise blame(self.context.component, call, error) from error
+
+    def _note_birth(self, born: float) -> None:
+        """What was just emitted stems from tuples that left their spout at ``born``."""
+        for buffer in self._buffers:
+            if buffer.waiting() and (buffer.born is None or buffer.born > born):
+                buffer.born = born
+
+    def _learn(self, calls: int, seconds: float) -> None:
+        self.stats.busy += seconds
+        fitting = int(calls * QUANTUM / seconds) if seconds > 0 else _MOST_CALLS
+        self._calls = max(1, min(_MOST_CALLS, fitting, self._calls * 4))
+
+    @staticmethod
+    def _raise(error: Exception) -> None:
+        raise error

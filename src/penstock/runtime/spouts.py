@@ -1,0 +1,163 @@
+"""Runs a spout: calls it while it may emit, and tells it what became of its messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.acking.pending import Pending
+from penstock.runtime.collectors import SpoutArrowCollector, SpoutTupleCollector
+from penstock.runtime.executor import Executor
+from penstock.runtime.failures import blame
+from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
+
+
+class SpoutExecutor(Executor[BaseSpout]):
+    """Calls ``next_tuple`` or ``next_batch`` while active and, at least once, while fewer than
+    ``max_pending`` tuples are on their way."""
+
+    def __init__(self, *args: Any, pending: Pending | None = None, max_pending: int = 0) -> None:
+        super().__init__(*args)
+        self.active = False
+        self.pending = pending
+        self._max_pending = max_pending
+        self._largest = 1
+        self._done: list[Any] = []
+        self._uncommitted: deque[tuple[int, list[Any]]] = deque()
+        self._next: Callable[[], None]
+        spout = type(self.component)
+        self._tells = spout.ack is not BaseSpout.ack or spout.ack_many is not BaseSpout.ack_many
+
+    def open(self, conf: Conf) -> None:
+        spout = self.component
+        if isinstance(spout, Spout):
+            tuples = SpoutTupleCollector(self.context.component, self.outputs)
+            self._next, self._done = spout.next_tuple, tuples.done
+            self._guard("open", spout.open, conf, self.context, tuples)
+        else:
+            assert isinstance(spout, BatchSpout)
+            batches = SpoutArrowCollector(self.context.component, self.outputs)
+            self._next, self._done = spout.next_batch, batches.done
+            self._guard("open", spout.open, conf, self.context, batches)
+
+    def activate(self) -> None:
+        if not self.active:
+            self._guard("activate", self.component.activate)
+            self.active = True
+
+    def deactivate(self) -> None:
+        if self.active:
+            self._guard("deactivate", self.component.deactivate)
+            self.active = False
+
+    @property
+    def room(self) -> int:
+        """How many tuples it may emit now. One call may emit many: it is made only if they would fit, or if
+        nothing at all is on its way."""
+        if not self.active:
+            return 0
+        if self.pending is None:
+            return 1 << 30
+        on_the_way = self.pending.count + self.waiting()
+        room = min(self._max_pending - on_the_way, self.pending.room)
+        return room if room >= self._largest or on_the_way == 0 else 0
+
+    def run(self) -> bool:
+        room = self.room
+        if room <= 0:
+            return False
+        before = rows = self.waiting()
+        calls = 0
+        born = self._clock.now()
+        started = self._clock.monotonic()
+        next_tuple, waiting, largest = self._next, self.waiting, self._largest
+        try:
+            for calls in range(1, self._calls + 1):  # noqa: B007 - the number of calls made is used below
+                next_tuple()
+                after = waiting()
+                if after == rows:
+                    break
+                if after - rows > largest:
+                    largest = after - rows
+                rows = after
+                if rows - before + largest > room:
+                    break
+        except Exception as error:  # user code may raise anything
+            self.report(blame(self.context.component, self._next.__name__, error))
+        self._largest = largest
+        self._learn(max(calls, 1), self._clock.monotonic() - started)
+        emitted = waiting() - before
+        if emitted:
+            self._note_birth(born)
+            self.stats.executed += emitted
+        if self._done and self.context.delivery == "at_most_once":
+            self._ack(self._take_done())  # a message is done when it is sent, as in Storm without ackers
+        return emitted > 0
+
+    def close(self) -> None:
+        self._guard("close", self.component.close)
+
+    # ---- at least once ---------------------------------------------------------------------------------
+
+    def settle(self, numbers: npt.NDArray[np.int64], failure: Failure | None) -> None:
+        """The acker says that these roots are complete, or have failed."""
+        assert self.pending is not None
+        ids, born = self.pending.resolve(numbers)
+        if failure is not None:
+            self._fail(ids, failure)
+            return
+        now = self._clock.monotonic()
+        self.stats.latency.record_many(now - born)
+        self._ack(ids)
+
+    def expire(self) -> None:
+        """Fail what has been on its way for too long."""
+        if self.pending is None:
+            return
+        at, now = self.pending.next_expiry(), self._clock.monotonic()
+        if at is not None and at <= now:
+            self._fail(self.pending.expire(now), Failure("", "not acked in time (setting message_timeout)"))
+
+    # ---- exactly once ----------------------------------------------------------------------------------
+
+    def epoch_ends(self, epoch: int) -> None:
+        if self._done:
+            self._uncommitted.append((epoch, self._take_done()))
+
+    def committed(self, epoch: int) -> None:
+        while self._uncommitted and self._uncommitted[0][0] <= epoch:
+            self._ack(self._uncommitted.popleft()[1])
+        super().committed(epoch)
+
+    # ---- the spout's own ack and fail --------------------------------------------------------------------
+
+    def _take_done(self) -> list[Any]:
+        done = self._done[:]
+        self._done.clear()
+        return done
+
+    def _ack(self, ids: Sequence[Any]) -> None:
+        self.stats.acked += len(ids)
+        if not self._tells or not ids:
+            return
+        spout = self.component
+        if type(spout).ack_many is not BaseSpout.ack_many:
+            self._tell("ack_many", spout.ack_many, ids)
+        else:
+            for msg_id in ids:
+                self._tell("ack", spout.ack, msg_id)
+
+    def _fail(self, ids: Sequence[Any], failure: Failure) -> None:
+        self.stats.failed += len(ids)
+        for msg_id in ids:
+            self._tell("fail", self.component.fail, msg_id, failure)
+
+    def _tell(self, call: str, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:  # user code may raise anything; the next message is another matter
+            self.report(blame(self.context.component, call, error))
