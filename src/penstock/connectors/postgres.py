@@ -25,6 +25,14 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # s between two attempts; doubled each time
 _COPY_ROWS = 65_536  # rows turned into text at a time: a few MB, far below Arrow's 2 GB for a column of strings
+_LOCK_TIMEOUT = 5000  # ms; a process that died may leave its locks behind for a moment
+_DEFAULTS = {  # where the dsn says nothing: a host that vanishes without a word is noticed within 15 s
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 15_000,
+}
 _LOCK = 0x70656E73746F636B  # "penstock": serialises the creation of tables, which IF NOT EXISTS does not
 
 
@@ -219,7 +227,7 @@ class PostgresSink(StagedSink):
         while True:
             try:
                 if self._connection is None:
-                    self._connection = self._psycopg.connect(self._dsn, autocommit=True)
+                    self._connection = self._new_connection()
                 return action(self._connection)
             except self._lost as error:
                 self._disconnect()
@@ -236,6 +244,14 @@ class PostgresSink(StagedSink):
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except self._psycopg.Error as error:
                 raise self._refused(error) from error
+
+    def _new_connection(self) -> psycopg.Connection:
+        from psycopg.conninfo import conninfo_to_dict
+
+        options: dict[str, Any] = {**_DEFAULTS, **conninfo_to_dict(self._dsn)}
+        connection = self._psycopg.connect(**options, autocommit=True)
+        connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT}")
+        return connection
 
     def _refused(self, error: psycopg.Error) -> ComponentError:
         """PostgreSQL's own account of what it did not take: its diagnosis has table, column and line."""

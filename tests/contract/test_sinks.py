@@ -1,0 +1,339 @@
+"""What every transactional sink promises, in one suite over all of them.
+
+A sink joins by a ``Target``: how to make an instance, as a new process would unpickle it; how an outsider reads
+what is visible; and the methods that make up its commit, so that the suite can crash between any two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+
+from penstock.errors import EnvironmentFault
+from penstock.testing.postgres import PostgresServer
+from penstock.topology.components import Context, Source, TransactionalSink
+
+Row = tuple[str, int]
+SOURCE = Source("words", "default", 7)
+
+
+class Target:
+    """An outside system with one place to write to."""
+
+    steps: tuple[str, ...] = ()
+    """The methods that ``commit`` goes through, in order."""
+
+    def __init__(self) -> None:
+        self.topology = f"t{uuid.uuid4().hex}"  # the targets of all tests share one server
+
+    def sink(self) -> TransactionalSink:
+        """An instance that writes to this place."""
+        module, kind, arguments, options = self.recipe()
+        sink: TransactionalSink = getattr(importlib.import_module(module), kind)(*arguments, **options)
+        return sink
+
+    def context(self, component: str, index: int, folder: str) -> Context:
+        return Context(
+            topology=self.topology,
+            component=component,
+            task=1 + index,
+            index=index,
+            tasks={component: (1, 2)},
+            folder=folder,
+        )
+
+    def recipe(self) -> list[Any]:
+        """Module, class, arguments and keywords: to make the same sink in another process."""
+        raise NotImplementedError
+
+    def visible(self) -> list[Row]:
+        """The rows any reader sees, sorted."""
+        raise NotImplementedError
+
+
+class ParquetTarget(Target):
+    steps = ("rename", "record")
+
+    def __init__(self, folder: str, partition_by: list[str] | None = None) -> None:
+        super().__init__()
+        self.folder, self.partition_by = folder, partition_by
+
+    def recipe(self) -> list[Any]:
+        return ["penstock.connectors.parquet", "ParquetSink", [self.folder], {"partition_by": self.partition_by}]
+
+    def visible(self) -> list[Row]:
+        found = pyarrow.dataset.dataset(self.folder, partitioning="hive" if self.partition_by else None)
+        if not found.files:
+            return []
+        table = found.to_table(columns=["word", "count"])
+        return sorted(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+
+class PostgresTarget(Target):
+    steps = ("published", "publish", "write_rows")
+
+    def __init__(self, server: PostgresServer, **options: Any) -> None:
+        super().__init__()
+        self.dsn, self.options = server.dsn, options
+        self.table = f"words_{uuid.uuid4().hex}"
+
+    def recipe(self) -> list[Any]:
+        return ["penstock.connectors.postgres", "PostgresSink", [self.dsn, self.table], self.options]
+
+    def visible(self) -> list[Row]:
+        import psycopg
+
+        with psycopg.connect(self.dsn) as connection:
+            if connection.execute("SELECT to_regclass(%s)", (self.table,)).fetchone() == (None,):
+                return []
+            rows = connection.execute(f'SELECT word, count FROM "{self.table}" ORDER BY word, count')
+            return [(word, count) for word, count in rows]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        server = PostgresServer()
+    except EnvironmentFault as fault:
+        pytest.skip(str(fault))
+    with server:
+        yield server
+
+
+@pytest.fixture(params=["parquet", "parquet_partitioned", "postgres", "postgres_upsert"])
+def target(request: pytest.FixtureRequest, tmp_path: Any) -> Target:
+    if request.param == "parquet":
+        return ParquetTarget(str(tmp_path / "out"))
+    if request.param == "parquet_partitioned":
+        return ParquetTarget(str(tmp_path / "out"), ["word"])
+    server = request.getfixturevalue("postgres")
+    if request.param == "postgres":
+        return PostgresTarget(server)
+    return PostgresTarget(server, mode="upsert", key=["word", "count"])
+
+
+@pytest.fixture
+def start(target: Target, tmp_path: Any) -> Iterator[Any]:
+    """Start a task of the sink as a new process would, with the tokens its manifest holds."""
+    started: list[TransactionalSink] = []
+
+    def make(*tokens: Any, index: int = 0, component: str = "sink", state: str = "state") -> TransactionalSink:
+        sink = target.sink()
+        folder = str(tmp_path / state / component / str(index)) if state else ""
+        sink.prepare({}, target.context(component, index, folder))
+        sink.recover(tokens)
+        started.append(sink)
+        return sink
+
+    yield make
+    for sink in started:
+        sink.cleanup()
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    words, counts = zip(*rows, strict=True)
+    return pa.record_batch([pa.array(words), pa.array(counts)], ["word", "count"])
+
+
+def prepared(sink: TransactionalSink, epoch: int, rows: list[Row]) -> Any:
+    """Write rows and prepare them; the token as it comes back from a manifest."""
+    sink.write(batch(rows), SOURCE)
+    return json.loads(json.dumps(sink.prepare_commit(epoch)))
+
+
+A: list[Row] = [("ant", 1), ("bee", 2)]
+B: list[Row] = [("ape", 3), ("bee", 4)]
+C: list[Row] = [("cat", 5)]
+
+
+def test_nothing_is_visible_before_commit(target: Target, start: Any) -> None:
+    sink = start()
+    sink.write(batch(A), SOURCE)
+    assert target.visible() == []
+    token = sink.prepare_commit(1)
+    assert target.visible() == []
+    sink.commit(token)
+    assert target.visible() == A
+
+
+def test_a_commit_repeated_does_nothing(target: Target, start: Any) -> None:
+    sink = start()
+    token = prepared(sink, 1, A)
+    sink.commit(token)
+    sink.commit(token)
+    assert target.visible() == A
+    start(token).commit(token)
+    assert target.visible() == A
+
+
+def test_an_epoch_without_rows_has_no_token(target: Target, start: Any) -> None:
+    sink = start()
+    assert sink.prepare_commit(1) is None
+    sink.write(batch(A).slice(0, 0), SOURCE)
+    assert sink.prepare_commit(2) is None
+    sink.commit(prepared(sink, 3, A))
+    assert sink.prepare_commit(4) is None
+    assert target.visible() == A
+
+
+def test_recovery_commits_what_the_manifest_holds_and_drops_the_rest(target: Target, start: Any) -> None:
+    first = start()
+    kept = prepared(first, 1, A)
+    prepared(first, 2, B)  # not in the manifest
+    first.write(batch(C), SOURCE)  # not even prepared
+    second = start(kept)
+    assert target.visible() == A
+    second.commit(prepared(second, 2, C))
+    assert target.visible() == sorted(A + C)
+
+
+def test_recovery_with_nothing_in_the_manifest_drops_everything(target: Target, start: Any) -> None:
+    dropped = prepared(start(), 1, A)
+    sink = start()
+    assert target.visible() == []
+    sink.commit(prepared(sink, 1, B))
+    assert target.visible() == B
+    assert dropped is not None
+
+
+def test_epochs_prepared_ahead_are_committed_in_order(target: Target, start: Any) -> None:
+    sink = start()
+    tokens = [prepared(sink, epoch, rows) for epoch, rows in ((1, A), (2, B), (3, C))]
+    for token, expected in zip(tokens, (A, A + B, A + B + C), strict=True):
+        sink.commit(token)
+        assert target.visible() == sorted(expected)
+
+
+def test_recovery_of_several_epochs_commits_each_once(target: Target, start: Any) -> None:
+    sink = start()
+    tokens = [prepared(sink, epoch, rows) for epoch, rows in ((1, A), (2, B), (3, C))]
+    sink.commit(tokens[0])
+    start(tokens[2], tokens[0], tokens[1])
+    assert target.visible() == sorted(A + B + C)
+    start(*tokens)
+    assert target.visible() == sorted(A + B + C)
+
+
+def test_tasks_do_not_disturb_each_other(target: Target, start: Any) -> None:
+    one, two = start(index=0), start(index=1)
+    named_alike = start(index=0, component="sink-0")  # 'sink-0' task 0 against 'sink' task 0
+    first, second, third = prepared(one, 1, A), prepared(two, 1, B), prepared(named_alike, 1, C)
+    one = start(index=0)  # recovers, and drops its own
+    assert target.visible() == []
+    two.commit(second)
+    named_alike.commit(third)
+    assert target.visible() == sorted(B + C)
+    one.commit(prepared(one, 1, A))
+    assert target.visible() == sorted(A + B + C)
+    assert first["rows"] == 2
+
+
+def test_a_run_from_scratch_counts_epochs_anew_and_adds_to_the_old(target: Target, start: Any) -> None:
+    old = start(state="old")
+    for epoch in (1, 2, 3):
+        old.commit(prepared(old, epoch, [("old", epoch)]))
+    new = start(state="new")
+    for epoch in (1, 2):
+        new.commit(prepared(new, epoch, [("new", epoch)]))
+    assert target.visible() == [("new", 1), ("new", 2), ("old", 1), ("old", 2), ("old", 3)]
+
+
+def test_a_process_that_counts_from_one_again_loses_nothing(target: Target, start: Any) -> None:
+    """At least once each process counts its own commits, and the folder stays."""
+    for n in range(3):
+        sink = start()
+        for epoch in (1, 2):
+            sink.commit(prepared(sink, epoch, [("w", 10 * n + epoch)]))
+    assert target.visible() == [("w", n) for n in (1, 2, 11, 12, 21, 22)]
+
+
+def test_without_a_folder_a_task_commits_all_the_same(target: Target, start: Any) -> None:
+    """At most once: nothing survives the process, and nothing has to."""
+    for n in range(2):
+        sink = start(state="")
+        for k in (1, 2, 3):
+            sink.commit(prepared(sink, k, [("w", 10 * n + k)]))
+    assert target.visible() == [("w", n) for n in (1, 2, 3, 11, 12, 13)]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_crash_in_any_gap_of_commit_and_recovery_publish_once(
+    target: Target, start: Any, step: int, after: bool
+) -> None:
+    if step >= len(target.steps):
+        pytest.skip("this commit has fewer steps")
+    sink = start()
+    sink.commit(prepared(sink, 1, A))
+    token = prepared(sink, 2, B)
+    prepared(sink, 3, C)
+    crash_at(sink, target.steps[step], after)
+    with pytest.raises(Crash):
+        sink.commit(token)
+    again = start(token)
+    assert target.visible() == sorted(A + B)
+    again.commit(prepared(again, 3, C))
+    start(token).commit(token)
+    assert target.visible() == sorted(A + B + C)
+
+
+def test_a_crash_while_recovering_is_recovered_from(target: Target, start: Any, tmp_path: Any) -> None:
+    sink = start()
+    tokens = [prepared(sink, 1, A), prepared(sink, 2, B)]
+    for step in target.steps:
+        halted = target.sink()
+        crash_at(halted, step, after=True)
+        halted.prepare({}, target.context("sink", 0, str(tmp_path / "state" / "sink" / "0")))
+        with pytest.raises(Crash):
+            halted.recover(tokens)
+    start(*tokens)
+    assert target.visible() == sorted(A + B)
+
+
+def test_a_process_killed_anywhere_loses_and_doubles_nothing(target: Target, tmp_path: Any) -> None:
+    """A real process with a real kill -9, many times: its manifests say what must be there."""
+    manifest = tmp_path / "manifest.json"
+    folder = str(tmp_path / "state")
+    job = {"recipe": target.recipe(), "topology": target.topology, "folder": folder, "manifest": str(manifest)}
+    draw = random.Random(5)
+    for _ in range(6):
+        command = [sys.executable, "-m", "tests.contract.sink_process", json.dumps(job)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(draw.randrange(3, 40)):
+                assert process.stdout.readline(), "the process ended by itself"
+            process.send_signal(signal.SIGKILL)
+    state = json.loads(manifest.read_text())
+    sink = target.sink()
+    sink.prepare({}, target.context("sink", 0, folder))
+    sink.recover(state["tokens"])
+    sink.cleanup()
+    assert state["position"] > 20
+    assert target.visible() == sorted((f"w{n % 3}", n) for n in range(state["position"]))
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_at(sink: Any, step: str, after: bool) -> None:
+    """Let the process end before or after the next call of a method."""
+    method = getattr(sink, step)
+
+    def crash(*arguments: Any) -> None:
+        if after:
+            method(*arguments)
+        raise Crash
+
+    setattr(sink, step, crash)
