@@ -1,0 +1,143 @@
+"""Lines of files, in blocks, with the place in its file that each line came from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+BLOCK = 1 << 20  # bytes read at a time: past 1 MB a larger block is no faster
+_NEWLINE = 10
+
+_log = logging.getLogger(__name__)
+
+
+def split_lines(data: bytes) -> pa.Array:
+    """The lines of a block that ends with a newline, as a column of texts without their line ends. Bytes that are
+    not UTF-8 become the replacement character."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            data = data.decode("utf-8", "replace").encode()  # a newline is never part of a broken character
+    offsets = np.concatenate(([0], _line_ends(data))).astype(np.int32)
+    whole = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
+    return pc.ascii_rtrim(whole, "\r\n")
+
+
+def _line_ends(data: bytes) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+
+
+class LineFile:
+    """One file, read from an offset on in blocks of whole lines."""
+
+    def __init__(self, path: str, offset: int, follow: bool) -> None:
+        self.path, self.offset = path, offset
+        self._follow = follow
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - open for as long as the spout is
+
+    def read(self) -> tuple[int, bytes]:
+        """Where a block begins, and its bytes: whole lines, each with its newline. Empty at the end. A last line
+        without a newline counts as whole, unless the file is followed: then it waits for the rest."""
+        if self._follow and os.fstat(self._file.fileno()).st_size < self.offset:
+            _log.warning("%s got shorter: reading it from its beginning", self.path)
+            self.offset = 0
+        size = BLOCK
+        while True:
+            data = os.pread(self._file.fileno(), size, self.offset)
+            end = data.rfind(b"\n") + 1
+            if end or len(data) < size:
+                break
+            size *= 4  # a line longer than the block
+        begin = self.offset
+        if not end and data and not self._follow:
+            self.offset += len(data)
+            return begin, data + b"\n"
+        self.offset += end
+        return begin, data[:end]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass
+class _Block:
+    path: str
+    first: int  # number of its first line
+    starts: npt.NDArray[np.int64]  # of each line, in the file
+    lines: pa.Array
+
+
+class LineReader:
+    """The lines of several files, one file after the other, numbered from 0 in the order they are read. Lines stay
+    in memory until ``forget``."""
+
+    def __init__(self, paths: Sequence[str], positions: Mapping[str, int], *, at_end: bool, follow: bool) -> None:
+        """``positions`` says where to begin in a file; in others at the start, or with ``at_end`` at the end."""
+        self._files = [
+            LineFile(path, positions.get(path, os.path.getsize(path) if at_end else 0), follow) for path in paths
+        ]
+        self._follow = follow
+        self._turn = 0  # the file to read next
+        self._blocks: deque[_Block] = deque()
+        self._loaded = 0  # lines in blocks so far
+        self._next = 0  # number of the next line to hand out
+
+    def read(self, limit: int) -> tuple[int, pa.Array]:
+        """The number of the first line, and up to ``limit`` lines; none when there are no more now."""
+        if self._next == self._loaded:
+            self._load()
+        if self._next == self._loaded:
+            return self._next, pa.array([], pa.string())
+        block = self._blocks[-1]
+        begin = self._next - block.first
+        lines = block.lines.slice(begin, limit)
+        first, self._next = self._next, self._next + len(lines)
+        return first, lines
+
+    def line(self, number: int) -> str:
+        """A line that was read and is not forgotten."""
+        block = next(block for block in reversed(self._blocks) if block.first <= number)
+        text: str = block.lines[number - block.first].as_py()
+        return text
+
+    def positions(self, done: int | None = None) -> dict[str, int]:
+        """Where to begin in each file when all lines below the number ``done`` are done with; without it, all that
+        were handed out."""
+        mark = self._next if done is None else done
+        found = {file.path: file.offset for file in self._files}
+        for block in reversed(self._blocks):
+            index = max(mark - block.first, 0)
+            if index < len(block.starts):
+                found[block.path] = int(block.starts[index])
+        return found
+
+    def forget(self, done: int) -> None:
+        """Lines below this number are not asked for again."""
+        while self._blocks and self._blocks[0].first + len(self._blocks[0].starts) <= done:
+            self._blocks.popleft()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _load(self) -> None:
+        """Read a block of the file whose turn it is; of a later one if it is at its end."""
+        for _ in self._files:
+            file = self._files[self._turn]
+            begin, data = file.read()
+            if data:
+                ends = _line_ends(data)
+                starts = begin + np.concatenate(([0], ends[:-1]))
+                self._blocks.append(_Block(file.path, self._loaded, starts, split_lines(data)))
+                self._loaded += len(ends)
+                return
+            self._turn = (self._turn + 1) % len(self._files)

@@ -1,0 +1,231 @@
+"""FileSpout and FileEden: lines, positions, levels of delivery, growing files."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.connectors import lines as lines_module
+from penstock.connectors.files import FileEden, FileSpout
+from penstock.connectors.lines import split_lines
+from penstock.errors import EnvironmentFault, SettingError
+from penstock.state.values import TaskState
+from penstock.topology.components import Context, Failure
+from penstock.topology.streams import OutputDeclarer
+
+
+class Collected:
+    def __init__(self):
+        self.lines = []
+        self.ids = []
+
+    def emit_batch(self, columns, stream="default", msg_ids=None):
+        [column] = columns
+        found = column if isinstance(column, list) else column.to_pylist()
+        self.lines += found
+        self.ids += msg_ids if msg_ids is not None else [None] * len(found)
+
+    def take(self):
+        taken = list(zip(self.ids, self.lines, strict=True))
+        self.lines, self.ids = [], []
+        return taken
+
+
+def context(index=0, tasks=1, delivery="at_most_once", state=None, folder=""):
+    ids = {"lines": tuple(range(1, tasks + 1))}
+    return Context(
+        "t",
+        "lines",
+        index + 1,
+        index,
+        ids,
+        delivery=delivery,
+        state=TaskState() if state is None else state,
+        folder=str(folder),
+    )
+
+
+def opened(spout, **kwargs):
+    out = Collected()
+    spout.open({}, context(**kwargs), out)
+    spout.activate()
+    return spout, out
+
+
+def run(spout, out):
+    """Until a turn emits nothing."""
+    taken = []
+    while True:
+        spout.next_batch()
+        new = out.take()
+        if not new:
+            return taken
+        taken += new
+
+
+def restored(state):
+    """A new process's state: what the old one's snapshot held."""
+    fresh = TaskState()
+    fresh.restore({name: [data] for name, (_, _, data) in state.cut(full=True).encode().items()})
+    return fresh
+
+
+def texts(taken):
+    return [text for _, text in taken]
+
+
+def test_lines_of_every_kind(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("one\r\n\ntwo ü\n".encode() + b"bad \xe2\xff\nlast")
+    spout, out = opened(FileSpout(str(path)))
+    assert texts(run(spout, out)) == ["one", "", "two ü", "bad \ufffd\ufffd", "last"]
+    spout.close()
+
+
+def test_declares_one_text_field(tmp_path):
+    declarer = OutputDeclarer("lines")
+    FileSpout("x", fields=("sentence",)).declare_output_fields(declarer)
+    assert str(declarer.streams["default"].fields[0].type) == "string"
+    assert declarer.streams["default"].field_names == ("sentence",)
+
+
+def test_split_lines_matches_python(tmp_path):
+    data = b"".join(b"%d\n" % number for number in range(10_000))
+    assert split_lines(data).to_pylist() == data.decode().splitlines()
+
+
+def test_a_line_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines_module, "BLOCK", 8)
+    path = tmp_path / "a.txt"
+    path.write_text("short\n" + "x" * 100 + "\nend\n")
+    spout, out = opened(FileSpout(str(path)))
+    assert texts(run(spout, out)) == ["short", "x" * 100, "end"]
+
+
+def test_files_are_spread_over_tasks(tmp_path):
+    for name in "dbace":
+        (tmp_path / f"{name}.txt").write_text(f"{name}1\n{name}2\n")
+    shares = []
+    for index in range(2):
+        spout, out = opened(FileSpout(str(tmp_path / "*.txt")), index=index, tasks=2)
+        shares.append(texts(run(spout, out)))
+    assert shares == [["a1", "a2", "c1", "c2", "e1", "e2"], ["b1", "b2", "d1", "d2"]]
+
+
+def test_more_tasks_than_files(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n")
+    spout, out = opened(FileSpout(str(tmp_path / "a.txt")), index=1, tasks=2)
+    assert run(spout, out) == []
+    spout.before_snapshot()
+
+
+def test_follow_waits_for_whole_lines(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntw")
+    spout, out = opened(FileSpout(str(path), follow=True))
+    assert texts(run(spout, out)) == ["one"]
+    with path.open("a") as file:
+        file.write("o\nthree\n")
+    assert texts(run(spout, out)) == ["two", "three"]
+    path.write_text("new\n")  # rotated
+    assert texts(run(spout, out)) == ["new"]
+
+
+def test_start_at_the_end(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old\n")
+    spout, out = opened(FileSpout(str(path), start="end", follow=True))
+    assert run(spout, out) == []
+    with path.open("a") as file:
+        file.write("new\n")
+    assert texts(run(spout, out)) == ["new"]
+
+
+def test_exactly_once_the_read_position_is_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines_module, "BLOCK", 30)
+    (tmp_path / "a.txt").write_text("".join(f"a{n}\n" for n in range(40)))
+    (tmp_path / "b.txt").write_text("".join(f"b{n}\n" for n in range(40)))
+    expected = [f"{name}{n}" for name in "ab" for n in range(40)]
+    for turns in (0, 1, 3, 9):
+        state = TaskState()
+        spout, out = opened(FileSpout(str(tmp_path / "*.txt")), delivery="exactly_once", state=state)
+        for _ in range(turns):
+            spout.next_batch()
+        first = out.take()
+        assert all(id is None for id, _ in first)
+        spout.before_snapshot()
+        second, out = opened(FileSpout(str(tmp_path / "*.txt")), delivery="exactly_once", state=restored(state))
+        assert texts(first) + texts(run(second, out)) == expected
+
+
+def test_at_least_once_the_first_unacked_line_is_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines_module, "BLOCK", 30)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(20)))
+    state = TaskState()
+    spout, out = opened(FileSpout(str(tmp_path / "*.txt")), delivery="at_least_once", state=state)
+    taken = run(spout, out)
+    assert [id for id, _ in taken] == list(range(40))
+    spout.ack_many([id for id, text in taken if text not in ("a13", "b3")])
+    spout.before_snapshot()
+    second, out = opened(
+        FileSpout(str(tmp_path / "*.txt")), delivery="at_least_once", state=(later := restored(state))
+    )
+    again = run(second, out)
+    assert texts(again) == [f"a{n}" for n in range(13, 20)] + [f"b{n}" for n in range(20)]
+    second.ack_many([id for id, text in again if text != "b3"])
+    second.before_snapshot()
+    third, out = opened(FileSpout(str(tmp_path / "*.txt")), delivery="at_least_once", state=restored(later))
+    assert texts(run(third, out)) == [f"b{n}" for n in range(3, 20)]
+
+
+def test_a_failed_line_comes_again_a_bounded_number_of_times(tmp_path, caplog):
+    path = tmp_path / "a.txt"
+    path.write_text("good\nbad\n")
+    state = TaskState()
+    spout, out = opened(FileSpout(str(path), max_attempts=3), delivery="at_least_once", state=state)
+    (good, _), (bad, _) = run(spout, out)
+    spout.ack(good)
+    for _ in range(2):
+        spout.fail(bad, Failure("split", "boom"))
+        assert run(spout, out) == [(bad, "bad")]
+    spout.fail(bad, Failure("split", "boom"))
+    assert run(spout, out) == []
+    assert "component 'lines': line given up after 3 attempts (split: boom): bad" in caplog.text
+    spout.before_snapshot()
+    assert state.value("positions").value == {str(path): 9}
+
+
+def test_late_acks_and_fails_change_nothing(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("x\ny\n")
+    spout, out = opened(FileSpout(str(path)), delivery="at_least_once")
+    (x, _), (y, _) = run(spout, out)
+    spout.fail(x, Failure("", "timed out"))
+    spout.ack_many([x, y])
+    spout.fail(y, Failure("", "timed out"))
+    assert run(spout, out) == []
+
+
+def test_errors_have_a_way_out(tmp_path):
+    with pytest.raises(SettingError, match=r"FileSpout\(start\): must be begin or end; got 'middle'"):
+        FileSpout("x", start="middle")
+    with pytest.raises(SettingError, match=r"a line is one field; got 2 fields. Split lines in a bolt."):
+        FileSpout("x", fields=("a", "b"))
+    with pytest.raises(EnvironmentFault, match=r"component 'lines', FileSpout: the files must be there .* Check"):
+        opened(FileSpout(str(tmp_path / "none-*.txt")))
+
+
+def test_file_eden_stores_its_position(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a\nb\nc\nd\n")
+    eden = FileEden(str(path))
+    eden.open({}, context(delivery="at_least_once", folder=tmp_path / "task"))
+    first = eden.read(3)
+    assert [values for _, values in first] == [("a",), ("b",), ("c",)]
+    eden.done([first[0][0], first[2][0]])
+    eden.before_snapshot()
+    eden.close()
+    eden.open({}, context(delivery="at_least_once", folder=tmp_path / "task"))
+    assert [values for _, values in eden.read(10)] == [("b",), ("c",), ("d",)]
+    assert eden.read(10) == []
+    eden.close()
