@@ -145,8 +145,8 @@ def clear_later(store: StateStore, epoch: int) -> None:
 
 
 def prune(store: StateStore, keep: int = 2) -> None:
-    """Keep the newest ``keep`` manifests that can be read and the snapshot files they need; remove the rest. A file
-    of an epoch after the newest manifest stays: its manifest may be about to be written."""
+    """Keep the newest ``keep`` manifests that can be read and the snapshot files they need; remove the rest. A
+    file of an epoch after the newest manifest stays: its manifest may be about to be written."""
     kept: list[Manifest] = []
     for manifest in _readable(store, epochs(store)):
         kept.append(manifest)
@@ -164,8 +164,8 @@ def prune(store: StateStore, keep: int = 2) -> None:
 
 
 def copy(source: StateStore, manifest: Manifest, target: StateStore) -> None:
-    """A savepoint: the manifest and the files it needs, so that ``target`` stands alone. Every part is checked as it
-    is read and again in the target; the manifest comes last. ``SnapshotCorrupt`` where a part is not whole."""
+    """A savepoint: the manifest and the files it needs, so that ``target`` stands alone. Every part is checked as
+    it is read and again in the target; the manifest comes last. ``SnapshotCorrupt`` where a part is not whole."""
     for file, parts in manifest.files.items():
         data = source.read(file)
         _check_all(source, parts, data)
@@ -176,7 +176,7 @@ def copy(source: StateStore, manifest: Manifest, target: StateStore) -> None:
 
 def claim(store: StateStore) -> int:
     """Become the one who writes to this store: a number higher than any before. Whoever held it finds out by
-    ``still_mine``. Also removes what crashed writers left half written."""
+    ``still_mine``. Also removes manifests and snapshots that were left half written."""
     while True:
         number = max(_generations(store), default=0) + 1
         if not store.create(_generation(number), b""):
@@ -188,7 +188,8 @@ def claim(store: StateStore) -> int:
     for older in held:
         if older < number:
             store.remove(_generation(older))
-    store.sweep()
+    for folder in (SNAPSHOTS, FOLDER):  # not where others may just be claiming
+        store.sweep(folder)
     return number
 
 

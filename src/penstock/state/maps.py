@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABCMeta
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from functools import partial
 from itertools import repeat
@@ -63,7 +64,8 @@ class MapState(MutableMapping[Any, Any]):
             "__getitem__": staticmethod(fresh.__getitem__),
             "__setitem__": staticmethod(partial(operator.setitem, fresh)),
         }
-        self: MapState = MutableMapping.__new__(type(cls)(cls.__name__, (cls,), bound))
+        kind: Any = ABCMeta(cls.__name__, (cls,), bound)
+        self: MapState = object.__new__(kind)
         self._fresh, self._settled = fresh, settled
         return self
 
@@ -95,7 +97,7 @@ class MapState(MutableMapping[Any, Any]):
 
     def __reversed__(self) -> Iterator[Any]:
         self._settle()
-        return reversed(self._settled)
+        yield from reversed(self._settled)
 
     def __len__(self) -> int:
         self._settle()
@@ -110,7 +112,7 @@ class MapState(MutableMapping[Any, Any]):
     def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
         return self.copy() | dict(other)
 
-    def __ior__(self, other: Any) -> MapState:
+    def __ior__(self, other: Any) -> MapState:  # type: ignore[misc] # as in a dict, it takes pairs too
         self._fresh.update(other)
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,7 @@ class StateStore:
                     self._files.pipe_file(path, data, mode="create")
                     return True
                 with _temporary(path, data) as temporary:
-                    os.link(temporary, path)  # unlike a rename, a link refuses a name that is taken
+                    _link(temporary, path)
                     os.unlink(temporary)
             except FileExistsError:
                 return False
@@ -127,9 +128,9 @@ class StateStore:
             else:
                 self._files.rm_file(path)
 
-    def sweep(self) -> None:
-        """Remove what crashed writers left half written. Whoever still writes here sees its write fail."""
-        for name in filter(_is_temporary, self._names("")):
+    def sweep(self, folder: str) -> None:
+        """Remove what crashed writers left half written in a folder. A write still going on there fails."""
+        for name in filter(_is_temporary, self._names(f"{folder}/")):
             with self._errors("remove", name), contextlib.suppress(FileNotFoundError):
                 if self._local:
                     os.unlink(f"{self._root}/{name}")
@@ -139,6 +140,7 @@ class StateStore:
     def _names(self, prefix: str) -> Iterator[str]:
         folder = prefix.rpartition("/")[0]
         root = self._path(folder) if folder else self._root
+        found: list[str] = []
         with self._errors("list", prefix):
             if self._local:
                 found = [f"{base}/{file}" for base, _, files in os.walk(root) for file in files]
@@ -189,6 +191,20 @@ def _temporary(path: str, data: bytes) -> Iterator[str]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _link(temporary: str, path: str) -> None:
+    """Give a file its name; unlike a rename it refuses one that is taken."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        # Mounted buckets and FAT have no hard links. Exclusive still, though a crash may leave it half written.
+        with open(temporary, "rb") as source, open(path, "xb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
 
 
 def _make_folder(folder: str) -> None:

@@ -1,0 +1,203 @@
+"""Whatever is done to a state, what is restored from any cut is what a plain dict held at that moment."""
+
+import copy
+import tempfile
+import uuid
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.state.manifest import Manifest, TaskEntry, epochs, newest, prune
+from penstock.state.snapshots import SnapshotWriter, read_parts, snapshot_name
+from penstock.state.store import StateStore
+from penstock.state.values import TaskState
+
+keys = st.one_of(st.integers(-2, 8), st.text("ab", max_size=2), st.tuples(st.integers(0, 2)), st.none())
+plain = st.one_of(st.integers(), st.floats(allow_nan=False), st.text(max_size=3), st.binary(max_size=3), st.none())
+values = st.one_of(plain, st.tuples(plain, plain), st.lists(plain, max_size=3))
+pairs = st.lists(st.tuples(keys, values), max_size=6)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), keys, values),
+        st.tuples(st.sampled_from(["delete", "pop", "get", "append"]), keys),
+        st.tuples(st.just("setdefault"), keys, values),
+        st.tuples(st.sampled_from(["update", "ior", "update_columns"]), pairs),
+        st.tuples(st.sampled_from(["popitem", "clear", "len", "list"])),
+        st.tuples(st.just("fill"), st.integers(0, 30)),
+        st.tuples(st.just("value"), values),
+        st.tuples(st.just("cut"), st.booleans()),
+        st.tuples(st.just("fail")),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=40,
+)
+
+
+def do(things, step):
+    """One step on a map or a dict; what it gave, an error included."""
+    name, *rest = step
+    try:
+        match name, *rest:
+            case "set", key, value:
+                things[key] = copy.deepcopy(value)
+            case "append", key:
+                things[key].append(1)
+                things[key] = things[key]  # assigned back, as the contract asks
+            case "delete", key:
+                del things[key]
+            case "pop", key:
+                return things.pop(key)
+            case "get", key:
+                return things.get(key, "none"), key in things, things[key]
+            case "setdefault", key, value:
+                return copy.deepcopy(things.setdefault(key, copy.deepcopy(value)))
+            case "update", items:
+                things.update(copy.deepcopy(items))
+            case "ior", items:
+                things |= dict(copy.deepcopy(items))
+            case "update_columns", items if not isinstance(things, dict):
+                items = copy.deepcopy(items)
+                things.update_columns([key for key, _ in items], [value for _, value in items])
+            case "update_columns", items:
+                things.update(copy.deepcopy(items))
+            case ("popitem",):
+                return things.popitem()
+            case ("clear",):
+                things.clear()
+            case ("len",):
+                return len(things)
+            case ("list",):
+                return list(things), copy.deepcopy(list(things.values()))
+            case "fill", count:
+                things.update((number, number) for number in range(count))
+    except (KeyError, AttributeError) as error:
+        return type(error)
+    return None
+
+
+class Broken(StateStore):
+    """A store that fails its next write on demand."""
+
+    fails = False
+
+    def write(self, name, data):
+        if self.fails:
+            self.fails = False
+            raise OSError("no space")
+        super().write(name, data)
+
+
+@pytest.mark.parametrize("where", ["memory", "local"])
+@given(steps=steps)
+def test_a_restore_from_any_cut_equals_a_dict_of_that_time(where, steps):
+    with tempfile.TemporaryDirectory() as folder:
+        store = Broken(folder if where == "local" else f"memory://{uuid.uuid4().hex}")
+        writer, state, expected, value = SnapshotWriter(store), TaskState(), {}, "default"
+        committed, epoch = [], 0
+        for step in steps:
+            match step:
+                case "value", value:
+                    state.value("value", "default").value = value
+                case ("fail",):
+                    store.fails = True
+                case "cut", full:
+                    epoch += 1
+                    cut = state.cut(full or writer.broken)
+                    try:
+                        chains = writer.write(snapshot_name(epoch, 1, 0, 0), {"task/0": cut})
+                    except OSError:
+                        continue
+                    committed.append((chains, copy.deepcopy(expected), value))
+                case ("restart",):
+                    chains, expected, value = copy.deepcopy(committed[-1]) if committed else ({}, {}, "default")
+                    state, writer = TaskState(), SnapshotWriter(store)
+                    state.restore(read_parts(store, chains).get("task/0", {}))
+                    writer.adopt(chains)
+                case _:
+                    assert do(state.map("map"), step) == do(expected, step)
+            if "map" in state._states:  # one that was restored and not asked for is kept as well
+                assert state.map("map") == expected
+        for chains, then, value_then in committed:
+            again = TaskState()
+            again.restore(read_parts(store, chains).get("task/0", {}))
+            assert again.map("map") == then
+            assert all(type(again.map("map")[key]) is type(then[key]) for key in then)
+            assert again.value("value", "default").value == value_then
+
+
+@given(steps=steps)
+def test_a_map_keeps_the_order_of_a_dict(steps):
+    state, expected = TaskState(), {}
+    for step in steps:
+        if step[0] == "cut":
+            state.cut(step[1])
+        assert do(state.map("map"), step) == do(expected, step)
+    assert list(state.map("map").items()) == list(expected.items())
+
+
+@given(steps=steps, later=steps)
+def test_nothing_done_after_a_cut_is_in_it(steps, later):
+    state, expected = TaskState(), {}
+    for step in steps:
+        do(state.map("map"), step)
+        do(expected, step)
+    cut = state.cut(full=True)
+    for step in later:
+        do(state.map("map"), step)
+        for changing in filter(lambda kept: isinstance(kept, list), state.map("map").values()):
+            changing.append("later")
+        if step[0] == "cut":
+            state.cut(step[1])
+    again = TaskState()
+    again.restore({name: [data] for name, (_, _, data) in cut.encode().items()})
+    assert again.map("map") == expected
+
+
+@given(
+    batches=st.lists(
+        st.lists(st.tuples(st.text("abc", max_size=1), st.integers(-(2**63), 2**63 - 1)), max_size=20), max_size=5
+    ),
+    arrow=st.booleans(),
+)
+def test_columns_add_up(batches, arrow):
+    counts, expected = TaskState().map("counts", default=0), {}
+    for batch in batches:
+        names, amounts = [name for name, _ in batch], [amount for _, amount in batch]
+        for name, amount in batch:
+            expected[name] = expected.get(name, 0) + amount
+        if arrow:
+            counts.add_columns(pa.array(names, pa.string()), pa.array(amounts, pa.int64()))
+        else:
+            counts.add_columns(names, amounts)
+        assert counts.get_columns(list("abc")) == [expected.get(name, 0) for name in "abc"]
+    assert counts == expected
+
+
+@given(fulls=st.lists(st.booleans(), min_size=1, max_size=12), keep=st.integers(1, 4))
+def test_pruning_never_removes_what_a_kept_manifest_needs(fulls, keep):
+    store = StateStore(f"memory://{uuid.uuid4().hex}")
+    writer, state = SnapshotWriter(store), TaskState()
+    counts = state.map("counts", default=0)
+    counts.update((number, 0) for number in range(20))
+    for epoch, full in enumerate(fulls, 1):
+        counts[epoch] += 1
+        parts = writer.write(snapshot_name(epoch, 1, 0, 0), {"count/0": state.cut(full)})["count/0"]
+        prune(store, keep)  # with a snapshot under way
+        Manifest("t", epoch, "exactly_once", 1, 0.0, {"count/0": TaskEntry(parts)}, {"count": 1}).write(store)
+        prune(store, keep)
+        assert epochs(store) == list(range(max(1, epoch - keep + 1), epoch + 1))
+        before = None
+        while (manifest := newest(store, before)) is not None:
+            restored = TaskState()
+            restored.restore(read_parts(store, manifest.chains)["count/0"])
+            assert sum(restored.map("counts").values()) == manifest.epoch
+            before = manifest.epoch
+        needed = {
+            file
+            for each in epochs(store)
+            for file in Manifest.read(store, f"manifests/epoch-{each:012d}.json").files
+        }
+        assert set(store.list("snapshots/")) == needed

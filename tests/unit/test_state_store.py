@@ -1,0 +1,186 @@
+"""The store: files are there whole or not at all, names are given once, errors of the disk are ours."""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import pickle
+import subprocess
+import threading
+import uuid
+
+import pytest
+
+from penstock.errors import StateError
+from penstock.state.store import TEMPORARY, StateStore, is_missing
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request, tmp_path):
+    return StateStore(str(tmp_path / "state") if request.param == "local" else f"memory://{uuid.uuid4().hex}")
+
+
+def test_what_is_written_is_read(store):
+    store.write("a/b.bin", b"0123456789")
+    assert store.read("a/b.bin") == b"0123456789"
+    assert store.read("a/b.bin", 3, 4) == b"3456"
+    assert store.read("a/b.bin", 8, 10) == b"89"
+    assert store.read("a/b.bin", 4) == b"456789"
+    assert store.read("a/b.bin", 0, 0) == b""
+    store.write("a/b.bin", b"new")
+    assert store.read("a/b.bin") == b"new"
+
+
+def test_only_one_creates(store):
+    assert store.create("lock", b"first") is True
+    assert store.create("lock", b"second") is False
+    assert store.read("lock") == b"first"
+    assert store.list() == ["lock"]
+
+
+def test_of_many_threads_one_creates(store):
+    start, won = threading.Barrier(8), []
+
+    def run(number):
+        start.wait()
+        if store.create("generations/1", b"%d" % number):
+            won.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if store.url.startswith("memory"):
+        assert won  # fsspec's memory is exclusive for one thread at a time only
+    else:
+        assert len(won) == 1
+        assert store.read("generations/1") == b"%d" % won[0]
+
+
+def test_a_file_system_without_hard_links_creates_as_well(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = StateStore(str(tmp_path))
+    assert store.create("lock", b"first") is True
+    assert store.create("lock", b"second") is False
+    assert store.read("lock") == b"first"
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_names_are_listed_in_order_relative_to_the_store(store):
+    for name in ("b/2", "b/1", "a", "bb/3"):
+        store.write(name, b"x")
+    assert store.list() == ["a", "b/1", "b/2", "bb/3"]
+    assert store.list("b/") == ["b/1", "b/2"]
+    assert store.list("b/2") == ["b/2"]
+    assert store.list("b") == ["b/1", "b/2", "bb/3"]
+    assert store.list("nothing/") == []
+
+
+def test_a_child_is_a_folder_of_it(store):
+    child = store.child("inner/most")
+    child.write("x", b"1")
+    assert store.list() == ["inner/most/x"]
+    assert child.list() == ["x"]
+    assert child.url == f"{store.url}/inner/most"
+
+
+def test_removing_twice_is_fine(store):
+    store.write("x", b"1")
+    store.remove("x")
+    store.remove("x")
+    assert store.list() == []
+
+
+def test_it_pickles_as_its_url(store):
+    store.write("x", b"1")
+    again = pickle.loads(pickle.dumps(store))
+    assert again.url == store.url
+    assert again.read("x") == b"1"
+
+
+def test_a_relative_path_does_not_follow_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = StateStore("state")
+    store.write("x", b"1")
+    assert store.url == str(tmp_path / "state")
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(store)).read("x") == b"1"
+
+
+def test_a_missing_file_says_so(store):
+    with pytest.raises(StateError, match="file nothing: the file system must let it read") as caught:
+        store.read("nothing")
+    assert is_missing(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a/./b", f"{TEMPORARY}x"])
+def test_a_name_stays_inside(store, name):
+    with pytest.raises(StateError, match="a name must stay inside the store"):
+        store.write(name, b"")
+
+
+def test_an_unknown_kind_of_url_says_what_to_do():
+    with pytest.raises(StateError, match=r"must be a local path or a URL that fsspec knows; got .*nonsense"):
+        StateStore("nonsense://x")
+
+
+def _write_and_die(url, dying):
+    """A writer that is killed with its file half written."""
+    os.fsync = lambda descriptor: os._exit(9)
+    dying.set()
+    StateStore(url).write("a/x", b"new" * 1000)
+
+
+def test_a_writer_killed_in_the_middle_leaves_the_old_file_and_nothing_listed(tmp_path):
+    store = StateStore(str(tmp_path))
+    store.write("a/x", b"old")
+    context = multiprocessing.get_context("fork")
+    dying = context.Event()
+    writer = context.Process(target=_write_and_die, args=(store.url, dying))
+    writer.start()
+    writer.join()
+    assert dying.is_set()
+    assert writer.exitcode == 9
+    assert len(os.listdir(tmp_path / "a")) == 2  # the half-written one is there
+    assert store.list() == ["a/x"]
+    assert store.read("a/x") == b"old"
+    store.sweep("a")
+    assert os.listdir(tmp_path / "a") == ["x"]
+
+
+@contextlib.contextmanager
+def small_disk(folder, size):
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
+    try:
+        yield StateStore(str(folder))
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as store:
+        store.write("x", b"old")
+        with pytest.raises(
+            StateError, match=r"file x: .* must let it write; got .*No space left.*Free some space"
+        ):
+            store.write("x", b"n" * 100_000)
+        assert store.read("x") == b"old"
+        assert store.list() == ["x"]
+        assert os.listdir(tmp_path / "disk") == ["x"]  # the half-written one gave its space back
+        store.write("x", b"new")
+
+
+def test_a_folder_that_is_a_file_is_an_error(tmp_path):
+    (tmp_path / "state").write_text("not a folder")
+    with pytest.raises(StateError, match=r"must let it write; got (NotADirectory|FileExists)Error"):
+        StateStore(str(tmp_path / "state")).write("x", b"1")
