@@ -1,0 +1,177 @@
+"""``penstock dlq``: look at dead letters, send them back, drop them.
+
+Works on the files in the state directory, with the topology running or not, on the machine where the spout's
+tasks keep them. Sending back appends to the task's From queue, which any process may do at any time: a running
+topology finds the letters within a second, another one when it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.errors import LoadError
+from penstock.replay.dead_letters import Letter, send_back
+from penstock.replay.embedded import ABOUT, FOLDER, open_beside
+from penstock.replay.queues import Queues
+from penstock.settings import Settings
+
+_WIDEST = 60  # characters of a tuple or an error in the list
+
+
+@dataclass(frozen=True)
+class _Box:
+    """The dead letters of one task."""
+
+    component: str
+    index: int
+    queues: Queues
+
+    def id(self, letter: Letter) -> str:
+        """What the user knows a letter by: unique in its topology."""
+        return f"{self.component}.{self.index}.{letter.id}"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("dlq", help="dead letters: list, show, send back, drop")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("list", "all dead letters, one line each"),
+        ("show", "everything about one dead letter"),
+        ("send-back", "give them to the topology again, with fresh attempts"),
+        ("drop", "remove them for good"),
+    ):
+        action = actions.add_parser(name, help=text)
+        if name == "show":
+            action.add_argument("ids", metavar="ID", nargs=1, help="as the list shows it")
+        elif name != "list":
+            action.add_argument("ids", metavar="ID", nargs="*", help="as the list shows it")
+            action.add_argument("--all", action="store_true", help="all of them")
+        action.add_argument("--topology", metavar="NAME", required=True, help="the topology's name")
+        action.add_argument("--component", metavar="ID", help="only this spout's (default: all spouts')")
+        action.add_argument(
+            "--state-dir",
+            metavar="DIR",
+            default=Settings().state_dir,
+            help="the topology's state_dir (default: %(default)s)",
+        )
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    console = Console(file=sys.stdout)
+    boxes = _find(Path(options.state_dir), options.topology, options.component)
+    try:
+        found = {box.id(letter): (box, letter) for box in boxes for letter in box.queues.dead.letters()}
+        if options.action == "list":
+            _list(console, options.topology, found)
+            return 0
+        chosen = found if getattr(options, "all", False) else _choose(found, options.ids)
+        if options.action == "show":
+            _show(console, *next(iter(chosen.items())))
+            return 0
+        for box in boxes:
+            ids = {letter.id for owner, letter in chosen.values() if owner is box}
+            if options.action == "send-back":
+                send_back(box.queues, ids)
+            else:
+                box.queues.dead.remove(ids)
+        done = "sent back" if options.action == "send-back" else "dropped"
+        console.print(f"{len(chosen)} dead letter{'' if len(chosen) == 1 else 's'} {done}", highlight=False)
+        return 0
+    finally:
+        for box in boxes:
+            box.queues.close()
+
+
+def _find(state_dir: Path, topology: str, component: str | None) -> list[_Box]:
+    """The dead letters of each task of the topology, wherever below the state directory its folder is."""
+    abouts = {path: json.loads(path.read_text()) for path in sorted(state_dir.rglob(f"{FOLDER}/{ABOUT}"))}
+    mine = {path: about for path, about in abouts.items() if about["topology"] == topology}
+    if not mine:
+        names = sorted({about["topology"] for about in abouts.values()})
+        raise LoadError(
+            f"{state_dir}",
+            f"topology '{topology}' must have replay queues here",
+            f"those of {', '.join(names)}" if names else "none of any topology",
+            "Check --topology and --state-dir. Queues on Kafka are not here: read the topic that ends in .dead.",
+        )
+    boxes = [(about, path.parent) for path, about in mine.items() if component in (None, about["component"])]
+    if not boxes:
+        raise LoadError(
+            f"topology '{topology}'",
+            f"component '{component}' must be a spout with replay queues",
+            ", ".join(sorted({about["component"] for about in mine.values()})),
+            "Name one of these.",
+        )
+    boxes.sort(key=lambda box: (box[0]["component"], box[0]["index"]))
+    return [_Box(about["component"], about["index"], open_beside(folder)) for about, folder in boxes]
+
+
+def _choose(found: dict[str, tuple[_Box, Letter]], ids: list[str]) -> dict[str, tuple[_Box, Letter]]:
+    if not ids:
+        raise LoadError("penstock dlq", "say which dead letters", "none", "Name ids of the list, or give --all.")
+    unknown = [id for id in ids if id not in found]
+    if unknown:
+        raise LoadError(
+            "penstock dlq",
+            "an id is one of the list",
+            ", ".join(unknown),
+            "penstock dlq list shows what is there; nothing was changed.",
+        )
+    return {id: found[id] for id in ids}
+
+
+def _list(console: Console, topology: str, found: dict[str, tuple[_Box, Letter]]) -> None:
+    if not found:
+        console.print(f"no dead letters in topology '{topology}'", highlight=False)
+        return
+    table = Table(title=Text(f"dead letters of {topology}"), title_justify="left", expand=False)
+    table.add_column("id", no_wrap=True)
+    table.add_column("attempts", justify="right")
+    for name in ("first failed", "failed at", "error", "tuple"):
+        table.add_column(name)
+    for id, (_, letter) in found.items():
+        record = letter.record
+        table.add_row(  # Text: a user's value may look like markup
+            Text(id),
+            str(record.attempts),
+            _time(record.first_failed),
+            Text(record.component or "timed out"),
+            Text(_short(record.error)),
+            Text(_short(repr(record.payload))),
+        )
+    console.print(table)
+
+
+def _show(console: Console, id: str, found: tuple[_Box, Letter]) -> None:
+    box, letter = found
+    record = letter.record
+    lines = [
+        f"id            {id}",
+        f"spout         {box.component}, task {box.index}",
+        f"attempts      {record.attempts}",
+        f"first failed  {_time(record.first_failed)}",
+        f"failed at     {record.component or 'timed out'}",
+        f"error         {record.error}",
+        *(f"value {index:<7} {value!r}" for index, value in enumerate(record.payload)),
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
