@@ -69,6 +69,7 @@ class Settings:
     chaining: bool = _setting(
         True, "", "components joined by local_or_shuffle at equal parallelism share a slot: no hop"
     )
+    crash_at: str = _setting("", "", "for tests of recovery: die at this step of a commit, as STEP:EPOCH[:SLOT]")
     seed: int = _setting(0, "", "of the groupings' random starts, so that runs can be repeated", zero=True)
     conf: Mapping[str, Any] = field(
         default_factory=dict, metadata={"unit": "", "why": "the user's own values, handed to every component"}

@@ -204,3 +204,10 @@ def ranges(numbers: npt.NDArray[np.int64]) -> tuple[I64, I64]:
     """Ascending numbers as ⟨first, length⟩: what an acker tells a spout is mostly a few long runs."""
     begins = np.flatnonzero(np.concatenate([[True], np.diff(numbers) != 1]))
     return numbers[begins], np.diff(np.append(begins, len(numbers)))
+
+
+def numbers(first: I64, length: I64) -> I64:
+    """The numbers in ranges."""
+    if len(first) == 1:
+        return np.arange(first[0], first[0] + length[0])
+    return _spread(first.astype(np.uint64), length).astype(np.int64)

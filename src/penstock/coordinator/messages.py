@@ -1,12 +1,13 @@
-"""What travels on a control connection: small typed messages, as JSON. Never pickles: bytes from a socket
-must not be able to run code."""
+"""What travels on a control connection: small typed messages, as JSON; acks as columns behind it. Never pickles:
+bytes from a socket must not be able to run code."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from penstock.errors import ControlRefused
 
@@ -28,6 +29,9 @@ class Hello:
 @dataclass(frozen=True)
 class Ready:
     """All tasks are open and every channel into this slot has been used."""
+
+    stateful: bool = False
+    """A task keeps state or is a transactional sink: there is something to commit."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,60 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Corrupt:
+    """The slot's tasks cannot be restored from the manifest it was given."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the slot sent and acked, for the acker: entries as ``acking.ledger`` packs them."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Roots that failed, as ranges, and why."""
+
+    first: list[int]
+    length: list[int]
+    component: str
+    error: str
+
+
+@dataclass(frozen=True)
+class SpoutsCut:
+    """At least once: the state of the slot's spouts is cut."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Snapped:
+    """The slot's snapshot of an epoch is written: its tasks' parts and tokens, by task key."""
+
+    epoch: int
+    tasks: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NotSnapped:
+    """It could not be written."""
+
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """The slot's sinks have made the epoch visible."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Closed:
     """All tasks have been closed."""
 
@@ -67,9 +125,46 @@ class Closed:
 
 @dataclass(frozen=True)
 class Open:
-    """Every slot is connected: open the tasks. ``nodes`` says where each slot ("stage.slot") stands."""
+    """Every slot is connected: open the tasks. ``nodes`` says where each slot ("stage.slot") stands; ``tasks``
+    what the slot's tasks begin with, after ``epoch``."""
 
     nodes: dict[str, str]
+    generation: int = 0
+    epoch: int = 0
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Roots of a spout task are complete, or failed where ``error`` says why. ``data`` has ranges of their
+    numbers: all the firsts, then all the lengths."""
+
+    task: int
+    component: str
+    error: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Exactly once, to the first stage: end the epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CutState:
+    """At least once: cut the state of the spouts or of the bolts."""
+
+    epoch: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The epoch is committed."""
+
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -94,24 +189,52 @@ class Close:
     """Close the tasks."""
 
 
-Message = Hello | Ready | Report | Failed | Closed | Open | Activate | Deactivate | Probe | Close
+Message = (
+    Hello
+    | Ready
+    | Report
+    | Failed
+    | Corrupt
+    | Tally
+    | Fails
+    | SpoutsCut
+    | Snapped
+    | NotSnapped
+    | Published
+    | Closed
+    | Open
+    | Activate
+    | Deactivate
+    | Settled
+    | Announce
+    | CutState
+    | Committed
+    | Probe
+    | Close
+)
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Hello, Ready, Report, Failed, Closed, Open, Activate, Deactivate, Probe, Close)
-}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+_BINARY = 0  # first byte of a message with a column of bytes; JSON never begins with it
+_HEAD = struct.Struct("<BI")
 
 
 def dumps(message: Message) -> bytes:
     content = {spec.name: getattr(message, spec.name) for spec in dataclasses.fields(message)}
-    return json.dumps([type(message).__name__, content], default=str).encode()
+    data = content.pop("data", None)
+    text = json.dumps([type(message).__name__, content], default=str).encode()
+    return text if data is None else b"".join((_HEAD.pack(_BINARY, len(text)), text, data))
 
 
 def loads(data: bytes) -> Message:
     """Read a message. Raises ``ControlRefused`` for anything that is not one."""
     try:
-        name, content = json.loads(data)
+        if data[0] == _BINARY:
+            _, length = _HEAD.unpack_from(data)
+            name, content = json.loads(data[_HEAD.size : _HEAD.size + length])
+            content["data"] = data[_HEAD.size + length :]
+        else:
+            name, content = json.loads(data)
         message: Message = _KINDS[name](**content)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
         raise ControlRefused("control connection", "expects messages of the protocol", repr(error)) from error
     return message

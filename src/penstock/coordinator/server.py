@@ -8,27 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+
+from penstock.acking import ledger
+from penstock.acking.ledger import Acker
 from penstock.coordinator import wire
 from penstock.coordinator.messages import (
     Closed,
+    Corrupt,
     Failed,
+    Fails,
     Hello,
     Message,
+    NotSnapped,
     Open,
     Probe,
+    Published,
     Ready,
     Report,
+    Settled,
+    Snapped,
+    SpoutsCut,
+    Tally,
     dumps,
     loads,
 )
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.model import SlotId
+from penstock.plan.model import Plan, SlotId
 
 log = logging.getLogger("penstock.coordinator")
 
@@ -40,6 +54,7 @@ class Connection:
     hello: Hello
     writer: asyncio.StreamWriter
     ready: bool = False
+    stateful: bool = False
     closed: bool = False
     connected: bool = True
     answer: Report | None = None
@@ -54,7 +69,13 @@ class Connection:
 class Coordinator:
     """The driver's end of all control connections of one topology."""
 
-    def __init__(self, bus: MetricsBus, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, bus: MetricsBus, plan: Plan, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.epoch_events: queue.SimpleQueue[tuple[SlotId, Message] | None] = queue.SimpleQueue()
+        """What slots say of epochs, for the thread that commits them."""
+        self.corrupt: str = ""
+        """A slot could not restore its tasks."""
+        self._plan = plan
+        self._acker = Acker(0)
         self.secret = wire.new_secret()
         self.slots: dict[SlotId, Connection] = {}
         self.failure: Failed | None = None
@@ -103,17 +124,20 @@ class Coordinator:
             if not self._thread.is_alive():
                 self._loop.close()
 
-    def begin(self, attempt: int) -> None:
-        """Forget the slots of an earlier start; only those of ``attempt`` may join from now on."""
+    def begin(self, attempt: int, key: int) -> None:
+        """Forget the slots of an earlier start; only those of ``attempt`` may join from now on. ``key`` is that of
+        the ledgers."""
         with self.changed:
             self.attempt = attempt
             self.slots = {}
             self.failure = None
+            self.corrupt = ""
+            self.epoch_events = queue.SimpleQueue()
+            self._acker = Acker(key)
 
     def send(self, message: Message, to: SlotId | None = None) -> None:
         """Send a command to one slot, or to all."""
-        data = dumps(message)
-        data = wire.LENGTH.pack(len(data)) + data
+        data = _framed(message)
 
         def write() -> None:
             for connection in list(self.slots.values()):
@@ -123,11 +147,15 @@ class Coordinator:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(write)
 
-    def open(self) -> None:
-        """Tell the slots to open, and where each of them stands."""
+    def open(self, generation: int, epoch: int, tasks: Mapping[str, Any]) -> None:
+        """Tell the slots to open, where each of them stands, and what their tasks begin with."""
         with self.changed:
             nodes = {str(id): connection.hello.node for id, connection in self.slots.items()}
-        self.send(Open(nodes))
+        for id in nodes:
+            slot = SlotId.parse(id)
+            keys = {self._plan.task[task].key for task in self._plan.routes.tasks_of(slot)}
+            mine = {key: entry for key, entry in tasks.items() if key in keys}
+            self.send(Open(nodes, generation, epoch, mine), slot)
 
     def probe(self) -> int:
         """Ask every slot for a report; returns the number the answers will carry."""
@@ -157,6 +185,9 @@ class Coordinator:
             connection = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
             while True:
                 message = await _read(reader)
+                if isinstance(message, Tally | Fails):
+                    self._settle(connection, message)
+                    continue
                 with self.changed:
                     self._take(connection, message)
                     self.changed.notify_all()
@@ -198,6 +229,22 @@ class Coordinator:
             self.changed.notify_all()
         return connection
 
+    def _settle(self, connection: Connection, message: Tally | Fails) -> None:
+        """The acker's work: enter what a slot says, and tell the spouts what came of it."""
+        if connection.hello.attempt != self.attempt:
+            return
+        connection.heard = time.monotonic()
+        if isinstance(message, Tally):
+            settled, component, error = self._acker.apply(*ledger.unpack(message.data)), "", ""
+        else:
+            first, length = np.array(message.first, np.uint64), np.array(message.length, np.int64)
+            settled, component, error = self._acker.close(first, length), message.component, message.error
+        for task, numbers in settled.items():
+            spout = self.slots.get(self._plan.routes.slot_of[task])
+            if spout is not None and spout.connected:
+                data = np.concatenate(ledger.ranges(numbers)).tobytes()
+                spout.writer.write(_framed(Settled(task, component, error, data)))
+
     def _take(self, connection: Connection, message: Message) -> None:
         if connection.hello.attempt != self.attempt:
             return  # a straggler of an earlier start
@@ -207,11 +254,20 @@ class Coordinator:
                 connection.answer = message
             self._bus.record(self.attempt, connection.id, message)
         elif isinstance(message, Ready):
-            connection.ready = True
+            connection.ready, connection.stateful = True, message.stateful
+        elif isinstance(message, SpoutsCut | Snapped | NotSnapped | Published):
+            self.epoch_events.put((connection.id, message))
+        elif isinstance(message, Corrupt):
+            self.corrupt = self.corrupt or message.error
         elif isinstance(message, Closed):
             connection.closed = True
         elif isinstance(message, Failed) and self.failure is None:
             self.failure = message
+
+
+def _framed(message: Message) -> bytes:
+    data = dumps(message)
+    return wire.LENGTH.pack(len(data)) + data
 
 
 async def _read(reader: asyncio.StreamReader) -> Message:

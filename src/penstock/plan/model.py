@@ -20,6 +20,12 @@ class SlotId:
     def __str__(self) -> str:
         return f"{self.stage}.{self.slot}"
 
+    @classmethod
+    def parse(cls, text: str) -> SlotId:
+        """The slot that ``str`` gives this text for."""
+        stage, slot = text.split(".")
+        return cls(int(stage), int(slot))
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,6 +34,11 @@ class Task:
     id: int
     component: str
     index: int
+
+    @property
+    def key(self) -> str:
+        """The task's name in manifests: other than its id it stays when components are added."""
+        return f"{self.component}/{self.index}"
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Executor(ABC, Generic[C]):
 
     @property
     def key(self) -> str:
-        """The task's name in manifests: other than its id it stays when components are added."""
+        """The task's name in manifests."""
         return f"{self.context.component}/{self.context.index}"
 
     def cut(self, full: bool) -> Cut:

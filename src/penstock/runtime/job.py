@@ -82,9 +82,9 @@ def make_executor(job: Job, task: int, around: Surroundings, inbox: Inbox, state
     pending = Pending(settings.message_timeout) if is_spout and tracked else None
 
     def origins() -> Origins | None:
-        if tracker is None:
-            return None
-        return MessageIds(tracker, task, pending, around.clock.monotonic) if pending is not None else Origins(tracker)
+        if tracker is None or pending is None:
+            return None if tracker is None else Origins(tracker)
+        return MessageIds(tracker, task, pending, around.clock.monotonic)
 
     outputs = {
         stream.name: StreamOutput(

@@ -121,9 +121,7 @@ class StreamOutput:
             batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
         return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks, anchors
 
-    def _shares(
-        self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None
-    ) -> list[tuple[int, Rows]]:
+    def _shares(self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None) -> list[tuple[int, Rows]]:
         """Which task gets which rows."""
         if not batch.num_rows:
             return []

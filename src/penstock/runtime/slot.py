@@ -109,9 +109,7 @@ class Slot:
     ) -> None:
         """Make the tasks and call their ``open``/``prepare``, with the state of the last committed ``epoch``, by
         task key. Raises what user code raised, blamed."""
-        around = Surroundings(
-            self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher
-        )
+        around = Surroundings(self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher)
         if self._alignment is not None:
             self._alignment.epoch = epoch + 1
         for task in self._tasks:
@@ -305,9 +303,7 @@ class Slot:
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
             epoch = 0 if self._alignment is None else self._alignment.epoch
-            header = header._replace(
-                born=born, sequence=sequence, route=self._plan.routes.version, epoch=epoch
-            )
+            header = header._replace(born=born, sequence=sequence, route=self._plan.routes.version, epoch=epoch)
             packed = b"" if lineage is None else lineage.pack()
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import queue
 import socket
 import threading
 import time
@@ -13,26 +14,42 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
+from penstock.acking import ledger
 from penstock.clock import SystemClock
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import (
     Activate,
+    Announce,
     Close,
     Closed,
+    Committed,
+    Corrupt,
+    CutState,
     Deactivate,
     Failed,
+    Fails,
     Hello,
+    NotSnapped,
     Open,
     Probe,
+    Published,
     Ready,
     Report,
+    Settled,
+    Snapped,
+    SpoutsCut,
+    Tally,
 )
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SnapshotCorrupt, StateError
+from penstock.faults import CrashPoint
 from penstock.plan.model import SlotId
+from penstock.runtime.archive import SlotArchive
 from penstock.runtime.job import Job
-from penstock.runtime.slot import Row, Slot
+from penstock.runtime.slot import Row, Slot, SlotCut
+from penstock.topology.components import Failure
 
 _NAMES = ["slot", "frame"]
 _BINARY = pa.binary()
@@ -83,6 +100,11 @@ class SlotDriver:
 
     def __init__(self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
         self._slot = Slot(id, job, SystemClock())
+        self._folder = job.folder
+        self._crash = CrashPoint(job.settings.crash_at if attempt == 0 else "", str(id))
+        self._archive: SlotArchive | None = None
+        self._chores: queue.SimpleQueue[SlotCut | int | None] = queue.SimpleQueue()
+        """For the archive's thread: cuts to write, epochs to publish, None at the end."""
         self._interval = job.settings.metrics_interval
         self._wake = Wake()
         self._space = threading.Event()
@@ -105,6 +127,7 @@ class SlotDriver:
                 try:
                     self._obey()
                     rows = slot.turn() if self._runs else []
+                    self._hand_over()
                     output = list(as_batches(rows)) if rows else []
                     self._check()
                 except Exception as error:  # whatever it is, the driver must hear of it before the task dies
@@ -120,6 +143,7 @@ class SlotDriver:
                 raise ConnectionError(f"slot {slot.id} lost its connection to the coordinator")
         finally:
             self._input_ended = True
+            self._chores.put(None)
             self._control.close()
 
     @property
@@ -162,19 +186,90 @@ class SlotDriver:
         while inbox:
             message = inbox.popleft()
             if isinstance(message, Open):
-                self._slot.open({_slot_id(name): node for name, node in message.nodes.items()})
-                self._opened = True
+                self._open(message)
             elif isinstance(message, Activate):
                 self._slot.activate()
             elif isinstance(message, Deactivate):
                 self._slot.deactivate()
+            elif isinstance(message, Settled):
+                self._settle(message)
+            elif isinstance(message, Announce):
+                self._slot.announce(message.epoch)
+            elif isinstance(message, CutState):
+                self._cut(message)
+            elif isinstance(message, Committed):
+                self._slot.committed(message.epoch)
+                self._chores.put(message.epoch)
             elif isinstance(message, Probe):
                 self._report(message.number)
             elif isinstance(message, Close):
                 self._close()
         if self._opened and not self._said_ready and self._slot.warm:
             self._said_ready = True
-            self._control.send(Ready())
+            self._control.send(Ready(self._slot.stateful))
+
+    def _open(self, message: Open) -> None:
+        restored = {}
+        if self._folder:
+            self._archive = SlotArchive(self._folder, self._slot.id, message.generation, self._crash)
+            try:
+                restored = self._archive.restore(message.tasks)
+            except SnapshotCorrupt as error:
+                self._failed = True
+                self._control.send(Corrupt(str(error)))
+                return
+            threading.Thread(target=self._keep, args=(self._archive,), name="slot-archive", daemon=True).start()
+        nodes = {SlotId.parse(name): node for name, node in message.nodes.items()}
+        self._slot.open(nodes, restored, message.epoch)
+        self._opened = True
+
+    def _settle(self, message: Settled) -> None:
+        first, length = np.frombuffer(message.data, np.int64).reshape(2, -1)
+        failure = Failure(message.component, message.error) if message.error else None
+        self._slot.settle(message.task, ledger.numbers(first, length), failure)
+
+    def _cut(self, message: CutState) -> None:
+        if message.what == "spouts":
+            self._slot.cut_spouts(message.epoch)
+            self._control.send(SpoutsCut(message.epoch))
+        else:
+            self._slot.cut_bolts(message.epoch)
+
+    def _hand_over(self) -> None:
+        """What the turn left for the acker and for the archive."""
+        slot = self._slot
+        failed, tally = slot.take_acks()
+        for roots in failed:
+            self._control.send(Fails(roots.first.tolist(), roots.length.tolist(), roots.component, roots.error))
+        if tally is not None:
+            self._control.send(Tally(tally))
+        while slot.cuts:
+            cut = slot.cuts.popleft()
+            self._crash("cut" if slot.id.stage else "marked", cut.epoch)
+            self._chores.put(cut)
+
+    def _keep(self, archive: SlotArchive) -> None:
+        """The archive's thread: write what was cut, publish what is committed, in order."""
+        while (chore := self._chores.get()) is not None:
+            try:
+                if isinstance(chore, SlotCut):
+                    self._write(archive, chore)
+                else:
+                    self._slot.publish_sinks(chore)
+                    self._crash("published", chore)
+                    self._control.send(Published(chore))
+            except Exception as error:  # whatever it is, the loop must hear of it
+                self._reader_error = _as_ours(self._slot.id, error)
+                self._wake.set()
+
+    def _write(self, archive: SlotArchive, cut: SlotCut) -> None:
+        try:
+            tasks = archive.write(self._slot, cut)
+        except StateError as error:
+            self._control.send(NotSnapped(cut.epoch, str(error)))
+            return
+        self._control.send(Snapped(cut.epoch, tasks))
+        self._crash("reported", cut.epoch)
 
     def _close(self) -> None:
         self._closed = True
@@ -197,9 +292,7 @@ class SlotDriver:
         if self._failed:
             return
         self._failed = True
-        if not isinstance(error, PenstockError):
-            story = "".join(traceback.format_exception(error))
-            error = PenstockError(f"slot {self._slot.id}", "penstock must not fail", story)
+        error = _as_ours(self._slot.id, error)
         self._report(0)
         self._control.send(Failed(error.where, error.rule, error.got, error.way_out))
 
@@ -260,9 +353,10 @@ def _large(slot: int, frame: bytes | pa.Buffer) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([slot], pa.int32()), value], names=_NAMES)
 
 
-def _slot_id(name: str) -> SlotId:
-    stage, slot = name.split(".")
-    return SlotId(int(stage), int(slot))
+def _as_ours(slot: SlotId, error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return PenstockError(f"slot {slot}", "penstock must not fail", "".join(traceback.format_exception(error)))
 
 
 def node_name() -> str:

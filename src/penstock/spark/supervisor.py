@@ -15,9 +15,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from penstock.coordinator.commit_thread import CommitThread, save_newest
+from penstock.coordinator.commits import Commits
 from penstock.coordinator.messages import Activate, Close, Deactivate
+from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.server import Coordinator
-from penstock.errors import NotEnoughSlots, PenstockError, TopologyFailed
+from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyFailed
+from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
 from penstock.runtime.job import Job, pickle_components
@@ -33,6 +37,7 @@ from penstock.spark.session import (
     total_slots,
 )
 from penstock.spark.stage import StageFunction
+from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.supervisor")
@@ -57,8 +62,12 @@ class RunningTopology:
         self.state = "starting"
         self.restarts = 0
         self.error: PenstockError | None = None
-        self.coordinator = Coordinator(self.bus, host, port)
+        self.coordinator = Coordinator(self.bus, self.plan, host, port)
+        self.epoch = 0
+        """The committed epoch the running start began with."""
         self._spark, self._settings = spark, topology.settings
+        self._state = None if topology.settings.delivery == "at_most_once" else StateDirectory(self.plan, topology)
+        self._commits: CommitThread | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._query: StreamingQuery | None = None
         self._ended = threading.Event()
@@ -111,6 +120,7 @@ class RunningTopology:
                             self.topology.name,
                             self._settings.drain_timeout,
                         )
+                    self._commit_last()
                 self.coordinator.send(Close())
                 self.coordinator.wait(self._all_closed, _CLOSE_TIMEOUT)
             failure = self.coordinator.failure
@@ -119,6 +129,28 @@ class RunningTopology:
             self._end("ended" if failure is None else "failed")
             if self.error is not None:
                 raise self.error
+
+    def commit(self, timeout: float = 60.0) -> int:
+        """End an epoch now and commit it; returns its number. Raises ``StateError`` where that fails or takes too
+        long, or where the topology keeps nothing to commit."""
+        thread = self._commits
+        epoch = None if thread is None else thread.commit_now(timeout)
+        if epoch is None:
+            why = "it keeps no state" if thread is None else str(thread.error or f"not done within {timeout:g} s")
+            raise StateError(f"topology '{self.topology.name}'", "an epoch must be committed", why)
+        return epoch
+
+    def savepoint(self, url: str, timeout: float = 60.0) -> int:
+        """Commit an epoch now and copy it to ``url``, from where a topology can be started; returns its number."""
+        assert self._state is not None
+        self.commit(timeout)
+        return save_newest(self._state.store, StateStore(url))
+
+    @property
+    def committed(self) -> int:
+        """The newest committed epoch; 0 for none."""
+        thread = self._commits
+        return self.epoch if thread is None else thread.commits.committed
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the topology has ended. Raises its error if it failed; False: it still runs."""
@@ -142,7 +174,7 @@ class RunningTopology:
             job = self._make_job()
             self._ship()
             self.coordinator.start()
-            self._start_query(job)
+            self._start_first(job)
         except BaseException as error:
             self._stopping.set()
             if isinstance(error, PenstockError):
@@ -153,6 +185,18 @@ class RunningTopology:
             raise
         threading.Thread(target=self._watch, args=(job,), name="supervisor", daemon=True).start()
 
+    def _start_first(self, job: Job) -> None:
+        """A snapshot that cannot be read is no reason not to start, as long as there is an earlier one."""
+        while True:
+            try:
+                self._start_query(job)
+                return
+            except _Lost:
+                if not self.coordinator.corrupt:
+                    raise
+                self._stop_query()
+                self.restarts += 1
+
     def _make_job(self) -> Job:
         nodes = self.topology.nodes.values()
         return Job(
@@ -160,6 +204,7 @@ class RunningTopology:
             self._settings,
             pickle_components({node.id: node.component for node in nodes}, dumps),
             {node.id: node.tick_interval for node in nodes if node.tick_interval},
+            "" if self._state is None else self._state.store.url,
         )
 
     def _ship(self) -> None:
@@ -195,7 +240,8 @@ class RunningTopology:
         """One attempt: query, connections, tasks open, spouts active."""
         attempt, coordinator = self.restarts, self.coordinator
         self._started = time.monotonic()
-        coordinator.begin(attempt)
+        self._stop_commits()
+        coordinator.begin(attempt, job.key)
         deadline = time.monotonic() + self._settings.start_timeout
         self._query = start_query(
             self._spark,
@@ -206,20 +252,61 @@ class RunningTopology:
         self._await(
             lambda: len(coordinator.slots) == self.plan.slots, deadline, "all slots must connect", "connected"
         )
-        coordinator.open()
+        if self._state is None:
+            coordinator.open(0, 0, {})
+        else:
+            self._state.recover()
+            self.epoch = self._state.epoch
+            coordinator.open(self._state.generation, self._state.epoch, self._state.tasks())
         self._await(
             lambda: all(slot.ready for slot in coordinator.slots.values()),
             deadline,
             "all tasks must open",
             "ready",
         )
+        self._start_commits()
         if self._wanted == "active":
             coordinator.send(Activate())
         self.state = self._wanted
 
+    def _start_commits(self) -> None:
+        """Commit epochs from now on, if there is anything to commit."""
+        coordinator, state = self.coordinator, self._state
+        stateful = any(slot.stateful for slot in coordinator.slots.values())
+        if state is None or not (stateful or self._settings.delivery == "exactly_once"):
+            return
+        crash = CrashPoint(self._settings.crash_at if self.restarts == 0 else "", "driver")
+        commits = Commits(
+            self.plan, self._settings, state.store, state.generation, state.epoch, coordinator.send, crash
+        )
+
+        def notify() -> None:
+            with coordinator.changed:
+                coordinator.changed.notify_all()
+
+        self._commits = CommitThread(commits, state.store, coordinator.epoch_events, notify)
+        self._commits.start()
+
+    def _stop_commits(self) -> None:
+        if self._commits is not None:
+            self._commits.stop()
+            self._commits = None
+
+    def _commit_last(self) -> None:
+        """So that the next start goes on where this one ended."""
+        thread = self._commits
+        if thread is None or self._broken() or thread.commit_now(self._settings.drain_timeout) is not None:
+            return
+        log.warning(
+            "topology '%s': its last epoch could not be committed; the next start does it again",
+            self.topology.name,
+        )
+
     def _await(self, condition: Callable[[], bool], deadline: float, rule: str, what: str) -> None:
         coordinator = self.coordinator
-        while not coordinator.wait(lambda: condition() or coordinator.failure is not None, _LOOK):
+        while not coordinator.wait(
+            lambda: condition() or coordinator.failure is not None or bool(coordinator.corrupt), _LOOK
+        ):
             self._raise_if_dead()
             if self._stopping.is_set():
                 raise _Lost("told to stop")
@@ -287,6 +374,12 @@ class RunningTopology:
                     loss = again
 
     def _raise_if_dead(self) -> None:
+        if self._commits is not None and self._commits.error is not None:
+            raise self._commits.error
+        if self.coordinator.corrupt:
+            assert self._state is not None
+            self._state.fall_back(self.coordinator.corrupt)
+            raise _Lost(f"its state of epoch {self.epoch} cannot be read")
         failure = self.coordinator.failure
         if failure is not None:
             raise TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
@@ -321,6 +414,7 @@ class RunningTopology:
 
     def _end(self, state: str) -> None:
         try:
+            self._stop_commits()
             self._stop_query()
             self.coordinator.stop()
             shutil.rmtree(self._folder, ignore_errors=True)

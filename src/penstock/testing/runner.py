@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from penstock.acking import ledger
 from penstock.clock import SimulatedClock
-from penstock.errors import PenstockError
+from penstock.coordinator.commits import Commits
+from penstock.coordinator.messages import Announce, Committed, CutState, Message
+from penstock.coordinator.recovery import StateDirectory
+from penstock.errors import PenstockError, StateError
+from penstock.faults import CrashPoint, die
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
 from penstock.plan.planner import make_plan
+from penstock.runtime.archive import SlotArchive
 from penstock.runtime.job import Job, pickle_components
 from penstock.runtime.slot import Slot
 from penstock.testing.doubles import CaptureBolt, FeederSpout
@@ -31,28 +36,79 @@ _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for
 
 
 class LocalRunner:
-    """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them."""
+    """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them.
 
-    def __init__(self, topology: Topology, seed: int = 0, clock: SimulatedClock | None = None) -> None:
+    With a ``folder`` for the state, epochs are committed there, and another runner goes on from it. ``die`` is
+    what the setting ``crash_at`` does; a test may raise instead.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        seed: int = 0,
+        clock: SimulatedClock | None = None,
+        folder: str | None = None,
+        die: Callable[[], NoReturn] = die,
+    ) -> None:
         from penstock.spark.pickling import dumps
 
         self.plan: Plan = make_plan(topology)
         self.clock = clock or SimulatedClock()
+        self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
         nodes = topology.nodes.values()
         job = Job(
             self.plan,
             topology.settings,
             pickle_components({node.id: node.component for node in nodes}, dumps),
             {node.id: node.tick_interval for node in nodes if node.tick_interval},
+            "" if self._state is None else self._state.store.url,
         )
+        self._later: deque[tuple[SlotId, int]] = deque()
         self._acker = ledger.Acker(job.key)
         self._random = random.Random(seed)
         self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
         self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
-        everywhere = dict.fromkeys(self._slots, "local")
-        for slot in self._slots.values():
-            slot.open(everywhere)
+        self._archives: dict[SlotId, SlotArchive] = {}
+        self.commits: Commits | None = None
+        """Where epochs are committed; None without a folder."""
+        self._open_slots(topology, die)
         self.activate()
+
+    def _open_slots(self, topology: Topology, die: Callable[[], NoReturn]) -> None:
+        everywhere = dict.fromkeys(self._slots, "local")
+        state, spec = self._state, topology.settings.crash_at
+        if state is None:
+            for slot in self._slots.values():
+                slot.open(everywhere)
+            return
+        state.recover()
+        tasks = state.tasks()
+        self._crash = {id: CrashPoint(spec, str(id), die) for id in self._slots}
+        for id, slot in self._slots.items():
+            archive = SlotArchive(state.store.url, id, state.generation, self._crash[id])
+            keys = {self.plan.task[task].key for task in self.plan.routes.tasks_of(id)}
+            mine = {key: entry for key, entry in tasks.items() if key in keys}
+            slot.open(everywhere, archive.restore(mine), state.epoch)
+            self._archives[id] = archive
+        self.commits = Commits(
+            self.plan,
+            topology.settings,
+            state.store,
+            state.generation,
+            state.epoch,
+            self._command,
+            CrashPoint(spec, "driver", die),
+        )
+
+    def commit(self) -> int:
+        """End an epoch now and run until it is committed; returns its number."""
+        assert self.commits is not None, "give the runner a folder"
+        if not self.commits.begin(self.clock.now()):
+            raise RuntimeError("epochs are under way already")
+        epoch = self.commits.newest
+        while self.commits.published < epoch:
+            self.run(_TURN)
+        return epoch
 
     def activate(self) -> None:
         for slot in self._slots.values():
@@ -136,6 +192,7 @@ class LocalRunner:
                 if frame is not None:
                     self._channels[SlotId(id.stage + 1, hop)].append(pa.py_buffer(frame))
             self._pass_acks(slot)
+            self._keep(id, slot)
             if slot.fatal is not None:
                 raise slot.fatal
 
@@ -149,6 +206,45 @@ class LocalRunner:
         if tally is not None:
             for task, numbers in self._acker.apply(*ledger.unpack(tally)).items():
                 self._slots[self.plan.routes.slot_of[task]].settle(task, numbers, None)
+
+    def _command(self, message: Message, to: SlotId | None) -> None:
+        """What the coordinator would send to slots."""
+        for id, slot in self._slots.items():
+            if to not in (None, id):
+                continue
+            if isinstance(message, Announce):
+                slot.announce(message.epoch)
+            elif isinstance(message, CutState) and message.what == "spouts":
+                slot.cut_spouts(message.epoch)
+                self._later.append((id, message.epoch))
+            elif isinstance(message, CutState):
+                slot.cut_bolts(message.epoch)
+            elif isinstance(message, Committed):
+                slot.committed(message.epoch)
+                slot.publish_sinks(message.epoch)
+                self._crash[id]("published", message.epoch)
+                assert self.commits is not None
+                self.commits.told(id, message.epoch)
+
+    def _keep(self, id: SlotId, slot: Slot) -> None:
+        """Write and report what the slot cut."""
+        commits = self.commits
+        while self._later and commits is not None:
+            commits.cut(*self._later.popleft())
+        while slot.cuts:
+            cut = slot.cuts.popleft()
+            if commits is None:
+                continue  # nothing survives this runner
+            self._crash[id]("cut" if id.stage else "marked", cut.epoch)
+            try:
+                tasks = self._archives[id].write(slot, cut)
+            except StateError as error:
+                commits.failed(id, cut.epoch, str(error))
+                continue
+            commits.snapped(id, cut.epoch, tasks)
+            self._crash[id]("reported", cut.epoch)
+        if commits is not None:
+            commits.tick(self.clock.now())
 
     def _wait(self, id: SlotId) -> float:
         return 0.0 if self._channels[id] else self._slots[id].idle_for()

@@ -1,0 +1,161 @@
+"""Commits: how the effects of an epoch on state, positions and sinks come to hold together or not at all.
+
+The commit of epoch n, in steps; whatever dies between two of them, recovery finds one of two pictures:
+
+1. The coordinator announces the end of n (``announced``). Exactly once each spout task cuts its state and sends
+   marker n down every edge (``marked``); at least once spouts are cut first, and bolts when all spouts are.
+2. Exactly once a slot that has got marker n from all slots of the stage before, and is done with all tuples of n,
+   cuts its tasks' state, lets its sinks prepare, and passes the marker on (``cut``).
+3. Each slot writes what was cut in the background (``written``) and reports it (``reported``).
+4. When all have reported (``collected``), the manifest of n is written: the commit point (``committed``).
+5. The slots are told (``told``); sinks make visible what they prepared (``published``), and snapshots that no
+   manifest needs any more go.
+
+Before the manifest is there, a restart begins at n - 1: what sinks prepared for n is dropped, and all is done
+again. After it, a restart begins at n, and its tokens are committed again, which does nothing where it had happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper, Instruction
+from penstock.coordinator.messages import Announce, Committed, CutState, Message
+from penstock.errors import StateError
+from penstock.faults import CrashPoint
+from penstock.plan.model import Plan, SlotId
+from penstock.settings import Settings
+from penstock.state import manifest as manifests
+from penstock.state.manifest import Manifest, TaskEntry
+from penstock.state.snapshots import Part
+from penstock.state.store import StateStore
+
+log = logging.getLogger("penstock.commits")
+
+
+class Superseded(StateError):
+    """Another start of the topology has taken over its state directory."""
+
+
+class Commits:
+    """Carries out what the keeper decides. Called by one thread at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        store: StateStore,
+        generation: int,
+        committed: int,
+        send: Callable[[Message, SlotId | None], None],
+        crash: CrashPoint,
+    ) -> None:
+        self.committed = committed
+        """The newest epoch that has a manifest."""
+        self._plan, self._delivery, self._store = plan, settings.delivery, store
+        self._generation, self._send, self._crash = generation, send, crash
+        self._first_stage = [slot for slot in plan.slot_ids() if slot.stage == 0]
+        self._keeper = EpochKeeper(
+            plan.slot_ids(),
+            self._first_stage,
+            settings.delivery == "exactly_once",
+            committed,
+            settings.epoch_interval,
+        )
+
+    @property
+    def published(self) -> int:
+        """The newest epoch that all sinks have made visible."""
+        return self._keeper.published
+
+    @property
+    def newest(self) -> int:
+        """The epoch begun last."""
+        return self._keeper.newest
+
+    def tick(self, now: float) -> None:
+        self._obey(self._keeper.tick(now))
+
+    def begin(self, now: float) -> bool:
+        """End an epoch now. False: too many are under way."""
+        instructions = self._keeper.begin(now)
+        self._obey(instructions)
+        return bool(instructions)
+
+    def cut(self, slot: SlotId, epoch: int) -> None:
+        self._obey(self._keeper.cut(slot, epoch))
+
+    def snapped(self, slot: SlotId, epoch: int, tasks: dict[str, Any]) -> None:
+        self._obey(self._keeper.snapped(slot, epoch, tasks))
+
+    def failed(self, slot: SlotId, epoch: int, error: str) -> None:
+        self._obey(self._keeper.failed(slot, epoch, error))
+
+    def told(self, slot: SlotId, epoch: int) -> None:
+        self._keeper.told(slot, epoch)
+
+    def _obey(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Begin):
+                message = self._first_message(instruction.epoch)
+                for slot in self._first_stage:
+                    self._send(message, slot)
+                self._crash("announced", instruction.epoch)
+            elif isinstance(instruction, CutBolts):
+                self._send(CutState(instruction.epoch, "bolts"), None)
+            elif isinstance(instruction, Commit):
+                self._commit(instruction)
+            elif isinstance(instruction, Abandon):
+                log.error(
+                    "epoch %d is not committed: %s; it will be with the next",
+                    instruction.epoch,
+                    "; ".join(instruction.errors),
+                )
+
+    def _first_message(self, epoch: int) -> Message:
+        return Announce(epoch) if self._delivery == "exactly_once" else CutState(epoch, "spouts")
+
+    def _commit(self, commit: Commit) -> None:
+        """Steps 4 and 5."""
+        self._crash("collected", commit.epoch)
+        if not manifests.still_mine(self._store, self._generation):
+            raise Superseded(
+                f"topology '{self._plan.topology}'",
+                "one start of it at a time uses a state directory",
+                f"another has taken over {self._store.url}",
+                "Stop one of them, or give them different names or state_dir settings.",
+            )
+        try:
+            self._manifest(commit).write(self._store)
+        except StateError as error:
+            log.error("epoch %d is not committed: %s It will be with the next.", commit.epoch, error)
+            return
+        self.committed = commit.epoch
+        self._crash("committed", commit.epoch)
+        self._send(Committed(commit.epoch), None)
+        self._crash("told", commit.epoch)
+        try:
+            manifests.prune(self._store)
+        except StateError as error:
+            log.warning("old snapshots stay: %s", error)
+
+    def _manifest(self, commit: Commit) -> Manifest:
+        entries = {
+            key: TaskEntry(
+                {state: [Part.from_json(part) for part in parts] for state, parts in entry["parts"].items()},
+                entry["tokens"],
+            )
+            for key, entry in commit.tasks.items()
+        }
+        return Manifest(
+            self._plan.topology,
+            commit.epoch,
+            self._delivery,
+            self._generation,
+            time.time(),
+            entries,
+            {component: len(tasks) for component, tasks in self._plan.tasks_of.items()},
+        )

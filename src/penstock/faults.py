@@ -1,0 +1,36 @@
+"""Points where a process can be told to die, for the crash tests of each gap between two steps of a commit.
+
+Off unless the setting ``crash_at`` names a step and an epoch, such as ``written:3``; a slot may follow
+(``written:3:1.0``). Only the first start of a topology dies: what it is started again for is to live.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import NoReturn
+
+STEPS = ("announced", "marked", "cut", "written", "reported", "collected", "committed", "told", "published")
+"""In the order of a commit; see ``coordinator.commits``."""
+
+
+def die() -> NoReturn:
+    """As suddenly as processes do."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process went on")
+
+
+class CrashPoint:
+    """Dies where it is told to."""
+
+    def __init__(self, spec: str, where: str = "", die: Callable[[], NoReturn] = die) -> None:
+        step, _, rest = spec.partition(":")
+        epoch, _, slot = rest.partition(":")
+        self._at = (step, int(epoch)) if spec and slot in ("", where) else None
+        self._die = die
+
+    def __call__(self, step: str, epoch: int) -> None:
+        """Now ``step`` of ``epoch`` has been done."""
+        if self._at == (step, epoch):
+            self._die()
