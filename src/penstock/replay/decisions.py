@@ -122,8 +122,7 @@ Instruction: TypeAlias = Read | Swap | Store | Done
 
 
 class Decisions:
-    """The state of one task's replay. At most one read, one swap and one store are under way at a time, and a
-    store and a swap never together."""
+    """The state of one task's replay. At most one read and one store are under way at a time, or one swap."""
 
     def __init__(self, max_attempts: int, capacity: int, from_holds: bool) -> None:
         """``capacity`` is how many entries may wait for the spout; ``from_holds``: From is not empty at the
@@ -181,21 +180,17 @@ class Decisions:
         assert min(self._open.values()) >= 0
         assert len(self._failed) + len(self._storing) <= self.outstanding
         assert not (self._swapping and self._storing)
-        assert not (self._swapping and (self._open[Origin.TO] or self._reading is Origin.TO))
+        assert not (self._swapping and (self._open[Origin.TO] or self._reading))
 
     def _next(self) -> list[Instruction]:
-        result: list[Instruction] = []
-        due = (
-            self._from_holds
-            and not self._to_unread
-            and not self._open[Origin.TO]
-            and self._reading is not Origin.TO
-        )
-        if self._swapping or (due and self._storing):
-            return result  # a swap waits for the store under way, and everything else for the swap
-        if due:
+        if self._swapping:
+            return []
+        if self._from_holds and not self._to_unread and not self._open[Origin.TO]:
+            if self._storing or self._reading:
+                return []  # the exchange waits for what is under way, and nothing new begins before it
             self._swapping = True
             return [Swap()]
+        result: list[Instruction] = []
         if self._failed and not self._storing:
             self._storing, self._failed = self._failed, []
             dead = [record for _, record in self._storing if self._is_dead(record)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import EnvironmentFault
 from penstock.replay.dead_letters import DiskDeadLetters
 from penstock.replay.progress import Progress
-from penstock.replay.queues import Pointer, Queue, Queues, QueuesBusy, ReplayStore
+from penstock.replay.queues import Pointer, Queue, QueueDamaged, Queues, QueuesBusy, ReplayStore
 from penstock.replay.records import Record, decode, encode
 from penstock.replay.segments import SEGMENT_BYTES, SegmentLog, replace_file
 from penstock.topology.components import Context
@@ -40,7 +40,12 @@ class DiskQueue(Queue):
             self._log.append([encode(record) for record in records], self._load())
 
     def read(self, limit: int) -> list[tuple[int, Record]]:
-        found = [(number, decode(data)) for number, data in self._reader.read(limit)]
+        stored = self._reader.read(limit)
+        try:
+            found = [(number, decode(data)) for number, data in stored]
+        except QueueDamaged:
+            self._reader.put_back(stored)
+            raise
         if found:
             self._progress.read([number for number, _ in found], self._reader.number)
         return found

@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import EnvironmentFault
-from penstock.replay.records import Record
+from penstock.replay.records import QueueDamaged, Record
 from penstock.topology.components import Context
 
 if TYPE_CHECKING:
     from penstock.replay.dead_letters import DeadLetters
 
 __all__ = ["Pointer", "Queue", "QueueDamaged", "Queues", "QueuesBusy", "Record", "ReplayStore"]
-
-
-class QueueDamaged(EnvironmentFault):
-    """Stored records do not read back as they were written."""
 
 
 class QueuesBusy(EnvironmentFault):

@@ -13,7 +13,13 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import EnvironmentFault
 from penstock.topology.components import Failure
+
+
+class QueueDamaged(EnvironmentFault):
+    """What was stored does not read back as it was written."""
+
 
 _JSON, _PICKLE = b"J", b"P"
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -69,9 +75,18 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """The record ``encode`` made these bytes of. Unpickles: the queues are as trusted as the topology's code."""
+    """The record ``encode`` made these bytes of. Unpickles: the queues are as trusted as the topology's code.
+    Raises ``QueueDamaged`` where that fails."""
     if data[:1] == _PICKLE:
-        return Record(*pickle.loads(data[1:]))
+        try:
+            return Record(*pickle.loads(data[1:]))
+        except Exception as error:  # whatever a user's class raises while it is built
+            raise QueueDamaged(
+                "replay queue",
+                "a tuple must unpickle with the code the topology has now",
+                f"{type(error).__name__}: {error}",
+                "Bring back the class it names, or emit plain values.",
+            ) from error
     values, raw, *story = json.loads(data[1:].decode("utf-8", "surrogatepass"))
     for index in raw:
         values[index] = values[index].encode("latin-1")

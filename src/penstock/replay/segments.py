@@ -161,13 +161,24 @@ class LogReader:
         return self._number
 
     def read(self, limit: int) -> list[tuple[int, bytes]]:
-        """Up to ``limit`` records that follow, with their numbers; fewer or none when there are no more now."""
+        """Up to ``limit`` records that follow, with their numbers; fewer or none when there are no more now. What
+        cannot be read back raises, once it is the first."""
         found: list[tuple[int, bytes]] = []
-        while len(found) < limit and self.more():
-            for _ in range(min(limit - len(found), len(self._ready))):
-                found.append((self._number, self._ready.popleft()))
-                self._number += 1
+        try:
+            while len(found) < limit and self.more():
+                for _ in range(min(limit - len(found), len(self._ready))):
+                    found.append((self._number, self._ready.popleft()))
+                    self._number += 1
+        except QueueDamaged:
+            if not found:
+                raise
         return found
+
+    def put_back(self, found: Sequence[tuple[int, bytes]]) -> None:
+        """Have the records of the last ``read`` read again."""
+        self._ready.extendleft(data for _, data in reversed(found))
+        if found:
+            self._number = found[0][0]
 
     def more(self) -> bool:
         """True if a record is there to read."""

@@ -1,0 +1,341 @@
+"""The decisions of replay under random interleavings, crashes and queues: nothing is lost, order and bounds hold.
+
+A model stands for the three threads: it carries out instructions in any order a scheduler could, on real or
+pretended queues, crashes at any instant, and starts anew from what was durable then.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.replay.decisions import (
+    Acked,
+    Arrived,
+    Decisions,
+    Done,
+    Entry,
+    Failed,
+    Looked,
+    Origin,
+    Read,
+    Store,
+    Stored,
+    Swap,
+    Swapped,
+    Taken,
+)
+from penstock.replay.embedded import open_beside
+from penstock.replay.progress import Progress
+from penstock.replay.queues import Queues
+from penstock.replay.records import Record
+from penstock.replay.replayer import exchange
+from penstock.topology.components import Failure
+
+MAX_ATTEMPTS = 3
+
+
+class MemoryQueue:
+    """A queue whose durable part survives ``reopen``: as the contract says and no better."""
+
+    def __init__(self):
+        self.items, self.stored = [], 0
+        self.reopen()
+
+    def reopen(self):
+        self.cursor, self.progress = self.stored, Progress(self.stored)
+
+    def append(self, records):
+        self.items += records
+
+    def read(self, limit):
+        found = list(enumerate(self.items))[self.cursor : self.cursor + limit]
+        self.cursor += len(found)
+        self.progress.read([at for at, _ in found], self.cursor)
+        return found
+
+    def done(self, positions):
+        self.progress.done(positions)
+
+    def commit(self):
+        self.stored = self.progress.position
+
+    @property
+    def empty(self):
+        return self.cursor == len(self.items)
+
+    def clear(self):
+        assert self.progress.finished
+        self.commit()
+
+    def close(self):
+        pass
+
+
+class MemoryPointer:
+    exchanged = False
+
+    def load(self):
+        return self.exchanged
+
+    def store(self, exchanged):
+        self.exchanged = exchanged
+
+
+class MemoryLetters:
+    def __init__(self):
+        self.records = []
+
+    def add(self, records):
+        self.records += records
+
+    def close(self):
+        pass
+
+
+class MemoryPlace:
+    def __init__(self):
+        self.queues = Queues(MemoryQueue(), MemoryQueue(), MemoryLetters(), MemoryPointer())
+
+    def reopen(self):
+        self.queues.from_.reopen()
+        self.queues.to.reopen()
+        return self.queues
+
+    def dead(self):
+        return self.queues.dead.records
+
+    def close(self):
+        pass
+
+
+class DiskPlace:
+    """Each reopening works on a copy of the files as they are: the old process can do nothing more to them."""
+
+    def __init__(self):
+        self.root, self.turn, self.queues = Path(tempfile.mkdtemp(prefix="penstock-replay-")), 0, None
+
+    def reopen(self):
+        old = self.root / str(self.turn)
+        self.turn += 1
+        if old.exists():
+            shutil.copytree(old, self.root / str(self.turn))
+            self.queues.close()
+            shutil.rmtree(old)
+        self.queues = open_beside(self.root / str(self.turn))
+        return self.queues
+
+    def dead(self):
+        return [letter.record for letter in self.queues.dead.letters()]
+
+    def close(self):
+        self.queues.close()
+        shutil.rmtree(self.root)
+
+
+class Model:
+    """One spout task, with the threads' work laid out as instructions that wait to be carried out."""
+
+    def __init__(self, place, fresh):
+        self.place = place
+        self.eden = MemoryQueue()
+        self.eden.append([Record((number,)) for number in range(fresh)])
+        self.fresh = fresh
+        self.acked, self.failures = set(), Counter()
+        self.start()
+
+    def start(self):
+        self.queues = self.place.reopen()
+        self.eden.reopen()
+        self.exchanged = self.queues.pointer.load()
+        self.decisions = Decisions(MAX_ATTEMPTS, capacity=4, from_holds=not self.from_.empty)
+        self.waiting, self.buffer, self.pending = [], [], []
+        self.tell(Looked())
+
+    @property
+    def to(self):
+        return self.queues.from_ if self.exchanged else self.queues.to
+
+    @property
+    def from_(self):
+        return self.queues.to if self.exchanged else self.queues.from_
+
+    def tell(self, event):
+        for instruction in self.decisions.handle(event):
+            if isinstance(instruction, Done):
+                (self.to if instruction.origin is Origin.TO else self.eden).done(instruction.positions)
+            else:
+                self.waiting.append(instruction)
+        self.decisions.validate()
+
+    def act(self, index):
+        """Let one of the threads carry out what it was told."""
+        if not self.waiting:
+            return
+        instruction = self.waiting.pop(index % len(self.waiting))
+        if isinstance(instruction, Read):
+            source = self.to if instruction.origin is Origin.TO else self.eden
+            if instruction.origin is Origin.EDEN:
+                assert self.to.empty, "fresh data while To still holds something"
+            found = [Entry(instruction.origin, at, record) for at, record in source.read(instruction.limit)]
+            assert len(found) <= instruction.limit
+            self.buffer += found
+            self.tell(Arrived(instruction.origin, found))
+        elif isinstance(instruction, Swap):
+            assert self.to.empty
+            exchange(self.queues, self.exchanged)
+            self.exchanged = not self.exchanged
+            self.tell(Swapped())
+        elif isinstance(instruction, Store):
+            self.from_.append(instruction.back)
+            self.queues.dead.add(instruction.dead)
+            assert all(record.attempts < MAX_ATTEMPTS for record in instruction.back)
+            assert all(record.attempts == MAX_ATTEMPTS for record in instruction.dead)
+            self.tell(Stored())
+
+    def take(self, count):
+        taken, self.buffer = self.buffer[:count], self.buffer[count:]
+        self.pending += taken
+        if taken:
+            self.tell(Taken(len(taken)))
+
+    def ack(self, index):
+        if self.pending:
+            entry = self.pending.pop(index % len(self.pending))
+            self.acked.add(entry.record.payload[0])
+            self.tell(Acked([entry]))
+
+    def fail(self, index):
+        if self.pending:
+            entry = self.pending.pop(index % len(self.pending))
+            self.failures[entry.record.payload[0]] += 1
+            self.tell(Failed([(entry, entry.record.failed(Failure("bolt", "boom"), 1.0))]))
+
+    def commit(self):
+        self.eden.commit()
+        self.to.commit()
+
+    def crash(self):
+        self.start()
+        self.check_nothing_lost()
+
+    def check_nothing_lost(self):
+        """Each tuple is acked, dead, or will be read again from where a new process would begin."""
+        queues = self.place.reopen()
+        held = {record.payload[0] for record in self.eden.items[self.eden.stored :]}
+        held |= {record.payload[0] for queue in (queues.from_, queues.to) for _, record in queue.read(10_000)}
+        held |= {record.payload[0] for record in self.place.dead()} | self.acked
+        assert held == set(range(self.fresh))
+        self.start()
+
+    def drain(self):
+        """Run on without failures until nothing is left to do."""
+        for _ in range(10_000):
+            self.take(100)
+            while self.pending:
+                self.ack(0)
+            if self.waiting:
+                self.act(0)
+            elif self.eden.empty and self.to.empty and self.from_.empty and not self.buffer:
+                if not self.decisions.outstanding:
+                    return
+            else:
+                self.tell(Looked())
+        raise AssertionError("it does not come to rest")
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["act", "act", "act", "take", "ack", "fail", "fail", "commit", "crash", "look"]),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("kind", [MemoryPlace, DiskPlace])
+@settings(max_examples=80)
+@given(steps=steps, fresh=st.integers(0, 8))
+def test_no_interleaving_and_no_crash_loses_a_tuple(kind, steps, fresh):
+    place = kind()
+    try:
+        model = Model(place, fresh)
+        for name, number in steps:
+            match name:
+                case "act":
+                    model.act(number)
+                case "take":
+                    model.take(number)
+                case "ack":
+                    model.ack(number)
+                case "fail":
+                    model.fail(number)
+                case "commit":
+                    model.commit()
+                case "crash":
+                    model.crash()
+                case "look":
+                    model.tell(Looked(to=not model.to.empty, from_=not model.from_.empty))
+        model.drain()
+        model.commit()
+        dead = {record.payload[0] for record in place.dead()}
+        assert model.acked | dead == set(range(fresh))
+        assert all(record.attempts == MAX_ATTEMPTS for record in place.dead())
+        model.crash()
+        model.drain()
+        assert model.eden.stored == fresh
+    finally:
+        place.close()
+
+
+@given(steps=steps, fresh=st.integers(0, 8))
+def test_without_crashes_attempts_are_counted_and_order_holds(steps, fresh):
+    model = Model(MemoryPlace(), fresh)
+    seen = []
+    for name, number in steps:
+        if name in ("act", "commit"):
+            model.act(number)
+        elif name == "take":
+            before = len(model.pending)
+            model.take(number)
+            seen += model.pending[before:]
+        elif name == "fail":
+            model.fail(number)
+        elif name == "ack":
+            model.ack(number)
+    fresh_order = [entry.record.payload[0] for entry in seen if entry.origin is Origin.EDEN]
+    assert fresh_order == sorted(fresh_order)
+    model.drain()
+    dead = {record.payload[0] for record in model.place.dead()}
+    assert dead == {value for value, count in model.failures.items() if count >= MAX_ATTEMPTS}
+    assert max(model.failures.values(), default=0) <= MAX_ATTEMPTS
+    assert model.acked == set(range(fresh)) - dead
+
+
+def test_what_failed_comes_before_fresh_data():
+    model = Model(MemoryPlace(), 12)
+    model.act(0)  # To: empty
+    model.act(0)  # Eden: 0 to 3
+    model.take(4)
+    model.fail(1)
+    assert [type(instruction) for instruction in model.waiting] == [Read, Store]
+    model.act(1)
+    assert [type(instruction) for instruction in model.waiting] == [
+        Read
+    ]  # of Eden, under way: the swap waits for it
+    model.fail(1)
+    model.act(0)  # Eden: 4 to 7
+    assert [type(instruction) for instruction in model.waiting] == [Swap]  # before any other read or store
+    model.act(0)
+    assert [type(instruction) for instruction in model.waiting] == [Store]  # what failed meanwhile
+    model.take(4)
+    assert model.waiting[1:] == [Read(Origin.TO, 4)]
+    model.act(1)
+    model.take(4)
+    assert model.pending[-1].record == Record((1,), 1, "boom", "bolt", 1.0)

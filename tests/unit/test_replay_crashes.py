@@ -1,0 +1,319 @@
+"""A crash in every gap between two steps: the folder as it was at that instant is opened by another process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from penstock.replay import embedded, segments
+from penstock.replay.dead_letters import send_back
+from penstock.replay.embedded import DiskPointer, DiskQueue, EmbeddedStore, open_beside
+from penstock.replay.queues import QueueDamaged, Record
+from penstock.replay.replayer import exchange
+from penstock.replay.segments import SegmentLog
+from penstock.topology.components import Context
+
+
+def records(*values):
+    return [Record((value,)) for value in values]
+
+
+def payloads(found):
+    return [record.payload[0] for _, record in found]
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+def crash_at(monkeypatch, owner, name, call):
+    """The ``call``-th call of a function, from 1, does not happen and nothing after it does."""
+    real, count = getattr(owner, name), iter(range(1, 1000))
+
+    def maybe(*args, **kwargs):
+        if next(count) == call:
+            raise Crash
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, maybe)
+
+
+# -- exchange: (1) commit To's position (2) store the pointer (3) clear the drained one
+
+
+class Steps:
+    """Queues whose exchange stops before its n-th step."""
+
+    def __init__(self, folder, stop_before):
+        self.queues = open_beside(folder)
+        self.left = stop_before
+
+    def exchange(self):
+        queues = self.queues
+        drained = queues.from_ if queues.pointer.load() else queues.to
+        for owner, name in ((drained, "commit"), (queues.pointer, "store"), (drained, "clear")):
+            real = getattr(owner, name)
+            setattr(owner, name, lambda *args, real=real: self._step(real, *args))
+        exchange(queues, queues.pointer.load())
+
+    def _step(self, real, *args):
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+        real(*args)
+
+
+@pytest.mark.parametrize("stop_before", [1, 2, 3, 99])
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_an_exchange_that_stops_between_two_steps_loses_nothing(tmp_path, stop_before, exchanged):
+    setup = open_beside(tmp_path / "q")
+    setup.pointer.store(exchanged)
+    to, from_ = (setup.from_, setup.to) if exchanged else (setup.to, setup.from_)
+    to.append(records("replayed"))
+    from_.append(records("failed 1", "failed 2"))
+    setup.close()
+
+    steps = Steps(tmp_path / "q", stop_before)
+    now_to = steps.queues.from_ if exchanged else steps.queues.to
+    now_to.done([position for position, _ in now_to.read(10)])
+    if stop_before == 99:
+        steps.exchange()
+    else:
+        with pytest.raises(Crash):
+            steps.exchange()
+    steps.queues.close()
+    shutil.copytree(tmp_path / "q", tmp_path / "crashed")
+
+    after = open_beside(tmp_path / "crashed")
+    flipped = after.pointer.load()
+    assert flipped == (exchanged if stop_before <= 2 else not exchanged)
+    to, from_ = (after.from_, after.to) if flipped else (after.to, after.from_)
+    expected = {
+        1: (["replayed"], ["failed 1", "failed 2"]),  # read again: at least once
+        2: ([], ["failed 1", "failed 2"]),
+        3: (["failed 1", "failed 2"], []),
+        99: (["failed 1", "failed 2"], []),
+    }[stop_before]
+    assert (payloads(to.read(10)), payloads(from_.read(10))) == expected
+    after.close()
+
+
+@pytest.mark.parametrize("step", ["commit", "store", "clear"])
+def test_an_exchange_that_fails_is_done_again(tmp_path, step):
+    queues = open_beside(tmp_path / "q")
+    queues.to.append(records("old"))
+    queues.from_.append(records("failed"))
+    queues.to.done([position for position, _ in queues.to.read(10)])
+    owner = queues.pointer if step == "store" else queues.to
+    real = getattr(owner, step)
+    setattr(owner, step, lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        exchange(queues, False)
+    setattr(owner, step, real)
+    exchange(queues, False)
+    assert queues.pointer.load() is True
+    assert payloads(queues.from_.read(10)) == ["failed"]
+    assert queues.to.empty
+    queues.close()
+
+
+# -- append: (1) lock (2) find the end (3) new segment (4) write (5) fdatasync
+
+
+def test_every_cut_of_a_torn_append_keeps_whole_records_only(tmp_path):
+    queue = DiskQueue(tmp_path / "q")
+    queue.append(records("kept"))
+    [segment] = (tmp_path / "q").glob("*.seg")
+    before = segment.stat().st_size
+    queue.append(records("one", "two", "three"))
+    whole = segment.read_bytes()
+    queue.close()
+    for cut in range(before, len(whole) + 1):
+        shutil.rmtree(tmp_path / "c", ignore_errors=True)
+        shutil.copytree(tmp_path / "q", tmp_path / "c")
+        (tmp_path / "c" / segment.name).write_bytes(whole[:cut])
+        crashed = DiskQueue(tmp_path / "c")
+        survived = payloads(crashed.read(10))
+        assert survived == ["kept", "one", "two", "three"][: len(survived)]
+        assert len(survived) >= 1
+        crashed.append(records("after"))
+        assert payloads(crashed.read(10)) == ["after"]
+        crashed.close()
+        again = DiskQueue(tmp_path / "c")
+        assert payloads(again.read(10)) == [*survived, "after"]
+        again.close()
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 4096, b"garbage that is no record at all", b"\x05\0\0\0crc!five5"])
+def test_rubbish_at_the_end_is_cut_off(tmp_path, tail):
+    queue = DiskQueue(tmp_path)
+    queue.append(records(1, 2))
+    queue.close()
+    [segment] = tmp_path.glob("*.seg")
+    with segment.open("ab") as file:
+        file.write(tail)
+    again = DiskQueue(tmp_path)
+    assert payloads(again.read(10)) == [1, 2]
+    assert again.empty
+    again.append(records(3))
+    assert payloads(again.read(10)) == [3]
+    again.close()
+
+
+@pytest.mark.parametrize("function", ["pwrite", "fdatasync"])
+def test_a_failed_append_says_so_and_the_next_one_is_whole(tmp_path, monkeypatch, function):
+    queue = DiskQueue(tmp_path)
+    queue.append(records(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, function, lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            queue.append(records(2))
+    queue.append(records(2))
+    assert payloads(queue.read(10)) in ([1, 2], [1, 2, 2])
+    queue.close()
+
+
+def test_half_a_write_that_another_reader_saw_is_not_taken_back(tmp_path, monkeypatch):
+    queue, reader = DiskQueue(tmp_path), DiskQueue(tmp_path)
+    real = os.pwrite
+
+    def half(file, data, offset):
+        real(file, bytes(data)[: len(data) * 2 // 3], offset)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", half)
+        with pytest.raises(OSError, match="Input/output"):
+            queue.append(records("a", "b", "c"))
+    seen = reader.read(10)
+    assert payloads(seen) == ["a", "b"][: len(seen)]
+    assert seen
+    queue.append(records("d"))
+    assert payloads(reader.read(10)) == ["d"]  # not under a number that was read already
+    for each in (queue, reader):
+        each.close()
+
+
+def test_a_crash_after_a_new_segment_began(tmp_path, monkeypatch):
+    queue = DiskQueue(tmp_path, segment_bytes=50)
+    queue.append(records("first"))
+    queue.append(records("second"))
+    crash_at(monkeypatch, segments, "_write_all", 1)
+    with pytest.raises(Crash):
+        queue.append(records("third"))
+    monkeypatch.undo()
+    queue.close()
+    again = DiskQueue(tmp_path, segment_bytes=50)
+    assert payloads(again.read(10)) == ["first", "second"]
+    again.append(records("third"))
+    assert payloads(again.read(10)) == ["third"]
+    again.close()
+
+
+def test_a_damaged_record_in_the_middle_is_not_passed_over(tmp_path):
+    queue = DiskQueue(tmp_path, segment_bytes=50)
+    for value in range(4):
+        queue.append(records(f"value {value}"))
+    queue.close()
+    first = sorted(tmp_path.glob("*.seg"))[0]
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    again = DiskQueue(tmp_path)
+    assert payloads(again.read(10)) == ["value 0"]
+    with pytest.raises(QueueDamaged, match=r"must read back as it was written; .* at byte \d+ \(record 1\). The"):
+        again.read(10)
+    again.close()
+
+
+# -- commit: (1) replace the position file (2) remove segments; clear: also begin an empty segment first
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_a_crash_anywhere_in_commit_and_clear(tmp_path, monkeypatch, call):
+    queue = DiskQueue(tmp_path, segment_bytes=60)
+    for value in range(6):
+        queue.append(records(value))
+    queue.done([position for position, _ in queue.read(6)])
+    queue.append(records("unread"))
+    real = {name: getattr(os, name) for name in ("open", "write", "fdatasync", "fsync", "replace", "unlink")}
+    count = iter(range(1, 1000))
+
+    def counted(name):
+        def run(*args, **kwargs):
+            if next(count) == call:
+                raise Crash
+            return real[name](*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        for name in real:
+            patched.setattr(os, name, counted(name))
+        try:
+            queue.commit()
+            queue.clear()
+        except Crash:
+            pass
+    again = DiskQueue(tmp_path)
+    survived = payloads(again.read(10))
+    assert survived in ([*range(6), "unread"], ["unread"])
+    again.append(records("later"))
+    assert payloads(again.read(10)) == ["later"]
+    again.close()
+
+
+def test_numbers_of_records_that_did_not_survive_a_power_cut_stay_used(tmp_path):
+    queue = DiskQueue(tmp_path)
+    queue.append(records("kept"))
+    [segment] = tmp_path.glob("*.seg")
+    durable = segment.read_bytes()
+    queue.append(records("read by another, then lost"))
+    queue.done([position for position, _ in queue.read(10)])
+    queue.commit()
+    queue.close()
+    segment.write_bytes(durable)
+    again = DiskQueue(tmp_path)
+    assert again.empty
+    again.append(records("new"))
+    assert payloads(again.read(10)) == ["new"]
+    again.close()
+
+
+def test_a_pointer_is_old_or_new_never_neither(tmp_path, monkeypatch):
+    pointer = DiskPointer(tmp_path / "pointer")
+    pointer.store(True)
+    for name in ("open", "write", "fdatasync", "replace"):
+        with monkeypatch.context() as patched:
+            crash_at(patched, os, name, 1)
+            with pytest.raises(Crash):
+                pointer.store(False)
+        assert DiskPointer(tmp_path / "pointer").load() is True
+    pointer.store(False)
+    assert DiskPointer(tmp_path / "pointer").load() is False
+
+
+# -- send back: (1) append to From (2) strike out the letter
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_letter_sent_back_is_in_one_place_at_least(tmp_path, monkeypatch, step):
+    queues = open_beside(tmp_path)
+    queues.dead.add([Record(("x",), 5, "boom")])
+    crash_at(monkeypatch, SegmentLog, "append", step)
+    with pytest.raises(Crash):
+        send_back(queues, [0])
+    monkeypatch.undo()
+    after = open_beside(tmp_path)
+    assert len(after.dead.letters()) == 1
+    assert payloads(after.from_.read(10)) == ["x"][: step - 1]
+
+
+def test_the_embedded_store_leaves_no_lock_behind_when_it_fails(tmp_path, monkeypatch):
+    context = Context("t", "s", 1, 0, {"s": (1,)}, delivery="at_least_once", folder=str(tmp_path))
+    crash_at(monkeypatch, embedded, "DiskQueue", 1)
+    with pytest.raises(Crash):
+        EmbeddedStore().open(context)
+    EmbeddedStore().open(context).close()
