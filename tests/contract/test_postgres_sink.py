@@ -165,10 +165,8 @@ def test_every_type_arrives_as_it_was(server: PostgresServer, table: str, start:
         "day": pa.array([moment.date(), datetime.date(1, 1, 1), None]),
         "time": pa.array([moment.time(), datetime.time(0), None]),
         "local": pa.array([moment, datetime.datetime(1970, 1, 1), None]),
-        "utc": pa.array([moment.replace(tzinfo=datetime.UTC)] * 2 + [None]),
-        "berlin": pa.array(
-            [moment.replace(tzinfo=datetime.UTC)] * 2 + [None], pa.timestamp("us", "Europe/Berlin")
-        ),
+        "utc": pa.array([in_utc, in_utc, None]),
+        "berlin": pa.array([in_utc, in_utc, None], pa.timestamp("us", "Europe/Berlin")),
         "lasts": pa.array([datetime.timedelta(days=1, microseconds=1), datetime.timedelta(0), None]),
         "bytes": pa.array([b"\x00\\\xff", b"", None]),
         "list": pa.array([[1, 2], [], None]),

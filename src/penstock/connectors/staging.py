@@ -140,9 +140,9 @@ class StagedSink(TransactionalSink):
         self.where = f"component '{context.component}' (task {context.task})"
         # Without a folder nothing survives the process anyway: a temporary one serves.
         self._scratch = None if context.folder else tempfile.TemporaryDirectory(prefix="penstock-sink-")
-        store = StateStore(self._scratch.name if self._scratch else context.folder)
-        self.identity = identity_in(store)
-        self._staged = store.child(_STAGED)
+        self._store = StateStore(self._scratch.name if self._scratch else context.folder)
+        self._staged = self._store.child(_STAGED)
+        self.identity = identity_in(self._store)
         self._buffer = RowBuffer(self.where)
         self._parts: list[str] = []
         self._rows = 0
@@ -157,7 +157,7 @@ class StagedSink(TransactionalSink):
             self._newest = max(self._newest, token["epoch"])
         for name in self._staged.list():
             self._staged.remove(name)
-        self._staged.sweep()
+        self._store.sweep(_STAGED)
         self._newest = max(self._newest, self.published())
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
