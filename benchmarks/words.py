@@ -15,6 +15,7 @@ from penstock import (
     BatchBolt,
     BatchCollector,
     BatchSpout,
+    BatchSpoutCollector,
     Collector,
     Conf,
     Context,
@@ -52,13 +53,20 @@ class BatchSentences(BatchSpout):
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(("sentence", str))
 
-    def open(self, conf: Conf, context: Context, collector: BatchCollector) -> None:
+    def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
         self._collector = collector
         self._pool = pa.array(sentences())
         self._rng = np.random.default_rng(context.task)
+        self._tracked = context.delivery == "at_least_once"
+        self._size = min(BATCH, int(conf.get("batch", BATCH)))
+        self._next = 0
 
     def next_batch(self) -> None:
-        self._collector.emit_batch([self._pool.take(pa.array(self._rng.integers(0, SENTENCES, BATCH)))])
+        size = self._size
+        ids = range(self._next, self._next + size) if self._tracked else None
+        self._next += size
+        column = self._pool.take(pa.array(self._rng.integers(0, SENTENCES, size)))
+        self._collector.emit_batch([column], msg_ids=ids)
 
 
 class BatchSplit(BatchBolt):
@@ -104,9 +112,16 @@ class Sentences(Spout):
         self._collector = collector
         self._pool = sentences()
         self._random = random.Random(context.task).random
+        self._tracked = context.delivery == "at_least_once"
+        self._next = 0
 
     def next_tuple(self) -> None:
-        self._collector.emit([self._pool[int(self._random() * SENTENCES)]])
+        sentence = self._pool[int(self._random() * SENTENCES)]
+        if self._tracked:
+            self._next += 1
+            self._collector.emit([sentence], msg_id=self._next)
+        else:
+            self._collector.emit([sentence])
 
 
 class Split(BasicBolt):

@@ -32,20 +32,25 @@ from penstock.errors import (
 from penstock.plan.model import Plan
 from penstock.plan.planner import make_plan
 from penstock.settings import Settings
+from penstock.state.maps import MapState
+from penstock.state.values import TaskState, ValueState
 from penstock.topology.builder import BoltDeclarer, SpoutDeclarer, Topology, TopologyBuilder
 from penstock.topology.components import (
     BasicBolt,
     BatchBolt,
     BatchCollector,
     BatchSpout,
+    BatchSpoutCollector,
     Collector,
     Conf,
     Context,
+    Failure,
     RichBolt,
     RichCollector,
     Source,
     Spout,
     SpoutCollector,
+    TransactionalSink,
 )
 from penstock.topology.groupings import CustomGrouping, Grouping, Router, Targets
 from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer
@@ -62,6 +67,7 @@ __all__ = [
     "BatchBolt",
     "BatchCollector",
     "BatchSpout",
+    "BatchSpoutCollector",
     "BoltDeclarer",
     "Clock",
     "Collector",
@@ -71,12 +77,14 @@ __all__ = [
     "ControlRefused",
     "CustomGrouping",
     "EnvironmentFault",
+    "Failure",
     "FieldCountError",
     "FieldTypeError",
     "FrameError",
     "Grouping",
     "JavaMissing",
     "LoadError",
+    "MapState",
     "MasterUnreachable",
     "NotEnoughSlots",
     "OutputDeclarer",
@@ -99,12 +107,15 @@ __all__ = [
     "StateError",
     "SystemClock",
     "Targets",
+    "TaskState",
     "Topology",
     "TopologyBuilder",
     "TopologyError",
     "TopologyFailed",
+    "TransactionalSink",
     "Tuple",
     "UserCodeError",
+    "ValueState",
     "make_plan",
     "submit",
 ]

@@ -57,6 +57,12 @@ PUBLIC = [
     "UserCodeError",
     "make_plan",
     "submit",
+    "BatchSpoutCollector",
+    "Failure",
+    "MapState",
+    "TaskState",
+    "TransactionalSink",
+    "ValueState",
 ]
 
 

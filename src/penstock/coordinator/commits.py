@@ -12,7 +12,7 @@ The commit of epoch n, in steps; whatever dies between two of them, recovery fin
    manifest needs any more go.
 
 Before the manifest is there, a restart begins at n - 1: what sinks prepared for n is dropped, and all is done
-again. After it, a restart begins at n, and its tokens are committed again, which does nothing where it had happened.
+again. After it, a restart begins at n, and its tokens are committed again, which does nothing a second time.
 """
 
 from __future__ import annotations
