@@ -223,12 +223,17 @@ def test_tasks_that_update_the_same_rows_do_not_lock_each_other_out(
         threading.Thread(target=work, args=(sink, order))
         for sink, order in zip(sinks, (keys, keys[::-1]), strict=True)
     ]
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'"
+    before = query(server, deadlocks)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert query(server, f"SELECT count(*), sum(v) FROM {table}") == [(2000, sum(keys))]
     assert [sink.published() for sink in sinks] == [5, 5]
+    for sink in sinks:
+        sink.cleanup()  # a session reports its figures when it ends
+    assert query(server, deadlocks) == before
 
 
 def test_columns_choose_and_rename(server: PostgresServer, table: str, start: Any) -> None:

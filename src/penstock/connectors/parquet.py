@@ -78,7 +78,6 @@ class ParquetSink(TransactionalSink):
         self._compression = compression
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        self._broken: ComponentError | None = None
         self.where = f"component '{context.component}' (task {context.task}), folder {self._url}"
         self._fs, path = fsspec.core.url_to_fs(self._url)
         self._folder = path.rstrip("/")
@@ -99,6 +98,8 @@ class ParquetSink(TransactionalSink):
         self._process = secrets.token_hex(4)  # a staged file never takes the name of an earlier process's
         self._number = 0
         self._newest = -1
+        self._prepared: dict[int, list[str]] = {}
+        self._lost: ComponentError | None = None
 
     def recover(self, tokens: Sequence[Any]) -> None:
         for token in sorted(filter(None, tokens), key=lambda token: int(token["epoch"])):
@@ -120,27 +121,37 @@ class ParquetSink(TransactionalSink):
                 f"({', '.join(batch.schema.names)})",
                 "Partition by fields of the input.",
             )
+        if self._lost is not None:
+            raise self._lost
         if self._buffer.bytes >= ROW_GROUP_BYTES:
             self._write_row_groups()
         self._buffer.add(batch, source)
 
     def prepare_commit(self, epoch: int) -> Any:
-        if self._buffer.rows:
+        """Raises where any row of the epoch could not be written, also if ``write`` said so before: the whole of
+        it is lost. The next epoch begins afresh."""
+        try:
+            if self._lost is not None:
+                raise self._lost
             self._write_row_groups()
-        with self._io():
-            for folder in list(self._open):
-                self._close(folder)
-            self._sync_folder(self._stage)
+            with self._io():
+                for folder in list(self._open):
+                    self._close(folder)
+                self._sync_folder(self._stage)
+        except ComponentError:
+            self._discard()
+            raise
         if not self._closed:
             return None
         # At least once a new process may count from 1 again, under the same identity: never name a file twice.
         self._newest = max(epoch, self._newest + 1)
-        stem = f"{self._stem}-{self.identity}-{self._newest:09d}"
+        stem = f"{self._stem}-{self.identity}-{self._newest:015d}"
         files = [
             [file.name, posixpath.join(file.folder, f"{stem}-{number}.parquet")]
             for number, file in enumerate(self._closed)
         ]
         token = {"epoch": self._newest, "files": files, "rows": self._rows}
+        self._prepared[self._newest] = [file.name for file in self._closed]
         self._closed, self._rows = [], 0
         return token
 
@@ -151,6 +162,12 @@ class ParquetSink(TransactionalSink):
             for staged, name in token["files"]:
                 self.rename(posixpath.join(self._stage, staged), posixpath.join(self._folder, name))
         self.record(token["epoch"])
+        self._prepared.pop(token["epoch"], None)
+        # Epochs commit in order: one before this that could not be committed never will be.
+        for epoch in [epoch for epoch in list(self._prepared) if epoch < token["epoch"]]:
+            for name in self._prepared.pop(epoch):
+                with contextlib.suppress(OSError):  # half of them may be renamed
+                    self._fs.rm_file(posixpath.join(self._stage, name))
 
     def rename(self, staged: str, target: str) -> None:
         """Step 1 for one file."""
@@ -174,9 +191,7 @@ class ParquetSink(TransactionalSink):
         self._records.write(_RECORD, json.dumps({"identity": self.identity, "epoch": epoch}).encode())
 
     def cleanup(self) -> None:
-        for file in self._open.values():
-            file.handle.close()
-        self._open.clear()
+        self._discard()
 
     def _recorded(self) -> int:
         """The newest epoch this task has committed; -1 for none."""
@@ -186,13 +201,20 @@ class ParquetSink(TransactionalSink):
         return int(record["epoch"]) if record["identity"] == self.identity else -1
 
     def _write_row_groups(self) -> None:
-        """Everything in memory to the staged files. If it raises, an unknown part of it is in them."""
-        with self._io():
-            rows = self._buffer.table()
-            self._buffer.clear()
-            for folder, part in self._partitions(rows):
-                self._file(folder, part.schema).writer.write_table(part)
-            self._rows += rows.num_rows
+        """Everything in memory to the staged files. If it raises, an unknown part of it is there: then the epoch
+        cannot be saved any more."""
+        if not self._buffer.rows:
+            return
+        rows = self._buffer.table()
+        self._buffer.clear()
+        try:
+            with self._io():
+                for folder, part in self._partitions(rows):
+                    self._file(folder, part.schema).writer.write_table(part)
+        except ComponentError as error:
+            self._lost = error
+            raise
+        self._rows += rows.num_rows
 
     def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
         """The open file of a partition, made if there is none."""
@@ -257,19 +279,27 @@ class ParquetSink(TransactionalSink):
             finally:
                 os.close(descriptor)
 
+    def _discard(self) -> None:
+        """Forget the open epoch. What would not go to disk may refuse again here; ``recover`` removes the rest."""
+        for file in self._open.values():
+            for part in (file.writer, file.handle):
+                with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+                    part.close()
+        for file in (*self._open.values(), *self._closed):
+            with contextlib.suppress(OSError):
+                self._fs.rm_file(posixpath.join(self._stage, file.name))
+        self._buffer.clear()
+        self._open, self._closed, self._rows, self._lost = {}, [], 0, None
+
     @contextlib.contextmanager
     def _io(self) -> Iterator[None]:
-        """What the file system refuses, in four parts. After that the epoch is no longer whole, and every
-        further call raises the same: only a new process that recovers goes on."""
-        if self._broken is not None:
-            raise self._broken
+        """What the file system refuses, in four parts."""
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            self._broken = ComponentError(
+            raise ComponentError(
                 self.where,
                 "the folder takes the rows",
                 f"{type(error).__name__}: {error}",
-                "See to space and rights there; committed files are complete, the rest is done again.",
-            )
-            raise self._broken from error
+                "See to space and rights there; what was committed is complete.",
+            ) from error

@@ -113,6 +113,7 @@ class StagedSink(TransactionalSink):
     Commit of an epoch, in numbered steps: (1) ask the outside system for the newest epoch it has of this task,
     and go on to step 3 if that is this one or a later one; (2) publish the rows and the epoch's number there in
     one transaction; (3) remove the staged files. After a crash in any gap ``recover`` goes through them again.
+    ``commit`` may run in a thread of its own: ``published`` and ``publish`` share nothing with ``write``.
 
     What the outside system records must hold ``identity`` beside the epoch: a topology started from scratch counts
     epochs from 1 again, and then has another identity. Rows stay on disk in parts of about 32 MB, but an epoch
@@ -149,6 +150,7 @@ class StagedSink(TransactionalSink):
         self._process = secrets.token_hex(4)  # a part never takes the name of an earlier process's
         self._part_number = 0
         self._newest = -1
+        self._prepared: dict[int, list[str]] = {}
         self.connect(conf, context)
 
     def recover(self, tokens: Sequence[Any]) -> None:
@@ -174,6 +176,7 @@ class StagedSink(TransactionalSink):
         # At least once a new process may count from 1 again under the same identity: stay above what it published.
         self._newest = max(epoch, self._newest + 1)
         token = {"epoch": self._newest, "files": self._parts, "rows": self._rows}
+        self._prepared[self._newest] = self._parts
         self._parts, self._rows = [], 0
         return token
 
@@ -182,7 +185,9 @@ class StagedSink(TransactionalSink):
             return
         if self.published() < token["epoch"]:
             self.publish(token["epoch"], self._read(token))
-        for name in token["files"]:
+        # Epochs commit in order: one before this that could not be committed never will be.
+        done = [epoch for epoch in list(self._prepared) if epoch <= token["epoch"]]
+        for name in {*token["files"], *(name for epoch in done for name in self._prepared.pop(epoch))}:
             self._staged.remove(name)
 
     def cleanup(self) -> None:

@@ -1,0 +1,209 @@
+"""ParquetSink: what readers see, names, partitions, widened types, other file systems, refusals."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.connectors import parquet
+from penstock.connectors.parquet import ParquetSink
+from penstock.errors import ComponentError, TopologyError
+from penstock.topology.components import Context, Source
+
+SOURCE = Source("words", "default", 7)
+
+
+def start(sink: ParquetSink, state: Path | str = "", *tokens: Any) -> ParquetSink:
+    sink.prepare({}, Context("t", "sink", 1, 0, {"sink": (1,)}, folder=str(state)))
+    sink.recover(tokens)
+    return sink
+
+
+def write(sink: ParquetSink, **columns: Any) -> None:
+    sink.write(pa.record_batch({name: pa.array(values) for name, values in columns.items()}), SOURCE)
+
+
+def committed(sink: ParquetSink, epoch: int, **columns: Any) -> None:
+    write(sink, **columns)
+    sink.commit(sink.prepare_commit(epoch))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.parquet"))
+
+
+def staged(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*.staged")]
+
+
+def test_files_are_named_after_task_run_and_epoch_and_sort_by_epoch(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
+    for epoch in (9, 10, 111):
+        committed(sink, epoch, n=[epoch])
+    names = files(tmp_path / "out")
+    assert names == [f"t-sink-0-{sink.identity}-{epoch:015d}-0.parquet" for epoch in (9, 10, 111)]
+    assert pq.read_table(tmp_path / "out" / names[0]).to_pylist() == [{"n": 9}]
+
+
+def test_readers_pass_over_what_is_staged_also_in_mid_write(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    sink = start(ParquetSink(tmp_path))
+    committed(sink, 1, n=[1])
+    write(sink, n=[2])
+    write(sink, n=[3])  # row 2 is in the staged file, which has no footer yet
+    assert len(staged(tmp_path)) == 1
+    dataset = pyarrow.dataset.dataset(tmp_path)
+    assert dataset.to_table()["n"].to_pylist() == [1]
+    sink.prepare_commit(2)
+    assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [1]
+    assert len(files(tmp_path)) == 1  # not even a search for *.parquet in all folders finds it
+
+
+def test_rows_become_row_groups_as_they_come(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 800)
+    sink = start(ParquetSink(tmp_path))
+    for n in range(0, 1000, 50):
+        write(sink, n=range(n, n + 50))
+        assert sink._buffer.bytes <= 800
+    token = sink.prepare_commit(1)
+    assert token["rows"] == 1000
+    sink.commit(token)
+    (name,) = files(tmp_path)
+    assert pq.ParquetFile(tmp_path / name).num_row_groups == 10
+    assert pq.read_table(tmp_path / name)["n"].to_pylist() == list(range(1000))
+    assert pq.ParquetFile(tmp_path / name).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_partitions_become_folders_that_readers_know(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path, partition_by=["day", "word"]))
+    day = datetime.date(2024, 2, 29)
+    committed(sink, 1, n=[1, 2, 3, 4], word=["a", "b/c =", None, "a"], day=[day] * 4)
+    folders = {str(Path(name).parent) for name in files(tmp_path)}
+    assert folders == {
+        f"day=2024-02-29/word={word}" for word in ("a", "b%2Fc%20%3D", "__HIVE_DEFAULT_PARTITION__")
+    }
+    table = pyarrow.dataset.dataset(tmp_path, partitioning="hive").to_table()
+    rows = sorted((row["n"], row["word"], row["day"]) for row in table.to_pylist())
+    assert rows == [(n, word, "2024-02-29") for n, word in ((1, "a"), (2, "b/c ="), (3, None), (4, "a"))]
+
+
+def test_many_partitions_need_few_open_files(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parquet, "_MAX_OPEN", 3)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    sink = start(ParquetSink(tmp_path, partition_by=["p"]))
+    for turn in range(3):
+        write(sink, p=list(range(10)), n=[turn * 10 + p for p in range(10)])
+        assert len(sink._open) <= 3
+    sink.commit(sink.prepare_commit(1))
+    table = pyarrow.dataset.dataset(tmp_path, partitioning="hive").to_table()
+    assert sorted(table["n"].to_pylist()) == list(range(30))
+
+
+def test_a_type_that_widens_begins_another_file(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    sink = start(ParquetSink(tmp_path))
+    write(sink, n=[1])
+    write(sink, n=[2])
+    write(sink, n=[0.5])
+    sink.commit(sink.prepare_commit(1))
+    tables = [pq.read_table(tmp_path / name)["n"].to_pylist() for name in files(tmp_path)]
+    assert tables == [[1, 2], [0.5]]
+
+
+def test_readers_may_take_files_away_once_they_are_committed(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
+    write(sink, n=[1])
+    token = sink.prepare_commit(1)
+    sink.commit(token)
+    (tmp_path / "out" / files(tmp_path / "out")[0]).unlink()
+    start(ParquetSink(tmp_path / "out"), tmp_path / "state", token)
+    assert files(tmp_path / "out") == []
+
+
+def test_a_staged_file_that_vanished_is_an_error_not_a_loss(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
+    write(sink, n=[1])
+    token = sink.prepare_commit(1)
+    for path in (tmp_path / "out").rglob("*.staged"):
+        path.unlink()
+    with pytest.raises(ComponentError) as caught:
+        start(ParquetSink(tmp_path / "out"), tmp_path / "state", token)
+    message = str(caught.value)
+    assert f"folder {tmp_path / 'out'}: what was staged stays until it is committed; got neither" in message
+    assert "All nodes must reach the same folder" in message
+
+
+def test_an_epoch_given_up_leaves_no_files_behind(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path))
+    write(sink, n=[1])
+    sink.prepare_commit(1)  # its commit failed, and the runtime went on
+    committed(sink, 2, n=[2])
+    assert staged(tmp_path) == []
+    assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [2]
+
+
+def test_a_full_disk_fails_the_whole_epoch_and_not_the_next(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    sink = start(ParquetSink(tmp_path))
+    write(sink, n=[1])
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    for n in (2, 3):
+        with pytest.raises(ComponentError, match=r"takes the rows; got OSError: .*No space left on device"):
+            write(sink, n=[n])
+    with pytest.raises(ComponentError, match="See to space and rights there; what was committed is complete"):
+        sink.prepare_commit(1)
+    monkeypatch.undo()
+    assert sink.prepare_commit(2) is None
+    committed(sink, 3, n=[4])
+    assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [4]
+    assert staged(tmp_path) == []
+
+
+def test_a_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ComponentError, match=r"'sink' \(task 1\), folder .*out: the folder takes the rows"):
+        start(ParquetSink(tmp_path / "out"))
+
+
+def test_a_file_system_without_rename(tmp_path: Path) -> None:
+    """Another file system than the local one; its move is a copy and a delete, as on an object store."""
+    url = "memory://penstock-test-parquet/out/"
+    sink = start(ParquetSink(url, partition_by=["p"]), tmp_path)
+    write(sink, p=["a", "b"], n=[1, 2])
+    kept = sink.prepare_commit(1)
+    write(sink, p=["a"], n=[3])
+    sink.prepare_commit(2)
+    files = fsspec.filesystem("memory")
+    # A crash after the first copy, before its delete.
+    first, name = kept["files"][0]
+    files.copy(f"/penstock-test-parquet/out/_staged/t/sink/0/{first}", f"/penstock-test-parquet/out/{name}")
+    start(ParquetSink(url, partition_by=["p"]), tmp_path, kept)
+    found = files.find("/penstock-test-parquet/out")
+    assert [path for path in found if path.endswith(".staged")] == []
+    written = sorted(path for path in found if path.endswith(".parquet"))
+    assert [pq.read_table(files.open(path))["n"].to_pylist() for path in written] == [[1], [2]]
+    assert [path.split("/")[-2] for path in written] == ["p=a", "p=b"]
+
+
+def test_a_partition_field_that_is_missing_or_the_only_one(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path, partition_by=["day"]))
+    for columns in ({"n": [1]}, {"day": [1]}):
+        with pytest.raises(ComponentError, match=r"has the fields to partition by: \(day\) and one more; got \("):
+            write(sink, **columns)
+
+
+def test_partition_by_is_not_one_string() -> None:
+    with pytest.raises(TopologyError, match=r"partition_by is a sequence of fields; got 'day'. Write .*\['day'\]"):
+        ParquetSink("out", partition_by="day")
