@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.connectors.kafka_replay import Broker, KafkaDeadLetters, KafkaPointer, KafkaQueue
 from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters
 from penstock.replay.embedded import DiskPointer, DiskQueue
 from penstock.replay.queues import Pointer, Queue, Record
@@ -23,8 +24,18 @@ class Place:
     dead: Callable[[], DeadLetters]
 
 
-@pytest.fixture(params=["disk"])
+@pytest.fixture(params=["disk", "kafka"])
 def place(request: pytest.FixtureRequest, tmp_path: Any) -> Place:
+    if request.param == "kafka":
+        bootstrap = request.getfixturevalue("kafka").bootstrap
+        topic = request.getfixturevalue("topic")
+        broker = Broker("test", bootstrap, {})
+        queue, pointer, dead = topic(2), topic(2), topic(2)
+        return Place(
+            lambda: KafkaQueue(broker, queue, 1, f"{queue}.group"),
+            lambda: KafkaPointer(broker, pointer, 1, f"{pointer}.group"),
+            lambda: KafkaDeadLetters(broker, dead, 1, f"{dead}.group"),
+        )
     return Place(
         lambda: DiskQueue(tmp_path / "queue", segment_bytes=200),
         lambda: DiskPointer(tmp_path / "pointer"),

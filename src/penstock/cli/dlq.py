@@ -2,7 +2,7 @@
 
 Works on the files in the state directory, with the topology running or not, on the machine where the spout's
 tasks keep them. Sending back appends to the task's From queue, which any process may do at any time: a running
-topology finds the letters within a second, another one when it starts.
+topology finds the letters within a second, another one when it starts. With ``--kafka`` the same on topics.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             action.add_argument("ids", metavar="ID", nargs="*", help="as the list shows it")
             action.add_argument("--all", action="store_true", help="all of them")
         action.add_argument("--topology", metavar="NAME", required=True, help="the topology's name")
-        action.add_argument("--component", metavar="ID", help="only this spout's (default: all spouts')")
+        action.add_argument("--component", metavar="ID", help="only this spout's, on Kafka this source topic's")
         action.add_argument(
             "--state-dir",
             metavar="DIR",
             default=Settings().state_dir,
             help="the topology's state_dir (default: %(default)s)",
         )
+        action.add_argument("--kafka", metavar="HOST:PORT", help="the queues are on this Kafka, not on local disk")
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
     console = Console(file=sys.stdout)
-    boxes = _find(Path(options.state_dir), options.topology, options.component)
+    boxes = _find_on_kafka(options) if options.kafka else _find(options)
     try:
         found = {box.id(letter): (box, letter) for box in boxes for letter in box.queues.dead.letters()}
         if options.action == "list":
@@ -92,8 +93,9 @@ def handle(options: argparse.Namespace) -> int:
             box.queues.close()
 
 
-def _find(state_dir: Path, topology: str, component: str | None) -> list[_Box]:
+def _find(options: argparse.Namespace) -> list[_Box]:
     """The dead letters of each task of the topology, wherever below the state directory its folder is."""
+    state_dir, topology, component = Path(options.state_dir), options.topology, options.component
     abouts = {path: json.loads(path.read_text()) for path in sorted(state_dir.rglob(f"{FOLDER}/{ABOUT}"))}
     mine = {path: about for path, about in abouts.items() if about["topology"] == topology}
     if not mine:
@@ -102,7 +104,7 @@ def _find(state_dir: Path, topology: str, component: str | None) -> list[_Box]:
             f"{state_dir}",
             f"topology '{topology}' must have replay queues here",
             f"those of {', '.join(names)}" if names else "none of any topology",
-            "Check --topology and --state-dir. Queues on Kafka are not here: read the topic that ends in .dead.",
+            "Check --topology and --state-dir. For queues on Kafka give --kafka HOST:PORT.",
         )
     boxes = [(about, path.parent) for path, about in mine.items() if component in (None, about["component"])]
     if not boxes:
@@ -114,6 +116,21 @@ def _find(state_dir: Path, topology: str, component: str | None) -> list[_Box]:
         )
     boxes.sort(key=lambda box: (box[0]["component"], box[0]["index"]))
     return [_Box(about["component"], about["index"], open_beside(folder)) for about, folder in boxes]
+
+
+def _find_on_kafka(options: argparse.Namespace) -> list[_Box]:
+    from penstock.connectors.kafka_replay import stores_of
+
+    boxes = [_Box(*found) for found in stores_of(options.kafka, options.topology, options.component)]
+    if not boxes:
+        whose = f", source '{options.component}'" if options.component else ""
+        raise LoadError(
+            f"Kafka at {options.kafka}",
+            f"topology '{options.topology}'{whose} must have replay queues here",
+            "none",
+            f"Check the names: a topic is called {options.topology}.SOURCE.dead.",
+        )
+    return boxes
 
 
 def _choose(found: dict[str, tuple[_Box, Letter]], ids: list[str]) -> dict[str, tuple[_Box, Letter]]:

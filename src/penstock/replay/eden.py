@@ -1,20 +1,25 @@
 """Eden: the source above the spout, from which fresh tuples come.
 
-``QueueEden`` is here; a file's lines and a Kafka topic are in ``penstock.connectors``. A source of your own is a
-subclass that can be read again from a position: that is all replay asks of it.
+``QueueEden`` and ``SpoutEden`` are here; a file's lines and a Kafka topic are in ``penstock.connectors``. A source
+of your own is a subclass that can be read again from a position: that is all replay asks of it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from penstock.columns import to_values
+from penstock.errors import ComponentError
 from penstock.replay.embedded import DiskQueue, EmbeddedStore
 from penstock.replay.queues import ReplayStore
-from penstock.topology.components import Conf, Context
-from penstock.topology.streams import FieldSpec
+from penstock.topology.components import BatchSpout, Columns, Conf, Context
+from penstock.topology.streams import DEFAULT_STREAM, FieldSpec, OutputDeclarer
 
 
 class Eden(ABC):
@@ -31,8 +36,8 @@ class Eden(ABC):
 
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        """Up to ``limit`` tuples with their positions, which grow; none when there is nothing now. Never
-        blocks."""
+        """Up to ``limit`` tuples with their positions (whatever numbers ``done`` is to know them by); none when
+        there is nothing now. Never blocks."""
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
@@ -80,3 +85,71 @@ class QueueEden(Eden):
 
     def close(self) -> None:
         self._queue.close()
+
+
+class SpoutEden(Eden):
+    """Any batch spout as a source, if it emits with message ids, in numbers, and remembers how far it was acked.
+
+    The spout sees an ack for all that is acked or safely in another queue, and no failure ever. Where it keeps its
+    position in ``Context.state``, that becomes durable with the task's snapshots.
+    """
+
+    def __init__(self, spout: BatchSpout) -> None:
+        declarer = OutputDeclarer(type(spout).__name__)
+        spout.declare_output_fields(declarer)
+        self.fields = tuple(
+            field.name if field.type is None else (field.name, field.type)
+            for field in declarer.streams[DEFAULT_STREAM].fields
+        )
+        self._spout = spout
+
+    def open(self, conf: Conf, context: Context) -> None:
+        self._emitted: deque[tuple[int, tuple[Any, ...]]] = deque()
+        self._spout.open(conf, context, _Catcher(self._emitted))
+        self._spout.activate()
+
+    def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
+        if not self._emitted:
+            self._spout.next_batch()
+        return [self._emitted.popleft() for _ in range(min(limit, len(self._emitted)))]
+
+    def done(self, positions: Iterable[int]) -> None:
+        self._spout.ack_many(list(positions))
+
+    def before_snapshot(self) -> None:
+        self._spout.before_snapshot()
+
+    def after_commit(self) -> None:
+        self._spout.after_commit()
+
+    def close(self) -> None:
+        self._spout.deactivate()
+        self._spout.close()
+
+
+class _Catcher:
+    """A collector that keeps rows and message ids."""
+
+    def __init__(self, emitted: deque[tuple[int, tuple[Any, ...]]]) -> None:
+        self._emitted = emitted
+
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        if msg_ids is None:
+            raise ComponentError(
+                "SpoutEden",
+                "the spout must emit with message ids",
+                "tuples without",
+                "Only a spout that can be acked can be a source for replay.",
+            )
+        found = columns.columns if isinstance(columns, pa.RecordBatch) else columns
+        if isinstance(found, Mapping):
+            found = list(found.values())
+        values = [to_values(column) if isinstance(column, pa.Array) else column for column in found]
+        self._emitted.extend(zip(map(int, msg_ids), zip(*values, strict=True), strict=True))
+
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        raise ComponentError("SpoutEden", "a source has one plain stream", "emit_batch_direct", "Use emit_batch.")

@@ -1,6 +1,6 @@
 """The interfaces of stateless replay (SPEC 2.5): a queue, the pointer that says which of two is To, and the place
-that keeps both. On local disk they are in ``penstock.replay.embedded``, on Kafka in ``penstock.replay.kafka``;
-``tests/contract/test_queues.py`` is what an implementation of your own must pass.
+that keeps both. On local disk they are in ``penstock.replay.embedded``, on Kafka in
+``penstock.connectors.kafka_replay``; ``tests/contract/test_queues.py`` is what one of your own must pass.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Queue(ABC):
 
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, Record]]:
-        """Up to ``limit`` records with their positions, in order; fewer or none when there are no more now. Never
-        blocks. Moves the read cursor, which lives in memory: a new process begins at the stored position."""
+        """Up to ``limit`` records with their positions, in order; none only when there are no more now. Does not
+        wait for records to come, though a server may take a moment to hand out what it has. Moves the read cursor,
+        which lives in memory: a new process begins at the stored position."""
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
@@ -53,7 +54,7 @@ class Queue(ABC):
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Nothing is unread. Looks for what others have appended; never blocks."""
+        """Nothing is unread. Looks for what others have appended."""
 
     @property
     @abstractmethod
@@ -111,4 +112,4 @@ class ReplayStore(ABC):
     @abstractmethod
     def open(self, context: Context) -> Queues:
         """The queues of this task, made on the first run. Raises ``QueuesBusy`` while another process holds
-        them. Never blocks for long."""
+        them, at once."""

@@ -14,7 +14,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import PenstockError
 from penstock.replay.decisions import (
     Acked,
     Arrived,
@@ -83,7 +82,7 @@ class Replayer:
         self._sources = {Origin.EDEN: threading.Lock(), Origin.TO: threading.Lock()}  # always taken last
         self._read: deque[Entry] = deque()
         self._arrived = threading.Condition(threading.Lock())
-        self._errors: deque[PenstockError | OSError] = deque(maxlen=10)
+        self._errors: deque[Exception] = deque(maxlen=10)
         self._stop = threading.Event()
         self._inboxes: dict[type, SimpleQueue[Any]] = {kind: SimpleQueue() for kind in (Read, Swap, Store)}
         self._threads = [
@@ -190,12 +189,14 @@ class Replayer:
                 self._insist(self._read_some, instruction)
 
     def _insist(self, act: Callable[[Any], None], instruction: Instruction) -> None:
-        """Carry out an instruction, again and again while disk or server fail, until told to stop."""
+        """Carry out an instruction, again and again while it fails, until told to stop."""
         while True:
             try:
                 act(instruction)
                 return
-            except (OSError, PenstockError) as error:
+            except (
+                Exception
+            ) as error:  # disks, servers, and an Eden of the user's: whatever it is, the spout says it
                 _log.warning("replay: %s; trying again", error)
                 self._errors.append(error)
                 with self._arrived:

@@ -1,0 +1,399 @@
+"""Replay queues as Kafka topics: they survive the loss of a machine, and tasks find them wherever they run.
+
+Beside a source topic stand ``<topology>.<topic>.from``, ``.to`` and ``.dead``, made on the first run with a
+partition for each task of the spout, and without a limit of age or size: Kafka must not drop what was not read.
+Read positions and the pointer are offsets of consumer groups.
+
+Kafka keeps no second process of a task away, as a lock on local disk does. While an old one lives on beside a new
+one, tuples may come twice; none is lost, since neither stores a position, or deletes a record, that it is not done
+with.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from penstock.connectors.kafka_client import (
+    ANSWER_SECONDS,
+    Options,
+    ask,
+    client_library,
+    no_answer,
+    refused,
+    where,
+)
+from penstock.connectors.kafka_spout import KafkaSpout
+from penstock.replay.dead_letters import DeadLetters, Letter
+from penstock.replay.eden import SpoutEden
+from penstock.replay.progress import Progress
+from penstock.replay.queues import Pointer, Queue, QueueDamaged, Queues, ReplayStore
+from penstock.replay.records import Record, decode, encode
+from penstock.topology.components import Context
+
+_LETTER, _STRUCK = b"L", b"S"
+_FETCH_SECONDS = 10.0  # a record that Kafka says is there comes sooner, unless the broker is down
+_TOPIC_SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+_KINDS = ("from", "to", "dead")
+
+
+class Broker:
+    """The clients that the queues of one task share."""
+
+    def __init__(self, where: str, bootstrap: str, options: Options) -> None:
+        self.kafka = client_library()
+        self.where, self.bootstrap = where, bootstrap
+        self._common = {
+            "bootstrap.servers": bootstrap,
+            "log_level": 2,
+            "error_cb": _ignore,
+            "reconnect.backoff.max.ms": 1000,  # the default of 10 s is long for one that is back after three
+            **options,
+        }
+
+    @functools.cached_property
+    def admin(self) -> Any:
+        return self.kafka.admin.AdminClient(self._common)
+
+    @functools.cached_property
+    def producer(self) -> Any:
+        return self.kafka.Producer(
+            {
+                **self._common,
+                "enable.idempotence": True,  # a retry inside the client doubles nothing
+                "linger.ms": 0,
+                "delivery.timeout.ms": int(ANSWER_SECONDS * 1000),
+            }
+        )
+
+    def consumer(self, group: str) -> Any:
+        return self.kafka.Consumer(
+            {
+                **self._common,
+                "group.id": group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",  # what was deleted was done with
+                "fetch.wait.max.ms": 10,
+                "fetch.queue.backoff.ms": 5,
+            }
+        )
+
+    def ask(self, question: Any) -> Any:
+        return ask(self.where, self.bootstrap, question)
+
+    def produce(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        """Write values in order; on return all replicas have them."""
+        failed: list[Any] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
+        for value in values:
+            sent = False
+            while not sent:
+                try:
+                    self.producer.produce(topic, value, partition=partition, on_delivery=delivered)
+                    sent = True
+                except BufferError:  # the client's queue is full: let it send
+                    self.producer.poll(0.1)
+                except self.kafka.KafkaException as error:
+                    raise refused(self.where, self.bootstrap, error.args[0]) from error
+        left = self.producer.flush(ANSWER_SECONDS + 5)
+        if failed or left:
+            del self.producer  # one that gave up on a record may not go on with the next
+        if failed and failed[0].name() != "_MSG_TIMED_OUT":
+            raise refused(self.where, self.bootstrap, failed[0])
+        if failed or left:
+            got = f"{len(failed) + left} of {len(values)} records not accepted"
+            raise no_answer(self.where, self.bootstrap, f"records are accepted in {ANSWER_SECONDS:.0f} s", got)
+
+    def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+        """The offsets of the oldest record there is and of the next to come."""
+        place = self.kafka.TopicPartition(topic, partition)
+        found: tuple[int, int] = self.ask(lambda timeout: consumer.get_watermark_offsets(place, timeout))
+        return found
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        place = self.kafka.TopicPartition(topic, partition, offset)
+
+        def question(timeout: float) -> None:
+            for future in self.admin.delete_records([place], request_timeout=timeout).values():
+                future.result(timeout)
+
+        self.ask(question)
+
+    def close(self) -> None:
+        if "producer" in vars(self):
+            self.producer.flush(1.0)
+
+
+class KafkaQueue(Queue):
+    """A partition as a queue; the stored position is the group's offset."""
+
+    def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
+        self._broker, self._topic, self._partition = broker, topic, partition
+        self._consumer = broker.consumer(group)
+        asked = [broker.kafka.TopicPartition(topic, partition)]
+        [stored] = broker.ask(lambda timeout: self._consumer.committed(asked, timeout))
+        first, self._end = broker.ends(self._consumer, topic, partition)
+        self._cursor: int = max(first, stored.offset)
+        self._progress = Progress(self._cursor)
+        self._consumer.assign([broker.kafka.TopicPartition(topic, partition, self._cursor)])
+
+    def append(self, records: Sequence[Record]) -> None:
+        if records:
+            self._broker.produce(self._topic, self._partition, [encode(record) for record in records])
+
+    def read(self, limit: int) -> list[tuple[int, Record]]:
+        if self.empty:
+            return []
+        messages = self._consumer.consume(min(limit, self._end - self._cursor), _FETCH_SECONDS)
+        errors = [message.error() for message in messages if message.error() is not None]
+        try:
+            found = [
+                (message.offset(), decode(message.value()))
+                for message in messages
+                if message.error() is None and message.offset() >= self._cursor
+            ]
+        except QueueDamaged:
+            self._consumer.seek(self._broker.kafka.TopicPartition(self._topic, self._partition, self._cursor))
+            raise
+        if found:
+            self._cursor = found[-1][0] + 1
+            self._progress.read([offset for offset, _ in found], self._cursor)
+        elif errors:
+            raise refused(self._broker.where, self._broker.bootstrap, errors[0])
+        else:
+            raise no_answer(
+                self._broker.where,
+                self._broker.bootstrap,
+                f"records of {self._topic} from offset {self._cursor} on are handed out",
+                f"none within {_FETCH_SECONDS:.0f} s",
+            )
+        return found
+
+    def done(self, positions: Iterable[int]) -> None:
+        self._progress.done(positions)
+
+    def commit(self) -> None:
+        place = self._broker.kafka.TopicPartition(self._topic, self._partition, self._progress.position)
+        # Also where it did not move: Kafka forgets offsets that were not committed for a week.
+        self._broker.ask(lambda timeout: self._consumer.commit(offsets=[place], asynchronous=False))
+
+    @property
+    def empty(self) -> bool:
+        if self._cursor >= self._end:
+            first, self._end = self._broker.ends(self._consumer, self._topic, self._partition)
+            if first > self._cursor:  # deleted, by an older process of this task that was done with them
+                self._cursor = first
+                self._progress.read([], first)
+        return self._cursor >= self._end
+
+    @property
+    def finished(self) -> bool:
+        return self._progress.finished
+
+    def clear(self) -> None:
+        if not self.finished:
+            raise ValueError("a queue is cleared when all that was read is done")
+        self.commit()
+        self._broker.delete_before(self._topic, self._partition, self._progress.position)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaPointer(Pointer):
+    """The pointer as an offset of a group of its own: 1 when From and To are exchanged."""
+
+    def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
+        self._broker = broker
+        self._place = functools.partial(broker.kafka.TopicPartition, topic, partition)
+        self._consumer = broker.consumer(group)
+
+    def load(self) -> bool:
+        [found] = self._broker.ask(lambda timeout: self._consumer.committed([self._place()], timeout))
+        exchanged: bool = found.offset == 1
+        return exchanged
+
+    def store(self, exchanged: bool) -> None:
+        place = self._place(int(exchanged))
+        self._broker.ask(lambda timeout: self._consumer.commit(offsets=[place], asynchronous=False))
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaDeadLetters(DeadLetters):
+    """Dead letters in a partition. A letter's id is its offset; a removal is a record of its own."""
+
+    def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
+        self._broker, self._topic, self._partition = broker, topic, partition
+        self._consumer = broker.consumer(group)
+
+    def add(self, records: Sequence[Record]) -> None:
+        if records:
+            values = [_LETTER + encode(record) for record in records]
+            self._broker.produce(self._topic, self._partition, values)
+
+    def letters(self) -> list[Letter]:
+        return [Letter(offset, decode(value)) for offset, value in self._stored().items()]
+
+    def remove(self, ids: Collection[int]) -> None:
+        """(1) write a record that strikes them out; (2) delete what comes before the first letter left."""
+        if ids:
+            struck = _STRUCK + json.dumps(sorted(ids)).encode()
+            self._broker.produce(self._topic, self._partition, [struck])
+            left = self._stored()
+            if left:
+                self._broker.delete_before(self._topic, self._partition, min(left))
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _stored(self) -> dict[int, bytes]:
+        first, end = self._broker.ends(self._consumer, self._topic, self._partition)
+        self._consumer.assign([self._broker.kafka.TopicPartition(self._topic, self._partition, first)])
+        found: dict[int, bytes] = {}
+        at = first
+        while at < end:
+            messages = self._consumer.consume(min(1000, end - at), _FETCH_SECONDS)
+            if not messages or messages[-1].error() is not None:
+                raise no_answer(
+                    self._broker.where,
+                    self._broker.bootstrap,
+                    f"records of {self._topic} from offset {at} on are handed out",
+                    str(messages[-1].error()) if messages else f"none within {_FETCH_SECONDS:.0f} s",
+                )
+            for message in messages:
+                value = message.value()
+                if value[:1] == _LETTER:
+                    found[message.offset()] = value[1:]
+                else:
+                    for id in json.loads(value[1:]):
+                        found.pop(id, None)
+            at = messages[-1].offset() + 1
+        self._consumer.unassign()
+        return found
+
+
+class KafkaStore(ReplayStore):
+    """Keeps the queues of each task of a spout in partitions of its own."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        name: str | None = None,
+        *,
+        replication: int = -1,
+        options: Options = MappingProxyType({}),
+    ) -> None:
+        """``name`` is the middle of the topics' names: the source topic's name, or without it the spout's id.
+        ``replication`` is the number of replicas; -1: the broker's default."""
+        self._bootstrap, self._name = bootstrap, name
+        self._replication, self._options = replication, dict(options)
+
+    def check(self, context: Context) -> None:
+        client_library()
+
+    def open(self, context: Context) -> Queues:
+        broker = Broker(where(context.component, context.task), self._bootstrap, self._options)
+        topics = self.topics(context.topology, context.component)
+        self._create(broker, topics, context.parallelism)
+        return open_queues(broker, topics, context.index)
+
+    def topics(self, topology: str, component: str) -> dict[str, str]:
+        """The names of the topics that are From, To and the dead letters when they are made."""
+        return {kind: f"{topology}.{self._name or component}.{kind}" for kind in _KINDS}
+
+    def _create(self, broker: Broker, topics: Mapping[str, str], partitions: int) -> None:
+        """On the first run, make the topics; with more tasks than before, more partitions."""
+        admin = broker.kafka.admin
+        known = broker.ask(lambda timeout: broker.admin.list_topics(timeout=timeout)).topics
+        new = [
+            admin.NewTopic(topic, partitions, self._replication, config=_TOPIC_SETTINGS)
+            for topic in topics.values()
+            if topic not in known
+        ]
+        grown = [
+            admin.NewPartitions(topic, partitions)
+            for topic in topics.values()
+            if topic in known and len(known[topic].partitions) < partitions
+        ]
+        made = broker.admin.create_topics(new) if new else {}
+        more = broker.admin.create_partitions(grown) if grown else {}
+        for future in (*made.values(), *more.values()):
+            _wait(broker, future)
+
+        def all_there(timeout: float) -> None:
+            found = broker.admin.list_topics(timeout=timeout).topics
+            for topic in topics.values():
+                if topic not in found or len(found[topic].partitions) < partitions:
+                    raise TimeoutError
+
+        broker.ask(all_there)
+
+
+class KafkaEden(SpoutEden):
+    """A Kafka topic as the source of a ``ReplaySpout``; its replay queues are topics beside it.
+
+    The arguments are those of ``KafkaSpout``. The position is kept in the task's state.
+    """
+
+    def __init__(
+        self, bootstrap: str, topic: str, *, options: Options = MappingProxyType({}), **more: Any
+    ) -> None:
+        super().__init__(KafkaSpout(bootstrap, topic, options=options, **more))
+        self._bootstrap, self._topic, self._options = bootstrap, topic, dict(options)
+
+    def store(self) -> ReplayStore:
+        return KafkaStore(self._bootstrap, self._topic, options=self._options)
+
+
+def stores_of(bootstrap: str, topology: str, source: str | None = None) -> Iterator[tuple[str, int, Queues]]:
+    """For tools: the queues of all tasks of a topology, or of one source of it, each with the name in the middle
+    of its topics and the task's index. Only append to the queues, and do with dead letters what there is to do."""
+    broker = Broker(f"topology '{topology}'", bootstrap, {})
+    known = broker.ask(lambda timeout: broker.admin.list_topics(timeout=timeout)).topics
+    for dead in sorted(known):
+        name = dead.removeprefix(f"{topology}.").removesuffix(".dead")
+        topics = {kind: f"{topology}.{name}.{kind}" for kind in _KINDS}
+        if topics["dead"] == dead and source in (None, name) and all(topic in known for topic in topics.values()):
+            for partition in sorted(known[dead].partitions):
+                yield name, partition, open_queues(broker, topics, partition)
+
+
+def open_queues(broker: Broker, topics: Mapping[str, str], partition: int) -> Queues:
+    """The queues of one task. The group's name is that of the From topic: one group per topology and source."""
+    group = topics["from"].removesuffix(".from")
+    pointer = KafkaPointer(broker, topics["from"], partition, f"{group}.pointer")
+
+    def release() -> None:
+        pointer.close()
+        broker.close()
+
+    return Queues(
+        KafkaQueue(broker, topics["from"], partition, group),
+        KafkaQueue(broker, topics["to"], partition, group),
+        KafkaDeadLetters(broker, topics["dead"], partition, group),
+        pointer,
+        release,
+    )
+
+
+def _wait(broker: Broker, future: Any) -> None:
+    """For a topic to be made; another task may have made it in the meantime."""
+    try:
+        future.result(ANSWER_SECONDS)
+    except broker.kafka.KafkaException as failed:
+        if failed.args[0].name() not in ("TOPIC_ALREADY_EXISTS", "INVALID_PARTITIONS"):
+            raise refused(broker.where, broker.bootstrap, failed.args[0]) from failed
+
+
+def _ignore(error: Any) -> None:
+    """Brokers gone for a while: the calls that need one say so."""

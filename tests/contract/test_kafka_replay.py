@@ -1,0 +1,205 @@
+"""ReplaySpout with all its queues on a real Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from penstock.cli.main import main
+from penstock.connectors.kafka_replay import Broker, KafkaEden, KafkaQueue, KafkaStore
+from penstock.errors import EnvironmentFault
+from penstock.replay import QueueEden, Record, ReplaySpout
+from penstock.replay.queues import QueueDamaged
+from penstock.state.values import TaskState
+from penstock.topology.components import Context, Failure
+
+DEADLINE = 60.0
+_numbers = itertools.count(1)
+
+
+def write(kafka, topic, lines):
+    Broker("test", kafka.bootstrap, {}).produce(topic, 0, [line.encode() for line in lines])
+
+
+class Bench:
+    """Tasks of a ReplaySpout over a topic, one process after another."""
+
+    def __init__(self, kafka, name, tasks=1):
+        self.kafka, self.name, self.tasks = kafka, name, tasks
+        self.topology = f"shop{next(_numbers)}"
+        self.state = TaskState()
+        self.spout = None
+
+    def context(self, index=0):
+        ids = {"lines": tuple(range(1, self.tasks + 1))}
+        return Context(
+            self.topology,
+            "lines",
+            index + 1,
+            index,
+            ids,
+            delivery="at_least_once",
+            state=self.state,
+            folder="s3://x",
+        )
+
+    def start(self, index=0):
+        self.spout, self.rows = ReplaySpout(KafkaEden(self.kafka.bootstrap, self.name), max_attempts=3), []
+        self.spout.open({}, self.context(index), self)
+        self.spout.activate()
+
+    def emit_batch(self, columns, stream="default", msg_ids=None):
+        self.rows += zip(msg_ids, zip(*columns, strict=True), strict=True)
+
+    def await_rows(self, count):
+        end = time.monotonic() + DEADLINE
+        while len(self.rows) < count:
+            self.spout.next_batch()
+            self.spout._replayer.wait(0.01)
+            assert time.monotonic() < end, self.rows
+        rows, self.rows = self.rows, []
+        return rows
+
+    def await_stored(self):
+        end = time.monotonic() + DEADLINE
+        while self.spout._replayer.outstanding:
+            self.spout._replayer.wait(0.01)
+            assert time.monotonic() < end
+
+    def snapshot(self):
+        """What a committed snapshot leaves for the next process."""
+        self.spout.before_snapshot()
+        parts = {name: [data] for name, (_, _, data) in self.state.cut(full=True).encode().items()}
+        self.state = TaskState()
+        self.state.restore(parts)
+
+
+@pytest.fixture
+def bench(kafka, topic):
+    bench = Bench(kafka, topic())
+    yield bench
+    if bench.spout is not None:
+        bench.spout.close()
+
+
+def values(rows):
+    return [row[0] for _, row in rows]
+
+
+def test_failed_tuples_come_back_and_end_as_dead_letters(bench, kafka, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    write(kafka, bench.name, ["good", "bad", "last"])
+    bench.start()
+    rows = bench.await_rows(3)
+    assert values(rows) == ["good", "bad", "last"]
+    bench.spout.ack_many([rows[0][0], rows[2][0]])
+    bench.spout.fail(rows[1][0], Failure("split", "boom 1"))
+    for attempt in (2, 3):
+        [(id, row)] = bench.await_rows(1)
+        assert row == ("bad",)
+        bench.spout.fail(id, Failure("split", f"boom {attempt}"))
+    bench.await_stored()
+    options = ["--kafka", kafka.bootstrap, "--topology", bench.topology]
+    assert main(["dlq", "list", *options]) == 0
+    said = capsys.readouterr().out
+    assert "boom 3" in said
+    assert "('bad',)" in said
+    assert main(["dlq", "send-back", "--all", *options]) == 0  # while it runs
+    assert capsys.readouterr().out == "1 dead letter sent back\n"
+    [(id, row)] = bench.await_rows(1)
+    assert row == ("bad",)
+    bench.spout.ack(id)
+    bench.snapshot()
+    bench.spout.close()
+    assert main(["dlq", "list", *options]) == 0
+    assert "no dead letters" in capsys.readouterr().out
+    write(kafka, bench.name, ["fresh"])
+    bench.start()
+    assert values(bench.await_rows(1)) == ["fresh"]
+
+
+def test_a_process_that_dies_loses_nothing(bench, kafka):
+    write(kafka, bench.name, [str(n) for n in range(6)])
+    bench.start()
+    rows = bench.await_rows(6)
+    bench.spout.ack_many([rows[0][0], rows[2][0]])
+    bench.spout.fail(rows[1][0], Failure("split", "boom"))
+    back = bench.await_rows(1)
+    bench.snapshot()
+    dead = bench.spout  # no close: it is gone, with 1 and 3 to 5 on their way
+    bench.start()
+    again = bench.await_rows(4)
+    assert values(again) == ["1", "3", "4", "5"]  # what had failed comes first
+    assert bench.spout._pending[again[0][0]].record.attempts == 1
+    assert values(back) == ["1"]
+    dead.close()
+
+
+def test_a_broker_that_is_away_for_a_while(bench, kafka):
+    write(kafka, bench.name, ["a", "b"])
+    bench.start()
+    rows = bench.await_rows(2)
+    kafka.kill()
+    bench.spout.fail(rows[0][0], Failure("split", "boom"))
+    kafka.start()
+    [(id, row)] = bench.await_rows(1)
+    assert row == ("a",)
+    bench.spout.ack_many([id, rows[1][0]])
+    bench.await_stored()
+
+
+def test_topics_are_made_once_with_a_partition_for_each_task(bench, kafka):
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    store = KafkaStore(kafka.bootstrap, "clicks")
+    bench.tasks = 2
+    queues = store.open(bench.context(0))
+    queues.from_.append([Record(("x",))])
+    queues.pointer.store(True)
+    queues.close()
+    names = [f"{bench.topology}.clicks.{kind}" for kind in ("from", "to", "dead")]
+    found = admin.list_topics(timeout=10).topics
+    assert [len(found[name].partitions) for name in names] == [2, 2, 2]
+    bench.tasks = 3  # a later run with more tasks
+    other = store.open(bench.context(2))
+    assert other.from_.empty  # each task has a partition of its own
+    assert not other.pointer.load()
+    other.close()
+    assert [len(admin.list_topics(timeout=10).topics[name].partitions) for name in names] == [3, 3, 3]
+    again = store.open(bench.context(0))
+    assert again.pointer.load()
+    assert [record.payload for _, record in again.from_.read(5)] == [("x",)]
+    again.close()
+
+
+def test_another_source_may_keep_its_queues_on_kafka(bench, kafka, tmp_path):
+    spout = ReplaySpout(QueueEden(tmp_path, ("line",)), store=KafkaStore(kafka.bootstrap))
+    spout.open({}, bench.context(), bench)  # the task's folder is an URL: fine here
+    assert KafkaStore("x").topics("shop", "lines")["from"] == "shop.lines.from"
+
+
+def test_a_record_that_cannot_be_read_is_not_passed_over(kafka, topic):
+    name = topic()
+    broker = Broker("test", kafka.bootstrap, {})
+    queue = KafkaQueue(broker, name, 0, f"{name}.group")
+    queue.append([Record((1,))])
+    broker.produce(name, 0, [b"P" + b"cno.such.module\nThing\n."])
+    for _ in range(2):
+        with pytest.raises(QueueDamaged, match="must unpickle"):
+            queue.read(10)
+    assert [record.payload for _, record in queue.read(1)] == [(1,)]
+    queue.close()
+
+
+def test_no_broker_and_no_queues_are_said(kafka, capsys, monkeypatch):
+    monkeypatch.setattr("penstock.connectors.kafka_replay.ANSWER_SECONDS", 0.2)
+    broker = Broker("test", "127.0.0.1:1", {})
+    for _ in range(2):
+        with pytest.raises(
+            EnvironmentFault, match=r"Kafka at 127.0.0.1:1: .*; got 1 of 1 records not accepted. Ch"
+        ):
+            broker.produce("topic", 0, [b"x"])
+    assert main(["dlq", "list", "--kafka", kafka.bootstrap, "--topology", "none"]) == 2
+    assert "topology 'none' must have replay queues here; got none. Check" in capsys.readouterr().err
