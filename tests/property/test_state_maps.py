@@ -6,7 +6,7 @@ import uuid
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.state.manifest import Manifest, TaskEntry, epochs, newest, prune
@@ -19,20 +19,18 @@ plain = st.one_of(st.integers(), st.floats(allow_nan=False), st.text(max_size=3)
 values = st.one_of(plain, st.tuples(plain, plain), st.lists(plain, max_size=3))
 pairs = st.lists(st.tuples(keys, values), max_size=6)
 
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("set"), keys, values),
-        st.tuples(st.sampled_from(["delete", "pop", "get", "append"]), keys),
-        st.tuples(st.just("setdefault"), keys, values),
-        st.tuples(st.sampled_from(["update", "ior", "update_columns"]), pairs),
-        st.tuples(st.sampled_from(["popitem", "clear", "len", "list"])),
-        st.tuples(st.just("fill"), st.integers(0, 30)),
-        st.tuples(st.just("value"), values),
-        st.tuples(st.just("cut"), st.booleans()),
-        st.tuples(st.just("fail")),
-        st.tuples(st.just("restart")),
-    ),
-    max_size=40,
+operations = st.one_of(
+    st.tuples(st.just("set"), keys, values),
+    st.tuples(st.sampled_from(["delete", "pop", "get", "append"]), keys),
+    st.tuples(st.just("setdefault"), keys, values),
+    st.tuples(st.sampled_from(["update", "ior", "update_columns"]), pairs),
+    st.tuples(st.sampled_from(["popitem", "clear", "len", "list"])),
+    st.tuples(st.just("fill"), st.integers(0, 30)),
+    st.tuples(st.just("value"), values),
+)
+ends = st.tuples(st.sampled_from(["cut", "cut", "full cut", "failing cut", "restart"]))
+steps = st.lists(st.tuples(st.lists(operations, max_size=4), ends), max_size=10).map(
+    lambda rounds: [step for operations, end in rounds for step in [*operations, end]]
 )
 
 
@@ -91,25 +89,34 @@ class Broken(StateStore):
 
 
 @pytest.mark.parametrize("where", ["memory", "local"])
-@given(steps=steps)
-def test_a_restore_from_any_cut_equals_a_dict_of_that_time(where, steps):
+@settings(max_examples=150)
+@given(steps=steps, large=st.sampled_from([0, 10, 100]), touched=st.booleans())
+def test_a_restore_from_any_cut_equals_a_dict_of_that_time(where, steps, large, touched):
+    """``large``: a map large enough for changes to be written; ``touched``: what is restored is asked for."""
     with tempfile.TemporaryDirectory() as folder:
         store = Broken(folder if where == "local" else f"memory://{uuid.uuid4().hex}")
         writer, state, expected, value = SnapshotWriter(store), TaskState(), {}, "default"
         committed, epoch = [], 0
-        for step in steps:
+        for step in [("fill", large), ("cut",), *steps, ("cut",)]:
             match step:
                 case "value", value:
                     state.value("value", "default").value = value
-                case ("fail",):
-                    store.fails = True
-                case "cut", full:
+                case ("cut" | "full cut" | "failing cut" as kind,):
                     epoch += 1
-                    cut = state.cut(full or writer.broken)
+                    cut = state.cut(full=kind == "full cut" or writer.broken)
+                    store.fails = kind == "failing cut"
+                    lists = (
+                        [kept for kept in state.map("map").values() if isinstance(kept, list)] if touched else []
+                    )
+                    for kept in lists:
+                        kept.append("after the cut")
                     try:
                         chains = writer.write(snapshot_name(epoch, 1, 0, 0), {"task/0": cut})
                     except OSError:
                         continue
+                    finally:
+                        for kept in lists:
+                            kept.pop()
                     committed.append((chains, copy.deepcopy(expected), value))
                 case ("restart",):
                     chains, expected, value = copy.deepcopy(committed[-1]) if committed else ({}, {}, "default")
@@ -132,8 +139,8 @@ def test_a_restore_from_any_cut_equals_a_dict_of_that_time(where, steps):
 def test_a_map_keeps_the_order_of_a_dict(steps):
     state, expected = TaskState(), {}
     for step in steps:
-        if step[0] == "cut":
-            state.cut(step[1])
+        if "cut" in step[0]:
+            state.cut(step[0] == "full cut")
         assert do(state.map("map"), step) == do(expected, step)
     assert list(state.map("map").items()) == list(expected.items())
 
@@ -149,8 +156,8 @@ def test_nothing_done_after_a_cut_is_in_it(steps, later):
         do(state.map("map"), step)
         for changing in filter(lambda kept: isinstance(kept, list), state.map("map").values()):
             changing.append("later")
-        if step[0] == "cut":
-            state.cut(step[1])
+        if "cut" in step[0]:
+            state.cut(step[0] == "full cut")
     again = TaskState()
     again.restore({name: [data] for name, (_, _, data) in cut.encode().items()})
     assert again.map("map") == expected
