@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import queue
 import random
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +103,23 @@ class PostgresTarget(Target):
             return [(word, count) for word, count in rows]
 
 
+class KafkaTarget(Target):
+    steps = ("published", "publish", "_transact")
+
+    def __init__(self, server: Any, topic: str) -> None:
+        super().__init__()
+        self.server, self.topic = server, topic
+
+    def recipe(self) -> list[Any]:
+        return ["penstock.connectors.kafka_sink", "KafkaSink", [self.server.bootstrap, self.topic], {}]
+
+    def visible(self) -> list[Row]:
+        from tests.contract.kafka_helpers import read
+
+        rows = [json.loads(value) for _, value in read(self.server, self.topic)]
+        return sorted((row["word"], row["count"]) for row in rows)
+
+
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
     try:
@@ -111,12 +130,16 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["parquet", "parquet_partitioned", "postgres", "postgres_upsert"])
+@pytest.fixture(params=["parquet", "parquet_partitioned", "postgres", "postgres_upsert", "kafka"])
 def target(request: pytest.FixtureRequest, tmp_path: Any) -> Target:
     if request.param == "parquet":
         return ParquetTarget(str(tmp_path / "out"))
     if request.param == "parquet_partitioned":
         return ParquetTarget(str(tmp_path / "out"), ["word"])
+    if request.param == "kafka":
+        pytest.importorskip("penstock.connectors.kafka_sink")
+        pytest.importorskip("tests.contract.kafka_helpers")
+        return KafkaTarget(request.getfixturevalue("kafka"), request.getfixturevalue("topic")(partitions=2))
     server = request.getfixturevalue("postgres")
     if request.param == "postgres":
         return PostgresTarget(server)
@@ -265,6 +288,24 @@ def test_without_a_folder_a_task_commits_all_the_same(target: Target, start: Any
         for k in (1, 2, 3):
             sink.commit(prepared(sink, k, [("w", 10 * n + k)]))
     assert target.visible() == [("w", n) for n in (1, 2, 3, 11, 12, 13)]
+
+
+def test_commits_run_beside_writes(target: Target, start: Any) -> None:
+    """Exactly once the two are calls of different threads."""
+    sink = start()
+    tokens: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def commit() -> None:
+        while (token := tokens.get()) is not None:
+            sink.commit(token)
+
+    with ThreadPoolExecutor(1) as beside:
+        done = beside.submit(commit)
+        for epoch in range(1, 21):
+            tokens.put(prepared(sink, epoch, [("w", 2 * epoch), ("v", 2 * epoch + 1)]))
+        tokens.put(None)
+        done.result()
+    assert [count for _, count in sorted(target.visible(), key=lambda row: row[1])] == list(range(2, 42))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
