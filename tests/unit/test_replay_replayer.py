@@ -1,0 +1,188 @@
+"""The replayer's threads: what they do when things fail, and under load."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from penstock.columns import to_column
+from penstock.errors import ComponentError
+from penstock.replay import DiskQueue, QueueEden, Record, Replayer, replayer
+from penstock.replay.eden import SpoutEden
+from penstock.replay.embedded import open_beside
+from penstock.topology.components import BatchSpout, Context, Failure
+
+DEADLINE = 60.0
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(replayer, "_RETRY_PAUSE", 0.01)
+
+
+class Bench:
+    def __init__(self, folder):
+        self.source = DiskQueue(folder / "eden")
+        self.eden = QueueEden(folder / "eden", ("n",))
+        self.eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}))
+        self.folder = folder / "q"
+
+    def start(self, **options):
+        self.queues = open_beside(self.folder)
+        self.replayer = Replayer(self.eden, self.queues, **options)
+        self.replayer.start()
+        return self.replayer
+
+    def feed(self, *values):
+        self.source.append([Record((value,)) for value in values])
+
+    def take(self, count):
+        end, entries = time.monotonic() + DEADLINE, []
+        while len(entries) < count:
+            self.replayer.wait(0.1)
+            entries += self.replayer.take(count - len(entries))
+            assert time.monotonic() < end
+        return entries
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def fails_once(owner, name, error):
+    """The next call of a method raises."""
+    real = getattr(owner, name)
+
+    def call(*args):
+        setattr(owner, name, real)
+        raise error
+
+    setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("error", [OSError("disk gone"), ZeroDivisionError("a user's Eden")])
+def test_what_a_thread_runs_into_is_said_once_and_tried_again(bench, quick, error):
+    fails_once(bench.eden, "read", error)
+    bench.feed(1)
+    bench.start()
+    assert bench.replayer.wait(DEADLINE)
+    with pytest.raises(type(error), match=str(error)):
+        bench.replayer.take(10)
+    assert [entry.record.payload for entry in bench.take(1)] == [(1,)]
+    bench.replayer.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "step"), [("from_", "append"), ("to", "commit"), ("pointer", "store"), ("to", "clear")]
+)
+def test_backflow_and_swap_survive_a_disk_that_fails_once(bench, quick, part, step):
+    bench.feed("x", "y")
+    bench.start()
+    entries = bench.take(2)
+    fails_once(getattr(bench.queues, part), step, OSError("No space left on device"))
+    bench.replayer.fail(entries[0], Failure("split", "boom"))
+    assert bench.replayer.wait(DEADLINE)
+    with pytest.raises(OSError, match="No space"):
+        bench.replayer.take(10)
+    [again] = bench.take(1)
+    assert again.record.payload == ("x",)
+    assert again.record.attempts == 1
+    bench.replayer.ack([again, entries[1]])
+    bench.replayer.close()
+
+
+def test_close_writes_what_failed_and_stops_the_threads(bench):
+    bench.feed(*range(50))
+    bench.start()
+    entries = bench.take(50)
+    for entry in entries:
+        bench.replayer.fail(entry, Failure("split", "boom"))
+    bench.replayer.close()
+    assert not any(thread.is_alive() for thread in bench.replayer._threads)
+    after = open_beside(bench.folder)
+    held = [record for queue in (after.from_, after.to) for _, record in queue.read(100)]
+    assert sorted(record.payload[0] for record in held) == list(range(50))
+    assert {record.attempts for record in held} == {1}
+    assert DiskQueue(bench.folder.parent / "eden").empty  # Eden's position has passed them
+
+
+def test_under_load_every_tuple_is_acked_or_dead(bench):
+    random.seed(7)
+    total, bad = 5_000, set(range(0, 5_000, 97))
+    bench.feed(*range(total))
+    bench.start(max_attempts=3)
+    acked, tries, settled = set(), Counter(), 0
+    end = time.monotonic() + DEADLINE
+    while settled < total:
+        assert time.monotonic() < end
+        bench.replayer.wait(0.05)
+        entries = bench.replayer.take(300)
+        random.shuffle(entries)
+        done = []
+        for entry in entries:
+            [value] = entry.record.payload
+            tries[value] += 1
+            if value in bad or random.random() < 0.02:
+                bench.replayer.fail(entry, Failure("split", "boom"))
+                settled += entry.record.attempts == 2
+            else:
+                done.append(entry)
+                acked.add(value)
+        bench.replayer.ack(done)
+        settled += len(done)
+    bench.replayer.close()
+    dead = {letter.record.payload[0] for letter in open_beside(bench.folder).dead.letters()}
+    assert bad <= dead
+    assert acked | dead == set(range(total))
+    assert not acked & dead
+    assert max(tries.values()) == 3
+
+
+class Numbers(BatchSpout):
+    """A spout with message ids, or without."""
+
+    tracked = True
+
+    def __init__(self):
+        self.acked = []
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("n", int), "text")
+
+    def open(self, conf, context, collector):
+        self.collector, self.next = collector, 0
+
+    def next_batch(self):
+        values = list(range(self.next, self.next + 3))
+        self.next += 3
+        columns = {"n": to_column(values, None), "text": [str(value) for value in values]}
+        self.collector.emit_batch(columns, msg_ids=[value + 100 for value in values] if self.tracked else None)
+
+    def ack_many(self, msg_ids):
+        self.acked += msg_ids
+
+
+def test_a_batch_spout_as_a_source():
+    spout = Numbers()
+    eden = SpoutEden(spout)
+    assert [field[0] if isinstance(field, tuple) else field for field in eden.fields] == ["n", "text"]
+    eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}))
+    assert eden.read(2) == [(100, (0, "0")), (101, (1, "1"))]
+    assert eden.read(2) == [(102, (2, "2"))]
+    assert eden.read(2)[0] == (103, (3, "3"))
+    eden.done([100, 103])
+    assert spout.acked == [100, 103]
+    eden.close()
+
+
+def test_a_source_must_emit_with_message_ids():
+    spout = Numbers()
+    spout.tracked = False
+    eden = SpoutEden(spout)
+    eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}))
+    with pytest.raises(ComponentError, match=r"must emit with message ids; got tuples without\. Only"):
+        eden.read(1)
