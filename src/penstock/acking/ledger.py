@@ -22,6 +22,9 @@ MOST_OPEN = 1 << 22
 _FIRST_OPEN = 1 << 14
 _HEAD = struct.Struct("<IIII")
 
+_Change = tuple[I64, U64 | np.uint64]
+"""The numbers of roots, ascending, and their values or the one for all of them."""
+
 
 class Tally:
     """Collects entries until they are sent. What is collected between two ``take`` reaches the acker as one, so
@@ -74,8 +77,10 @@ def merge(parts: Sequence[Entries]) -> Entries:
         first, length, value = parts[0]
     else:
         first, length, value = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    if len(first) > 1 and not np.all(first[1:] >= first[:-1]):
-        order = np.lexsort((length, first)) if np.any(length != 1) else np.argsort(first, kind="stable")
+    mixed = bool(np.any(length != 1))
+    if len(first) > 1 and (mixed or not np.all(first[1:] >= first[:-1])):
+        # Equal ranges side by side, also where others that begin with the same root lie between them.
+        order = np.lexsort((length, first)) if mixed else np.argsort(first, kind="stable")
         first, length, value = first[order], length[order], value[order]
     same = (first[1:] == first[:-1]) & (length[1:] == length[:-1])
     if same.any():
@@ -97,14 +102,13 @@ class Acker:
     def apply(self, single: Entries, ranges: Entries) -> dict[int, I64]:
         """Enter what one slot sent (see ``unpack``); returns the numbers of the roots that are complete now, by
         spout task, in order."""
-        touched: dict[int, list[I64]] = {}
+        parts: dict[int, list[_Change]] = {}
         for task, numbers, value in _by_task(single):
-            touched.setdefault(task, []).append(self._of(task).enter(numbers, value))
+            parts.setdefault(task, []).append((numbers, value))
         for first, length, value in zip(*(column.tolist() for column in ranges), strict=True):
             task, number = first >> NUMBER_BITS, first & int(NUMBER_MASK)
-            numbers = np.arange(number, number + length)
-            touched.setdefault(task, []).append(self._of(task).enter(numbers, np.uint64(value)))
-        complete = {task: self._of(task).complete(parts) for task, parts in touched.items()}
+            parts.setdefault(task, []).append((np.arange(number, number + length), np.uint64(value)))
+        complete = {task: self._of(task).enter(changes) for task, changes in parts.items()}
         return {task: numbers for task, numbers in complete.items() if len(numbers)}
 
     def close(self, first: U64, length: I64) -> dict[int, I64]:
@@ -129,9 +133,18 @@ class _Ledgers:
         self._number = np.full(_FIRST_OPEN, -1, np.int64)
         self._value = np.zeros(_FIRST_OPEN, np.uint64)
 
-    def enter(self, numbers: I64, value: U64 | np.uint64) -> I64:
-        """XOR values into the ledgers of these numbers, each given once; returns those that have one."""
-        places = self._open(numbers)
+    def enter(self, changes: Sequence[_Change]) -> I64:
+        """XOR values into ledgers, in each change a number once; returns the numbers that are complete now."""
+        for numbers, _ in changes:  # all before any is 0, and its place free for another
+            self._open(numbers)
+        owned = [self._change(numbers, value) for numbers, value in changes]
+        zero = [numbers[self._value[self._place(numbers)] == 0] for numbers in owned]
+        done: I64 = zero[0] if len(zero) == 1 else np.unique(np.concatenate(zero))
+        return done
+
+    def _change(self, numbers: I64, value: U64 | np.uint64) -> I64:
+        """XOR the values into the ledgers of these numbers; returns those that have one."""
+        places = self._place(numbers)
         live = self._number[places] == numbers
         if not live.all():  # late: the place has a new owner, so the root was settled long ago
             numbers, places = numbers[live], places[live]
@@ -139,20 +152,17 @@ class _Ledgers:
         self._value[places] ^= value
         return numbers
 
-    def complete(self, touched: Sequence[I64]) -> I64:
-        """Those of the numbers whose ledgers are 0."""
-        zero = [numbers[self._value[numbers & (len(self._number) - 1)] == 0] for numbers in touched]
-        done: I64 = zero[0] if len(zero) == 1 else np.unique(np.concatenate(zero))
-        return done
+    def _place(self, numbers: I64) -> I64:
+        return numbers & (len(self._number) - 1)
 
-    def _open(self, numbers: I64) -> I64:
-        """The place of each root, its ledger begun where this is the first that is heard of it. Grows where
-        two open roots would share a place; also for one that comes when a later root has its place: it may have
-        waited in a long queue."""
+    def _open(self, numbers: I64) -> None:
+        """Begin the ledger of each root of which this is the first that is heard. Grows where two open roots
+        would share a place; also for one that comes when a later root has its place: it may have waited in a
+        long queue."""
         if not len(numbers):
-            return numbers
+            return
         while True:
-            places = numbers & (len(self._number) - 1)
+            places = self._place(numbers)
             owner = self._number[places]
             new = owner < numbers
             crowded = (
@@ -167,7 +177,6 @@ class _Ledgers:
             fresh, begun = places[new], numbers[new]
             self._number[fresh] = begun
             self._value[fresh] = edges_of_roots(self._key, begun.astype(np.uint64) | self._base)
-        return places
 
     def _grow(self) -> None:
         open_ = np.flatnonzero(self._value != 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -247,31 +247,43 @@ class SpoutTupleCollector(TupleCollector):
 
 
 class ArrowCollector:
-    """What both forms of batch collector share."""
+    """What both forms of batch collector share. ``notes`` come with each tuple: its anchors or message id."""
+
+    _rule: ClassVar[str]
+    """For the number of notes."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         self._component, self._outputs = component, outputs
 
-    def _add_batch(self, columns: Columns, stream: str) -> tuple[StreamOutput, int]:
+    def _add_batch(
+        self, columns: Columns, stream: str, notes: Sequence[Any] | None
+    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
             _direct_only(output.stream)
-        return output, self._add(output, columns, None)
+        return output, self._add(output, columns, None, notes), notes
 
-    def _add_direct(self, task: int, columns: Columns, stream: str) -> tuple[StreamOutput, int]:
+    def _add_direct(
+        self, task: int, columns: Columns, stream: str, notes: Sequence[Any] | None
+    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
         output = direct_output(self._component, self._outputs, stream, task)
-        return output, self._add(output, columns, task)
+        return output, self._add(output, columns, task, notes), notes
 
-    def _add(self, output: StreamOutput, columns: Columns, task: int | None) -> int:
+    def _add(self, output: StreamOutput, columns: Columns, task: int | None, notes: Sequence[Any] | None) -> int:
+        """Add the rows, all or none; returns how many."""
         batch = as_batch(output.stream, columns)
-        if batch.num_rows:
+        rows = int(batch.num_rows)
+        if notes is not None and len(notes) != rows:
+            raise FieldCountError(_where(output.stream), self._rule, f"{len(notes)} for {rows}")
+        if rows:
             output.add_batch(batch, task)
-        return int(batch.num_rows)
+        return rows
 
 
 class BoltArrowCollector(ArrowCollector):
     """For batch bolts. ``lineage`` is that of the batch under execution; None where acks are not tracked."""
 
+    _rule = "anchors name an input row for each tuple"
     lineage: Lineage | None = None
     _everything: Anchors | None = None
 
@@ -282,19 +294,15 @@ class BoltArrowCollector(ArrowCollector):
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
     ) -> None:
-        self._anchor(*self._add_batch(columns, stream), anchors)
+        self._anchor(*self._add_batch(columns, stream, anchors))
 
     def emit_batch_direct(
         self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
     ) -> None:
-        self._anchor(*self._add_direct(task, columns, stream), anchors)
+        self._anchor(*self._add_direct(task, columns, stream, anchors))
 
     def _anchor(self, output: StreamOutput, rows: int, anchors: Sequence[int] | None) -> None:
         lineage = self.lineage
-        if anchors is not None and len(anchors) != rows:
-            raise FieldCountError(
-                _where(output.stream), "anchors name an input row for each tuple", f"{len(anchors)} for {rows}"
-            )
         if lineage is None or output.origins is None or not rows:
             return
         if anchors is not None:
@@ -309,6 +317,8 @@ class BoltArrowCollector(ArrowCollector):
 class SpoutArrowCollector(ArrowCollector):
     """For batch spouts; ``done`` as in ``SpoutTupleCollector``."""
 
+    _rule = "msg_ids has one for each tuple"
+
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
@@ -316,18 +326,14 @@ class SpoutArrowCollector(ArrowCollector):
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:
-        self._note(*self._add_batch(columns, stream), msg_ids)
+        self._note(*self._add_batch(columns, stream, msg_ids))
 
     def emit_batch_direct(
         self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:
-        self._note(*self._add_direct(task, columns, stream), msg_ids)
+        self._note(*self._add_direct(task, columns, stream, msg_ids))
 
     def _note(self, output: StreamOutput, rows: int, msg_ids: Sequence[Any] | None) -> None:
-        if msg_ids is not None and len(msg_ids) != rows:
-            raise FieldCountError(
-                _where(output.stream), "msg_ids has one for each tuple", f"{len(msg_ids)} for {rows}"
-            )
         ids = msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
         if isinstance(output.origins, MessageIds):
             output.origins.ids += [None] * rows if ids is None else ids
