@@ -89,6 +89,10 @@ class FieldTypeError(ComponentError):
     """An emitted value does not fit the declared type of its field."""
 
 
+class SinkRefused(ComponentError):
+    """Another system did not take what an epoch was to bring it. Starting again may help."""
+
+
 class FrameError(PenstockError):
     """Bytes that arrived at a slot are not a frame, or not one it can decode."""
 

@@ -54,6 +54,7 @@ def test_exit_codes():
         "UserCodeError": 4,
         "FieldCountError": 4,
         "FieldTypeError": 4,
+        "SinkRefused": 4,
         "FrameError": 4,
         "ControlRefused": 4,
         "TopologyFailed": 4,

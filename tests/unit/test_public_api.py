@@ -41,6 +41,7 @@ PUBLIC = [
     "Settings",
     "ShowBolt",
     "SimulatedClock",
+    "SinkRefused",
     "SnapshotCorrupt",
     "Source",
     "Spout",

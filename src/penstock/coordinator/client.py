@@ -23,7 +23,10 @@ class ControlClient:
         self.inbox: deque[Message] = deque()
         self.lost = False
         self._wake = wake
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Message | bytes | None] = queue.SimpleQueue()
+        self._writing = threading.Lock()
+        self._rest = b""
+        """What ``send_now`` could not get rid of; goes before anything else."""
         self._socket = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb")
@@ -35,6 +38,24 @@ class ControlClient:
     def send(self, message: Message) -> None:
         """Put a message on its way; never blocks."""
         self._outbox.put(message)
+
+    def send_now(self, message: Message) -> None:
+        """The same, straight from the caller's thread if the socket takes it: for acks, which come hundreds of
+        times a second from a busy loop. Another thread would wait up to 5 ms for the interpreter each time."""
+        if not self._outbox.empty() or not self._writing.acquire(blocking=False):
+            self._outbox.put(message)
+            return
+        try:
+            data = self._rest + _framed(message)
+            self._rest = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            self._rest = data
+        except OSError:
+            return  # the other threads notice a lost connection
+        finally:
+            self._writing.release()
+        if self._rest:
+            self._outbox.put(b"")  # lets the thread write the rest
 
     def close(self) -> None:
         self._outbox.put(None)
@@ -67,14 +88,21 @@ class ControlClient:
     def _transmit(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
-                try:
-                    data = dumps(message)
-                except (TypeError, ValueError) as error:  # what a user published is not JSON
-                    data = dumps(Failed("control connection", "a message must be JSON", str(error), ""))
-                self._socket.sendall(wire.LENGTH.pack(len(data)) + data)
+                data = message if isinstance(message, bytes) else _framed(message)
+                with self._writing:
+                    rest, self._rest = self._rest, b""
+                    self._socket.sendall(rest + data)
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             self.lost = True
             self._wake()
         finally:
             self._socket.close()
+
+
+def _framed(message: Message) -> bytes:
+    try:
+        data = dumps(message)
+    except (TypeError, ValueError) as error:  # what a user published is not JSON
+        data = dumps(Failed("control connection", "a message must be JSON", str(error), ""))
+    return wire.LENGTH.pack(len(data)) + data

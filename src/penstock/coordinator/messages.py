@@ -59,6 +59,8 @@ class Failed:
     rule: str
     got: str
     way_out: str
+    passing: bool = False
+    """Starting again may help."""
 
 
 @dataclass(frozen=True)

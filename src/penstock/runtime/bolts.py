@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.acking import lineage as lineages
 from penstock.acking.lineage import Lineage
 from penstock.columns import to_values
-from penstock.errors import ComponentError, FrameError
+from penstock.errors import ComponentError, FrameError, SinkRefused
 from penstock.frames import codec
 from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
 from penstock.runtime.executor import Executor
@@ -409,17 +409,18 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
                 self.tracker.tally.add(lineage.entries())
 
     def epoch_ends(self, epoch: int) -> None:
-        """Prepare the epoch's transaction. What it raises ends the topology: the rows would be lost."""
-
-        def prepare() -> None:
+        """Prepare the epoch's transaction. What it raises starts the topology again: the rows would be lost."""
+        try:
             token = self.component.prepare_commit(epoch)
-            if token is not None:
-                self.tokens.append((epoch, token))
-
-        self._guard("prepare_commit", prepare)
+        except Exception as error:  # the other system may answer with anything
+            blamed = blame(self.context.component, "prepare_commit", error)
+            raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
+        if token is not None:
+            self.tokens.append((epoch, token))
 
     def publish(self, epoch: int) -> None:
-        """Commit all up to the epoch. Called from the thread that writes snapshots."""
+        """Commit all up to the epoch. Called from the thread that writes snapshots. What raises can be tried
+        again."""
         while self.tokens and self.tokens[0][0] <= epoch:
             self._guard("commit", self.component.commit, self.tokens[0][1])
             self.tokens.popleft()

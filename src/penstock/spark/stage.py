@@ -43,7 +43,7 @@ from penstock.coordinator.messages import (
     SpoutsCut,
     Tally,
 )
-from penstock.errors import PenstockError, SnapshotCorrupt, StateError
+from penstock.errors import PenstockError, SinkRefused, SnapshotCorrupt, StateError
 from penstock.faults import CrashPoint
 from penstock.plan.model import SlotId
 from penstock.runtime.archive import SlotArchive
@@ -58,6 +58,7 @@ _BINARY = pa.binary()
 _GC_THRESHOLD = (50_000, 20, 50)
 _LARGE = 32_768  # bytes; above it copying a frame costs more than a message of its own
 _LONGEST_WAIT = 1.0  # seconds; whatever happens sooner wakes the loop
+_PUBLISH_RETRY = 1.0  # seconds until another system is asked again to take an epoch
 _READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
 
 
@@ -240,27 +241,45 @@ class SlotDriver:
         slot = self._slot
         failed, tally = slot.take_acks()
         for roots in failed:
-            self._control.send(Fails(roots.first.tolist(), roots.length.tolist(), roots.component, roots.error))
+            self._control.send_now(
+                Fails(roots.first.tolist(), roots.length.tolist(), roots.component, roots.error)
+            )
         if tally is not None:
-            self._control.send(Tally(tally))
+            self._control.send_now(Tally(tally))
         while slot.cuts:
             cut = slot.cuts.popleft()
             self._crash("cut" if slot.id.stage else "marked", cut.epoch)
             self._chores.put(cut)
 
     def _keep(self, archive: SlotArchive) -> None:
-        """The archive's thread: write what was cut, publish what is committed, in order."""
-        while (chore := self._chores.get()) is not None:
-            try:
+        """The archive's thread: write what was cut, publish what is committed, in order. Another system that does
+        not take what is to be published is asked again; epochs go on meanwhile."""
+        unpublished = 0
+        try:
+            while True:
+                try:
+                    chore = self._chores.get(timeout=_PUBLISH_RETRY if unpublished else None)
+                except queue.Empty:
+                    chore = unpublished
+                if chore is None:
+                    return
                 if isinstance(chore, SlotCut):
                     self._write(archive, chore)
                 else:
-                    self._slot.publish_sinks(chore)
-                    self._crash("published", chore)
-                    self._control.send(Published(chore))
-            except Exception as error:  # whatever it is, the loop must hear of it
-                self._reader_error = _as_ours(self._slot.id, error)
-                self._wake.set()
+                    unpublished = 0 if self._publish(max(chore, unpublished)) else max(chore, unpublished)
+        except Exception as error:  # whatever it is, the loop must hear of it
+            self._reader_error = _as_ours(self._slot.id, error)
+            self._wake.set()
+
+    def _publish(self, epoch: int) -> bool:
+        try:
+            self._slot.publish_sinks(epoch)
+        except PenstockError as error:
+            self._slot.errors.append(error)
+            return False
+        self._crash("published", epoch)
+        self._control.send(Published(epoch))
+        return True
 
     def _write(self, archive: SlotArchive, cut: SlotCut) -> None:
         try:
@@ -294,7 +313,8 @@ class SlotDriver:
         self._failed = True
         error = _as_ours(self._slot.id, error)
         self._report(0)
-        self._control.send(Failed(error.where, error.rule, error.got, error.way_out))
+        passing = isinstance(error, SinkRefused)
+        self._control.send(Failed(error.where, error.rule, error.got, error.way_out, passing))
 
     def _pulse(self) -> None:
         """Report at every interval, from a thread of its own: while Spark holds the loop back because the next

@@ -64,7 +64,7 @@ class RunningTopology:
         self.error: PenstockError | None = None
         self.coordinator = Coordinator(self.bus, self.plan, host, port)
         self.epoch = 0
-        """The committed epoch the running start began with."""
+        """The committed epoch the last start began with, or the last one committed before it ended."""
         self._spark, self._settings = spark, topology.settings
         self._state = None if topology.settings.delivery == "at_most_once" else StateDirectory(self.plan, topology)
         self._commits: CommitThread | None = None
@@ -290,6 +290,7 @@ class RunningTopology:
     def _stop_commits(self) -> None:
         if self._commits is not None:
             self._commits.stop()
+            self.epoch = self._commits.commits.committed
             self._commits = None
 
     def _commit_last(self) -> None:
@@ -370,8 +371,8 @@ class RunningTopology:
                 try:
                     self._start_query(job)
                     return
-                except _Lost as again:
-                    loss = again
+                except (_Lost, TopologyFailed) as again:  # what open() needs may be down for a moment too
+                    loss = again if isinstance(again, _Lost) else _Lost(str(again))
 
     def _raise_if_dead(self) -> None:
         if self._commits is not None and self._commits.error is not None:
@@ -382,7 +383,8 @@ class RunningTopology:
             raise _Lost(f"its state of epoch {self.epoch} cannot be read")
         failure = self.coordinator.failure
         if failure is not None:
-            raise TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
+            error = TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
+            raise _Lost(str(error)) if failure.passing else error
         query = self._query
         assert query is not None
         if not query.isActive:

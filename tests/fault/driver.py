@@ -1,0 +1,86 @@
+"""The driver of the fault tests, a process of its own so that it can be killed: runs a topology until it finds the
+stop file, and keeps a status file of whom there is to kill.
+
+``python -m tests.fault.driver CONFIG.json``
+"""
+
+import json
+import os
+import sys
+import time
+
+import psutil
+
+from penstock import Settings, TopologyBuilder, submit
+from penstock.errors import PenstockError
+from penstock.spark.session import close_session
+from tests.fault.components import Count, Numbers, Parse, Pass
+
+
+def topology(config):
+    builder = TopologyBuilder()
+    if "kafka" in config:
+        from penstock.connectors.kafka import KafkaBolt, KafkaSink, KafkaSpout
+
+        exactly = config["settings"]["delivery"] == "exactly_once"
+        make_sink = KafkaSink if exactly else KafkaBolt
+        sink = make_sink(config["kafka"], "out", value="line")
+        builder.set_spout("lines", KafkaSpout(config["kafka"], "in"), 2)
+        builder.set_bolt("pass", Parse(), 2).shuffle_grouping("lines")
+    else:
+        from penstock.connectors.parquet import ParquetSink
+
+        sink = ParquetSink(config["output"])
+        builder.set_spout("numbers", Numbers(config["count"], config["rate"]), 2)
+        builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
+    builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
+    builder.set_bolt("sink", sink).shuffle_grouping("count")
+    return builder.build("faults", Settings(**config["settings"]))
+
+
+def status(config, running, **more):
+    slots = {str(id): slot.hello.pid for id, slot in dict(running.coordinator.slots).items() if slot.connected}
+    children = psutil.Process().children(recursive=True)
+    executors = [p.pid for p in children if "CoarseGrainedExecutorBackend" in " ".join(_command(p))]
+    content = {
+        "pid": os.getpid(),
+        "state": running.state,
+        "restarts": running.restarts,
+        "slots": slots,
+        "executors": executors,
+        "executed": running.bus.totals()["count"].executed,
+        "committed": running.committed,
+        "time": time.time(),
+        **more,
+    }
+    temporary = config["status"] + ".new"
+    with open(temporary, "w") as file:
+        json.dump(content, file)
+    os.replace(temporary, config["status"])
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        config = json.load(file)
+    running = submit(topology(config), config.get("master"))
+    try:
+        while not running.wait(0.05) and not os.path.exists(config["stop"]):
+            status(config, running)
+        running.kill()
+        status(config, running, done=True)
+    except PenstockError as error:
+        status(config, running, error=str(error))
+        raise
+    finally:
+        close_session()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Runs the driver of the fault tests, kills what a seed says, and compares what came out with what went in."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pyarrow.dataset as ds
+
+from penstock.state import manifest as manifests
+from penstock.state.snapshots import read_parts
+from penstock.state.store import StateStore
+from penstock.state.values import TaskState
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 180.0  # seconds for a whole run, on a busy machine
+
+
+class Run:
+    """One topology under fire."""
+
+    def __init__(self, folder, seed, delivery, count=15_000, rate=3_000, master=None, **settings):
+        self.folder, self.seed, self.delivery, self.count = Path(folder), seed, delivery, count
+        self.random = random.Random(seed)
+        self.faults = []
+        """What was done: ⟨kind, seconds until there was new output⟩."""
+        self.log = self.folder / "driver.log"
+        self.config = {
+            "count": count,
+            "rate": rate,
+            "output": str(self.folder / "output"),
+            "status": str(self.folder / "status.json"),
+            "stop": str(self.folder / "stop"),
+            "settings": {
+                "delivery": delivery,
+                "state_dir": str(self.folder / "state"),
+                "epoch_interval": 0.5,
+                "message_timeout": 5.0,
+                "max_restarts": 1000,
+                **settings,
+            },
+        }
+        if master:
+            self.config["master"] = master
+        self.driver = None
+        self.deadline = time.monotonic() + DEADLINE
+
+    # ---- the driver ------------------------------------------------------------------------------------
+
+    def start(self):
+        path = self.folder / "config.json"
+        path.write_text(json.dumps(self.config))
+        (self.folder / "status.json").unlink(missing_ok=True)
+        self.driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.fault.driver", str(path)],
+            cwd=ROOT,
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.await_("the topology to run", lambda: self.status().get("executed", 0) > 0)
+
+    def stop(self):
+        """Let it end by itself."""
+        Path(self.config["stop"]).touch()
+        code = self.driver.wait(60)
+        assert code == 0, self.story()
+
+    def close(self):
+        if self.driver is not None and self.driver.poll() is None:
+            for process in [
+                *psutil.Process(self.driver.pid).children(recursive=True),
+                psutil.Process(self.driver.pid),
+            ]:
+                with_suppressed(process.kill)
+            self.driver.wait(30)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def status(self):
+        try:
+            return json.loads((self.folder / "status.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def await_(self, what, condition):
+        while not condition():
+            if self.driver.poll() is not None:
+                raise AssertionError(f"the driver ended while waiting for {what}\n{self.story()}")
+            if time.monotonic() > self.deadline:
+                raise AssertionError(f"seed {self.seed}: waited too long for {what}\n{self.story()}")
+            time.sleep(0.05)  # another process: there is nothing to wait on
+
+    def story(self):
+        return f"seed {self.seed}, faults {self.faults}, status {self.status()}\n{self.log.read_text()[-3000:]}"
+
+    # ---- faults ----------------------------------------------------------------------------------------
+
+    def wait_a_while(self, least=0.3, most=2.0):
+        """Until a random moment under load."""
+        until = time.monotonic() + self.random.uniform(least, most)
+        self.await_("a moment to strike", lambda: time.monotonic() > until and self.under_load())
+
+    def under_load(self):
+        status = self.status()
+        return status.get("state") == "active" and bool(status.get("slots"))
+
+    def recovered(self, kind, before):
+        """Note a fault once there is new output of a new start."""
+        struck = time.time()
+
+        def back():
+            status = self.status()
+            restarted = status.get("pid") != before["pid"] or status.get("restarts", 0) > before["restarts"]
+            return restarted and status["state"] == "active" and self.new_output(status, before)
+
+        self._mark = None
+        self.await_(f"recovery from a {kind} fault", back)
+        self.faults.append((kind, round(time.time() - struck, 2)))
+
+    def new_output(self, status, before):
+        if self._mark is None:
+            self._mark = (status["pid"], status["restarts"], status["executed"])
+        pid, restarts, executed = self._mark
+        if (pid, restarts) != (status["pid"], status["restarts"]):
+            self._mark = (status["pid"], status["restarts"], status["executed"])
+            return False
+        return status["executed"] > executed
+
+    def kill_worker(self):
+        before = self.status()
+        slot = self.random.choice(sorted(before["slots"]))
+        os.kill(before["slots"][slot], signal.SIGKILL)
+        self.recovered("worker", before)
+
+    def stall_worker(self):
+        """Stop one for longer than a heartbeat may stay out, and let it go on when it has been replaced."""
+        before = self.status()
+        pid = before["slots"][self.random.choice(sorted(before["slots"]))]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            self.recovered("stall", before)
+        finally:
+            with_suppressed(lambda: os.kill(pid, signal.SIGCONT))
+
+    def kill_executor(self):
+        before = self.status()
+        os.kill(self.random.choice(before["executors"]), signal.SIGKILL)
+        self.recovered("executor", before)
+
+    def kill_driver(self):
+        before = self.status()
+        family = psutil.Process(self.driver.pid).children(recursive=True)
+        os.kill(self.driver.pid, signal.SIGKILL)
+        self.driver.wait(30)
+        _, alive = psutil.wait_procs(family, 30)
+        assert not alive, f"orphans of a killed driver: {alive}"
+        self.start()
+        self._mark = None
+        self.recovered("driver", before)
+
+    # ---- results ---------------------------------------------------------------------------------------
+
+    def rows(self):
+        """⟨origin, n⟩ of all rows in the output, with the number of times."""
+        folder = self.config["output"]
+        if not os.path.isdir(folder):
+            return Counter()
+        table = ds.dataset(folder, format="parquet").to_table(columns=["origin", "n"])
+        return Counter(zip(table["origin"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+    def wanted(self):
+        return Counter({(origin, n): 1 for origin in (0, 1) for n in range(self.count)})
+
+    def finish(self):
+        """Wait until all input is in the output, end, and compare."""
+        wanted = self.wanted()
+        looked = [0.0]
+
+        def complete():
+            if time.monotonic() - looked[0] < 0.5:
+                return False
+            looked[0] = time.monotonic()
+            return wanted.keys() <= self.rows().keys()
+
+        self.await_("all input to be in the output", complete)
+        self.stop()
+        rows, counts = self.rows(), self.counts()
+        oracle = Counter(f"key-{n % 50}" for _, n in wanted)
+        if self.delivery == "exactly_once":
+            doubled = [row for row, times in rows.items() if times > 1]
+            assert not doubled, f"{len(doubled)} rows twice, such as {doubled[:5]}\n{self.story()}"
+            assert rows == wanted, self.story()
+            assert counts == oracle, self.story()
+        else:
+            assert rows.keys() == wanted.keys(), self.story()
+            assert all(counts[key] >= oracle[key] for key in oracle), self.story()
+
+    def counts(self):
+        """The counts in the state of the last committed epoch."""
+        store = StateStore(self.config["settings"]["state_dir"]).child("faults")
+        newest = manifests.newest(store)
+        total = Counter()
+        for key, parts in read_parts(store, newest.chains).items():
+            if key.startswith("count/"):
+                state = TaskState()
+                state.restore(parts)
+                total.update(dict(state.map("counts", 0)))
+        return total
+
+
+def with_suppressed(action):
+    try:
+        action()
+    except (psutil.Error, ProcessLookupError):
+        pass
