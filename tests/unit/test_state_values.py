@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import StateError
-from penstock.state import maps
+from penstock.state import encoding, maps
 from penstock.state.values import TaskState
 
 
@@ -65,9 +65,13 @@ def test_a_map_works_as_a_dict():
     assert repr(counts) == "MapState({'a': 2, 'c': 3, 'd': 4, 'e': 5, 'f': 6})"
     assert isinstance(counts, collections.abc.MutableMapping)
     assert isinstance(counts, maps.MapState)
+    assert counts != {"a": 2}
+    assert counts != 5
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(counts)
     counts.clear()
     assert not counts
-    assert counts == {}
+    assert counts == {} == TaskState().map("other") == counts
 
 
 def test_code_that_knows_dicts_sees_the_whole_map():
@@ -430,6 +434,17 @@ def test_what_cannot_be_pickled_is_said_and_nothing_is_lost():
     counts[threading] = 1
     with pytest.raises(StateError, match="state 'counts': what is kept in it must be picklable; got a module"):
         state.cut(full=True).encode()
+
+
+def test_more_than_fits_an_arrow_array_is_said(monkeypatch):
+    """Arrow gives several arrays where the text in one would pass 2 GB."""
+    monkeypatch.setattr(encoding, "to_column", lambda values, declared: pa.chunked_array([values[:1], values[1:]]))
+    state = TaskState()
+    state.map("texts").update(a="x", b="y")
+    with pytest.raises(
+        StateError, match=r"state 'texts': 16,384 of its keys .* must fit 2 GB; got .*context.folder"
+    ):
+        state.cut().encode()
 
 
 def test_what_it_tells_of_itself():

@@ -84,14 +84,15 @@ def encode_map(state: str, items: Mapping[Any, Any]) -> bytes:
     sink = pa.BufferOutputStream()
     keys, values = iter(items), iter(items.values())
     for _ in range(0, max(1, len(items)), CHUNK_ROWS):
-        _write(sink, state, b"map", list(islice(keys, CHUNK_ROWS)), list(islice(values, CHUNK_ROWS)))
+        _write(sink, b"map", _columns(state, list(islice(keys, CHUNK_ROWS)), list(islice(values, CHUNK_ROWS))))
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
 
 
-def encode_value(state: str, pickled: bytes) -> bytes:
+def encode_value(pickled: bytes) -> bytes:
     sink = pa.BufferOutputStream()
-    _write(sink, state, b"value", [None], [Pickled(pickled)])
+    columns = [pa.nulls(1), pa.array([pickled], pa.large_binary()), pa.array([False])]  # large: beyond 2 GB too
+    _write(sink, b"value", columns)
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
 
@@ -126,15 +127,18 @@ def apply_map(part: bytes, items: dict[Any, Any]) -> int:
 def pickled_value(part: bytes) -> bytes:
     """The pickle inside a value's part; of several laid end to end, the last."""
     *_, batch = _batches(part)
-    pickled: bytes = batch.column(1).storage[0].as_py()
+    pickled: bytes = batch.column(1)[0].as_py()
     return pickled
 
 
-def _write(sink: Any, state: str, form: bytes, keys: Sequence[Any], values: Sequence[Any]) -> None:
+def _columns(state: str, keys: Sequence[Any], values: Sequence[Any]) -> list[pa.Array]:
     deleted = pa.array([value is DELETED for value in values], pa.bool_())
     if deleted.true_count:
         values = [None if value is DELETED else value for value in values]
-    columns = [_column(keys, state), _column(values, state), deleted]
+    return [_column(keys, state), _column(values, state), deleted]
+
+
+def _write(sink: Any, form: bytes, columns: Sequence[pa.Array]) -> None:
     fields = [
         pa.field(name, column.type) for name, column in zip(("key", "value", "deleted"), columns, strict=True)
     ]
@@ -144,15 +148,26 @@ def _write(sink: Any, state: str, form: bytes, keys: Sequence[Any], values: Sequ
 
 
 def _column(values: Sequence[Any], state: str) -> pa.Array:
-    if Pickled in set(map(type, values)):
-        storage = [value if type(value) is Pickled else dumps(value, state) for value in values]
-        return pa.ExtensionArray.from_storage(PICKLED, pa.array(storage, pa.binary()))
     try:
-        return to_column(values, None)
-    except Exception:
-        for value in values:
-            dumps(value, state)  # says which
+        if Pickled in set(map(type, values)):
+            storage = [value if type(value) is Pickled else dumps(value, state) for value in values]
+            column = pa.ExtensionArray.from_storage(PICKLED, pa.array(storage, pa.binary()))
+        else:
+            column = to_column(values, None)
+        if isinstance(column, pa.ChunkedArray):
+            raise OverflowError("too long for one Arrow array")
+    except StateError:
         raise
+    except Exception as error:
+        for value in values:
+            dumps(value, state)  # says which, if that is it
+        raise StateError(
+            f"state {state!r}",
+            f"{CHUNK_ROWS:,} of its keys or values together must fit 2 GB",
+            f"{type(error).__name__}: {error}",
+            "Keep large values in files of context.folder and their names in the state.",
+        ) from error
+    return column
 
 
 def _batches(part: bytes) -> Iterator[pa.RecordBatch]:

@@ -103,6 +103,15 @@ class MapState(MutableMapping[Any, Any]):
         self._settle()
         return len(self._settled)
 
+    def __eq__(self, other: object) -> bool:
+        self._settle()
+        if isinstance(other, MapState):
+            other._settle()
+            other = other._settled
+        return self._settled.__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment] # as of any dict
+
     def __repr__(self) -> str:
         return f"MapState({self.copy()!r})"
 

@@ -51,7 +51,7 @@ class ValueState:
         if mark == self._mark and not (full and self._written):
             return None
         self._seen, self._mark, self._written = self.value, mark, True
-        return Change("full", 1, partial(encode_value, self.name, pickled))
+        return Change("full", 1, partial(encode_value, pickled))
 
 
 @dataclass(frozen=True)
