@@ -22,11 +22,16 @@ from penstock.state.manifest import (
 from penstock.state.snapshots import Part, SnapshotWriter, epoch_of, read_parts, snapshot_name
 from penstock.state.store import StateStore
 from penstock.state.values import TaskState
+from tests.unit import test_state_store  # noqa: F401 - registers folders://
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "folders"])
 def store(request, tmp_path):
-    return StateStore(str(tmp_path / "state") if request.param == "local" else f"memory://{uuid.uuid4().hex}")
+    if request.param == "local":
+        return StateStore(str(tmp_path / "state"))
+    return StateStore(
+        f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"folders://{tmp_path}/state"
+    )
 
 
 def manifest(epoch, chains=None, tokens=()):

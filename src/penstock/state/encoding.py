@@ -132,8 +132,9 @@ def pickled_value(part: bytes) -> bytes:
 
 
 def _columns(state: str, keys: Sequence[Any], values: Sequence[Any]) -> list[pa.Array]:
-    deleted = pa.array([value is DELETED for value in values], pa.bool_())
-    if deleted.true_count:
+    deleted = pa.repeat(pa.scalar(False), len(values))
+    if _Deleted in set(map(type, values)):
+        deleted = pa.array([value is DELETED for value in values], pa.bool_())
         values = [None if value is DELETED else value for value in values]
     return [_column(keys, state), _column(values, state), deleted]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec.core
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from penstock.errors import StateError
@@ -52,6 +53,8 @@ class StateStore:
                 "Install the package fsspec names for it, or set state_dir to another folder.",
             ) from error
         self._root: str = path.rstrip("/")
+        # Arrow's file systems (HDFS): for a range from 0 on fsspec asks for no seeking, and then seeks.
+        self._how_to_read = {"seekable": True} if isinstance(self._files, ArrowFSWrapper) else {}
         self._local = isinstance(self._files, LocalFileSystem)
         self.url = self._root if self._local else url.rstrip("/")
 
@@ -71,12 +74,12 @@ class StateStore:
 
         On local disk: a temporary file, fsync, rename, fsync of the folder. Elsewhere one PUT, which object
         stores make atomic and durable by themselves; on a remote file system where a PUT is a plain write
-        (sftp, ftp) a crash may leave half a file, which the checksums of those who read it will find.
+        (HDFS, sftp) a crash may leave half a file, which the checksums of those who read it will find.
         """
         path = self._path(name)
         with self._errors("write", name):
             if not self._local:
-                self._files.pipe_file(path, data)
+                self._put(path, data, "overwrite")
                 return
             with _temporary(path, data) as temporary:
                 os.replace(temporary, path)
@@ -84,14 +87,14 @@ class StateStore:
 
     def create(self, name: str, data: bytes) -> bool:
         """``write``, but only where no file has that name: False if one has. Of several callers at once, in any
-        process, one gets True. (Not on local disk: as exclusive as the file system's own ``mode="create"``,
-        which S3 and Google's store decide on the server.)"""
+        process, one gets True. (Not on local disk: as exclusive as fsspec's ``mode="create"``, which S3 and
+        Google's store decide on the server, while others look first and then write.)"""
         path = self._path(name)
         with self._errors("create", name):
             try:
                 if not self._local:
                     self._files.invalidate_cache()
-                    self._files.pipe_file(path, data, mode="create")
+                    self._put(path, data, "create")
                     return True
                 with _temporary(path, data) as temporary:
                     _link(temporary, path)
@@ -109,7 +112,7 @@ class StateStore:
                 return b""
             if not self._local:
                 end = None if length is None else offset + length
-                data: bytes = self._files.cat_file(path, start=offset or None, end=end)
+                data: bytes = self._files.cat_file(path, start=offset or None, end=end, **self._how_to_read)
                 return data
             with open(path, "rb") as file:
                 file.seek(offset)
@@ -136,6 +139,13 @@ class StateStore:
                     os.unlink(f"{self._root}/{name}")
                 else:
                     self._files.rm_file(f"{self._root}/{name}")
+
+    def _put(self, path: str, data: bytes, mode: str) -> None:
+        try:
+            self._files.pipe_file(path, data, mode=mode)
+        except FileNotFoundError:  # folders are real there, as in HDFS or sftp; object stores never come here
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._files.pipe_file(path, data, mode=mode)
 
     def _names(self, prefix: str) -> Iterator[str]:
         folder = prefix.rpartition("/")[0]
