@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from penstock.replay.records import Record
 
@@ -23,8 +23,7 @@ class Origin(Enum):
     TO = "to"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A tuple on its way through the topology."""
 
     origin: Origin

