@@ -90,7 +90,10 @@ def refused(where: str, bootstrap: str, error: Any) -> ComponentError:
 
 def no_answer(where: str, bootstrap: str, rule: str, got: str) -> EnvironmentFault:
     return EnvironmentFault(
-        f"{where}, Kafka at {bootstrap}", rule, got, "Check the address, and that the brokers run."
+        f"{where}, Kafka at {bootstrap}",
+        rule,
+        got,
+        "Check the address, that the brokers run, and that the topic exists.",
     )
 
 

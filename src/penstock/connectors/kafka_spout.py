@@ -195,8 +195,11 @@ class KafkaSpout(BatchSpout):
             bounds = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(messages)]
         offsets = np.fromiter(map(message.offset, messages), np.int64, len(messages))
         rows = self._decoder.rows(messages, offsets)
-        ids: Any = (places << _OFFSET_BITS) | offsets if self._tracked else None
-        self._collector.emit_batch(rows, msg_ids=ids)
+        if self._tracked:
+            ids: Any = (places << _OFFSET_BITS) | offsets
+            self._collector.emit_batch(rows, msg_ids=ids)
+        else:
+            self._collector.emit_batch(rows)
         for first, last in pairwise(bounds):
             reading = self._readings[places[first]]
             reading.position = int(offsets[last - 1]) + 1
@@ -245,7 +248,8 @@ class KafkaSpout(BatchSpout):
                 *(self._where, reading.topic, reading.number, first - reading.position, reading.position),
             )
         place.offset = reading.position = max(first, reading.position)
-        self._consumer.seek(place)
+        self._consumer.incremental_unassign([place])  # a partition in this state cannot be sought
+        self._consumer.incremental_assign([place])
 
     # -- acks
 

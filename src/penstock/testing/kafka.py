@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -148,7 +149,7 @@ def _fetch(maven: str, home: Path, progress: Progress) -> None:
 
 class KafkaServer:
     """One broker. ``start`` returns when it answers. ``with`` starts it, and at the end stops it and removes
-    its data; without ``with``, call ``close``. A broker never outlives a Python process that ends by itself."""
+    its data; without ``with``, call ``close``. A broker never outlives the Python process that started it."""
 
     def __init__(self, folder: str | Path | None = None, progress: Progress = lambda line: None) -> None:
         """``folder`` keeps the data after ``close``; without it the data lives in a temporary folder."""
@@ -156,6 +157,7 @@ class KafkaServer:
         self._folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="penstock-kafka-"))
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         self._port, self._controller = _free_ports(2)
         self._admin: Any = None
         self._finalizer = weakref.finalize(self, _remove, self._folder if self._temporary else None)
@@ -204,6 +206,7 @@ class KafkaServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for us: we end the broker ourselves
             )
+        self._watcher = _watch(self._process.pid, self._folder if self._temporary else None)
         self._renew_finalizer()
         self._admin = admin_client({"bootstrap.servers": self.bootstrap, "log_level": 0})
         self._wait_until_up()
@@ -299,24 +302,36 @@ class KafkaServer:
     def _end(self, signum: signal.Signals) -> None:
         if self._process is None:
             return
+        _end_process(self._watcher, signal.SIGKILL)
         _end_process(self._process, signum)
-        self._process, self._admin = None, None
+        self._process = self._watcher = self._admin = None
         self._renew_finalizer()
 
     def _renew_finalizer(self) -> None:
         """What is left to do if Python ends, or this object goes, without ``close``."""
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _remove, self._folder if self._temporary else None, self._process)
+        self._finalizer = weakref.finalize(
+            self, _remove, self._folder if self._temporary else None, self._watcher, self._process
+        )
 
 
-def _remove(folder: Path | None, process: subprocess.Popen[bytes] | None = None) -> None:
-    if process is not None:
+def _remove(folder: Path | None, *processes: subprocess.Popen[bytes] | None) -> None:
+    for process in processes:
         _end_process(process, signal.SIGKILL)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_process(process: subprocess.Popen[bytes], signum: signal.Signals) -> None:
+def _watch(pid: int, folder: Path | None) -> subprocess.Popen[bytes]:
+    """A process that ends the broker and removes its data when this one is gone, however it went: then its end of
+    the pipe closes."""
+    script = f"read line; kill -9 {pid}" + (f"; rm -rf {shlex.quote(str(folder))}" if folder else "")
+    return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _end_process(process: subprocess.Popen[bytes] | None, signum: signal.Signals) -> None:
+    if process is None:
+        return
     process.send_signal(signum)
     try:
         process.wait(_STOP_SECONDS)

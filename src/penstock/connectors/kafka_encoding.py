@@ -1,0 +1,115 @@
+"""Tuples to Kafka records."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.columns import is_pickled, to_values
+from penstock.errors import ComponentError, TopologyError
+
+Row: TypeAlias = Mapping[str, Any]
+Payload: TypeAlias = str | bytes | None
+Record: TypeAlias = tuple[str, Payload, Payload] | tuple[str, Payload, Payload, int]
+"""⟨topic, value, key⟩ or ⟨topic, value, key, partition⟩: the order in which the client library takes them."""
+
+
+class Encoder:
+    """What becomes a record's topic, key and value. Picklable; the functions are the user's."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str | Callable[[Row], str],
+        key_field: str | None,
+        value_field: str | None,
+        value: Callable[[Row], Payload] | None,
+    ) -> None:
+        """The value is that of ``value_field``, or what the function ``value`` makes of the row; without either
+        it is the only field there is beside the key, or else the whole row as JSON."""
+        if not topic:
+            raise TopologyError(name, "a topic is a name, or a function of the row", repr(topic), "Name a topic.")
+        if value_field is not None and value is not None:
+            raise TopologyError(
+                name, "the value is a field or a function of the row", "both", "Drop value_field or value."
+            )
+        self._topic, self._key_field, self._value_field, self._value = topic, key_field, value_field, value
+
+    def records(self, batch: pa.RecordBatch, where: str) -> Iterator[Record]:
+        """One record per row. Text and bytes go as they are, None as no value (a compacted topic's tombstone),
+        numbers and booleans as JSON writes them, anything else as JSON."""
+        rows = _rows(batch) if callable(self._topic) or self._value is not None else []
+        count = batch.num_rows
+        topics = map(self._topic, rows) if callable(self._topic) else [self._topic] * count
+        keys = [None] * count if self._key_field is None else self._payloads(batch, self._key_field, where)
+        return zip(topics, self._values(batch, rows, where), keys, strict=True)
+
+    def _values(self, batch: pa.RecordBatch, rows: list[dict[str, Any]], where: str) -> Iterable[Payload]:
+        if self._value is not None:
+            return map(self._value, rows)
+        names = [name for name in batch.schema.names if name != self._key_field]
+        if self._value_field is not None or len(names) == 1:
+            return self._payloads(batch, self._value_field or names[0], where)
+        return map(to_json, _rows(batch))
+
+    def _payloads(self, batch: pa.RecordBatch, field: str, where: str) -> list[Payload]:
+        if field not in batch.schema.names:
+            raise ComponentError(
+                where,
+                f"the field '{field}' goes to Kafka",
+                "a tuple with the fields " + ", ".join(batch.schema.names),
+                "Name one of these in key_field or value_field.",
+            )
+        column = batch.column(field)
+        kind = column.type
+        values = to_values(column)
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            return values
+        return [value if value is None or isinstance(value, str | bytes) else to_json(value) for value in values]
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON; what JSON does not know (times, decimals) as its text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_text)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    if not any(map(is_pickled, batch.columns)):
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+    columns = [to_values(column) for column in batch.columns]
+    return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def produce(producer: Any, records: Iterator[Record], seconds: float) -> int:
+    """Hand records to the producer's queue; how many. While it is full this waits for Kafka, at most ``seconds``
+    for one record; then ``BufferError`` is raised."""
+    count = 0
+    send = producer.produce
+    for record in records:
+        try:
+            send(*record)
+        except BufferError:
+            _send_late(producer, record, seconds)
+        count += 1
+    return count
+
+
+def _send_late(producer: Any, record: Record, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        producer.poll(0.05)
+        try:
+            producer.produce(*record)
+            return
+        except BufferError:
+            if time.monotonic() > deadline:
+                raise

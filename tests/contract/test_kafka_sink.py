@@ -1,0 +1,177 @@
+"""KafkaSink against a real broker: an epoch is there once or not at all, whatever dies in between."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+
+from penstock.connectors.kafka import KafkaSink
+from penstock.errors import ComponentError, EnvironmentFault
+from tests.contract.kafka_helpers import SOURCE, context, read
+
+CHILD = """
+import json, os, sys
+import pyarrow as pa
+from penstock.connectors.kafka import KafkaSink
+from tests.contract.kafka_helpers import SOURCE, context
+
+bootstrap, topic, folder, component, death = sys.argv[1:]
+
+class Doomed:
+    def __init__(self, producer): self.producer = producer
+    def __getattr__(self, name): return getattr(self.producer, name)
+    def commit_transaction(self, timeout):
+        self.producer.flush(20)  # the rows are at the broker
+        if death == "after commit":
+            self.producer.commit_transaction(timeout)
+        os._exit(9)
+
+sink = KafkaSink(bootstrap, topic)
+sink.prepare({}, context("exactly_once", component=component, folder=folder))
+sink.recover([])
+sink.write(pa.record_batch({"line": ["a", "b"]}), SOURCE)
+token = sink.prepare_commit(1)
+print(json.dumps(token), flush=True)
+sink._producer = Doomed(sink._producer)
+sink.commit(token)
+"""
+
+
+@pytest.fixture
+def sink(kafka, topic, tmp_path):
+    """Starts a sink as a process of the task would; each call is a new process of the same task."""
+    name = topic(partitions=2)
+
+    def start(tokens=(), folder=tmp_path, **options):
+        made = KafkaSink(kafka.bootstrap, options.pop("topic", name), **options)
+        made.prepare({}, context("exactly_once", component=name, folder=str(folder)))
+        made.recover(tokens)
+        return made
+
+    start.topic = name
+    start.folder = tmp_path
+    return start
+
+
+def lines(kafka, sink, isolation="read_committed"):
+    return sorted(value.decode() for _, value in read(kafka, sink.topic, isolation))
+
+
+def epoch(sink, number, values):
+    sink.write(pa.record_batch({"line": values}), SOURCE)
+    return sink.prepare_commit(number)
+
+
+def test_rows_are_visible_after_commit_only(kafka, sink):
+    one = sink()
+    token = epoch(one, 1, ["a", "b"])
+    assert lines(kafka, sink) == []
+    one.commit(token)
+    assert lines(kafka, sink) == ["a", "b"]
+    one.commit(epoch(one, 2, ["c"]))
+    assert lines(kafka, sink) == ["a", "b", "c"]
+    assert one.published() == 2
+
+
+def test_published_twice_is_once(kafka, sink):
+    one = sink()
+    token = epoch(one, 1, ["a"])
+    one.commit(token)
+    one.commit(token)
+    again = sink([token])
+    again.commit(token)
+    assert again.published() == 1
+    assert lines(kafka, sink) == ["a"]
+
+
+def test_what_was_prepared_is_published_by_the_next_process(kafka, sink):
+    token = json.loads(json.dumps(epoch(sink(), 1, ["a"])))
+    sink([token])
+    assert lines(kafka, sink) == ["a"]
+
+
+def test_what_was_prepared_and_not_committed_is_dropped(kafka, sink):
+    epoch(sink(), 1, ["a"])
+    again = sink([])
+    again.commit(epoch(again, 1, ["b"]))
+    assert lines(kafka, sink) == ["b"]
+
+
+@pytest.mark.parametrize("death", ["before commit", "after commit"])
+def test_a_crash_around_the_transactions_commit(kafka, sink, death):
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, kafka.bootstrap, sink.topic, str(sink.folder), sink.topic, death],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 9, done.stderr
+    if death == "after commit":
+        assert lines(kafka, sink) == ["a", "b"]
+    else:
+        assert lines(kafka, sink, "read_uncommitted") == ["a", "b"]  # they are there, but nobody sees them
+        assert lines(kafka, sink) == []
+    sink([json.loads(done.stdout)])
+    assert lines(kafka, sink) == ["a", "b"]
+
+
+def test_a_topology_started_from_scratch_counts_epochs_anew(kafka, sink, tmp_path):
+    one = sink()
+    one.commit(epoch(one, 1, ["a"]))
+    fresh = sink(folder=tmp_path / "fresh")
+    assert fresh.published() == -1
+    fresh.commit(epoch(fresh, 1, ["b"]))
+    assert lines(kafka, sink) == ["a", "b"]
+
+
+def test_a_zombie_is_fenced(kafka, sink):
+    zombie = sink()
+    token = epoch(zombie, 1, ["a"])
+    sink([token])
+    late = epoch(zombie, 2, ["b"])
+    with pytest.raises(ComponentError, match="Another run of this topology uses the same transactional id"):
+        zombie.commit(late)
+    assert lines(kafka, sink) == ["a"]
+
+
+def test_a_broker_that_restarts_is_waited_for(kafka, sink):
+    one = sink(timeout=60.0)
+    one.commit(epoch(one, 1, ["a"]))
+    token = epoch(one, 2, [f"{n}" for n in range(1000)])
+    kafka.kill()
+    back = threading.Thread(target=kafka.start)
+    back.start()
+    one.commit(token)
+    back.join()
+    assert lines(kafka, sink) == sorted(["a", *(f"{n}" for n in range(1000))])
+
+
+def test_a_broker_that_dies_in_the_middle_of_a_transaction(kafka, sink):
+    one = sink(timeout=60.0)
+    one.commit(epoch(one, 1, ["a"]))
+    token = epoch(one, 2, [f"{n}" for n in range(1000)])
+    back = threading.Thread(target=kafka.start)
+    transact = one._insist
+
+    def die_first(call, deadline):
+        one._insist = transact
+        one._producer.flush(20)
+        kafka.kill()
+        back.start()
+        transact(call, deadline)
+
+    one._insist = die_first
+    one.commit(token)
+    back.join()
+    assert lines(kafka, sink) == sorted(["a", *(f"{n}" for n in range(1000))])
+
+
+def test_a_topic_that_does_not_exist(kafka, sink):
+    one = sink(topic="no-such-topic", timeout=2.0)
+    with pytest.raises((ComponentError, EnvironmentFault)) as caught:
+        one.commit(epoch(one, 1, ["a"]))
+    assert "that the topic exists" in str(caught.value)
