@@ -17,7 +17,7 @@ lint: .venv/ready
 	$(BIN)/lint-imports --no-logo
 
 unit: .venv/ready
-	$(BIN)/pytest tests/unit tests/property tests/contract
+	$(BIN)/pytest tests/unit tests/property tests/contract tests/consistency
 
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest tests/integration

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -48,15 +48,17 @@ class Alignment:
     @property
     def complete(self) -> bool:
         """Every frame of this epoch has come."""
-        return self._upstream > 0 and len(self._markers[self.epoch]) == self._upstream
+        return self._upstream > 0 and len(self._markers.get(self.epoch, ())) == self._upstream
 
-    def advance(self) -> Iterator[Parcel]:
-        """Go on to the next epoch: what was held for it, in the order it came."""
+    def advance(self, put: Callable[[Parcel], None]) -> None:
+        """Go on to the next epoch, and put what was held for it where it belongs, in the order it came. The
+        reader waits meanwhile: a frame that comes now must not overtake them."""
         with self._lock:
             self._markers.pop(self.epoch, None)
             self.epoch += 1
             held = self._held.pop(self.epoch, None)
-        return iter(()) if held is None else held.drain()
+            for parcel in () if held is None else held.drain():
+                put(parcel)
 
     @property
     def held(self) -> int:

@@ -23,6 +23,7 @@ class SlotArchive:
         self._store = StateStore(folder)
         self._writer = SnapshotWriter(self._store)
         self._slot, self._generation, self._crash = slot, generation, crash
+        self._written = 0
 
     def restore(self, entries: Entries) -> dict[str, Restored]:
         """What the tasks begin with. Raises ``SnapshotCorrupt``."""
@@ -37,6 +38,8 @@ class SlotArchive:
     def write(self, slot: Slot, cut: SlotCut) -> Entries:
         """Write what was cut (step 3 of a commit). Raises ``StateError``; then the tasks owe a full cut."""
         name = snapshot_name(cut.epoch, self._generation, self._slot.stage, self._slot.slot)
+        self._written += 1  # at least once a slot with spouts and bolts writes twice in an epoch
+        name = f"{name}-{self._written}"
         try:
             chains = self._writer.write(name, cut.cuts)
         except StateError:

@@ -215,7 +215,7 @@ class Slot:
 
     def idle_for(self) -> float:
         """Seconds the driver may wait before the next turn unless a row or a command comes; 0 for none."""
-        if self._relay or any(bolt.busy for bolt in self._bolts):
+        if self._relay or self._epoch_over or any(bolt.busy for bolt in self._bolts):
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
         if self._oldest is None and not self._dirty and not self._bolts and self._spouts:
@@ -369,9 +369,10 @@ class Slot:
     def _epoch_ends(self) -> bool:
         """Where the epoch's last tuple has come and all of them are done with, send what waits, cut the tasks'
         state and pass the marker on. True: an end is under way, and the spouts wait for it."""
-        alignment = self._alignment
-        if alignment is None or not (alignment.complete or self._announced == alignment.epoch):
+        if not self._epoch_over:
             return False
+        alignment = self._alignment
+        assert alignment is not None
         self._relay_frames()  # what came before the last marker must leave before ours
         for executor in self.executors:
             executor.flush()
@@ -382,14 +383,21 @@ class Slot:
             executor.epoch_ends(epoch)
         self._cut(epoch, self.executors)
         self._send_markers(epoch)
-        for parcel in alignment.advance():
-            self._inboxes[parcel.header.target_task].put(parcel)
+        alignment.advance(lambda parcel: self._inboxes[parcel.header.target_task].put(parcel))
         return True
+
+    @property
+    def _epoch_over(self) -> bool:
+        """The end of the epoch was announced, and maybe that of the next one too; or its last tuple has come."""
+        alignment = self._alignment
+        return alignment is not None and (self._announced >= alignment.epoch or alignment.complete)
 
     def _cut(self, epoch: int, executors: Sequence[Executor[Any]]) -> None:
         cuts = {executor.key: executor.cut(executor.key in self.owed) for executor in executors}
         self.owed -= set(cuts)
-        tokens = {e.key: [token for _, token in e.tokens] for e in executors if isinstance(e, SinkExecutor)}
+        sinks = [executor for executor in executors if isinstance(executor, SinkExecutor)]
+        # Copied in one step: the thread that publishes takes from it meanwhile.
+        tokens = {sink.key: [token for _, token in list(sink.tokens)] for sink in sinks}
         self.cuts.append(SlotCut(epoch, cuts, tokens))
 
     def _send_markers(self, epoch: int) -> None:
