@@ -1,4 +1,4 @@
-"""Components of the fault tests: what goes in is numbered, what comes out is in files, and both can be compared."""
+"""Components of the fault tests: what goes in is numbered, so that what comes out can be compared with it."""
 
 import time
 

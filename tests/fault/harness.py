@@ -1,5 +1,6 @@
 """Runs the driver of the fault tests, kills what a seed says, and compares what came out with what went in."""
 
+import contextlib
 import json
 import os
 import random
@@ -74,11 +75,10 @@ class Run:
 
     def close(self):
         if self.driver is not None and self.driver.poll() is None:
-            for process in [
-                *psutil.Process(self.driver.pid).children(recursive=True),
-                psutil.Process(self.driver.pid),
-            ]:
-                with_suppressed(process.kill)
+            driver = psutil.Process(self.driver.pid)
+            for process in [*driver.children(recursive=True), driver]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             self.driver.wait(30)
 
     def __enter__(self):
@@ -152,23 +152,43 @@ class Run:
         try:
             self.recovered("stall", before)
         finally:
-            with_suppressed(lambda: os.kill(pid, signal.SIGCONT))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def kill_executor(self):
+        """One that runs a slot: an idle one is no loss."""
         before = self.status()
-        os.kill(self.random.choice(before["executors"]), signal.SIGKILL)
+        slot = psutil.Process(before["slots"][self.random.choice(sorted(before["slots"]))])
+        executor = next(parent.pid for parent in slot.parents() if parent.pid in before["executors"])
+        os.kill(executor, signal.SIGKILL)
         self.recovered("executor", before)
 
     def kill_driver(self):
         before = self.status()
+        self.stop_driver()
+        self.start()
+        self._mark = None
+        self.recovered("driver", before)
+
+    def stop_driver(self):
+        """Kill the driver and leave it dead."""
         family = psutil.Process(self.driver.pid).children(recursive=True)
         os.kill(self.driver.pid, signal.SIGKILL)
         self.driver.wait(30)
         _, alive = psutil.wait_procs(family, 30)
         assert not alive, f"orphans of a killed driver: {alive}"
-        self.start()
-        self._mark = None
-        self.recovered("driver", before)
+
+    def spoil_newest_snapshot(self):
+        """Change a byte of a file that the newest manifest needs; returns the file."""
+        store = StateStore(self.config["settings"]["state_dir"]).child("faults")
+        newest = manifests.newest(store)
+        before = manifests.newest(store, before=newest.epoch)
+        only_new = sorted(set(newest.files) - set(before.files))
+        path = Path(store.url) / self.random.choice(only_new)
+        data = bytearray(path.read_bytes())
+        data[self.random.randrange(len(data))] ^= 0xFF
+        path.write_bytes(data)
+        return str(path)
 
     # ---- results ---------------------------------------------------------------------------------------
 
@@ -218,10 +238,3 @@ class Run:
                 state.restore(parts)
                 total.update(dict(state.map("counts", 0)))
         return total
-
-
-def with_suppressed(action):
-    try:
-        action()
-    except (psutil.Error, ProcessLookupError):
-        pass

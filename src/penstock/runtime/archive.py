@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.errors import StateError
 from penstock.faults import CrashPoint
 from penstock.plan.model import SlotId
 from penstock.runtime.slot import Restored, Slot, SlotCut
@@ -42,7 +41,7 @@ class SlotArchive:
         name = f"{name}-{self._written}"
         try:
             chains = self._writer.write(name, cut.cuts)
-        except StateError:
+        except Exception:
             slot.owed |= set(cut.cuts)
             raise
         self._crash("written", cut.epoch)
