@@ -16,15 +16,18 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
+from penstock import Settings, TopologyBuilder
 from penstock.errors import EnvironmentFault
+from penstock.testing import LocalRunner
 from penstock.testing.postgres import PostgresServer
-from penstock.topology.components import Context, Source, TransactionalSink
+from penstock.topology.components import Conf, Context, Source, Spout, SpoutCollector, TransactionalSink
+from penstock.topology.streams import OutputDeclarer
 
 Row = tuple[str, int]
 SOURCE = Source("words", "default", 7)
@@ -362,6 +365,53 @@ def test_a_process_killed_anywhere_loses_and_doubles_nothing(target: Target, tmp
     sink.cleanup()
     assert state["position"] > 20
     assert target.visible() == sorted((f"w{n % 3}", n) for n in range(state["position"]))
+
+
+class Numbers(Spout):
+    """Emits ⟨word, n⟩ for each n below the limit, and knows after a restart where it was."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare("word", "count")
+
+    def open(self, conf: Conf, context: Context, collector: SpoutCollector) -> None:
+        self._collector = collector
+        self._next = context.state.value("next", 0)
+
+    def next_tuple(self) -> None:
+        if self._next.value < self._limit:
+            self._collector.emit((f"w{self._next.value % 3}", self._next.value))
+            self._next.value += 1
+
+
+@pytest.mark.parametrize("step", ["announced", "written", "collected", "committed", "told"])
+def test_in_a_topology_that_dies_at_any_step_of_a_commit(target: Target, tmp_path: Any, step: str) -> None:
+    def run(limit: int, crash_at: str) -> LocalRunner:
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Numbers(limit))
+        builder.set_bolt("sink", target.sink(), 2).shuffle_grouping("numbers")
+        settings = Settings(delivery="exactly_once", on_error="stop", crash_at=crash_at)
+        runner = LocalRunner(builder.build(target.topology, settings), folder=str(tmp_path / "state"), die=die)
+        runner.run_until_idle()
+        return runner
+
+    def die() -> NoReturn:
+        raise Crash
+
+    first = run(100, f"{step}:2")
+    first.commit()
+    assert target.visible() == sorted((f"w{n % 3}", n) for n in range(100))
+    for spout in first.component("numbers"):
+        spout._limit = 150
+    first.run_until_idle()
+    with pytest.raises(Crash):
+        first.commit()
+    second = run(200, "")
+    second.commit()
+    second.close()
+    assert target.visible() == sorted((f"w{n % 3}", n) for n in range(200))
 
 
 class Crash(BaseException):
