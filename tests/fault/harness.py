@@ -1,6 +1,7 @@
 """Runs the driver of the fault tests, kills what a seed says, and compares what came out with what went in."""
 
 import contextlib
+import glob
 import json
 import os
 import random
@@ -194,10 +195,10 @@ class Run:
 
     def rows(self):
         """⟨origin, n⟩ of all rows in the output, with the number of times."""
-        folder = self.config["output"]
-        if not os.path.isdir(folder):
+        files = glob.glob(f"{self.config['output']}/*.parquet")
+        if not files:
             return Counter()
-        table = ds.dataset(folder, format="parquet").to_table(columns=["origin", "n"])
+        table = ds.dataset(files, format="parquet").to_table(columns=["origin", "n"])
         return Counter(zip(table["origin"].to_pylist(), table["n"].to_pylist(), strict=True))
 
     def wanted(self):

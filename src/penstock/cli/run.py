@@ -37,6 +37,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--port", type=int, default=0, help="port the coordinator listens on (default: any free one)"
     )
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--from", dest="savepoint", metavar="SAVEPOINT", help="begin from a savepoint (see penstock savepoint)"
+    )
+    begin.add_argument(
+        "--fresh", action="store_true", help="begin from nothing, forgetting what was committed before"
+    )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
     parser.set_defaults(handler=handle)
 
@@ -53,7 +60,11 @@ def handle(options: argparse.Namespace) -> int:
     running = None
     try:
         with console.status("starting Spark and the topology …"):
-            running = submit(topology, options.master, options.host, options.port)
+            running = submit(
+                topology, options.master, options.host, options.port, options.savepoint, options.fresh
+            )
+        if running.epoch:
+            console.print(f"goes on from epoch {running.epoch}", highlight=False)
         begun = time.monotonic()
         with make_view(console, options.plain) as view:
             try:

@@ -90,6 +90,8 @@ class CommitThread:
             self.error = error
         except Exception as error:  # a bug of ours must not look like an end
             self.error = PenstockError("commits", "must not fail", repr(error))
+        while not self._wanted.empty():
+            self._waiting.append(self._wanted.get())
         for waiting in self._waiting:
             waiting.done(self.error or StateError("commits", "the topology must go on running", "its end"))
         self._notify()
@@ -122,11 +124,22 @@ class CommitThread:
     # ---- savepoints ------------------------------------------------------------------------------------
 
     def _look_for_requests(self) -> None:
-        for name in self._store.list(f"{REQUESTS}/"):
-            if name.endswith(".json") and name not in self._seen:
-                self._seen.add(name)
-                request = json.loads(self._store.read(name))
-                self._waiting.append(_Waiting(self._save_to(name, request["to"])))
+        try:
+            found = [name for name in self._store.list(f"{REQUESTS}/") if name.endswith(".json")]
+        except StateError as error:
+            log.warning("no look for requests: %s", error)
+            return
+        for name in found:
+            if name in self._seen:
+                continue
+            self._seen.add(name)
+            try:
+                target = str(json.loads(self._store.read(name))["to"])
+            except (StateError, ValueError, LookupError, TypeError) as error:  # anyone may put a file there
+                rule = 'must hold {"to": a folder or URL}'
+                self._answer(name, {"error": str(StateError(f"request {name}", rule, str(error)))})
+            else:
+                self._waiting.append(_Waiting(self._save_to(name, target)))
 
     def _save_to(self, name: str, target: str) -> Callable[[PenstockError | None], None]:
         def save(error: PenstockError | None) -> None:
@@ -135,12 +148,20 @@ class CommitThread:
                 if error is not None:
                     raise error
                 answer = {"epoch": save_newest(self._store, StateStore(target))}
-            except PenstockError as failed:
-                answer = {"error": str(failed)}
-            self._store.write(f"{name.removesuffix('.json')}.done", json.dumps(answer).encode())
-            self._store.remove(name)
+            except Exception as failed:  # the file system behind the target may raise anything
+                answer = {"error": str(failed) or repr(failed)}
+            self._answer(name, answer)
 
         return save
+
+    def _answer(self, name: str, answer: dict[str, Any]) -> None:
+        """Say what became of a request. The topology does not end because that cannot be said."""
+        try:
+            self._store.write(f"{name.removesuffix('.json')}.done", json.dumps(answer).encode())
+            self._store.remove(name)
+            self._seen.discard(name)
+        except StateError as error:
+            log.warning("no answer to %s: %s", name, error)
 
 
 def save_newest(store: StateStore, target: StateStore) -> int:

@@ -121,18 +121,23 @@ class Commits:
     def _commit(self, commit: Commit) -> None:
         """Steps 4 and 5."""
         self._crash("collected", commit.epoch)
-        if not manifests.still_mine(self._store, self._generation):
+        try:
+            mine = manifests.still_mine(self._store, self._generation)
+            if mine:
+                self._manifest(commit).write(self._store)
+                # Asked again: who takes over from now on finds this manifest, and publishes what it promises. Who
+                # did before may not have found it, and does all of it again.
+                mine = manifests.still_mine(self._store, self._generation)
+        except StateError as error:
+            log.error("epoch %d is not committed: %s It will be with the next.", commit.epoch, error)
+            return
+        if not mine:
             raise Superseded(
                 f"topology '{self._plan.topology}'",
                 "one start of it at a time uses a state directory",
                 f"another has taken over {self._store.url}",
                 "Stop one of them, or give them different names or state_dir settings.",
             )
-        try:
-            self._manifest(commit).write(self._store)
-        except StateError as error:
-            log.error("epoch %d is not committed: %s It will be with the next.", commit.epoch, error)
-            return
         self.committed = commit.epoch
         self._crash("committed", commit.epoch)
         self._send(Committed(commit.epoch), None)

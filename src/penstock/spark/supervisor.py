@@ -20,7 +20,7 @@ from penstock.coordinator.commits import Commits
 from penstock.coordinator.messages import Activate, Close, Deactivate
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.server import Coordinator
-from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyFailed
+from penstock.errors import NotEnoughSlots, PenstockError, SettingError, StateError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
@@ -164,6 +164,21 @@ class RunningTopology:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+
+    def prepare(self, savepoint: str | None, fresh: bool) -> None:
+        """Before the start: what to begin with, other than the last committed epoch."""
+        if self._state is None:
+            if savepoint:
+                raise SettingError(
+                    "setting delivery",
+                    "a savepoint is begun from at least once or exactly once",
+                    self._settings.delivery,
+                    "Say --set delivery=exactly_once.",
+                )
+        elif savepoint:
+            self._state.adopt(StateStore(savepoint))
+        elif fresh:
+            self._state.clear()
 
     # ---- starting --------------------------------------------------------------------------------------
 
@@ -472,14 +487,22 @@ def _why(query: StreamingQuery) -> str:
 
 
 def submit(
-    topology: Topology, master: str | None = None, host: str | None = None, port: int = 0
+    topology: Topology,
+    master: str | None = None,
+    host: str | None = None,
+    port: int = 0,
+    savepoint: str | None = None,
+    fresh: bool = False,
 ) -> RunningTopology:
     """Run a topology on Spark; returns once its spouts emit.
 
     ``master`` as for Spark; without one, this machine. The coordinator listens on ``host``, by default the
     address of this machine that the master's nodes can reach, and on ``port``, by default any free one.
+    At least once and exactly once it goes on from the last committed epoch in its state directory, from a
+    ``savepoint`` (a path or URL) instead, or ``fresh`` from nothing.
     """
     spark = open_session(master)
     running = RunningTopology(topology, spark, host or reachable_address(spark.sparkContext.master), port)
+    running.prepare(savepoint, fresh)
     running.start()
     return running

@@ -11,9 +11,11 @@ data and port, which is how broker outages are tested.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +87,6 @@ appender.out.name=out
 appender.out.layout.type=PatternLayout
 appender.out.layout.pattern=%d %p %c: %m%n
 """
-_CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 _START_SECONDS = 60.0  # up in about 3 s; a loaded two-core machine has needed 20
 _STOP_SECONDS = 20.0  # a clean end takes about 1 s; after this it is killed
 
@@ -188,6 +190,10 @@ class KafkaServer:
         """What the broker said: warnings and errors."""
         return self._folder / "broker.log"
 
+    @property
+    def _meta(self) -> Path:
+        return self._folder / "data" / "meta.properties"
+
     def start(self) -> None:
         """Start the broker, on the data and port it had before if it ran already, and wait until it answers."""
         if self._process is not None:
@@ -259,10 +265,11 @@ class KafkaServer:
             _PROPERTIES.format(port=self._port, controller=self._controller, folder=self._folder.resolve())
         )
         (self._folder / "log4j2.properties").write_text(_LOGGING)
-        if (self._folder / "data" / "meta.properties").exists():
+        if self._meta.exists():
             return settings
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         done = subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(settings)],
+            [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
             capture_output=True,
             text=True,
             check=False,
@@ -280,16 +287,19 @@ class KafkaServer:
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + _START_SECONDS
+        cluster = re.findall(r"cluster\.id=(.+)", self._meta.read_text())[0]
         while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(KafkaException):
-                if self._admin.list_topics(timeout=0.5).brokers:
+                answer = self._admin.list_topics(timeout=0.5)
+                if answer.brokers and answer.cluster_id == cluster:  # and not a stranger's on this port
                     return
         self.kill()
         raise self._fault("the broker answers soon after its start", f"no answer within {_START_SECONDS:.0f} s")
 
     def _fault(self, rule: str, got: str) -> EnvironmentFault:
         said = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        reason = next((line for line in said if " ERROR " in line or "FATAL" in line), said[-1] if said else got)
+        errors = [place for place, line in enumerate(said) if " ERROR " in line or " FATAL " in line]
+        reason = " ".join(said[errors[0] : errors[0] + 2]) if errors else got  # the line, and the exception below
         return EnvironmentFault(f"Kafka at {self.bootstrap}", rule, reason, "Its log says more while it runs.")
 
     def _running(self) -> subprocess.Popen[bytes]:
