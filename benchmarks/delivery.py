@@ -1,0 +1,400 @@
+"""What guarantees cost: acks against Storm's, ack latency, epochs against none, Kafka to Kafka at 50,000/s."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import Results, machine, median, rate_of, running, say
+from benchmarks.hops import Identity
+from benchmarks.peers.bench import build_storm, run_storm
+from benchmarks.words import BatchCount, BatchSplit, fast_word_count, sentences
+from penstock import (
+    BasicBolt,
+    Collector,
+    Conf,
+    Context,
+    OutputDeclarer,
+    Settings,
+    Spout,
+    SpoutCollector,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+from penstock.spark.session import close_session
+
+PARTS = ("acked", "latency", "epochs", "kafka")
+PENDING = 5_000  # tuples under way, for both systems
+BATCH = 1_000  # sentences a batch: five of them fit into that
+Times = npt.NDArray[np.float64]
+
+
+def main(options: argparse.Namespace) -> int:
+    """``penstock bench delivery``"""
+    results = Results("delivery")
+    chosen = options.only or PARTS
+    machine()
+    for part in PARTS:
+        if part in chosen:
+            say(f"[{part}]")
+            globals()[f"measure_{part}"](results, options)
+    close_session()
+    return results.finish(options)
+
+
+# ---- acks against Storm's ------------------------------------------------------------------------------
+
+
+def measure_acked(results: Results, options: argparse.Namespace) -> None:
+    """FastWordCount 1/1/1 at least once, both with the same number of tuples under way; systems take turns."""
+    warm_up, seconds = (4, 4) if options.quick else (15, 10)
+    repeats = options.repeats or (1 if options.quick else 3)
+    build_storm()
+    systems = ("penstock batch", "penstock tuple", "storm", "storm tuned")
+    rates: dict[str, list[float]] = {system: [] for system in systems}
+    for number in range(repeats):
+        for system in systems:
+            rates[system].append(_acked_rate(system, warm_up, seconds))
+            say(f"  repeat {number + 1}: {system} {rates[system][-1] / 1e6:.2f} M words/s, acked")
+    for system, values in rates.items():
+        row: dict[str, Any] = {"what": "word count 1/1/1, acked", "system": system, "words/s": median(values)}
+        for peer in ("storm", "storm tuned"):
+            row[f"× {peer}"] = median([ours / theirs for ours, theirs in zip(values, rates[peer], strict=True)])
+        row["repeats"] = " ".join(f"{value / 1e6:.2f}" for value in values)
+        results.row(**row)
+        if system.startswith("penstock"):
+            form = system.removeprefix("penstock ")
+            results.bar(f"fwc.{form}.acked.vs_storm", row["× storm"], "× storm")
+            results.bar(f"fwc.{form}.acked.vs_storm_tuned", row["× storm tuned"], "× storm tuned")
+
+
+def _acked_rate(system: str, warm_up: int, seconds: int) -> float:
+    if system.startswith("storm"):
+        more = {"acks": "true", "max-pending": PENDING}
+        return float(run_storm((1, 1, 1), system.endswith("tuned"), warm_up, seconds, **more)["words_per_s"])
+    settings = Settings(delivery="at_least_once", max_spout_pending=PENDING, conf={"batch": BATCH})
+    try:
+        with running(fast_word_count(1, 1, 1, system.endswith("batch"), settings)) as handle:
+            rate = rate_of(handle, "count", warm_up, seconds)
+            totals = handle.bus.totals()["sentences"]
+            assert totals.failed == 0, f"{totals.failed} tuples failed"
+            return rate
+    finally:
+        close_session()  # no JVM of ours may stand beside the next system's
+
+
+# ---- ack latency ---------------------------------------------------------------------------------------
+
+
+class PacedAcked(Spout):
+    """``rate`` tuples a second; notes when each was due and when it was acked."""
+
+    def __init__(self, rate: float) -> None:
+        self._gap = 1.0 / rate
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("due", float))
+
+    def open(self, conf: Conf, context: Context, collector: SpoutCollector) -> None:
+        self._collector, self._path = collector, str(conf["result"])
+        self._times: list[tuple[float, float]] = []
+
+    def activate(self) -> None:
+        self._due = time.time()
+
+    def next_tuple(self) -> None:
+        if time.time() >= self._due:
+            self._collector.emit([self._due], msg_id=self._due)
+            self._due += self._gap
+
+    def ack(self, msg_id: Any) -> None:
+        self._times.append((msg_id, time.time()))
+
+    def close(self) -> None:
+        np.save(self._path, np.array(self._times).T)
+
+
+class Take(BasicBolt):
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        pass
+
+
+def measure_latency(results: Results, options: argparse.Namespace) -> None:
+    """From when a tuple is due until its ack, over two hops as in the word count, at 1,000 a second."""
+    seconds = 10 if options.quick else 60
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/acks.npy"
+        builder = TopologyBuilder()
+        builder.set_spout("spout", PacedAcked(1_000))
+        builder.set_bolt("middle", Identity("due", float)).shuffle_grouping("spout")
+        builder.set_bolt("sink", Take()).shuffle_grouping("middle")
+        settings = Settings(delivery="at_least_once", conf={"result": path})
+        due, acked = _run(builder.build("paced-acks", settings), 5 + seconds, path)
+    waited = (acked - due)[due > due[0] + 5] * 1000
+    p50, p99 = np.percentile(waited, [50, 99])
+    results.row(what="ack latency at 1,000/s, two hops", tuples=len(waited), p50_ms=float(p50), p99_ms=float(p99))
+    results.bar("ack.p50_ms", float(p50), "ms")
+    results.bar("ack.p99_ms", float(p99), "ms")
+
+
+# ---- epochs --------------------------------------------------------------------------------------------
+
+KEYS = 100_000  # of the stateful bolt in the latency run
+
+
+class StatefulCount(BasicBolt):
+    """The word count's, its counts in state."""
+
+    plain_tuples = True
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._counts = context.state.map("counts", 0)
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        self._counts[tup[0]] += 1
+
+
+class StatefulBatchCount(BatchCount):
+    """The same in batches."""
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        super().prepare(conf, context)
+        self._state = context.state.map("counts", 0)
+
+    def before_snapshot(self) -> None:
+        counts = self.counts()
+        self._state.update(counts)
+
+
+class Timing(BasicBolt):
+    """Counts random keys in state; notes when each tuple was due and came, and when the state was cut."""
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._counts = context.state.map("counts", 0)
+        self._path = str(conf["result"])
+        self._times: list[tuple[float, float]] = []
+        self._cuts: list[float] = []
+        self._random = random.Random(1).random
+        self._counts.update(dict.fromkeys(range(KEYS), 0))
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        self._counts[int(self._random() * KEYS)] += 1
+        self._times.append((tup[0], time.time()))
+
+    def before_snapshot(self) -> None:
+        self._cuts.append(time.time())
+
+    def cleanup(self) -> None:
+        np.save(self._path, np.array(self._times).T)
+        np.save(self._path + ".cuts.npy", np.array(self._cuts))
+
+
+class Paced(PacedAcked):
+    """Paced, not tracked."""
+
+    def next_tuple(self) -> None:
+        if time.time() >= self._due:
+            self._collector.emit([self._due])
+            self._due += self._gap
+
+    def close(self) -> None:
+        pass
+
+
+def measure_epochs(results: Results, options: argparse.Namespace) -> None:
+    """Exactly once with 10 s epochs against at most once: the same topologies."""
+    _measure_epoch_throughput(results, options)
+    _measure_epoch_latency(results, options)
+
+
+def _measure_epoch_throughput(results: Results, options: argparse.Namespace) -> None:
+    warm_up, seconds = (5, 21) if options.quick else (10, 41)
+    repeats = options.repeats or (1 if options.quick else 3)
+    ratios: dict[bool, list[float]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(repeats):
+            for batch in (True, False):
+                rates = []
+                for delivery in ("at_most_once", "exactly_once"):
+                    settings = Settings(delivery=delivery, state_dir=f"{folder}/{number}")
+                    with running(_stateful_count(batch, settings)) as handle:
+                        rates.append(rate_of(handle, "count", warm_up, seconds))
+                        committed = handle.committed
+                    form = "batch" if batch else "tuple"
+                    say(f"  {form}, {delivery}: {rates[-1] / 1e6:.2f} M words/s, epoch {committed} committed")
+                ratios[batch].append(rates[1] / rates[0])
+    for batch, values in ratios.items():
+        form = "batch" if batch else "tuple"
+        results.row(
+            what=f"exactly once / at most once, {form}", ratio=median(values), repeats=str(np.round(values, 2))
+        )
+        results.bar(f"epochs.throughput_ratio.{form}", median(values), "×")
+    results.bar("epochs.throughput_ratio", min(median(values) for values in ratios.values()), "× (the lower)")
+
+
+def _stateful_count(batch: bool, settings: Settings) -> Topology:
+    from benchmarks.words import BatchSentences, Sentences, Split
+
+    builder = TopologyBuilder()
+    builder.set_spout("sentences", BatchSentences() if batch else Sentences())
+    builder.set_bolt("split", BatchSplit() if batch else Split()).shuffle_grouping("sentences")
+    count = StatefulBatchCount() if batch else StatefulCount()
+    builder.set_bolt("count", count).fields_grouping("split", "word")
+    return builder.build("stateful-word-count", settings)
+
+
+def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> None:
+    """Tuples that come within 100 ms after a cut, against all others."""
+    seconds = 45 if options.quick else 300
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/times.npy"
+        builder = TopologyBuilder()
+        builder.set_spout("spout", Paced(1_000))
+        builder.set_bolt("middle", Identity("due", float)).shuffle_grouping("spout")
+        builder.set_bolt("sink", Timing()).shuffle_grouping("middle")
+        settings = Settings(delivery="exactly_once", state_dir=folder, conf={"result": path})
+        due, came = _run(builder.build("paced-epochs", settings), 8 + seconds, path)
+        cuts = np.load(path + ".cuts.npy")
+    settled = due > due[0] + 5
+    due, came = due[settled], came[settled]
+    last_cut = np.concatenate([[-np.inf], cuts])[np.searchsorted(cuts, came)]
+    after, waited = came - last_cut < 0.1, (came - due) * 1000
+    near, far = np.percentile(waited[after], 99), np.percentile(waited[~after], 99)
+    results.row(
+        what="p99 at 1,000/s, within 100 ms after a marker / elsewhere",
+        markers=len(cuts),
+        tuples=int(after.sum()),
+        after_ms=float(near),
+        elsewhere_ms=float(far),
+    )
+    results.bar("epochs.p99_ratio", float(near / far), "×")
+
+
+# ---- Kafka to Kafka ------------------------------------------------------------------------------------
+
+
+class SplitLines(BasicBolt):
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("word", str))
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        collector.emit_columns(tup[0].split(" "))
+
+
+class CountAndTell(BasicBolt):
+    """Counts words, and says every second what the counts of the words seen since are."""
+
+    tick_interval = 1.0
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("line", str))
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._counts = context.state.map("counts", 0)
+        self._seen: set[str] = set()
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        if tup.is_tick:
+            collector.emit_columns([f"{word} {self._counts[word]}" for word in self._seen])
+            self._seen.clear()
+        else:
+            self._counts[tup[0]] += 1
+            self._seen.add(tup[0])
+
+
+def measure_kafka(results: Results, options: argparse.Namespace) -> None:
+    """Lines from Kafka, split, counted, counts to Kafka, at least once, at a steady rate: does the lag grow?"""
+    from penstock.connectors.kafka import KafkaBolt, KafkaSpout
+    from penstock.testing.kafka import KafkaServer
+
+    seconds, rate = (25 if options.quick else 120), 50_000
+    with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
+        kafka.create_topic("lines", partitions=4)
+        kafka.create_topic("counts", partitions=1)
+        builder = TopologyBuilder()
+        builder.set_spout("lines", KafkaSpout(kafka.bootstrap, "lines"))
+        builder.set_bolt("split", SplitLines()).shuffle_grouping("lines")
+        builder.set_bolt("count", CountAndTell()).fields_grouping("split", "word")
+        builder.set_bolt("sink", KafkaBolt(kafka.bootstrap, "counts")).shuffle_grouping("count")
+        settings = Settings(delivery="at_least_once", state_dir=folder)
+        producer = _Producer(kafka.bootstrap, rate)
+        with running(builder.build("kafka-word-count", settings)) as handle:
+            producer.start()
+            lags: list[tuple[float, float]] = []
+            time.sleep(5)
+            begun = time.monotonic()
+            while time.monotonic() - begun < seconds:
+                time.sleep(1)
+                totals = handle.bus.totals()
+                lags.append((time.monotonic() - begun, producer.sent - totals["lines"].acked))
+            producer.stop()
+            totals = handle.bus.totals()
+    times, lag = np.array(lags).T
+    slope = float(np.polyfit(times, lag, 1)[0])
+    results.row(
+        what=f"Kafka to Kafka at {rate:,} lines/s",
+        seconds=seconds,
+        sent=producer.sent,
+        achieved=round(producer.sent / producer.seconds),
+        first_lag=float(np.median(lag[: len(lag) // 4])),
+        last_lag=float(np.median(lag[-len(lag) // 4 :])),
+        largest_lag=float(lag.max()),
+        failed=totals["lines"].failed,
+    )
+    results.bar("kafka.lag_growth", slope, "lines/s (slope; the rate is 50,000)")
+
+
+class _Producer:
+    """Lines at a steady rate, from a process of its own would be better on more cores; here from a thread."""
+
+    def __init__(self, bootstrap: str, rate: int) -> None:
+        self.sent, self.seconds = 0, 0.0
+        self._bootstrap, self._rate = bootstrap, rate
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        import confluent_kafka
+
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self._bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
+        )
+        pool = [sentence.encode() for sentence in sentences()]
+        batch = max(1, self._rate // 100)
+        begun = time.monotonic()
+        while not self._stop.is_set():
+            due = int((time.monotonic() - begun) * self._rate)
+            while self.sent + batch <= due:
+                at = self.sent % len(pool)
+                for line in (pool[at:] + pool[:at])[:batch]:
+                    producer.produce("lines", line)
+                producer.poll(0)
+                self.sent += batch
+            self._stop.wait(0.005)
+        producer.flush(30)
+        self.seconds = time.monotonic() - begun
+
+
+def _run(topology: Topology, seconds: float, path: str) -> Times:
+    """Run for so long; the times a component wrote at its end."""
+    Path(path).unlink(missing_ok=True)
+    with running(topology):
+        time.sleep(seconds)
+    times: Times = np.load(path)
+    return times
