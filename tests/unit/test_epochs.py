@@ -1,0 +1,764 @@
+"""Epochs, part by part: what the keeper decides, commits do, a slot holds back, recovery finds."""
+
+import json
+import queue
+import threading
+import uuid
+from collections import Counter, deque
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from penstock import BasicBolt, Settings, TopologyBuilder
+from penstock.coordinator.commit_thread import CommitThread, save_newest
+from penstock.coordinator.commits import Commits, Superseded
+from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper
+from penstock.coordinator.messages import Announce, Committed, CutState, Published, Snapped, SpoutsCut
+from penstock.coordinator.recovery import StateDirectory
+from penstock.errors import SnapshotCorrupt, StateError
+from penstock.faults import STEPS, CrashPoint
+from penstock.frames.header import Header, Kind, unpack
+from penstock.plan.model import SlotId
+from penstock.plan.planner import make_plan
+from penstock.runtime.alignment import Alignment, HeldFrames
+from penstock.runtime.inbox import Parcel
+from penstock.state import manifest as manifests
+from penstock.state.store import StateStore
+from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+from tests.consistency.components import INTERVAL, WORLDS, Count, Crash, Numbers, Outside, World, counts, die
+from tests.helpers import Pass
+
+A, B, C = SlotId(0, 0), SlotId(0, 1), SlotId(1, 0)
+
+
+# ---- the keeper --------------------------------------------------------------------------------------------
+
+
+def keeper(aligned=True, committed=0):
+    return EpochKeeper([A, B, C], [A, B], aligned, committed, interval=10.0)
+
+
+def test_epochs_begin_by_the_clock():
+    made = keeper(committed=4)
+    assert made.tick(100.0) == []
+    assert made.tick(109.9) == []
+    assert made.tick(110.0) == [Begin(5)]
+    assert made.tick(110.1) == []
+    assert made.newest == 5
+
+
+def test_an_epoch_is_committed_when_all_slots_have_written():
+    made = keeper()
+    made.begin(0.0)
+    assert made.snapped(C, 1, {"c/0": 3}) == []
+    assert made.snapped(A, 1, {"a/0": 1}) == []
+    assert made.snapped(B, 1, {"a/1": 2}) == [Commit(1, {"a/0": 1, "a/1": 2, "c/0": 3})]
+
+
+def test_two_epochs_overlap_and_no_more():
+    made = keeper()
+    assert made.begin(0.0) == [Begin(1)]
+    assert made.begin(0.0) == [Begin(2)]
+    assert made.begin(0.0) == []
+    for slot in (A, B, C):
+        last = made.snapped(slot, 1, {})
+    assert last == [Commit(1, {})]
+    assert made.begin(0.0) == [Begin(3)]
+
+
+def test_epochs_are_committed_in_order():
+    made = keeper()
+    made.begin(0.0)
+    made.begin(0.0)
+    for slot in (A, B, C):
+        assert made.snapped(slot, 2, {}) == []
+    made.snapped(A, 1, {})
+    made.snapped(B, 1, {})
+    assert made.snapped(C, 1, {}) == [Commit(1, {}), Commit(2, {})]
+
+
+def test_an_epoch_that_cannot_be_written_is_abandoned_when_all_have_answered():
+    made = keeper()
+    made.begin(0.0)
+    assert made.failed(B, 1, "disk full") == []
+    made.snapped(A, 1, {})
+    assert made.snapped(C, 1, {}) == [Abandon(1, ("slot 0.1: disk full",))]
+    assert made.begin(0.0) == [Begin(2)]
+
+
+def test_the_epoch_after_an_abandoned_one_is_committed():
+    made = keeper()
+    made.begin(0.0)
+    made.begin(0.0)
+    for epoch in (2, 1):
+        made.snapped(A, epoch, {})
+        made.snapped(B, epoch, {})
+    assert made.snapped(C, 2, {}) == []
+    assert made.failed(C, 1, "no") == [Abandon(1, ("slot 1.0: no",)), Commit(2, {})]
+
+
+def test_doubled_and_late_reports_change_nothing():
+    made = keeper()
+    made.begin(0.0)
+    made.snapped(A, 1, {})
+    assert made.snapped(A, 1, {}) == []
+    assert made.snapped(A, 7, {}) == []
+    assert made.failed(A, 7, "what epoch?") == []
+    made.snapped(B, 1, {})
+    assert len(made.snapped(C, 1, {})) == 1
+    assert made.snapped(C, 1, {}) == []
+    assert made.cut(A, 1) == []
+
+
+def test_at_least_once_bolts_are_cut_when_all_spouts_are():
+    made = keeper(aligned=False)
+    assert made.begin(0.0) == [Begin(1)]
+    assert made.begin(0.0) == [], "one at a time"
+    assert made.cut(A, 1) == []
+    assert made.cut(A, 1) == [], "said twice"
+    assert made.snapped(A, 1, {"s/0": 1}) == []
+    assert made.cut(B, 1) == [CutBolts(1)]
+    assert made.cut(B, 1) == []
+    made.snapped(B, 1, {"s/1": 2})
+    made.snapped(C, 1, {"c/0": 3})
+    assert made.snapped(A, 1, {}) == [], "B still owes what was chained to its spouts"
+    assert made.snapped(B, 1, {}) == [Commit(1, {"s/0": 1, "s/1": 2, "c/0": 3})]
+
+
+def test_an_epoch_is_published_when_all_sinks_say_so():
+    made = keeper(committed=3)
+    assert made.published == 3
+    made.told(A, 4)
+    made.told(B, 5)
+    assert made.published == 3
+    made.told(C, 5)
+    assert made.published == 4
+    made.told(A, 5)
+    assert made.published == 5
+
+
+# ---- commits -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store():
+    return StateStore(f"memory://{uuid.uuid4().hex}")
+
+
+def small(tasks=2, count=60, sink=None, **settings):
+    """Spouts, counts, and maybe a sink."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(count), 2)
+    builder.set_bolt("count", Count(), tasks).fields_grouping("numbers", "key")
+    if sink is not None:
+        builder.set_bolt("sink", sink).shuffle_grouping("count")
+    return builder.build("t", Settings(**{"delivery": "exactly_once", "epoch_interval": INTERVAL} | settings))
+
+
+class Answers:
+    """Slots that do at once what they are told: cut, write, publish."""
+
+    def __init__(self, store, delivery="exactly_once", crash=""):
+        self.plan, self.said = make_plan(small()), []
+        self.generation = manifests.claim(store)
+        self.late = deque()
+        settings = Settings(delivery=delivery)
+        point = CrashPoint(crash, "driver", die)
+        self.commits = Commits(self.plan, settings, store, self.generation, 0, self._send, point)
+
+    def _send(self, message, to):
+        self.said.append(message)
+        for slot in self.plan.slot_ids() if to is None else [to]:
+            if isinstance(message, CutState) and message.what == "spouts":
+                self.late.append((self.commits.snapped, slot, message.epoch, {}))
+                self.late.append((self.commits.cut, slot, message.epoch))
+            elif isinstance(message, CutState):
+                self.late.append((self.commits.snapped, slot, message.epoch, {}))
+            elif isinstance(message, Committed):
+                self.late.append((self.commits.told, slot, message.epoch))
+            elif isinstance(message, Announce) and slot == A:
+                for each in self.plan.slot_ids():
+                    self.late.append((self.commits.snapped, each, message.epoch, {}))
+
+    def epoch(self):
+        assert self.commits.begin(0.0)
+        while self.late:
+            call, *args = self.late.popleft()
+            call(*args)
+
+    def kinds(self):
+        return [type(message).__name__ for message in self.said]
+
+
+def test_a_commit_writes_a_manifest_and_tells_the_slots(store):
+    slots = Answers(store)
+    slots.epoch()
+    assert slots.kinds() == ["Announce", "Announce", "Committed"]
+    assert manifests.newest(store).epoch == slots.commits.committed == slots.commits.published == 1
+
+
+def test_at_least_once_a_commit_cuts_spouts_then_bolts(store):
+    slots = Answers(store, "at_least_once")
+    slots.epoch()
+    assert slots.said == [CutState(1, "spouts"), CutState(1, "spouts"), CutState(1, "bolts"), Committed(1)]
+    assert manifests.newest(store).epoch == 1
+
+
+def test_who_was_superseded_commits_no_more(store):
+    slots = Answers(store)
+    slots.epoch()
+    manifests.claim(store)
+    with pytest.raises(Superseded, match=r"one start of it at a time.*another has taken over.*Stop one of them"):
+        slots.epoch()
+    assert manifests.newest(store).epoch == 1
+
+
+def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
+    """The other may have looked for manifests just before: it then does the epoch again."""
+    slots = Answers(store)
+    write = StateStore.write
+
+    def taken_over(self, name, data):
+        write(self, name, data)
+        if name.startswith("manifests/"):
+            monkeypatch.undo()
+            manifests.claim(store)
+
+    monkeypatch.setattr(StateStore, "write", taken_over)
+    with pytest.raises(Superseded):
+        slots.epoch()
+    assert "Committed" not in slots.kinds()
+
+
+def failing(monkeypatch, verb, part):
+    """Let a store refuse names with ``part`` in them; undo with ``monkeypatch.undo``."""
+    real = getattr(StateStore, verb)
+
+    def refuse(self, name, *rest):
+        if part in name:
+            raise StateError(f"file {name}", "the disk must have room", "none")
+        return real(self, name, *rest)
+
+    monkeypatch.setattr(StateStore, verb, refuse)
+
+
+@pytest.mark.parametrize(("verb", "part"), [("write", "manifests/"), ("list", "generations/")])
+def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, monkeypatch, caplog, verb, part):
+    slots = Answers(store)
+    failing(monkeypatch, verb, part)
+    slots.epoch()
+    assert slots.kinds() == ["Announce", "Announce"]
+    assert "epoch 1 is not committed" in caplog.text
+    monkeypatch.undo()
+    slots.epoch()
+    assert manifests.newest(store).epoch == slots.commits.committed == slots.commits.published == 2
+
+
+def test_two_manifests_are_kept(store):
+    slots = Answers(store)
+    for _ in range(5):
+        slots.epoch()
+    assert manifests.epochs(store) == [4, 5]
+
+
+def test_old_snapshots_that_cannot_be_removed_do_no_harm(store, monkeypatch, caplog):
+    slots = Answers(store)
+    failing(monkeypatch, "remove", "manifests/")
+    for _ in range(4):
+        slots.epoch()
+    assert "old snapshots stay" in caplog.text
+    assert slots.commits.published == 4
+
+
+@pytest.mark.parametrize("folder", ["snapshots/epoch-000000000002", "manifests/epoch-000000000002"])
+def test_nothing_is_lost_when_an_epoch_cannot_be_written(folder, store, monkeypatch):
+    """What changed in that epoch is in the next snapshots, and what sinks prepared for it is published then."""
+    WORLDS[store.url] = World()
+    runner = LocalRunner(small(sink=Outside(store.url)), folder=store.url)
+    failing(monkeypatch, "write", folder)
+    while runner.commits.committed < 3:
+        runner.run(INTERVAL)
+    monkeypatch.undo()
+    runner = LocalRunner(small(sink=Outside(store.url)), folder=store.url)
+    assert sum(counts(runner).values()) == len(WORLDS[store.url].rows) > 0
+    runner.run(INTERVAL)
+    runner.run_until_idle()
+    runner.run(5 * INTERVAL)
+    assert sum(counts(runner).values()) == len(set(WORLDS.pop(store.url).rows)) == 120
+
+
+def test_crash_points():
+    def dies(spec, where, step, epoch):
+        try:
+            CrashPoint(spec, where, die)(step, epoch)
+        except Crash:
+            return True
+        return False
+
+    assert not any(dies("", "", step, 1) for step in STEPS)
+    assert dies("cut:3", "1.0", "cut", 3)
+    assert not dies("cut:3", "1.0", "cut", 2)
+    assert not dies("cut:3", "1.0", "written", 3)
+    assert dies("cut:3:1.0", "1.0", "cut", 3)
+    assert not dies("cut:3:1.1", "1.0", "cut", 3)
+
+
+# ---- alignment ---------------------------------------------------------------------------------------------
+
+
+def parcel(number, epoch=1, rows=1, source=0, size=100):
+    header = Header(Kind.DATA, 1, 0, 0, source, target_task=7, epoch=epoch, rows=rows, sequence=number)
+    return Parcel(header, pa.py_buffer(bytes([number % 256]) * size))
+
+
+def test_frames_of_later_epochs_are_held_and_released_in_turn():
+    alignment = Alignment(upstream=2, epoch=1)
+    assert not alignment.hold(parcel(0, epoch=1))
+    assert alignment.hold(parcel(1, epoch=2, rows=3))
+    assert alignment.hold(parcel(2, epoch=3, rows=5))
+    assert alignment.hold(parcel(3, epoch=2))
+    assert alignment.held == 9
+    released = []
+    alignment.advance(released.append)
+    assert [each.header.sequence for each in released] == [1, 3]
+    assert (alignment.epoch, alignment.held) == (2, 5)
+    assert not alignment.hold(parcel(4, epoch=2)), "it is of this epoch now"
+    alignment.advance(released.append)
+    assert [each.header.sequence for each in released] == [1, 3, 2]
+    alignment.advance(released.append)
+    assert (alignment.epoch, alignment.held, len(released)) == (4, 0, 3)
+
+
+def test_an_epoch_is_complete_with_the_markers_of_all_upstream_slots():
+    alignment = Alignment(upstream=2, epoch=1)
+    assert not alignment.complete
+    alignment.marker(1, 0)
+    alignment.marker(1, 0)
+    assert not alignment.complete, "the same one twice"
+    alignment.marker(2, 0)
+    alignment.marker(2, 1)
+    assert not alignment.complete, "of a later epoch"
+    alignment.marker(1, 1)
+    assert alignment.complete
+    alignment.advance(lambda parcel: None)
+    assert alignment.complete, "its markers came before it began"
+    alignment.advance(lambda parcel: None)
+    assert not alignment.complete
+
+
+def test_the_first_stage_has_no_markers_to_wait_for():
+    assert not Alignment(upstream=0, epoch=1).complete
+
+
+def test_a_frame_that_comes_while_others_are_released_does_not_overtake_them():
+    alignment = Alignment(upstream=1, epoch=1)
+    order, readers = [], []
+    for number in range(3):
+        alignment.hold(parcel(number, epoch=2))
+
+    def read():
+        if not alignment.hold(parcel(9, epoch=2)):
+            order.append(9)
+
+    def put(each):
+        if not readers:  # the reader thread, just then
+            readers.append(threading.Thread(target=read))
+            readers[0].start()
+            readers[0].join(0.05)  # as far as it gets
+        order.append(each.header.sequence)
+
+    alignment.advance(put)
+    readers[0].join()
+    assert order == [0, 1, 2, 9]
+
+
+def test_held_frames_spill_to_disk_in_order():
+    held = HeldFrames(most_in_memory=1000)
+    sizes = [300, 300, 900, 10, 1, 500, 400, 0, 7]  # the small ones after the large would fit, but wait behind it
+    for number, size in enumerate(sizes):
+        held.add(parcel(number, size=size, rows=2))
+    assert held.rows == 2 * len(sizes)
+    assert len(held._frames) == 2
+    drained = list(held.drain())
+    assert [each.header.sequence for each in drained] == list(range(len(sizes)))
+    assert [bytes(each.content) for each in drained] == [
+        bytes([number]) * size for number, size in enumerate(sizes)
+    ]
+    assert held._file.closed
+
+
+# ---- a slot ------------------------------------------------------------------------------------------------
+
+
+def kinds(rows):
+    """What a slot sends, nudges left out: ⟨kind, stage it is for, epoch⟩."""
+    headers = [unpack(memoryview(frame)) for _, frame in rows if frame is not None]
+    return [(Kind(header.kind).name, header.target_stage, header.epoch) for header in headers]
+
+
+def relayed():
+    """Two spout slots, a middle one, an end that both feed: {slot id: slot}."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", FeederSpout(("n", int), rows=[[n] for n in range(8)]), 2)
+    builder.set_bolt("middle", Pass(("n", int))).shuffle_grouping("s")
+    builder.set_bolt("end", CaptureBolt()).shuffle_grouping("middle").shuffle_grouping("s")
+    runner = LocalRunner(builder.build("t", Settings(delivery="exactly_once")))
+    return runner, runner._slots
+
+
+def frames(slot, epoch):
+    """All that a spout slot sends until it has ended the epoch."""
+    slot.turn()
+    slot.announce(epoch)
+    sent = [pa.py_buffer(frame) for _, frame in slot.turn() if frame is not None]
+    return {
+        "middle": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 1)],
+        "relay": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 2)],
+        "marker": [f for f in sent if kinds([(0, f)])[0][0] == "MARKER"],
+    }
+
+
+def test_a_relayed_frame_that_comes_just_before_the_last_marker_leaves_before_ours(monkeypatch):
+    _, slots = relayed()
+    middle = slots[C]
+    first, second = frames(slots[A], 1), frames(slots[B], 1)
+    assert first["relay"], "a frame that passes the middle"
+    assert second["relay"]
+    for frame in [*first["middle"], *first["relay"], *first["marker"], *second["middle"]]:
+        assert middle.offer(frame)
+    while kinds(middle.turn()):
+        pass
+    late = [*second["relay"], *second["marker"]]
+    run_bolts = middle._run_bolts
+
+    def and_meanwhile():  # the reader thread gets them while the turn is under way, its relaying done
+        worked = run_bolts()
+        while late:
+            middle.offer(late.pop(0))
+        return worked
+
+    monkeypatch.setattr(middle, "_run_bolts", and_meanwhile)
+    assert kinds(middle.turn()) == [("DATA", 2, 1), ("MARKER", 2, 1)]
+
+
+def test_a_slot_ahead_does_not_mix_epochs():
+    """The end of the epoch has come from one slot only: what that one sends next waits."""
+    runner, slots = relayed()
+    middle = slots[C]
+    first, second = frames(slots[A], 1), frames(slots[B], 1)
+    runner.component("s")[0].feed([[100]])
+    again = frames(slots[A], 2)
+    early = [*first["middle"], *first["marker"], *again["middle"], *again["marker"]]
+    for frame in [*early, *second["middle"]]:
+        assert middle.offer(frame)
+    sent = []
+    for _ in range(5):
+        sent += kinds(middle.turn())
+    assert ("DATA", 2, 2) not in sent
+    assert ("MARKER", 2, 1) not in sent
+    assert middle.pending() == sum(unpack(memoryview(frame)).rows for frame in again["middle"])
+    middle.offer(second["marker"][0])
+    sent = kinds(middle.turn())
+    assert ("MARKER", 2, 1) in sent
+    for _ in range(5):
+        sent += kinds(middle.turn())
+    assert sent.index(("MARKER", 2, 1)) < sent.index(("DATA", 2, 2))
+    assert [cut.epoch for cut in middle.cuts] == [1]
+    assert not middle.errors, "nothing was lost, doubled or overtaken"
+
+
+def test_two_ends_announced_at_once_are_two_epochs():
+    """As after a spout that was held back for the time of two epochs."""
+    _, slots = relayed()
+    slot = slots[A]
+    slot.announce(1)
+    slot.announce(2)
+    slot.turn()
+    assert slot.idle_for() == 0.0, "the second is due"
+    slot.turn()
+    assert [cut.epoch for cut in slot.cuts] == [1, 2]
+    slot.turn()
+    assert len(slot.cuts) == 2
+
+
+def test_a_sink_may_publish_while_its_slot_is_cut():
+    WORLDS["race"] = World()
+    runner = LocalRunner(small(sink=Outside("race")))
+    del WORLDS["race"]
+    slot = next(slot for id, slot in runner._slots.items() if id.stage == 2)
+    (sink,) = slot.executors
+
+    class Published(tuple):
+        """The other thread takes it just as it is looked at."""
+
+        def __iter__(self):
+            sink.tokens.popleft()
+            return super().__iter__()
+
+    sink.tokens += [Published((1, "one")), (2, "two")]
+    slot._cut(3, slot.executors)
+    assert slot.cuts[-1].tokens == {"sink/0": ["one", "two"]}
+
+
+class Unpicklable(BasicBolt):
+    def prepare(self, conf, context):
+        self._value = context.state.value("value")
+
+    def execute(self, tup, collector):
+        self._value.value = threading.Lock()
+
+
+def test_state_that_cannot_be_pickled_ends_the_topology_and_names_the_component(store):
+    builder = TopologyBuilder()
+    builder.set_spout("s", FeederSpout("n", rows=[[1]]))
+    builder.set_bolt("bad", Unpicklable()).shuffle_grouping("s")
+    settings = Settings(delivery="exactly_once", epoch_interval=INTERVAL)
+    runner = LocalRunner(builder.build("t", settings), folder=store.url)
+    with pytest.raises(StateError, match="pickle"):
+        runner.run(1.0)
+
+
+# ---- recovery ----------------------------------------------------------------------------------------------
+
+
+def committed(store, epochs=3, **shape):
+    """Run until so many epochs are committed."""
+    runner = LocalRunner(small(**shape), folder=store.url)
+    while runner.commits.committed < epochs:
+        runner.run(INTERVAL / 4)
+    return runner
+
+
+def directory(store, **shape):
+    topology = small(**shape)
+    return StateDirectory(make_plan(topology), topology, store.url)
+
+
+def test_recovery_goes_on_from_the_newest_manifest(store):
+    before = committed(store, count=10_000)
+    found = directory(store)
+    found.recover()
+    assert found.epoch == before.commits.committed
+    assert set(found.tasks()) == {"numbers/0", "numbers/1", "count/0", "count/1"}
+    assert found.generation == 2
+
+
+def test_nothing_committed_is_epoch_nought(store):
+    found = directory(store)
+    found.recover()
+    assert (found.epoch, found.tasks()) == (0, {})
+
+
+def corrupt(store, epoch):
+    child = store.child("t")
+    for name in child.list(f"snapshots/epoch-{epoch:012d}"):
+        data = bytearray(child.read(name))
+        data[len(data) // 2] ^= 0xFF
+        child.write(name, bytes(data))
+
+
+def test_a_corrupt_snapshot_falls_back_to_the_epoch_before(store, caplog):
+    newest = committed(store, count=10_000).commits.committed
+    corrupt(store, newest)
+    with pytest.raises(SnapshotCorrupt):
+        LocalRunner(small(count=10_000), folder=store.url)
+    found = directory(store)
+    found.recover()
+    found.fall_back("its files are broken.")
+    assert "FALLING BACK" in caplog.text
+    runner = LocalRunner(small(count=10_000), folder=store.url)
+    assert runner.commits.committed == newest - 1
+    positions = sum(spout.position.value for spout in runner.component("numbers"))
+    assert sum(counts(runner).values()) == positions > 0, "state and positions of one moment"
+
+
+def test_with_nothing_to_fall_back_to_recovery_ends(store):
+    committed(store, epochs=1)
+    found = directory(store)
+    found.recover()
+    assert found.epoch == 1
+    with pytest.raises(StateError, match="there is no other"):
+        found.fall_back("broken")
+
+
+def test_state_of_another_number_of_tasks_is_refused(store):
+    committed(store)
+    with pytest.raises(StateError, match=r"'count': has state of 2 tasks in .*; got 3 tasks.*--fresh"):
+        directory(store, tasks=3).recover()
+
+
+def test_state_of_a_component_that_is_gone_is_refused(store):
+    committed(store)
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(10), 2)
+    topology = builder.build("t", Settings(delivery="exactly_once"))
+    with pytest.raises(StateError, match="no such component"):
+        StateDirectory(make_plan(topology), topology, store.url).recover()
+
+
+def test_a_component_without_state_may_have_any_number_of_tasks(store):
+    def topology(tasks):
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Numbers(100), 2)
+        builder.set_bolt("end", CaptureBolt(), tasks).shuffle_grouping("numbers")
+        return builder.build("t", Settings(delivery="exactly_once", epoch_interval=INTERVAL))
+
+    LocalRunner(topology(2), folder=store.url).commit()
+    assert LocalRunner(topology(3), folder=store.url).commits.committed >= 1
+
+
+def test_a_fresh_start_forgets_all(store):
+    committed(store)
+    directory(store).clear()
+    runner = LocalRunner(small(), folder=store.url)
+    assert runner.commits.committed == 0
+    assert not counts(runner)
+    assert store.child("t").list("snapshots/") == []
+
+
+def test_a_start_from_a_savepoint(store):
+    committed(store, count=10_000)
+    savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
+    epoch = save_newest(store.child("t"), savepoint)
+    runner = LocalRunner(small(count=10_000), folder=store.url)
+    expected = counts(runner)
+    runner.run(3 * INTERVAL)  # what comes after it does not count
+    assert runner.commits.committed > epoch
+
+    for target in (store, StateStore(f"memory://{uuid.uuid4().hex}")):
+        assert directory(target).adopt(savepoint) == epoch
+        again = LocalRunner(small(count=10_000), folder=target.url)
+        assert again.commits.committed == epoch
+        assert counts(again) == expected
+        again.run(INTERVAL)
+        assert again.commit() > epoch
+
+
+def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
+    committed(store)
+    savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
+    with pytest.raises(StateError, match=r"must hold a manifest.*Check the path"):
+        directory(store).adopt(savepoint)
+    save_newest(store.child("t"), savepoint)
+    with pytest.raises(StateError, match="has state of 2 tasks"):
+        directory(store, tasks=5).adopt(savepoint)
+    assert manifests.newest(store.child("t")).epoch > 0
+
+
+def test_a_savepoint_of_nothing_is_refused(store):
+    with pytest.raises(StateError, match="holds a committed epoch"):
+        save_newest(store, StateStore(f"memory://{uuid.uuid4().hex}"))
+
+
+def test_a_savepoint_leaves_published_transactions_behind(store):
+    WORLDS[store.url] = World()
+    committed(store, sink=Outside(store.url), count=10_000)
+    newest = manifests.newest(store.child("t"))
+    assert newest.tasks["sink/0"].tokens
+    savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
+    save_newest(store.child("t"), savepoint)
+    saved = manifests.newest(savepoint)
+    assert saved.tasks["sink/0"].tokens == []
+    assert saved.tasks["count/0"] == replace(newest.tasks["count/0"])
+    del WORLDS[store.url]
+
+
+# ---- the thread that commits -------------------------------------------------------------------------------
+
+
+class Running:
+    """A commit thread whose slots answer at once; ``wait`` looks whenever the thread did something."""
+
+    def __init__(self, store, delivery="exactly_once"):
+        self._changed = threading.Condition()
+        self.events = queue.SimpleQueue()
+        self.plan = make_plan(small())
+        generation = manifests.claim(store)
+        settings = Settings(delivery=delivery, epoch_interval=3600.0)
+        commits = Commits(self.plan, settings, store, generation, 0, self._send, CrashPoint(""))
+        self.thread = CommitThread(commits, store, self.events, self._notify)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.thread.stop()
+
+    def wait(self, condition):
+        with self._changed:
+            assert self._changed.wait_for(condition, 30)
+
+    def _notify(self):
+        with self._changed:
+            self._changed.notify_all()
+
+    def _send(self, message, to):
+        for slot in self.plan.slot_ids():
+            if to not in (None, slot):
+                continue
+            if isinstance(message, Announce):
+                for each in self.plan.slot_ids():
+                    if slot == A:
+                        self.events.put((each, Snapped(message.epoch, {})))
+            elif isinstance(message, CutState):
+                self.events.put((slot, Snapped(message.epoch, {})))
+                if message.what == "spouts":
+                    self.events.put((slot, SpoutsCut(message.epoch)))
+            elif isinstance(message, Committed):
+                self.events.put((slot, Published(message.epoch)))
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_an_epoch_can_be_asked_for(store, delivery):
+    with Running(store, delivery) as running:
+        assert running.thread.commit_now(30.0) == 1
+        assert running.thread.commit_now(30.0) == 2
+    assert manifests.newest(store).epoch == 2
+
+
+def test_a_savepoint_is_asked_for_by_a_file(store):
+    target = f"memory://{uuid.uuid4().hex}"
+    store.write("requests/one.json", json.dumps({"to": target}).encode())
+    with Running(store) as running:
+        running.wait(lambda: "requests/one.done" in store.list("requests/"))
+        running.wait(lambda: "requests/one.json" not in store.list("requests/"))
+    assert json.loads(store.read("requests/one.done")) == {"epoch": 1}
+    assert manifests.newest(StateStore(target)).epoch == 1
+
+
+@pytest.mark.parametrize("request_", [b"", b"no json", b"[]", b"{}", b'"text"', b'{"to": "nosuch://there"}'])
+def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, request_):
+    store.write("requests/bad.json", request_)
+    with Running(store) as running:
+        running.wait(lambda: "requests/bad.done" in store.list("requests/"))
+        assert running.thread.commit_now(30.0)
+        assert running.thread.error is None
+    assert json.loads(store.read("requests/bad.done"))["error"]
+
+
+def test_who_waits_for_a_commit_hears_of_the_end(store):
+    with Running(store) as running:
+        manifests.claim(store)
+        assert running.thread.commit_now(30.0) is None
+        running.wait(lambda: running.thread.error is not None)
+    assert isinstance(running.thread.error, Superseded)
+
+
+def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, monkeypatch):
+    store.write("requests/one.json", json.dumps({"to": f"memory://{uuid.uuid4().hex}"}).encode())
+    monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # slots that never answer
+    with Running(store) as running:
+        running.wait(lambda: running.thread.commits.newest == 1)
+    assert "the topology must go on running" in json.loads(store.read("requests/one.done"))["error"]
+
+
+def test_counts_are_those_of_a_run_without_epochs(store):
+    """The simplest oracle: the same topology with nothing committed."""
+    plain = LocalRunner(small(delivery="at_most_once"))
+    plain.run(INTERVAL)
+    plain.run_until_idle()
+    runner = committed(store)
+    runner.run_until_idle()
+    assert counts(runner) == counts(plain) == Counter({f"k{n}": 2 * len(range(n, 60, 7)) for n in range(7)})
