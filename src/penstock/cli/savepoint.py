@@ -49,7 +49,7 @@ def handle(options: argparse.Namespace) -> int:
     else:
         with console.status("asking the topology …"):
             epoch = _ask(store, options)
-    console.print(f"epoch {epoch} of '{options.topology}' is in {options.target}", highlight=False)
+    console.print(f"epoch {epoch} of '{options.topology}' is in {options.target}", highlight=False, soft_wrap=True)
     return 0
 
 
