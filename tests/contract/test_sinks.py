@@ -140,8 +140,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Any) -> Target:
     if request.param == "parquet_partitioned":
         return ParquetTarget(str(tmp_path / "out"), ["word"])
     if request.param == "kafka":
-        pytest.importorskip("penstock.connectors.kafka_sink")
-        pytest.importorskip("tests.contract.kafka_helpers")
         return KafkaTarget(request.getfixturevalue("kafka"), request.getfixturevalue("topic")(partitions=2))
     server = request.getfixturevalue("postgres")
     if request.param == "postgres":
