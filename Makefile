@@ -3,12 +3,12 @@ PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
 
-.PHONY: demo test lint unit integration bench kafka setup clean lock
+.PHONY: demo test lint unit integration faults fault bench kafka setup clean lock
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
 
-test: lint unit integration  ## what CI runs
+test: lint unit integration faults  ## what CI runs
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -22,10 +22,18 @@ unit: .venv/ready
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest tests/integration
 
+faults: .venv/ready  ## the short form of the next
+	$(BIN)/pytest tests/fault
+
+fault: .venv/ready  ## kill everything that can be killed, over all seeds; half an hour; writes results/faults.json
+	$(BIN)/pytest tests/fault --full -v
+
 bench: .venv/ready  ## all benchmarks in full; an hour
 	mkdir -p results
 	$(BIN)/penstock bench ladder --json results/ladder.json
 	$(BIN)/penstock bench peers --json results/peers.json
+	$(BIN)/penstock bench delivery --json results/delivery.json
+	$(BIN)/penstock bench state --json results/state.json
 
 kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; needs Maven the first time
 	$(BIN)/python -m penstock.testing.kafka

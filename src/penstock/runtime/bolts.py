@@ -381,6 +381,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self.component.write(self._batch, self._source())
         except Exception as error:  # user code may raise anything
             blamed = blame(self.context.component, "write", error)
+            if self._epochs:  # a batch left out would be lost in silence
+                raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
             self.report(blamed)
             self._fail_all(blamed)
         if self._lineage is not None:
