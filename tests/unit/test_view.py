@@ -21,6 +21,14 @@ def test_a_component_with_everything_and_one_with_nothing():
     assert "-" in shown
 
 
+def test_acks_and_state_are_shown_where_there_are_any():
+    spout = ComponentView("lines", 1, 0, 50.0, 0, None, 0.004, 0.01, 0, "", 10, 20, 1_500, 7)
+    count = ComponentView("count", 1, 50.0, 0, 0, None, 0.004, 0.01, 0, "", 10, 20, 0, 0, 12_345, 2_500_000)
+    shown = text_of(component_table("word-count", [spout, count]))
+    for part in ("acked", "1,500", "failed", "7", "state", "12,345 keys, 2 MB"):
+        assert part in shown
+
+
 def test_values_that_look_like_markup_are_shown_as_they_are():
     shown = text_of(result_table("[bold]", [["[/api/users]", 1000], ["[red]", "x"]]))
     for part in ("[bold]", "[/api/users]", "1,000", "[red]"):

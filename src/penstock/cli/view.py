@@ -55,6 +55,8 @@ class LiveView:
     def update(self, running: RunningTopology, elapsed: float) -> None:
         self._errors.extend(running.bus.take_errors())
         title = f"{running.topology.name}  {running.state}  {elapsed:.0f} s"
+        if running.committed:
+            title += f"  epoch {running.committed} committed"
         if running.restarts:
             title += f"  restarts {running.restarts}"
         parts: list[RenderableType] = [component_table(title, running.bus.view())]
@@ -90,7 +92,13 @@ class PlainView:
                 f"queue {view.queued} execute {micros(view.execute_time)} "
                 f"p50 {millis(view.latency_p50)} p99 {millis(view.latency_p99)} errors {view.errors}"
             )
+            if view.acked or view.failed:
+                line += f" acked {view.acked} failed {view.failed}"
+            if view.state_keys:
+                line += f" state {view.state_keys} keys {size(view.state_bytes)}"
             self._print(line)
+        if running.committed:
+            self._print(f"{elapsed:6.1f}s epoch {running.committed} committed")
         for component, rows in running.bus.published().items():
             shown = "  ".join("=".join(str(value) for value in row) for row in rows)
             self._print(f"{elapsed:6.1f}s {component}: {shown}")
@@ -104,7 +112,9 @@ class PlainView:
 def component_table(title: str, views: Sequence[ComponentView]) -> Table:
     table = Table(title=Text(title), title_justify="left", expand=False)
     table.add_column("component")
-    for name in ("tasks", "in/s", "out/s", "queue", "execute", "p50", "p99", "errors"):
+    tracked, stateful = any(v.acked or v.failed for v in views), any(v.state_keys for v in views)
+    names = ["tasks", "in/s", "out/s", "queue", "execute", "p50", "p99", "errors"]
+    for name in names + ["acked", "failed"] * tracked + ["state"] * stateful:
         table.add_column(name, justify="right")
     for view in views:
         table.add_row(
@@ -117,6 +127,8 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
             millis(view.latency_p50),
             millis(view.latency_p99),
             Text(str(view.errors), style="red" if view.errors else ""),
+            *([number(view.acked), number(view.failed)] if tracked else []),
+            *([f"{number(view.state_keys)} keys, {size(view.state_bytes)}"] if stateful else []),
         )
     return table
 
@@ -131,12 +143,15 @@ def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
 def summary(running: RunningTopology, elapsed: float) -> str:
     """What the topology did, from start to end."""
     lines = [f"{running.topology.name} ran {elapsed:.1f} s, {running.restarts} restarts"]
+    if running.committed:
+        lines[0] += f", epoch {running.committed} committed"
     for component, total in running.bus.totals().items():
         p50, p99 = total.latency.percentile(0.5), total.latency.percentile(0.99)
         latency = f"  latency p50 {millis(p50)} p99 {millis(p99)}" if p50 is not None else ""
         lines.append(
             f"  {component:<16} executed {total.executed:,}  emitted {total.emitted:,}"
             f"  errors {total.errors}{latency}"
+            + (f"  acked {total.acked:,}  failed {total.failed:,}" if total.acked or total.failed else "")
         )
         if total.last_error:
             lines.append(f"    last error: {total.last_error}")
@@ -147,6 +162,14 @@ def summary(running: RunningTopology, elapsed: float) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
 
 
 def millis(seconds: float | None) -> str:

@@ -47,6 +47,10 @@ class ComponentView:
     last_error: str
     executed: int
     emitted: int
+    acked: int = 0
+    failed: int = 0
+    state_keys: int = 0
+    state_bytes: int = 0
 
 
 @dataclass
@@ -73,7 +77,10 @@ class MetricsBus:
         """Take a slot's report."""
         with self._lock:
             if attempt != self._attempt:  # the counters of a new start begin at 0 again
-                self._base = {task: replace(self._total(task), queued=0, state_keys=0, state_bytes=0) for task in self._plan.task}
+                self._base = {
+                    task: replace(self._total(task), queued=0, state_keys=0, state_bytes=0)
+                    for task in self._plan.task
+                }
                 self._now, self._attempt = {}, attempt
                 self._samples.clear()
             for task, data in report.tasks.items():
@@ -149,6 +156,10 @@ class MetricsBus:
             now.last_error,
             total.executed,
             total.emitted,
+            total.acked,
+            total.failed,
+            now.state_keys,
+            now.state_bytes,
         )
 
     def _total(self, task: int) -> TaskStats:

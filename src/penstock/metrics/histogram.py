@@ -26,7 +26,9 @@ class Histogram:
 
     def record_many(self, seconds: npt.NDArray[np.float64]) -> None:
         buckets = (np.log2(np.maximum(seconds, _FLOOR) / _FLOOR) * _PER_DOUBLING).astype(np.int64)
-        for bucket, times in zip(*(column.tolist() for column in np.unique(buckets, return_counts=True)), strict=True):
+        for bucket, times in zip(
+            *(column.tolist() for column in np.unique(buckets, return_counts=True)), strict=True
+        ):
             self.counts[bucket] = self.counts.get(bucket, 0) + times
 
     def percentile(self, share: float) -> float | None:
