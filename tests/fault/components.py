@@ -76,6 +76,10 @@ class Parse(BasicBolt):
         collector.emit((int(origin), int(n), key))
 
 
+def as_line(row):
+    return f"{row['origin']} {row['n']} {row['key']}"
+
+
 class Count(BasicBolt):
     """Counts the keys in its state and passes the tuples on."""
 

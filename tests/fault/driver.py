@@ -14,7 +14,7 @@ import psutil
 from penstock import Settings, TopologyBuilder, submit
 from penstock.errors import PenstockError
 from penstock.spark.session import close_session
-from tests.fault.components import Count, Numbers, Parse, Pass
+from tests.fault.components import Count, Numbers, Parse, Pass, as_line
 
 
 def topology(config):
@@ -24,7 +24,7 @@ def topology(config):
 
         exactly = config["settings"]["delivery"] == "exactly_once"
         make_sink = KafkaSink if exactly else KafkaBolt
-        sink = make_sink(config["kafka"], "out", value="line")
+        sink = make_sink(config["kafka"], "out", value=as_line)
         builder.set_spout("lines", KafkaSpout(config["kafka"], "in"), 2)
         builder.set_bolt("pass", Parse(), 2).shuffle_grouping("lines")
     else:

@@ -65,6 +65,7 @@ class KafkaBolt(TransactionalSink):
         """Nothing waits for a commit."""
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        self._wrote = True
         try:
             produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
         except BufferError:
@@ -78,7 +79,9 @@ class KafkaBolt(TransactionalSink):
         if left:
             self._undelivered.append("no answer")
         self._check()
-        self.errors.clear()
+        if self._wrote:  # else nobody asked Kafka anything
+            self.errors.clear()
+            self._wrote = False
 
     def commit(self, token: Any) -> None:
         """Nothing: the records are visible already."""
