@@ -81,13 +81,16 @@ def _acked_rate(system: str, warm_up: int, seconds: int) -> float:
     if system.startswith("storm"):
         more = {"acks": "true", "max-pending": PENDING}
         return float(run_storm((1, 1, 1), system.endswith("tuned"), warm_up, seconds, **more)["words_per_s"])
-    settings = Settings(delivery="at_least_once", max_spout_pending=PENDING, conf={"batch": BATCH})
     try:
-        with running(fast_word_count(1, 1, 1, system.endswith("batch"), settings)) as handle:
-            rate = rate_of(handle, "count", warm_up, seconds)
-            totals = handle.bus.totals()["sentences"]
-            assert totals.failed == 0, f"{totals.failed} tuples failed"
-            return rate
+        with tempfile.TemporaryDirectory() as folder:
+            settings = Settings(
+                delivery="at_least_once", max_spout_pending=PENDING, state_dir=folder, conf={"batch": BATCH}
+            )
+            with running(fast_word_count(1, 1, 1, system.endswith("batch"), settings)) as handle:
+                rate = rate_of(handle, "count", warm_up, seconds)
+                totals = handle.bus.totals()["sentences"]
+                assert totals.failed == 0, f"{totals.failed} tuples failed"
+                return rate
     finally:
         close_session()  # no JVM of ours may stand beside the next system's
 
@@ -137,7 +140,7 @@ def measure_latency(results: Results, options: argparse.Namespace) -> None:
         builder.set_spout("spout", PacedAcked(1_000))
         builder.set_bolt("middle", Identity("due", float)).shuffle_grouping("spout")
         builder.set_bolt("sink", Take()).shuffle_grouping("middle")
-        settings = Settings(delivery="at_least_once", conf={"result": path})
+        settings = Settings(delivery="at_least_once", state_dir=folder, conf={"result": path})
         due, acked = _run(builder.build("paced-acks", settings), 5 + seconds, path)
     waited = (acked - due)[due > due[0] + 5] * 1000
     p50, p99 = np.percentile(waited, [50, 99])
