@@ -1,9 +1,12 @@
 """Every example, the README's and the tutorial's code included, runs; each one's result is checked."""
 
+import dataclasses
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 
 from penstock.cli.loading import load_topology
@@ -23,7 +26,8 @@ def shown(runner, component):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_runs_without_an_error(path):
+def test_every_example_runs_without_an_error(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     runner = LocalRunner(load_topology(str(path)))
     runner.run(0.05)
     runner.close()
@@ -50,6 +54,30 @@ def test_custom_grouping_keeps_regions_apart_except_for_alarms():
     assert sensors.emitted < first.readings + second.readings == sensors.sent, "alarms have a second copy"
     assert {"north", "south"} <= first.regions
     assert {"east", "west"} <= second.regions
+
+
+def test_exactly_once_goes_on_after_a_crash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = str(ROOT / "examples" / "exactly_once.py")
+    topology = load_topology(path)
+    orders = tmp_path / "exactly-once-demo" / "orders.csv"
+    sys.modules["exactly_once"].make_orders(orders, 5_000)
+    settings = dataclasses.replace(topology.settings, delivery="exactly_once", epoch_interval=0.003)
+    topology = dataclasses.replace(topology, settings=settings)
+    killed = LocalRunner(topology, folder=str(tmp_path / "state"))
+    while killed.commits.committed < 2:
+        killed.run(0.001)
+    again = LocalRunner(topology, folder=str(tmp_path / "state"))
+    again.run_until_idle()
+    again.commit()
+    rows = ds.dataset(tmp_path / "exactly-once-demo" / "orders", format="parquet").to_table()
+    assert sorted(rows["order"].to_pylist()) == list(range(5_000))
+    spent = Counter()
+    for line in orders.read_text().splitlines():
+        _, customer, amount = line.split(",")
+        spent[customer] += int(amount)
+    totals = {customer: total for bolt in again.component("totals") for customer, total in bolt.spent.items()}
+    assert totals == spent
 
 
 def test_online_shop(monkeypatch):

@@ -1,0 +1,59 @@
+"""Exactly once from end to end: orders from a file, totals in state, rows in Parquet files, epoch by epoch.
+
+    penstock run examples/exactly_once.py --set delivery=exactly_once --set epoch_interval=2
+
+Kill it in any way, start it again with the same command: it goes on where the last commit left it, and
+``exactly-once-demo/orders`` holds every order once. The file of orders is made on the first start.
+"""
+
+import random
+from pathlib import Path
+
+from penstock import BasicBolt, TopologyBuilder
+from penstock.connectors.files import FileSpout
+from penstock.connectors.parquet import ParquetSink
+
+FOLDER = Path("exactly-once-demo")
+
+
+def make_orders(path, count=200_000):
+    rng = random.Random(1)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        for number in range(count):
+            file.write(f"{number},customer-{rng.randrange(1000)},{rng.randrange(1, 500)}\n")
+
+
+class Parse(BasicBolt):
+    def declare_output_fields(self, declarer):
+        declarer.declare(("order", int), ("customer", str), ("amount", int))
+
+    def execute(self, tup, collector):
+        order, customer, amount = tup.line.split(",")
+        collector.emit([int(order), customer, int(amount)])
+
+
+class Totals(BasicBolt):
+    """What each customer has spent so far. The map survives: it is committed with the epoch."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("order", int), ("customer", str), ("amount", int), ("total", int))
+
+    def prepare(self, conf, context):
+        self.spent = context.state.map("spent", default=0)
+
+    def execute(self, tup, collector):
+        self.spent[tup.customer] += tup.amount
+        collector.emit([*tup, self.spent[tup.customer]])
+
+
+def topology():
+    orders = FOLDER / "orders.csv"
+    if not orders.exists():
+        make_orders(orders)
+    builder = TopologyBuilder()
+    builder.set_spout("orders", FileSpout(str(orders)))
+    builder.set_bolt("parse", Parse()).shuffle_grouping("orders")
+    builder.set_bolt("totals", Totals(), 2).fields_grouping("parse", "customer")
+    builder.set_bolt("sink", ParquetSink(FOLDER / "orders")).shuffle_grouping("totals")
+    return builder.build("exactly-once")
