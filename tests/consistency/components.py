@@ -7,6 +7,7 @@ far⟩, so that what sinks get tells of the state too: each pair once, whatever 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,8 @@ from penstock.faults import STEPS
 from penstock.testing import LocalRunner
 
 KEYS = 7
-INTERVAL = 0.004  # simulated seconds between two epochs: about five of them in a run
+SPOUTS = ("numbers", "quick", "slow")
+INTERVAL = 0.004  # simulated seconds between two epochs: five of them in a run, or more where slots are slow
 SLOT_STEPS = ("marked", "cut", "written", "published")
 """Those that each slot takes on its own: the first in the first stage, the second in the others."""
 
@@ -70,6 +72,10 @@ class Numbers(Spout):
             self._collector.emit([n, key_of(n)], msg_id=n)
         self.position.value = end
 
+    @property
+    def done(self):
+        return self.position.value == self._count
+
     def ack(self, msg_id):
         self.acked.append(msg_id)
 
@@ -96,6 +102,10 @@ class NumberBatches(BatchSpout):
             return
         self._collector.emit_batch([list(range(begin, end)), [key_of(n) for n in range(begin, end)]])
         self.positions["at"] = end
+
+    @property
+    def done(self):
+        return self.positions["at"] == self._count
 
 
 class Replays(Spout):
@@ -131,6 +141,10 @@ class Replays(Spout):
 
     def fail(self, msg_id, failure):
         self._emit(msg_id)
+
+    @property
+    def done(self):
+        return self._next == self._count
 
     def _emit(self, n):
         self._collector.emit([n, key_of(n)], msg_id=n)
@@ -346,9 +360,23 @@ def pairs(oracle) -> list[tuple[str, int]]:
 
 def run_to_the_end(runner: LocalRunner) -> None:
     """All tuples done with, and committed and published."""
-    runner.run(3 * INTERVAL)  # a spout may have begun with a rest
+    run_until_idle(runner)
+    last = runner.commits.newest
+    run_until(runner, lambda: runner.commits.published > last)
+
+
+def run_until_idle(runner: LocalRunner) -> None:
+    """All tuples done with, also where spouts rest."""
+    spouts = [spout for id in SPOUTS if id in runner.plan.tasks_of for spout in runner.component(id)]
+    run_until(runner, lambda: all(spout.done for spout in spouts))
     runner.run_until_idle()
-    runner.run(5 * INTERVAL)
+
+
+def run_until(runner: LocalRunner, condition: Callable[[], bool]) -> None:
+    end = runner.clock.now() + 10.0
+    while not condition():
+        assert runner.clock.now() < end, "stuck"
+        runner.run(INTERVAL)
 
 
 def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:

@@ -10,7 +10,17 @@ from penstock import Settings, TopologyBuilder
 from penstock.coordinator.messages import CutState
 from penstock.faults import STEPS
 from penstock.testing import LocalRunner
-from tests.consistency.components import INTERVAL, SLOT_STEPS, Crash, Pass, Replays, Seen, crash_points, die
+from tests.consistency.components import (
+    INTERVAL,
+    SLOT_STEPS,
+    Crash,
+    Pass,
+    Replays,
+    Seen,
+    crash_points,
+    die,
+    run_until_idle,
+)
 
 COUNT, TASKS = 120, 2
 
@@ -43,7 +53,7 @@ def start(shape, folder, crash_at="", seed=0, kind=LocalRunner):
         linger=0.0,
         busy_linger=INTERVAL / 4,  # several rounds of acks in an epoch
     )
-    return kind(builder.build("t", settings), seed=seed, folder=folder, die=die), copies * TASKS
+    return kind(builder.build("t", settings), seed=seed, folder=folder, die=die, uneven=True), copies * TASKS
 
 
 def seen(runner):
@@ -57,8 +67,7 @@ def seen(runner):
 
 def finish(shape, folder, seed=0):
     runner, copies = start(shape, folder, seed=seed)
-    runner.run(3 * INTERVAL)
-    runner.run_until_idle()
+    run_until_idle(runner)
     assert not runner.errors
     assert not runner._in_flight()
     return {number for number, times in seen(runner).items() if times < copies}
@@ -99,7 +108,7 @@ def test_one_crash_after_the_other_loses_nothing(seed, folder):
 
 
 class BoltsFirst(LocalRunner):
-    """Cuts in the wrong order: the bolts' state at once, the spouts' half an epoch later."""
+    """Cuts in the wrong order: the bolts' state at once, the spouts' a while later."""
 
     def __init__(self, *args, **more):
         self._answers = deque()
@@ -113,7 +122,7 @@ class BoltsFirst(LocalRunner):
         else:
             if to == next(iter(self._slots)):
                 super()._command(CutState(message.epoch, "bolts"), None)
-            self._answers.append((self.clock.now() + INTERVAL / 2, to, message.epoch))
+            self._answers.append((self.clock.now() + 3 * INTERVAL, to, message.epoch))
 
     def _keep(self, id, slot):
         super()._keep(id, slot)

@@ -42,8 +42,9 @@ def world():
 class Restarts:
     """One topology started again and again from one folder, checked at every start and at the end."""
 
-    def __init__(self, shape, world, folder, count=COUNT):
+    def __init__(self, shape, world, folder, count=COUNT, uneven=True):
         self._shape, self._world, self._count, self._folder = shape, world, count, folder
+        self._uneven = uneven
 
     @property
     def committed(self):
@@ -51,7 +52,7 @@ class Restarts:
 
     def start(self, crash_at="", seed=0):
         topology, self.oracle = build(self._shape, self._count, Outside(self._world), crash_at)
-        runner = LocalRunner(topology, seed=seed, folder=self._folder, die=die)
+        runner = LocalRunner(topology, seed=seed, folder=self._folder, die=die, uneven=self._uneven)
         found = counts(runner)
         assert sorted(WORLDS[self._world].rows) == pairs(found), "state and sinks tell of one moment"
         assert not WORLDS[self._world].prepared
@@ -72,8 +73,6 @@ class Restarts:
         assert counts(runner) == self.oracle
         assert sorted(WORLDS[self._world].rows) == pairs(self.oracle)
         assert not runner.errors
-        for spout in runner.component("slow" if self._shape == "speeds" else "numbers"):
-            assert spout.position.value == self._count
         return runner
 
 
@@ -99,7 +98,7 @@ def test_a_crash_of_each_slot(shape, step, world, folder):
         if (step == "marked" and slot.stage) or (step == "cut" and not slot.stage):
             continue
         WORLDS[world] = World()
-        topology = Restarts(shape, world, f"{folder}/{slot}", count=40)
+        topology = Restarts(shape, world, f"{folder}/{slot}", count=40, uneven=False)
         assert topology.crashes(f"{step}:2:{slot}", seed=slot.slot)
         topology.finish(seed=2)
 

@@ -33,13 +33,15 @@ from penstock.topology.components import Failure
 from penstock.topology.tuples import Tuple
 
 _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
+_SLOWEST = 0.2  # the share of rounds in which the slowest slot of an uneven runner takes its turn
 
 
 class LocalRunner:
     """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them.
 
     With a ``folder`` for the state, epochs are committed there, and another runner goes on from it. ``die`` is
-    what the setting ``crash_at`` does; a test may raise instead.
+    what the setting ``crash_at`` does; a test may raise instead. ``uneven`` gives each slot a speed of its own,
+    drawn from the seed, so that they drift apart as processes do: some are epochs ahead of others.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class LocalRunner:
         clock: SimulatedClock | None = None,
         folder: str | None = None,
         die: Callable[[], NoReturn] = die,
+        uneven: bool = False,
     ) -> None:
         from penstock.spark.pickling import dumps
 
@@ -67,6 +70,7 @@ class LocalRunner:
         self._acker = ledger.Acker(job.key)
         self._random = random.Random(seed)
         self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
+        self._pace = {id: self._random.uniform(_SLOWEST, 1.0) if uneven else 1.0 for id in self._slots}
         self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
         self._archives: dict[SlotId, SlotArchive] = {}
         self.commits: Commits | None = None
@@ -130,9 +134,10 @@ class LocalRunner:
         """Run until no tuple is on its way. Ticks do not count as work. Raises after ``limit`` seconds of
         simulated time: a spout that never pauses would keep the topology busy for ever."""
         end = self.clock.now() + limit
+        patience = 2 * _TURN if min(self._pace.values()) == 1.0 else 10 * _TURN / _SLOWEST
         while True:
             before = self._progress()
-            self.run(2 * _TURN)
+            self.run(patience)
             if self._progress() == before and not self._in_flight():
                 return
             if self.clock.now() > end:
@@ -185,6 +190,8 @@ class LocalRunner:
         order = list(self._slots)
         self._random.shuffle(order)
         for id in order:
+            if self._pace[id] < 1.0 and self._random.random() >= self._pace[id]:
+                continue
             slot, channel = self._slots[id], self._channels[id]
             while channel and slot.offer(channel[0]):
                 channel.popleft()
