@@ -13,12 +13,16 @@ from penstock.testing import LocalRunner
 from tests.consistency.components import (
     INTERVAL,
     SLOT_STEPS,
+    WORLDS,
     Crash,
+    Outside,
     Pass,
     Replays,
     Seen,
+    World,
     crash_points,
     die,
+    key_of,
     run_until_idle,
 )
 
@@ -105,6 +109,52 @@ def test_one_crash_after_the_other_loses_nothing(seed, folder):
             runner.run(0.2)
         committed = runner.commits.committed
     assert not finish(shape, folder, seed)
+
+
+class OutsideOften(Outside):
+    """Commits as often as epochs end."""
+
+    commit_interval = INTERVAL
+
+
+@pytest.mark.parametrize("crash_at", crash_points(epochs=(2,)))
+def test_sinks_lose_nothing(crash_at, folder):
+    """They ack what they have committed, on their own; what they prepared and did not commit is sent again."""
+    world = WORLDS[folder] = World()
+
+    def start(crash_at=""):
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Replays(COUNT, burst=2))
+        builder.set_bolt("sink", OutsideOften(folder), 2).shuffle_grouping("numbers")
+        settings = Settings(delivery="at_least_once", epoch_interval=INTERVAL, crash_at=crash_at)
+        return LocalRunner(builder.build("t", settings), folder=folder, die=die, uneven=True)
+
+    with pytest.raises(Crash):
+        start(crash_at).run(0.2)
+    assert len(set(world.rows)) < COUNT, "there is something left to do"
+    runner = start()
+    run_until_idle(runner)
+    assert set(world.rows) == {(n, key_of(n)) for n in range(COUNT)}
+    assert not runner.errors
+    del WORLDS[folder]
+
+
+def test_a_sinks_own_commits_have_growing_numbers():
+    """Also two in one millisecond, as when the topology ends just after a commit."""
+    WORLDS["often"] = World()
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Replays(COUNT))
+    builder.set_bolt("sink", OutsideOften("often")).shuffle_grouping("numbers")
+    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once")))
+    (sink,) = runner.component("sink")
+    numbers = []
+    sink.prepare_commit = numbers.append
+    runner.run(3 * INTERVAL)
+    runner.close()
+    runner.close()
+    assert len(numbers) >= 4
+    assert numbers == sorted(set(numbers))
+    del WORLDS["often"]
 
 
 class BoltsFirst(LocalRunner):

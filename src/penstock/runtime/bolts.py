@@ -363,7 +363,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._batch: pa.RecordBatch | None = None
         self._epochs = self.context.delivery == "exactly_once"
         self._unacked: list[Lineage] = []
-        self._failed = False
+        self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
         self.tokens: deque[tuple[int, Any]] = deque()
         """⟨epoch, token⟩ of what is prepared and not known to be committed."""
         if not self._epochs:
@@ -396,7 +396,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             return
         unacked, self._unacked = self._unacked, []
         try:
-            token = self.component.prepare_commit(int(self._clock.now() * 1000))
+            self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
+            token = self.component.prepare_commit(self._commits)
             if token is not None:
                 self.component.commit(token)
         except Exception as error:  # the other system may answer with anything
