@@ -188,6 +188,63 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
     fresh.kill()
 
 
+class Chokes(BasicBolt):
+    """Never digests some lines, and digests others only at the second attempt."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare("line")
+
+    def prepare(self, conf, context):
+        self.seen = set()
+
+    def execute(self, tup, collector):
+        if tup.line.startswith("bad") or (tup.line.startswith("late") and tup.line not in self.seen):
+            self.seen.add(tup.line)
+            raise ValueError("cannot digest this")
+        collector.emit(tup)
+
+
+class KeepsLines(BasicBolt):
+    def prepare(self, conf, context):
+        self.lines, self.publish = context.state.map("lines", 0), context.publish
+
+    def execute(self, tup, collector):
+        self.lines[tup.line] += 1
+        self.publish([["lines", len(self.lines)]])
+
+
+def test_replay_queues_and_dead_letters(run):
+    from penstock.connectors.files import FileEden
+    from penstock.replay import ReplaySpout
+
+    lines = [f"line {n}" for n in range(500)] + ["bad apple"] + [f"late {n}" for n in range(5)]
+    (run.folder / "lines.txt").write_text("\n".join(lines) + "\n")
+    builder = TopologyBuilder()
+    builder.set_spout("lines", ReplaySpout(FileEden(str(run.folder / "lines.txt")), max_attempts=3))
+    builder.set_bolt("chokes", Chokes()).shuffle_grouping("lines")
+    builder.set_bolt("keeps", KeepsLines()).shuffle_grouping("chokes")
+    running = run.submit(builder.build("replay", settings(run, delivery="at_least_once")))
+    assert running.coordinator.wait(lambda: shown(running, "keeps").get("lines") == 505, 60)
+    assert running.coordinator.wait(lambda: running.bus.totals()["lines"].failed >= 3 + 5, 60)
+
+    def dlq(*arguments):
+        command = [sys.executable, "-m", "penstock.cli.main", "dlq", *arguments]
+        options = ["--topology", "replay", "--state-dir", str(run.folder / "state")]
+        return subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+
+    def dead():
+        return "bad apple" in dlq("list")
+
+    assert running.coordinator.wait(dead, 30)
+    shown_letter = dlq("show", re.search(r"lines\.0\.\d+", dlq("list"))[0])
+    assert "cannot digest this" in shown_letter
+    assert "chokes" in shown_letter
+    dlq("send-back", "--all")
+    assert running.coordinator.wait(lambda: running.bus.totals()["lines"].failed >= 6 + 5, 60), "it fails again"
+    assert running.coordinator.wait(dead, 30), "and is dead again"
+    running.kill()
+
+
 def _values(run, topology, component, name):
     """A value of all tasks of a component, as last committed."""
     from penstock.state import manifest

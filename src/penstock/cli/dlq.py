@@ -24,6 +24,7 @@ from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
 from penstock.settings import Settings
 
+_PIPE_WIDTH = 250  # characters
 _WIDEST = 60  # characters of a tuple or an error in the list
 
 
@@ -68,7 +69,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    console = Console(file=sys.stdout)
+    # In a pipe there is no edge to wrap at: a letter is a line, for grep.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     boxes = _find_on_kafka(options) if options.kafka else _find(options)
     try:
         found = {box.id(letter): (box, letter) for box in boxes for letter in box.queues.dead.letters()}

@@ -115,9 +115,11 @@ class RunningTopology:
                 if drain:
                     self.coordinator.send(Deactivate())
                     if not self.drain() and not self._broken():
+                        what = "are lost" if self._state is None else "come again with the next start"
                         log.warning(
-                            "topology '%s': tuples in flight are lost, %g s were not enough to drain",
+                            "topology '%s': tuples in flight %s, %g s were not enough to drain",
                             self.topology.name,
+                            what,
                             self._settings.drain_timeout,
                         )
                     self._commit_last()
