@@ -26,7 +26,7 @@ from tests.consistency.components import (
     run_until_idle,
 )
 
-COUNT, TASKS = 120, 2
+COUNT, TASKS = 80, 2
 
 
 def plain(builder):

@@ -108,8 +108,9 @@ def test_a_root_first_heard_of_when_a_later_one_has_its_place(acker):
 def test_a_ring_grows_around_a_straggler(acker):
     assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}  # not complete: a child of it is under way
     for first in range(1, 3 * RING, 1000):
-        numbers = range(first, first + 1000)
-        assert feed(acker, *((root(n), 1, edge(n)) for n in numbers)) == {1: list(numbers)}
+        some = roots(1, first, 1000)
+        own = Entries(some, np.ones(1000, np.int64), edges_of_roots(KEY, some))
+        assert acker.apply(*ledger.unpack(ledger.pack([own])))[1].tolist() == list(range(first, first + 1000))
     assert feed(acker, (root(0), 1, 5)) == {1: [0]}
 
 
