@@ -48,7 +48,7 @@ def test_a_typo_is_corrected():
 def test_an_unknown_setting_lists_them_all():
     text = refused(lambda: Settings().parse(["xyzzy=1"]))
     assert "no such setting" in text
-    assert "busy_linger, chaining, delivery" in text
+    assert "busy_linger, chaining, crash_at, delivery" in text
 
 
 def test_a_word_without_a_sign():
