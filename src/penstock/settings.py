@@ -65,7 +65,7 @@ class Settings:
         20.0, "s", "a slot silent for longer is dead: a killed Python daemon shows in no other way"
     )
     drain_timeout: float = _setting(10.0, "s", "how long a graceful end waits for tuples in flight")
-    max_restarts: int = _setting(3, "", "restarts after a lost worker or node before giving up", zero=True)
+    max_restarts: int = _setting(10, "", "restarts, 0.5 s to 30 s apart, before giving up", zero=True)
     chaining: bool = _setting(
         True, "", "components joined by local_or_shuffle at equal parallelism share a slot: no hop"
     )

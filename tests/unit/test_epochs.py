@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from penstock import BasicBolt, Settings, TopologyBuilder
-from penstock.coordinator.commit_thread import CommitThread, save_newest
+from penstock.coordinator.commit_thread import CommitThread, save_at_rest
 from penstock.coordinator.commits import Commits, Superseded
 from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper
 from penstock.coordinator.messages import Announce, Committed, CutState, Published, Snapped, SpoutsCut
 from penstock.coordinator.recovery import StateDirectory
-from penstock.errors import SnapshotCorrupt, StateError
+from penstock.errors import PenstockError, SnapshotCorrupt, StateError
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import SlotId
@@ -320,13 +320,18 @@ def test_frames_of_later_epochs_are_held_and_released_in_turn():
     assert alignment.hold(parcel(3, epoch=2))
     assert alignment.held == 9
     released = []
-    alignment.advance(released.append)
+
+    def put(each):
+        released.append(each)
+        return True
+
+    alignment.advance(put)
     assert [each.header.sequence for each in released] == [1, 3]
     assert (alignment.epoch, alignment.held) == (2, 5)
     assert not alignment.hold(parcel(4, epoch=2)), "it is of this epoch now"
-    alignment.advance(released.append)
+    alignment.advance(put)
     assert [each.header.sequence for each in released] == [1, 3, 2]
-    alignment.advance(released.append)
+    alignment.advance(put)
     assert (alignment.epoch, alignment.held, len(released)) == (4, 0, 3)
 
 
@@ -341,9 +346,9 @@ def test_an_epoch_is_complete_with_the_markers_of_all_upstream_slots():
     assert not alignment.complete, "of a later epoch"
     alignment.marker(1, 1)
     assert alignment.complete
-    alignment.advance(lambda parcel: None)
+    alignment.advance(lambda parcel: True)
     assert alignment.complete, "its markers came before it began"
-    alignment.advance(lambda parcel: None)
+    alignment.advance(lambda parcel: True)
     assert not alignment.complete
 
 
@@ -367,10 +372,54 @@ def test_a_frame_that_comes_while_others_are_released_does_not_overtake_them():
             readers[0].start()
             readers[0].join(0.05)  # as far as it gets
         order.append(each.header.sequence)
+        return True
 
     alignment.advance(put)
     readers[0].join()
     assert order == [0, 1, 2, 9]
+
+
+def test_what_is_held_comes_back_only_as_fast_as_there_is_room():
+    alignment = Alignment(upstream=1, epoch=1)
+    for number in range(4):
+        alignment.hold(parcel(number, epoch=2))
+    alignment.marker(2, 0)
+    inbox = []
+
+    def put(each):
+        if len(inbox) == 2:
+            return False
+        inbox.append(each.header.sequence)
+        return True
+
+    alignment.advance(put)
+    assert inbox == [0, 1]
+    assert alignment.waiting
+    assert alignment.hold(parcel(4, epoch=2)), "of this epoch, but others wait before it"
+    assert not alignment.complete, "frames of the epoch still wait"
+    inbox.clear()
+    alignment.refill(put)
+    assert inbox == [2, 3]
+    inbox.clear()
+    alignment.refill(put)
+    assert inbox == [4]
+    assert not alignment.waiting
+    assert alignment.complete
+
+
+def test_frames_that_came_before_the_slot_opened_are_not_forgotten():
+    alignment = Alignment(upstream=1, epoch=1)
+    alignment.hold(parcel(0, epoch=8))
+    released = []
+    alignment.begin(8, lambda each: released.append(each) or True)
+    assert len(released) == 1
+
+
+def test_a_disk_that_refuses_held_frames_is_named(monkeypatch):
+    held = HeldFrames(most_in_memory=10)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **more: open("/dev/full", "wb"))  # noqa: SIM115
+    with pytest.raises(PenstockError, match=r"held frames.*No space left.*Make room"):
+        held.add(parcel(0, size=100_000))
 
 
 def test_held_frames_spill_to_disk_in_order():
@@ -380,7 +429,13 @@ def test_held_frames_spill_to_disk_in_order():
         held.add(parcel(number, size=size, rows=2))
     assert held.rows == 2 * len(sizes)
     assert len(held._frames) == 2
-    drained = list(held.drain())
+    drained = []
+    while (each := held.first()) is not None:
+        drained.append(each)
+        held.drop()
+    assert not held
+    assert held.rows == 0
+    held.close()
     assert [each.header.sequence for each in drained] == list(range(len(sizes)))
     assert [bytes(each.content) for each in drained] == [
         bytes([number]) * size for number, size in enumerate(sizes)
@@ -620,7 +675,7 @@ def test_a_fresh_start_forgets_all(store):
 def test_a_start_from_a_savepoint(store):
     committed(store, count=10_000)
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
-    epoch = save_newest(store.child("t"), savepoint)
+    epoch = save_at_rest(store.child("t"), savepoint)
     runner = LocalRunner(small(count=10_000), folder=store.url)
     expected = counts(runner)
     runner.run(3 * INTERVAL)  # what comes after it does not count
@@ -640,7 +695,7 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
     with pytest.raises(StateError, match=r"must hold a manifest.*Check the path"):
         directory(store).adopt(savepoint)
-    save_newest(store.child("t"), savepoint)
+    save_at_rest(store.child("t"), savepoint)
     with pytest.raises(StateError, match="has state of 2 tasks"):
         directory(store, tasks=5).adopt(savepoint)
     assert manifests.newest(store.child("t")).epoch > 0
@@ -648,7 +703,7 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
 
 def test_a_savepoint_of_nothing_is_refused(store):
     with pytest.raises(StateError, match="holds a committed epoch"):
-        save_newest(store, StateStore(f"memory://{uuid.uuid4().hex}"))
+        save_at_rest(store, StateStore(f"memory://{uuid.uuid4().hex}"))
 
 
 def test_a_savepoint_leaves_published_transactions_behind(store):
@@ -657,7 +712,7 @@ def test_a_savepoint_leaves_published_transactions_behind(store):
     newest = manifests.newest(store.child("t"))
     assert newest.tasks["sink/0"].tokens
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
-    save_newest(store.child("t"), savepoint)
+    save_at_rest(store.child("t"), savepoint)
     saved = manifests.newest(savepoint)
     assert saved.tasks["sink/0"].tokens == []
     assert saved.tasks["count/0"] == replace(newest.tasks["count/0"])
@@ -741,9 +796,40 @@ def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, reque
 def test_who_waits_for_a_commit_hears_of_the_end(store):
     with Running(store) as running:
         manifests.claim(store)
-        assert running.thread.commit_now(30.0) is None
+        with pytest.raises(Superseded):
+            running.thread.commit_now(30.0)
         running.wait(lambda: running.thread.error is not None)
     assert isinstance(running.thread.error, Superseded)
+
+
+def test_who_waits_for_a_commit_is_not_told_of_an_older_one(store, monkeypatch):
+    with Running(store) as running:
+        assert running.thread.commit_now(30.0) == 1
+        monkeypatch.setattr(running, "_send", lambda message, to: None, raising=False)
+        monkeypatch.setattr(running.thread.commits, "_send", lambda message, to: None)
+        with pytest.raises(StateError, match=r"within 0\.2 s"):
+            running.thread.commit_now(0.2)
+
+
+def test_a_savepoint_at_rest_wants_published_sinks(store):
+    WORLDS[store.url] = World()
+    committed(store, sink=Outside(store.url), count=10_000)
+    newest = manifests.newest(store.child("t"))
+    store.child("t").write("published", str(newest.epoch - 1).encode())
+    with pytest.raises(
+        StateError, match=f"published epoch {newest.epoch}; got epoch {newest.epoch - 1}.*Start it"
+    ):
+        save_at_rest(store.child("t"), StateStore(f"memory://{uuid.uuid4().hex}"))
+    del WORLDS[store.url]
+
+
+def test_a_savepoint_where_an_older_life_left_one(store):
+    committed(store)
+    target = StateStore(f"memory://{uuid.uuid4().hex}")
+    first = save_at_rest(store.child("t"), target)
+    replace(manifests.newest(target), epoch=900).write(target)
+    assert save_at_rest(store.child("t"), target) == first
+    assert manifests.newest(target).epoch == first
 
 
 def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, monkeypatch):

@@ -6,6 +6,7 @@ import heapq
 import json
 import operator
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -479,3 +480,31 @@ def test_many_rows_survive():
     second = state.cut()
     assert kinds(second) == {"counts": ("delta", 18_000)}
     assert restored(first, second).map("counts") == counts
+
+
+def test_counting_from_another_thread_takes_nothing_away():
+    """A slot reports its sizes from a thread of its own while the component counts."""
+    state = TaskState()
+    counts = state.map("counts", 0)
+    state.cut()
+    stop = threading.Event()
+
+    def report():
+        while not stop.is_set():
+            assert state.counted >= 0
+            assert state.bytes >= 0
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reporter = threading.Thread(target=report)
+    reporter.start()
+    try:
+        for number in range(100_000):
+            counts[number % 100] += 1
+    finally:
+        stop.set()
+        reporter.join()
+        sys.setswitchinterval(before)
+    assert sum(counts.values()) == 100_000
+    state.cut()
+    assert state.counted == 100

@@ -9,7 +9,7 @@ import time
 
 from rich.console import Console
 
-from penstock.coordinator.commit_thread import REQUESTS, save_newest
+from penstock.coordinator.commit_thread import REQUESTS, save_at_rest
 from penstock.errors import StateError
 from penstock.settings import Settings
 from penstock.state.store import StateStore
@@ -45,7 +45,7 @@ def handle(options: argparse.Namespace) -> int:
         )
     console = Console()
     if options.at_rest:
-        epoch = save_newest(store, StateStore(options.target))
+        epoch = save_at_rest(store, StateStore(options.target))
     else:
         with console.status("asking the topology …"):
             epoch = _ask(store, options)

@@ -24,7 +24,9 @@ class ControlClient:
         self.lost = False
         self._wake = wake
         self._outbox: queue.SimpleQueue[Message | bytes | None] = queue.SimpleQueue()
-        self._writing = threading.Lock()
+        self._queued = 0
+        """Messages in the outbox, and the one the thread has in hand."""
+        self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rest = b""
         """What ``send_now`` could not get rid of; goes before anything else."""
         self._socket = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
@@ -37,13 +39,15 @@ class ControlClient:
 
     def send(self, message: Message) -> None:
         """Put a message on its way; never blocks."""
-        self._outbox.put(message)
+        self._queue(message)
 
     def send_now(self, message: Message) -> None:
         """The same, straight from the caller's thread if the socket takes it: for acks, which come hundreds of
         times a second from a busy loop. Another thread would wait up to 5 ms for the interpreter each time."""
-        if not self._outbox.empty() or not self._writing.acquire(blocking=False):
-            self._outbox.put(message)
+        with self._counting:
+            straight = not self._queued  # else it would overtake what waits or is just being written
+        if not straight or not self._writing.acquire(blocking=False):
+            self._queue(message)
             return
         try:
             data = self._rest + _framed(message)
@@ -55,7 +59,12 @@ class ControlClient:
         finally:
             self._writing.release()
         if self._rest:
-            self._outbox.put(b"")  # lets the thread write the rest
+            self._queue(b"")  # lets the thread write the rest
+
+    def _queue(self, message: Message | bytes) -> None:
+        with self._counting:
+            self._queued += 1
+        self._outbox.put(message)
 
     def close(self) -> None:
         self._outbox.put(None)
@@ -92,6 +101,8 @@ class ControlClient:
                 with self._writing:
                     rest, self._rest = self._rest, b""
                     self._socket.sendall(rest + data)
+                with self._counting:
+                    self._queued -= 1
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             self.lost = True

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.coordinator.commits import Commits
+from penstock.coordinator.commits import Commits, read_published
 from penstock.coordinator.messages import Message, NotSnapped, Published, Snapped, SpoutsCut
 from penstock.errors import PenstockError, StateError
 from penstock.plan.model import SlotId
@@ -67,11 +67,33 @@ class CommitThread:
         self._events.put(None)
         self._thread.join(10)
 
-    def commit_now(self, timeout: float) -> int | None:
-        """Commit an epoch that ends now, its sinks published too; returns it, or None if that took too long."""
-        finished = threading.Event()
-        self._wanted.put(_Waiting(lambda error: finished.set()))
-        return self.commits.committed if finished.wait(timeout) and self.error is None else None
+    def commit_now(self, timeout: float) -> int:
+        """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
+        fails or takes too long."""
+        return self._want(lambda: self.commits.published, timeout)
+
+    def savepoint(self, target: StateStore, timeout: float) -> int:
+        """The same, and copy it; returns the epoch copied."""
+        return self._want(lambda: save(self._store, target, self.commits.published), timeout)
+
+    def _want(self, then: Callable[[], int], timeout: float) -> int:
+        """Have ``then`` called, by the thread, when an epoch that ends from now on is published."""
+        answer: queue.SimpleQueue[int | PenstockError] = queue.SimpleQueue()
+
+        def done(error: PenstockError | None) -> None:
+            try:
+                answer.put(error or then())
+            except PenstockError as failed:
+                answer.put(failed)
+
+        self._wanted.put(_Waiting(done))
+        try:
+            found = answer.get(timeout=timeout)
+        except queue.Empty:
+            raise StateError("commits", f"an epoch must be committed within {timeout:g} s", "it was not") from None
+        if isinstance(found, PenstockError):
+            raise found
+        return found
 
     def _run(self) -> None:
         try:
@@ -117,7 +139,9 @@ class CommitThread:
         for waiting in list(self._waiting):
             if waiting.epoch is None and self.commits.begin(now):
                 waiting.epoch = self.commits.newest
-            if waiting.epoch is not None and self.commits.published >= waiting.epoch:
+            elif waiting.epoch is not None and not self.commits.expects(waiting.epoch):
+                waiting.epoch = None  # it was given up: the next will do
+            elif waiting.epoch is not None and self.commits.published >= waiting.epoch:
                 self._waiting.remove(waiting)
                 waiting.done(None)
 
@@ -142,17 +166,17 @@ class CommitThread:
                 self._waiting.append(_Waiting(self._save_to(name, target)))
 
     def _save_to(self, name: str, target: str) -> Callable[[PenstockError | None], None]:
-        def save(error: PenstockError | None) -> None:
+        def done(error: PenstockError | None) -> None:
             answer: dict[str, Any]
             try:
                 if error is not None:
                     raise error
-                answer = {"epoch": save_newest(self._store, StateStore(target))}
+                answer = {"epoch": save(self._store, StateStore(target), self.commits.published)}
             except Exception as failed:  # the file system behind the target may raise anything
                 answer = {"error": str(failed) or repr(failed)}
             self._answer(name, answer)
 
-        return save
+        return done
 
     def _answer(self, name: str, answer: dict[str, Any]) -> None:
         """Say what became of a request. The topology does not end because that cannot be said."""
@@ -164,12 +188,31 @@ class CommitThread:
             log.warning("no answer to %s: %s", name, error)
 
 
-def save_newest(store: StateStore, target: StateStore) -> int:
-    """Copy the newest committed epoch to a savepoint. What sinks prepared for it has been published and stays
-    behind. Raises ``StateError`` where nothing was committed."""
+def save(store: StateStore, target: StateStore, published: int) -> int:
+    """Copy the newest epoch that all sinks have published, so that nothing they prepared is needed; returns it.
+    Raises ``StateError`` where there is none."""
+    found = [epoch for epoch in manifests.epochs(store) if epoch <= published]
+    if not found:
+        raise StateError(f"state directory {store.url}", "holds an epoch that was published", "none")
+    manifest = manifests.newest(store, before=found[-1] + 1)
+    assert manifest is not None
+    tasks = {key: TaskEntry(entry.parts, []) for key, entry in manifest.tasks.items()}
+    manifests.copy(store, replace(manifest, tasks=tasks), target)
+    manifests.discard_after(target, manifest.epoch)  # of an earlier savepoint in the same place
+    return manifest.epoch
+
+
+def save_at_rest(store: StateStore, target: StateStore) -> int:
+    """The same for a topology that does not run. Raises ``StateError`` where its sinks have yet to publish."""
     newest = manifests.newest(store)
     if newest is None:
         raise StateError(f"state directory {store.url}", "holds a committed epoch", "none")
-    tasks = {key: TaskEntry(entry.parts, []) for key, entry in newest.tasks.items()}
-    manifests.copy(store, replace(newest, tasks=tasks), target)
-    return newest.epoch
+    published = read_published(store)
+    if published < newest.epoch and any(entry.tokens for entry in newest.tasks.values()):
+        raise StateError(
+            f"topology '{newest.topology}'",
+            f"its sinks must have published epoch {newest.epoch}",
+            f"epoch {published} was the last",
+            "Start it once more, and end it with Ctrl-C.",
+        )
+    return save(store, target, newest.epoch)

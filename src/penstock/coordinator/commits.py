@@ -17,6 +17,7 @@ again. After it, a restart begins at n, and its tokens are committed again, whic
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -34,6 +35,18 @@ from penstock.state.snapshots import Part
 from penstock.state.store import StateStore
 
 log = logging.getLogger("penstock.commits")
+
+
+_PUBLISHED = "published"
+"""A file with the newest epoch that all sinks have made visible."""
+
+
+def read_published(store: StateStore) -> int:
+    """The newest epoch known to be published."""
+    try:
+        return int(store.read(_PUBLISHED))
+    except (StateError, ValueError):
+        return 0
 
 
 class Superseded(StateError):
@@ -95,7 +108,17 @@ class Commits:
         self._obey(self._keeper.failed(slot, epoch, error))
 
     def told(self, slot: SlotId, epoch: int) -> None:
+        before = self._keeper.published
         self._keeper.told(slot, epoch)
+        if self._keeper.published > before:
+            try:
+                self._store.write(_PUBLISHED, str(self._keeper.published).encode())
+            except StateError as error:
+                log.warning("a savepoint at rest will not know what was published: %s", error)
+
+    def expects(self, epoch: int) -> bool:
+        """The epoch is under way or committed; not so one that was given up."""
+        return epoch <= self.committed or self._keeper.is_open(epoch)
 
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -132,6 +155,7 @@ class Commits:
             log.error("epoch %d is not committed: %s It will be with the next.", commit.epoch, error)
             return
         if not mine:
+            self._take_back(commit.epoch)
             raise Superseded(
                 f"topology '{self._plan.topology}'",
                 "one start of it at a time uses a state directory",
@@ -146,6 +170,13 @@ class Commits:
             manifests.prune(self._store)
         except StateError as error:
             log.warning("old snapshots stay: %s", error)
+
+    def _take_back(self, epoch: int) -> None:
+        """Remove a manifest written after the take-over: what it promises may be gone."""
+        with contextlib.suppress(StateError):
+            found = manifests.newest(self._store, before=epoch + 1)
+            if found is not None and (found.epoch, found.attempt) == (epoch, self._generation):
+                manifests.remove(self._store, epoch)
 
     def _manifest(self, commit: Commit) -> Manifest:
         entries = {

@@ -89,6 +89,10 @@ class EpochKeeper:
         self._open[epoch] = _Open()
         return [Begin(epoch)]
 
+    def is_open(self, epoch: int) -> bool:
+        """The epoch is under way."""
+        return epoch in self._open
+
     @property
     def newest(self) -> int:
         """The epoch begun last."""

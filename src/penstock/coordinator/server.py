@@ -53,6 +53,8 @@ class Connection:
 
     hello: Hello
     writer: asyncio.StreamWriter
+    acker: Acker
+    """Of its attempt: what it says late does not reach the next one's."""
     ready: bool = False
     stateful: bool = False
     closed: bool = False
@@ -128,6 +130,8 @@ class Coordinator:
         """Forget the slots of an earlier start; only those of ``attempt`` may join from now on. ``key`` is that of
         the ledgers."""
         with self.changed:
+            for zombie in self.slots.values():  # it learns that it is one
+                self._loop.call_soon_threadsafe(zombie.writer.close)
             self.attempt = attempt
             self.slots = {}
             self.failure = None
@@ -223,7 +227,7 @@ class Coordinator:
             raise ControlRefused(
                 "control connection", f"only slots of attempt {self.attempt} may join", repr(hello)
             )
-        connection = Connection(hello, writer)
+        connection = Connection(hello, writer, self._acker)
         with self.changed:
             self.slots[connection.id] = connection
             self.changed.notify_all()
@@ -235,13 +239,13 @@ class Coordinator:
             return
         connection.heard = time.monotonic()
         if isinstance(message, Tally):
-            settled, component, error = self._acker.apply(*ledger.unpack(message.data)), "", ""
+            settled, component, error = connection.acker.apply(*ledger.unpack(message.data)), "", ""
         else:
             first, length = np.array(message.first, np.uint64), np.array(message.length, np.int64)
-            settled, component, error = self._acker.close(first, length), message.component, message.error
+            settled, component, error = connection.acker.close(first, length), message.component, message.error
         for task, numbers in settled.items():
             spout = self.slots.get(self._plan.routes.slot_of[task])
-            if spout is not None and spout.connected:
+            if spout is not None and spout.connected and spout.hello.attempt == connection.hello.attempt:
                 data = np.concatenate(ledger.ranges(numbers)).tobytes()
                 spout.writer.write(_framed(Settled(task, component, error, data)))
 

@@ -7,14 +7,16 @@ that is held. So what is held is bounded in memory, not in number: beyond a limi
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import BinaryIO
 
 import pyarrow as pa
 
+from penstock.errors import PenstockError
 from penstock.frames.header import Header
 from penstock.runtime.inbox import Parcel
 
@@ -38,27 +40,48 @@ class Alignment:
             self._markers[epoch].add(source_slot)
 
     def hold(self, parcel: Parcel) -> bool:
-        """Keep a frame if it belongs to a later epoch. False: it belongs to this one."""
+        """Keep a frame if it belongs to a later epoch, or if others of this one still wait. False: its inbox may
+        have it."""
         with self._lock:
-            if parcel.header.epoch <= self.epoch:
+            epoch = parcel.header.epoch
+            if epoch < self.epoch or (epoch == self.epoch and not self._held.get(epoch)):
                 return False
-            self._held[parcel.header.epoch].add(parcel)
+            self._held[epoch].add(parcel)
             return True
 
     @property
     def complete(self) -> bool:
-        """Every frame of this epoch has come."""
-        return self._upstream > 0 and len(self._markers.get(self.epoch, ())) == self._upstream
+        """Every frame of this epoch has come, and none of them waits here."""
+        came = len(self._markers.get(self.epoch, ())) == self._upstream > 0
+        return came and not self._held.get(self.epoch)
 
-    def advance(self, put: Callable[[Parcel], None]) -> None:
-        """Go on to the next epoch, and put what was held for it where it belongs, in the order it came. The
-        reader waits meanwhile: a frame that comes now must not overtake them."""
+    def begin(self, epoch: int, put: Callable[[Parcel], bool]) -> None:
+        """Work on this epoch from now on."""
         with self._lock:
             self._markers.pop(self.epoch, None)
-            self.epoch += 1
-            held = self._held.pop(self.epoch, None)
-            for parcel in () if held is None else held.drain():
-                put(parcel)
+            self.epoch = epoch
+        self.refill(put)
+
+    def advance(self, put: Callable[[Parcel], bool]) -> None:
+        """Go on to the next epoch."""
+        self.begin(self.epoch + 1, put)
+
+    def refill(self, put: Callable[[Parcel], bool]) -> None:
+        """Put what was held for this epoch where it belongs, in the order it came, until that refuses. The
+        reader waits meanwhile: a frame that comes now must not overtake them."""
+        if self.epoch not in self._held:
+            return
+        with self._lock:
+            frames = self._held[self.epoch]
+            while (parcel := frames.first()) is not None and put(parcel):
+                frames.drop()
+            if not frames:
+                self._held.pop(self.epoch).close()
+
+    @property
+    def waiting(self) -> bool:
+        """Frames of this epoch wait for room."""
+        return self.epoch in self._held
 
     @property
     def held(self) -> int:
@@ -77,25 +100,55 @@ class HeldFrames:
         self._frames: deque[Parcel] = deque()
         self._spilled: deque[tuple[Header, int]] = deque()
         self._file: BinaryIO | None = None
+        self._read = 0
+        """Where the first spilled frame begins in the file."""
+
+    def __bool__(self) -> bool:
+        return bool(self._frames or self._spilled)
 
     def add(self, parcel: Parcel) -> None:
-        self.rows += parcel.header.rows
+        """Append a frame. Raises ``PenstockError`` where the disk refuses it."""
         assert isinstance(parcel.content, pa.Buffer)
-        if self._bytes + parcel.content.size <= self._most:
+        if not self._spilled and self._bytes + parcel.content.size <= self._most:
             self._bytes += parcel.content.size
             self._frames.append(parcel)
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="penstock-held-")  # noqa: SIM115 - closed when drained
-        self._file.write(parcel.content)
-        self._spilled.append((parcel.header, parcel.content.size))
-        self._most = 0  # those after it must stay behind it
+        else:
+            self._spill(parcel.header, parcel.content)
+        self.rows += parcel.header.rows
 
-    def drain(self) -> Iterator[Parcel]:
-        """Give them out, oldest first."""
-        yield from self._frames
+    def first(self) -> Parcel | None:
+        """The oldest frame."""
+        if not self._frames and self._spilled:
+            assert self._file is not None
+            header, size = self._spilled.popleft()
+            self._file.seek(self._read)
+            self._read += size
+            self._bytes += size
+            self._frames.append(Parcel(header, pa.py_buffer(self._file.read(size))))
+        return self._frames[0] if self._frames else None
+
+    def drop(self) -> None:
+        """Forget the oldest frame."""
+        parcel = self._frames.popleft()
+        self.rows -= parcel.header.rows
+        self._bytes -= parcel.content.size
+
+    def close(self) -> None:
         if self._file is not None:
-            with self._file as file:
-                file.seek(0)
-                for header, size in self._spilled:
-                    yield Parcel(header, pa.py_buffer(file.read(size)))
+            self._file.close()
+
+    def _spill(self, header: Header, content: pa.Buffer) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="penstock-held-")  # noqa: SIM115 - closed by close
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(content)
+            self._file.flush()
+        except OSError as error:
+            raise PenstockError(
+                "held frames",
+                f"beyond {self._most:,} bytes they go to a temporary file",
+                str(error),
+                "Make room in the temporary folder, or speed up the branch the others wait for.",
+            ) from error
+        self._spilled.append((header, content.size))

@@ -33,7 +33,7 @@ from penstock.runtime.outputs import Send
 from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import FailedRoots
 from penstock.state.values import Cut, TaskState
-from penstock.topology.components import Failure
+from penstock.topology.components import Component, Failure
 
 _MOST_RELAYED = 16  # frames; more only hides the pressure of the stage they are for
 _ACK_PAUSE = 0.002  # seconds between two tallies of a slot that never pauses: each is a message to the acker
@@ -111,7 +111,7 @@ class Slot:
         task key. Raises what user code raised, blamed."""
         around = Surroundings(self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher)
         if self._alignment is not None:
-            self._alignment.epoch = epoch + 1
+            self._alignment.begin(epoch + 1, self._accept)
         for task in self._tasks:
             state = TaskState()
             executor = make_executor(self._job, task, around, self._inboxes[task], state)
@@ -141,8 +141,13 @@ class Slot:
 
     @property
     def stateful(self) -> bool:
-        """A task keeps state, or writes to another system in transactions."""
-        return any(executor.context.state or isinstance(executor, SinkExecutor) for executor in self.executors)
+        """A task keeps state, has something to do at a snapshot, or writes to another system in transactions."""
+        return any(
+            executor.context.state
+            or isinstance(executor, SinkExecutor)
+            or type(executor.component).before_snapshot is not Component.before_snapshot
+            for executor in self.executors
+        )
 
     @property
     def warm(self) -> bool:
@@ -201,6 +206,8 @@ class Slot:
     def turn(self) -> list[Row]:
         """Do a moment's work and return the rows to send, in order."""
         self._relay_frames()
+        if self._alignment is not None:
+            self._alignment.refill(self._accept)
         self._run_ticks()
         for spout in self._spouts:
             spout.expire()
@@ -217,6 +224,8 @@ class Slot:
         """Seconds the driver may wait before the next turn unless a row or a command comes; 0 for none."""
         if self._relay or self._epoch_over or any(bolt.busy for bolt in self._bolts):
             return 0.0
+        if self._alignment is not None and self._alignment.waiting:
+            return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
         if self._oldest is None and not self._dirty and not self._bolts and self._spouts:
             return pause if any(spout.room > 0 for spout in self._spouts) else 1.0  # asked every millisecond
@@ -230,6 +239,9 @@ class Slot:
         if self._dirty:
             waits.append(min(self._dirty.values()) + self._settings.linger - now)
         return max(0.0, min(waits))
+
+    def _accept(self, parcel: Parcel) -> bool:
+        return self._inboxes[parcel.header.target_task].offer(parcel)
 
     def _relay_frames(self) -> None:
         while self._relay:
@@ -383,7 +395,7 @@ class Slot:
             executor.epoch_ends(epoch)
         self._cut(epoch, self.executors)
         self._send_markers(epoch)
-        alignment.advance(lambda parcel: self._inboxes[parcel.header.target_task].put(parcel))
+        alignment.advance(self._accept)
         return True
 
     @property
@@ -417,7 +429,7 @@ class Slot:
         for executor in self.executors:
             with contextlib.suppress(RuntimeError):  # the task adds a state under our eyes: next time
                 state = executor.context.state
-                executor.stats.state_keys, executor.stats.state_bytes = state.keys, state.bytes
+                executor.stats.state_keys, executor.stats.state_bytes = state.counted, state.bytes
         return {executor.context.task: executor.stats for executor in self.executors}
 
     def frames_done(self) -> int:

@@ -102,7 +102,7 @@ class MessageIds(Origins):
     def routed(self, anchors: Anchors, once: bool) -> None:
         """A tuple sent once has its root's own edge id, and the acker need not be told of it. Otherwise the copies
         have edge ids of their own, and the root's is taken out of the ledger."""
-        self._by_root = once and len(anchors.first) == len(anchors.sets)
+        self._by_root = once and bool(np.all(anchors.sets >= 0))
         if not self._by_root:
             used = np.unique(anchors.sets[anchors.sets >= 0])
             first = anchors.first[used]

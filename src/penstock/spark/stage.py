@@ -277,6 +277,8 @@ class SlotDriver:
     def _publish(self, epoch: int) -> bool:
         try:
             self._slot.publish_sinks(epoch)
+        except SinkRefused:
+            raise  # asking again will not help, starting again may
         except PenstockError as error:
             self._slot.errors.append(error)
             return False

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from penstock.coordinator.commit_thread import CommitThread, save_newest
+from penstock.coordinator.commit_thread import CommitThread
 from penstock.coordinator.commits import Commits
 from penstock.coordinator.messages import Activate, Close, Deactivate
 from penstock.coordinator.recovery import StateDirectory
@@ -47,6 +47,7 @@ _CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
 _STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
 _GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
 _FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each further one
+_LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
 
 _slots_in_use: dict[int, int] = {}
 _slots_lock = threading.Lock()
@@ -135,18 +136,20 @@ class RunningTopology:
     def commit(self, timeout: float = 60.0) -> int:
         """End an epoch now and commit it; returns its number. Raises ``StateError`` where that fails or takes too
         long, or where the topology keeps nothing to commit."""
-        thread = self._commits
-        epoch = None if thread is None else thread.commit_now(timeout)
-        if epoch is None:
-            why = "it keeps no state" if thread is None else str(thread.error or f"not done within {timeout:g} s")
-            raise StateError(f"topology '{self.topology.name}'", "an epoch must be committed", why)
-        return epoch
+        return self._committing().commit_now(timeout)
 
     def savepoint(self, url: str, timeout: float = 60.0) -> int:
         """Commit an epoch now and copy it to ``url``, from where a topology can be started; returns its number."""
-        assert self._state is not None
-        self.commit(timeout)
-        return save_newest(self._state.store, StateStore(url))
+        return self._committing().savepoint(StateStore(url), timeout)
+
+    def _committing(self) -> CommitThread:
+        if self._commits is None:
+            raise StateError(
+                f"topology '{self.topology.name}'",
+                "must run, and keep state",
+                f"it is {self.state}, its delivery {self._settings.delivery}",
+            )
+        return self._commits
 
     @property
     def committed(self) -> int:
@@ -312,13 +315,16 @@ class RunningTopology:
 
     def _commit_last(self) -> None:
         """So that the next start goes on where this one ended."""
-        thread = self._commits
-        if thread is None or self._broken() or thread.commit_now(self._settings.drain_timeout) is not None:
+        if self._commits is None or self._broken():
             return
-        log.warning(
-            "topology '%s': its last epoch could not be committed; the next start does it again",
-            self.topology.name,
-        )
+        try:
+            self._commits.commit_now(self._settings.drain_timeout)
+        except PenstockError as error:
+            log.warning(
+                "topology '%s': its last epoch is not committed (%s); the next start does it again",
+                self.topology.name,
+                error,
+            )
 
     def _await(self, condition: Callable[[], bool], deadline: float, rule: str, what: str) -> None:
         coordinator = self.coordinator
@@ -377,7 +383,7 @@ class RunningTopology:
                     )
                 self.state = "restarting"
             log.warning("topology '%s': %s; starting again", self.topology.name, loss)
-            if self._stopping.wait(_FIRST_BACK_OFF * 2**self._tries):
+            if self._stopping.wait(min(_FIRST_BACK_OFF * 2**self._tries, _LONGEST_BACK_OFF)):
                 return
             with self._lock:
                 if self._stopping.is_set():

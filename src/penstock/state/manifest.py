@@ -136,6 +136,11 @@ def discard_after(store: StateStore, epoch: int) -> None:
             store.remove(_file(each))
 
 
+def remove(store: StateStore, epoch: int) -> None:
+    """Take back the commit of one epoch."""
+    store.remove(_file(epoch))
+
+
 def clear_later(store: StateStore, epoch: int) -> None:
     """For recovery from ``epoch``: remove the snapshot files of later epochs, which never were committed (or were
     taken back by ``discard_after``)."""

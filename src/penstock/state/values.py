@@ -95,6 +95,8 @@ class TaskState:
         self._unclaimed: dict[str, Sequence[bytes]] = {}
         self._sizes: dict[str, int] = {}
         self._owes_full = False
+        self.counted = 0
+        """``keys`` at the last cut: for other threads, which must not touch the maps."""
 
     def value(self, name: str, default: Any = None) -> ValueState:
         """The value of that name; ``default`` until one is assigned."""
@@ -124,6 +126,7 @@ class TaskState:
         if full:
             changes |= {name: _untouched(chain) for name, chain in self._unclaimed.items()}
         self._owes_full = False
+        self.counted = self.keys
         return Cut(full, changes, self._sizes)
 
     def __bool__(self) -> bool:

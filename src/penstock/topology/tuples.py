@@ -51,8 +51,8 @@ class Tuple(tuple[Any, ...]):
 def tuple_type(
     component: str, stream: str, task: int, fields: tuple[str, ...], held: bool = False
 ) -> type[Tuple]:
-    """The class of the tuples that ``task`` of ``component`` emits on ``stream``. ``held``: each has a ``__dict__``,
-    in which the runtime notes what it needs to ack it."""
+    """The class of the tuples that ``task`` of ``component`` emits on ``stream``. ``held``: each has a
+    ``__dict__``, in which the runtime notes what it needs to ack it."""
     attributes: dict[str, Any] = {
         **({} if held else {"__slots__": ()}),
         "fields": fields,
