@@ -100,6 +100,26 @@ def test_a_failed_flush_surfaces_and_the_next_epoch_starts_afresh(kafka, topic, 
     assert read(kafka, name)[-1] == (None, b"3")
 
 
+def test_a_failure_that_write_finds_fails_the_batches_before_it_too(kafka, topic, bolt):
+    name = topic()
+    writer = bolt(lambda row: row["where"], value_field="what", timeout=1.0)
+    writer.write(batch(where=["no-such-topic"], what=["1"]), SOURCE)
+    while not writer._undelivered:
+        writer._producer.poll(0.1)
+    with pytest.raises(ComponentError, match="1 not accepted"):
+        writer.write(batch(where=[name], what=["2"]), SOURCE)
+    writer.write(batch(where=[name], what=["3"]), SOURCE)
+    with pytest.raises(ComponentError, match="1 not accepted"):  # else batch 1 would be acked
+        writer.prepare_commit(1)
+    writer.write(batch(where=[name], what=["4"]), SOURCE)
+    writer.prepare_commit(2)
+    assert read(kafka, name)[-1] == (None, b"4")
+
+
+def test_a_task_without_input_commits(topic, bolt):
+    assert bolt(topic()).prepare_commit(1) is None
+
+
 def test_a_dead_broker_surfaces_and_its_return_is_used(kafka, topic, bolt):
     name = topic()
     short, patient = bolt(name, timeout=1.0), bolt(name, timeout=60.0)

@@ -42,6 +42,8 @@ class KafkaBolt(TransactionalSink):
     def prepare(self, conf: Conf, context: Context) -> None:
         self._where = where(context.component, context.task)
         self.errors = BrokerErrors(self._where, self._bootstrap)
+        self._wrote = False
+        self._lost: ComponentError | None = None
         self._start()
 
     def _start(self) -> None:
@@ -65,16 +67,27 @@ class KafkaBolt(TransactionalSink):
         """Nothing waits for a commit."""
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        """Raises also on behalf of earlier batches, whose records are dropped with this one's: ``prepare_commit``
+        will say so again. What is written in between goes its way, and comes again."""
         self._wrote = True
         try:
             produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
         except BufferError:
-            raise self._failure(f"its queue is full and has not moved for {self._timeout:.0f} s") from None
+            self._lost = self._failure(f"its queue is full and has not moved for {self._timeout:.0f} s")
+            raise self._lost from None
         self._producer.poll(0)
-        self._check()
+        try:
+            self._check()
+        except ComponentError as lost:
+            self._lost = lost
+            raise
 
     def prepare_commit(self, epoch: int) -> Any:
-        """Wait until Kafka has everything. Raises if it does not take it: the tuples are not acked then."""
+        """Wait until Kafka has everything. Raises if it does not take it, also if ``write`` said so before: none
+        of the tuples since the last call are acked then."""
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
         left = self._producer.flush(self._timeout + 1.0)  # by then each record is delivered or has timed out
         if left:
             self._undelivered.append("no answer")
