@@ -128,6 +128,31 @@ def test_readers_may_take_files_away_once_they_are_committed(tmp_path: Path) -> 
     assert files(tmp_path / "out") == []
 
 
+def test_a_late_commit_of_an_earlier_process_does_not_set_the_record_back(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    out, state = tmp_path / "out", tmp_path / "state"
+    zombie = start(ParquetSink(out), state)
+    write(zombie, n=[1])
+    first = zombie.prepare_commit(1)
+    second: Any = None
+
+    def overtaken(staged: str, target: str) -> None:
+        """Step 1 of the zombie, slow: its successor commits this epoch and the next one meanwhile."""
+        nonlocal second
+        successor = start(ParquetSink(out), state, first)
+        write(successor, n=[2])
+        second = successor.prepare_commit(2)
+        successor.commit(second)
+
+    monkeypatch.setattr(zombie, "rename", overtaken)
+    zombie.commit(first)
+    for name in files(out):
+        (out / name).unlink()  # a reader took them
+    start(ParquetSink(out), state, second)
+    assert files(out) == []
+
+
 def test_a_staged_file_that_vanished_is_an_error_not_a_loss(tmp_path: Path) -> None:
     sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
     write(sink, n=[1])

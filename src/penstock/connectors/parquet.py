@@ -188,6 +188,8 @@ class ParquetSink(TransactionalSink):
 
     def record(self, epoch: int) -> None:
         """Step 2. From here on readers may move or delete the files: a repeated commit does not look for them."""
+        if self._recorded() >= epoch:  # a later process of this task was quicker: never set it back
+            return
         self._records.write(_RECORD, json.dumps({"identity": self.identity, "epoch": epoch}).encode())
 
     def cleanup(self) -> None:
