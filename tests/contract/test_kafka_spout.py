@@ -4,7 +4,7 @@ import logging
 from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock import Settings, TopologyBuilder
@@ -256,6 +256,53 @@ def test_a_topic_that_was_made_anew_is_refused(kafka, topic, drive):
     with pytest.raises(ComponentError) as caught:
         driven.until_rows(1)
     assert f"{name} partition 0 has the records it had: 1000 were read; got it ends at 1" in str(caught.value)
+
+
+class Gathered:
+    """A consumer that hands over, in one go and errors first, what came until there are so many of each kind."""
+
+    def __init__(self, consumer, errors, records):
+        self.consumer, self.errors, self.records = consumer, errors, records
+        self.calls = 0
+
+    def __getattr__(self, name):
+        return getattr(self.consumer, name)
+
+    def consume(self, most, timeout):
+        self.calls += 1
+        errors, records = [], []
+        while len(errors) < self.errors or len(records) < self.records:
+            for message in self.consumer.consume(most, 0.1):
+                (records if message.error() is None else errors).append(message)
+        return errors + records
+
+
+def test_what_is_wrong_with_some_partitions_costs_no_record_of_another(kafka, topic, drive):
+    name = topic(partitions=3)
+    state = drive(name).snapshot()
+    for partition in range(2):  # both shorter than they were
+        write(kafka, name, ["only one"], partition)
+        state.map("offsets")[f"{name}/{partition}"] = 1000
+    write(kafka, name, ["a", "b"], 2)
+    driven = drive(name, state=state)
+    driven.spout._consumer = Gathered(driven.spout._consumer, errors=2, records=2)
+    with pytest.raises(ComponentError, match="has the records it had: 1000 were read; got it ends at 1"):
+        driven.spout.next_batch()
+    assert driven.caught.lines == ["a", "b"]
+    driven.spout.ack_many(driven.caught.ids)
+    driven.snapshot()
+    assert driven.state.map("offsets")[f"{name}/2"] == 2
+
+
+def test_a_spout_that_may_not_read_takes_no_records(kafka, topic, drive):
+    name = topic()
+    write(kafka, name, ["a"])
+    driven = drive(name)
+    consumer = driven.spout._consumer = Gathered(driven.spout._consumer, errors=0, records=1)
+    driven.spout.errors.note(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(ComponentError, match="Give the client the right credentials"):
+        driven.spout.next_batch()
+    assert consumer.calls == 0
 
 
 def test_a_missing_topic_is_named(kafka, drive):

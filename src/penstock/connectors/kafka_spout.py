@@ -164,12 +164,12 @@ class KafkaSpout(BatchSpout):
     # -- reading
 
     def next_batch(self) -> None:
+        self.errors.check()  # before records are taken: what is taken must be emitted
         if self._again:
             self._emit_again()
         messages = self._consumer.consume(self._batch, 0)
-        self.errors.check()
         if messages:
-            self._emit(messages)
+            self._take_in(messages)
         for topic, count in self._directory.news().items():
             if count > self._counts[topic]:
                 self._discover(topic, count)
@@ -177,15 +177,27 @@ class KafkaSpout(BatchSpout):
             self._commit_to_group()
             self._next_commit = time.monotonic() + _COMMIT_SECONDS
 
+    def _take_in(self, messages: list[Any]) -> None:
+        """Emit the records, then see to the errors among them: the consumer will not bring these records again,
+        whatever is wrong with another partition."""
+        if not any(map(self._kafka.Message.error, messages)):
+            self._emit(messages)
+            return
+        records = [each for each in messages if each.error() is None]
+        if records:
+            self._emit(records)
+        faults = []
+        for each in messages:
+            if each.error() is not None:
+                try:
+                    self._refused(each)
+                except ComponentError as fault:
+                    faults.append(fault)
+        if faults:
+            raise faults[0]
+
     def _emit(self, messages: list[Any]) -> None:
         message = self._kafka.Message
-        if any(map(message.error, messages)):
-            for each in messages:
-                if each.error() is not None:
-                    self._refused(each)
-            messages = [each for each in messages if each.error() is None]
-            if not messages:
-                return
         self.errors.clear()
         places = self._places(messages)
         bounds = [0, len(messages)]
