@@ -64,15 +64,13 @@ def test_what_is_appended_is_read_in_order_and_whole(place: Place) -> None:
     queue.close()
 
 
-def test_a_new_queue_is_empty_and_finished(place: Place) -> None:
+def test_a_new_queue_is_empty(place: Place) -> None:
     queue = place.queue()
     assert queue.empty
-    assert queue.finished
     assert queue.read(5) == []
     queue.append([])
     assert queue.empty
-    queue.commit()
-    queue.clear()
+    queue.release(queue.position)
     queue.close()
 
 
@@ -85,7 +83,6 @@ def test_reading_moves_the_cursor_and_respects_the_limit(place: Place) -> None:
     assert not queue.empty
     assert payloads(queue.read(4)) == [8, 9]
     assert queue.empty
-    assert not queue.finished
     queue.append(records(10))
     assert not queue.empty
     assert payloads(queue.read(4)) == [10]
@@ -97,66 +94,71 @@ def test_an_appended_record_survives_without_commit_or_close(place: Place) -> No
     assert payloads(place.queue().read(100)) == list(range(30))
 
 
-def test_the_stored_position_passes_a_record_only_when_all_before_it_are_done(place: Place) -> None:
+def test_the_position_passes_a_record_only_when_all_before_it_are_done(place: Place) -> None:
     queue = place.queue()
     queue.append(records(*range(6)))
     found = queue.read(6)
     position = [position for position, _ in found]
     queue.done([position[0], position[2], position[3]])
-    queue.commit()
+    assert queue.position == position[1]
     queue.close()
     second = place.queue()
+    second.seek(position[1])
     again = second.read(10)
     assert payloads(again) == [1, 2, 3, 4, 5]
     assert [at for at, _ in again] == position[1:]
     second.done([position[1]])
-    second.commit()
+    second.release(second.position)
     second.close()
     third = place.queue()
+    third.seek(position[1])  # from an older state: it is released since
     assert payloads(third.read(10)) == [2, 3, 4, 5]
     third.close()
 
 
-def test_without_a_commit_the_old_position_holds(place: Place) -> None:
+def test_nothing_is_passed_that_was_not_released(place: Place) -> None:
     queue = place.queue()
     queue.append(records(*range(3)))
     queue.done([position for position, _ in queue.read(3)])
-    assert queue.finished
     queue.close()
     again = place.queue()
     assert payloads(again.read(3)) == [0, 1, 2]
     again.close()
 
 
-def test_clear_gives_back_space_but_keeps_what_was_not_read(place: Place) -> None:
+def test_a_position_past_the_end_is_the_end(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(0))
+    queue.seek(place.queue().position + 100)
+    assert queue.empty
+    queue.append(records(1))
+    assert payloads(queue.read(5)) == [1]
+    queue.close()
+
+
+def test_release_gives_back_space_but_keeps_what_comes_after(place: Place) -> None:
     queue = place.queue()
     queue.append(records(*range(20)))
-    queue.done([position for position, _ in queue.read(20)])
+    found = queue.read(20)
+    queue.done([position for position, _ in found])
     queue.append(records(20))  # by someone else, just before
-    queue.commit()
-    queue.clear()
+    queue.release(found[15][0])
     assert not queue.empty
     queue.close()
+    second = place.queue()
+    assert payloads(second.read(10)) == [15, 16, 17, 18, 19, 20]
+    second.close()
     again = place.queue()
+    again.seek(queue.position)
     [(position, record)] = again.read(10)
     assert record.payload == (20,)
     again.done([position])
-    again.commit()
-    again.clear()
+    again.release(again.position)
     assert again.empty
     again.append(records(21))
     [(later, _)] = again.read(10)
     assert later > position  # a position is never used twice
     again.close()
-
-
-def test_a_queue_with_unfinished_records_is_not_cleared(place: Place) -> None:
-    queue = place.queue()
-    queue.append(records(1))
-    queue.read(1)
-    with pytest.raises(ValueError, match="done"):
-        queue.clear()
-    queue.close()
 
 
 def test_another_process_may_append_while_this_one_reads(place: Place) -> None:
@@ -169,8 +171,7 @@ def test_another_process_may_append_while_this_one_reads(place: Place) -> None:
         found = reader.read(5)
         assert payloads(found) == expected[-len(found) :] == [turn]
         reader.done([position for position, _ in found])
-        reader.commit()
-    reader.clear()
+        reader.release(reader.position)
     writers[0].append(records("after"))
     assert payloads(reader.read(5)) == ["after"]
     for queue in (reader, *writers):

@@ -215,17 +215,18 @@ def test_errors_have_a_way_out(tmp_path):
         opened(FileSpout(str(tmp_path / "none-*.txt")))
 
 
-def test_file_eden_stores_its_position(tmp_path):
+def test_file_eden_keeps_its_position_in_the_state(tmp_path):
+    state = TaskState()
     path = tmp_path / "a.txt"
     path.write_text("a\nb\nc\nd\n")
     eden = FileEden(str(path))
-    eden.open({}, context(delivery="at_least_once", folder=tmp_path / "task"))
+    eden.open({}, context(delivery="at_least_once", state=state))
     first = eden.read(3)
     assert [values for _, values in first] == [("a",), ("b",), ("c",)]
     eden.done([first[0][0], first[2][0]])
     eden.before_snapshot()
     eden.close()
-    eden.open({}, context(delivery="at_least_once", folder=tmp_path / "task"))
+    eden.open({}, context(delivery="at_least_once", state=state))
     assert [values for _, values in eden.read(10)] == [("b",), ("c",), ("d",)]
     assert eden.read(10) == []
     eden.close()

@@ -11,7 +11,6 @@ from penstock.replay import embedded, segments
 from penstock.replay.dead_letters import send_back
 from penstock.replay.embedded import DiskPointer, DiskQueue, EmbeddedStore, open_beside
 from penstock.replay.queues import QueueDamaged, Record
-from penstock.replay.replayer import exchange
 from penstock.replay.segments import SegmentLog
 from penstock.topology.components import Context
 
@@ -38,85 +37,6 @@ def crash_at(monkeypatch, owner, name, call):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, maybe)
-
-
-# -- exchange: (1) commit To's position (2) store the pointer (3) clear the drained one
-
-
-class Steps:
-    """Queues whose exchange stops before its n-th step."""
-
-    def __init__(self, folder, stop_before):
-        self.queues = open_beside(folder)
-        self.left = stop_before
-
-    def exchange(self):
-        queues = self.queues
-        drained = queues.from_ if queues.pointer.load() else queues.to
-        for owner, name in ((drained, "commit"), (queues.pointer, "store"), (drained, "clear")):
-            real = getattr(owner, name)
-            setattr(owner, name, lambda *args, real=real: self._step(real, *args))
-        exchange(queues, queues.pointer.load())
-
-    def _step(self, real, *args):
-        self.left -= 1
-        if self.left == 0:
-            raise Crash
-        real(*args)
-
-
-@pytest.mark.parametrize("stop_before", [1, 2, 3, 99])
-@pytest.mark.parametrize("exchanged", [False, True])
-def test_an_exchange_that_stops_between_two_steps_loses_nothing(tmp_path, stop_before, exchanged):
-    setup = open_beside(tmp_path / "q")
-    setup.pointer.store(exchanged)
-    to, from_ = (setup.from_, setup.to) if exchanged else (setup.to, setup.from_)
-    to.append(records("replayed"))
-    from_.append(records("failed 1", "failed 2"))
-    setup.close()
-
-    steps = Steps(tmp_path / "q", stop_before)
-    now_to = steps.queues.from_ if exchanged else steps.queues.to
-    now_to.done([position for position, _ in now_to.read(10)])
-    if stop_before == 99:
-        steps.exchange()
-    else:
-        with pytest.raises(Crash):
-            steps.exchange()
-    steps.queues.close()
-    shutil.copytree(tmp_path / "q", tmp_path / "crashed")
-
-    after = open_beside(tmp_path / "crashed")
-    flipped = after.pointer.load()
-    assert flipped == (exchanged if stop_before <= 2 else not exchanged)
-    to, from_ = (after.from_, after.to) if flipped else (after.to, after.from_)
-    expected = {
-        1: (["replayed"], ["failed 1", "failed 2"]),  # read again: at least once
-        2: ([], ["failed 1", "failed 2"]),
-        3: (["failed 1", "failed 2"], []),
-        99: (["failed 1", "failed 2"], []),
-    }[stop_before]
-    assert (payloads(to.read(10)), payloads(from_.read(10))) == expected
-    after.close()
-
-
-@pytest.mark.parametrize("step", ["commit", "store", "clear"])
-def test_an_exchange_that_fails_is_done_again(tmp_path, step):
-    queues = open_beside(tmp_path / "q")
-    queues.to.append(records("old"))
-    queues.from_.append(records("failed"))
-    queues.to.done([position for position, _ in queues.to.read(10)])
-    owner = queues.pointer if step == "store" else queues.to
-    real = getattr(owner, step)
-    setattr(owner, step, lambda *args: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        exchange(queues, False)
-    setattr(owner, step, real)
-    exchange(queues, False)
-    assert queues.pointer.load() is True
-    assert payloads(queues.from_.read(10)) == ["failed"]
-    assert queues.to.empty
-    queues.close()
 
 
 # -- append: (1) lock (2) find the end (3) new segment (4) write (5) fdatasync
@@ -228,11 +148,11 @@ def test_a_damaged_record_in_the_middle_is_not_passed_over(tmp_path):
     again.close()
 
 
-# -- commit: (1) replace the position file (2) remove segments; clear: also begin an empty segment first
+# -- release: (1) replace the position file (2) begin an empty segment (3) remove segments
 
 
 @pytest.mark.parametrize("call", range(1, 12))
-def test_a_crash_anywhere_in_commit_and_clear(tmp_path, monkeypatch, call):
+def test_a_crash_anywhere_in_release(tmp_path, monkeypatch, call):
     queue = DiskQueue(tmp_path, segment_bytes=60)
     for value in range(6):
         queue.append(records(value))
@@ -253,8 +173,7 @@ def test_a_crash_anywhere_in_commit_and_clear(tmp_path, monkeypatch, call):
         for name in real:
             patched.setattr(os, name, counted(name))
         try:
-            queue.commit()
-            queue.clear()
+            queue.release(queue.position)
         except Crash:
             pass
     again = DiskQueue(tmp_path)
@@ -265,17 +184,21 @@ def test_a_crash_anywhere_in_commit_and_clear(tmp_path, monkeypatch, call):
     again.close()
 
 
-def test_numbers_of_records_that_did_not_survive_a_power_cut_stay_used(tmp_path):
+@pytest.mark.parametrize("released", [False, True])
+def test_a_position_past_records_that_did_not_survive_a_power_cut_skips_no_other(tmp_path, released):
     queue = DiskQueue(tmp_path)
     queue.append(records("kept"))
     [segment] = tmp_path.glob("*.seg")
     durable = segment.read_bytes()
     queue.append(records("read by another, then lost"))
     queue.done([position for position, _ in queue.read(10)])
-    queue.commit()
+    position = queue.position
+    if released:
+        queue.release(position)
     queue.close()
     segment.write_bytes(durable)
     again = DiskQueue(tmp_path)
+    again.seek(position)  # as the task's state says
     assert again.empty
     again.append(records("new"))
     assert payloads(again.read(10)) == ["new"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,7 @@ from penstock.connectors.lines import LineReader
 from penstock.connectors.watermark import LowWater
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.replay.eden import Eden
-from penstock.replay.embedded import local_folder
 from penstock.replay.progress import Progress
-from penstock.replay.segments import replace_file
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 
@@ -150,8 +146,8 @@ class FileSpout(BatchSpout):
 
 
 class FileEden(Eden):
-    """The lines of files as a source for ``ReplaySpout``; the arguments are those of ``FileSpout``. The position
-    is kept in a file in the task's folder, which must be on a local path."""
+    """The lines of files as a source for ``ReplaySpout``; the arguments are those of ``FileSpout``, and so is
+    the position in the task's state: one can take the other's place."""
 
     def __init__(
         self, path: str, *, start: str = "begin", follow: bool = False, fields: Sequence[FieldSpec] = ("line",)
@@ -160,9 +156,8 @@ class FileEden(Eden):
         self.fields = self._lines.fields
 
     def open(self, conf: Conf, context: Context) -> None:
-        self._stored = local_folder(context) / "eden.json"
-        self._stored.parent.mkdir(parents=True, exist_ok=True)
-        self._reader = self._lines.open(context, _load(self._stored))
+        self._positions = context.state.value("positions", {})
+        self._reader = self._lines.open(context, self._positions.value)
         self._progress = Progress(0)
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
@@ -176,15 +171,7 @@ class FileEden(Eden):
         self._reader.forget(self._progress.position)
 
     def before_snapshot(self) -> None:
-        replace_file(self._stored, json.dumps(self._reader.positions(self._progress.position)).encode())
+        self._positions.value = self._reader.positions(self._progress.position)
 
     def close(self) -> None:
         self._reader.close()
-
-
-def _load(path: Path) -> dict[str, int]:
-    try:
-        positions: dict[str, int] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    return positions

@@ -2,7 +2,7 @@
 
 Beside a source topic stand ``<topology>.<topic>.from``, ``.to`` and ``.dead``, made on the first run with a
 partition for each task of the spout, and without a limit of age or size: Kafka must not drop what was not read.
-Read positions and the pointer are offsets of consumer groups.
+What is done with, and the pointer, are offsets of consumer groups; read positions are part of the task's state.
 
 Kafka keeps no second process of a task away, as a lock on local disk does. While an old one lives on beside a new
 one, tuples may come twice; none is lost, since neither stores a position, or deletes a record, that it is not done
@@ -133,7 +133,7 @@ class Broker:
 
 
 class KafkaQueue(Queue):
-    """A partition as a queue; the stored position is the group's offset."""
+    """A partition as a queue; what is released is before the group's offset."""
 
     def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
         self._broker, self._topic, self._partition = broker, topic, partition
@@ -141,9 +141,8 @@ class KafkaQueue(Queue):
         asked = [broker.kafka.TopicPartition(topic, partition)]
         [stored] = broker.ask(lambda timeout: self._consumer.committed(asked, timeout))
         first, self._end = broker.ends(self._consumer, topic, partition)
-        self._cursor: int = max(first, stored.offset)
-        self._progress = Progress(self._cursor)
-        self._consumer.assign([broker.kafka.TopicPartition(topic, partition, self._cursor)])
+        self._released = self._cursor = int(max(first, stored.offset))
+        self._start(self._cursor)
 
     def append(self, records: Sequence[Record]) -> None:
         if records:
@@ -177,13 +176,15 @@ class KafkaQueue(Queue):
             )
         return found
 
+    def seek(self, position: int) -> None:
+        self._start(max(self._released, min(position, self._end)))
+
     def done(self, positions: Iterable[int]) -> None:
         self._progress.done(positions)
 
-    def commit(self) -> None:
-        place = self._broker.kafka.TopicPartition(self._topic, self._partition, self._progress.position)
-        # Also where it did not move: Kafka forgets offsets that were not committed for a week.
-        self._broker.ask(lambda timeout: self._consumer.commit(offsets=[place], asynchronous=False))
+    @property
+    def position(self) -> int:
+        return self._progress.position
 
     @property
     def empty(self) -> bool:
@@ -194,18 +195,21 @@ class KafkaQueue(Queue):
                 self._progress.read([], first)
         return self._cursor >= self._end
 
-    @property
-    def finished(self) -> bool:
-        return self._progress.finished
-
-    def clear(self) -> None:
-        if not self.finished:
-            raise ValueError("a queue is cleared when all that was read is done")
-        self.commit()
-        self._broker.delete_before(self._topic, self._partition, self._progress.position)
+    def release(self, position: int) -> None:
+        place = self._broker.kafka.TopicPartition(self._topic, self._partition, max(position, self._released))
+        # Also where it did not move: Kafka forgets offsets that were not committed for a week.
+        self._broker.ask(lambda timeout: self._consumer.commit(offsets=[place], asynchronous=False))
+        if position > self._released:
+            self._broker.delete_before(self._topic, self._partition, position)
+            self._released = position
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _start(self, position: int) -> None:
+        self._cursor = position
+        self._progress: Progress = Progress(position)
+        self._consumer.assign([self._broker.kafka.TopicPartition(self._topic, self._partition, position)])
 
 
 class KafkaPointer(Pointer):

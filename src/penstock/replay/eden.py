@@ -17,22 +17,24 @@ import pyarrow as pa
 from penstock.columns import to_values
 from penstock.errors import ComponentError
 from penstock.replay.embedded import DiskQueue, EmbeddedStore
+from penstock.replay.positions import KeptPosition
 from penstock.replay.queues import ReplayStore
 from penstock.topology.components import BatchSpout, Columns, Conf, Context
 from penstock.topology.streams import DEFAULT_STREAM, FieldSpec, OutputDeclarer
 
 
 class Eden(ABC):
-    """A source that remembers how far it is done with. Made on the driver and pickled; ``open`` runs in the task's
-    process. Calls come from several threads, one at a time."""
+    """A source that remembers in ``Context.state`` how far it is done with. Made on the driver and pickled;
+    ``open`` runs in the task's process. ``read`` and ``done`` are called by several threads, one at a time, the
+    others by the task's own."""
 
     fields: tuple[FieldSpec, ...]
     """The fields of what it reads, as a spout declares them."""
 
     @abstractmethod
     def open(self, conf: Conf, context: Context) -> None:
-        """Called in the task's process before anything else, and again after a ``close``: find the stored
-        position."""
+        """Called in the task's process before anything else, and again after a ``close``: find the position in
+        ``context.state``, or begin at the start where there is none."""
 
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
@@ -41,19 +43,20 @@ class Eden(ABC):
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
-        """These tuples are done with: acked, or safely in another queue. In any order; the stored position passes
-        one only when all before it are done."""
+        """These tuples are done with: acked, or safely in another queue. In any order; the position passes one
+        only when all before it are done."""
 
     @abstractmethod
     def before_snapshot(self) -> None:
-        """Make the stored position durable."""
+        """As in ``Component``: bring the position in ``Context.state`` up to date. Also called before ``close``.
+        Make it durable nowhere else: it holds when the epoch is committed, and not before."""
 
     def after_commit(self) -> None:  # noqa: B027 - most need nothing
         """As in ``Component``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections. Commits nothing."""
+        """Let go of files and connections."""
 
     def store(self) -> ReplayStore:
         """Where the replay queues of this source are kept unless the spout is told otherwise."""
@@ -61,7 +64,8 @@ class Eden(ABC):
 
 
 class QueueEden(Eden):
-    """A ``DiskQueue`` that other programs append to.
+    """A ``DiskQueue`` that other programs append to. What committed epochs are done with is removed from it: its
+    start, for a task without state or from an old savepoint, is the oldest record left.
 
     With several tasks each reads a queue of its own: the folder ``0``, ``1`` … below the given one.
     """
@@ -73,6 +77,7 @@ class QueueEden(Eden):
     def open(self, conf: Conf, context: Context) -> None:
         folder = self._folder / str(context.index) if context.parallelism > 1 else self._folder
         self._queue = DiskQueue(folder)
+        self._position = KeptPosition(self._queue, context.state.value("eden"))
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         return [(position, record.payload) for position, record in self._queue.read(limit)]
@@ -81,7 +86,10 @@ class QueueEden(Eden):
         self._queue.done(positions)
 
     def before_snapshot(self) -> None:
-        self._queue.commit()
+        self._position.note()
+
+    def after_commit(self) -> None:
+        self._position.committed()
 
     def close(self) -> None:
         self._queue.close()

@@ -30,14 +30,12 @@ class DiskQueue(Queue):
     def __init__(self, folder: str | Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         folder = Path(folder)
         self._log = SegmentLog(folder, segment_bytes)
-        self._position_file = folder / "position"
-        self._stored = self._load()
-        self._reader = self._log.reader(self._stored)
-        self._progress = Progress(self._stored)
+        self._released_file = folder / "position"
+        self._start(self._released())
 
     def append(self, records: Sequence[Record]) -> None:
         if records:
-            self._log.append([encode(record) for record in records], self._load())
+            self._log.append([encode(record) for record in records], self._released())
 
     def read(self, limit: int) -> list[tuple[int, Record]]:
         stored = self._reader.read(limit)
@@ -50,41 +48,39 @@ class DiskQueue(Queue):
             self._progress.read([number for number, _ in found], self._reader.number)
         return found
 
+    def seek(self, position: int) -> None:
+        released = self._released()
+        # Not past the end: what a power cut took was done with, but its numbers are given to others.
+        self._start(max(released, min(position, self._log.end(released))))
+
     def done(self, positions: Iterable[int]) -> None:
         self._progress.done(positions)
 
-    def commit(self) -> None:
-        """(1) replace the position file; (2) remove the segments it has passed, whole ones only."""
-        position = self._progress.position
-        if position == self._stored:
-            return
-        replace_file(self._position_file, b"%d" % position)
-        self._stored = position
-        firsts = self._log.segments()
-        if len(firsts) > 1 and firsts[1] <= position:
-            self._log.drop_before(min(position, firsts[-1]))
+    @property
+    def position(self) -> int:
+        return self._progress.position
 
     @property
     def empty(self) -> bool:
         return not self._reader.more()
 
-    @property
-    def finished(self) -> bool:
-        return self._progress.finished
-
-    def clear(self) -> None:
-        if not self.finished:
-            raise ValueError("a queue is cleared when all that was read is done")
-        self.commit()
-        self._log.drop_before(self._stored)
+    def release(self, position: int) -> None:
+        """(1) replace the position file; (2) remove the segments it has passed, whole ones only."""
+        if position > self._released():
+            replace_file(self._released_file, b"%d" % position)
+            self._log.drop_before(position)
 
     def close(self) -> None:
         self._reader.close()
         self._log.close()
 
-    def _load(self) -> int:
+    def _start(self, position: int) -> None:
+        self._reader = self._log.reader(position)
+        self._progress = Progress(position)
+
+    def _released(self) -> int:
         try:
-            return int(self._position_file.read_bytes())
+            return int(self._released_file.read_bytes())
         except FileNotFoundError:
             return 0
 

@@ -25,7 +25,8 @@ class QueuesBusy(EnvironmentFault):
 
 
 class Queue(ABC):
-    """A FIFO of records with a stored read position.
+    """A FIFO of records. Where its reader has to go on after a restart is part of the task's state
+    (``KeptPosition``); the queue itself only knows what nobody will ever want again.
 
     One process reads it. ``append`` may come from any thread and process at any time; the other calls are made by
     one thread at a time.
@@ -40,35 +41,35 @@ class Queue(ABC):
     def read(self, limit: int) -> list[tuple[int, Record]]:
         """Up to ``limit`` records with their positions, in order; none only when there are no more now. Does not
         wait for records to come, though a server may take a moment to hand out what it has. Moves the read cursor,
-        which lives in memory: a new process begins at the stored position."""
+        which lives in memory: a new process begins at the oldest record that was not released."""
+
+    @abstractmethod
+    def seek(self, position: int) -> None:
+        """Read from there on, or from the oldest record that was not released if that is later. Called at most
+        once, before the first ``read``."""
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
-        """These records are done with. The stored position passes a record only when it and all before it
-        are done."""
+        """These records are done with. ``position`` passes a record only when it and all before it are done."""
 
+    @property
     @abstractmethod
-    def commit(self) -> None:
-        """Make the stored position durable. Until then a crash reads again from the last one committed."""
+    def position(self) -> int:
+        """Where a restart would have to read on: the first record that is not done, or the next to be read."""
 
     @property
     @abstractmethod
     def empty(self) -> bool:
         """Nothing is unread. Looks for what others have appended."""
 
-    @property
     @abstractmethod
-    def finished(self) -> bool:
-        """All that was read is done."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Give back the space of all that was read, which must be done and committed. What was appended but not
-        read stays: clearing cannot lose a record."""
+    def release(self, position: int) -> None:
+        """No process reads records before that position any more: durable on return, and their space may be used
+        again. Those from it on stay, whether they were read or not."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections. Commits nothing."""
+        """Let go of files and connections. Releases nothing."""
 
 
 class Pointer(ABC):

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
+from penstock.errors import PenstockError
 from penstock.replay.decisions import (
     Acked,
     Arrived,
@@ -33,8 +34,10 @@ from penstock.replay.decisions import (
     Taken,
 )
 from penstock.replay.eden import Eden
+from penstock.replay.positions import KeptPosition
 from penstock.replay.queues import Queue, Queues
 from penstock.replay.records import Record
+from penstock.state.values import TaskState, ValueState
 from penstock.topology.components import Failure
 
 CAPACITY = 4096  # tuples read ahead: what comes back waits behind them, so no more than a large batch
@@ -45,36 +48,34 @@ _RETRY_PAUSE = 1.0  # s until a failed disk or server is tried again
 _log = logging.getLogger(__name__)
 
 
-def exchange(queues: Queues, exchanged: bool) -> None:
-    """Exchange From and To; ``exchanged`` is what the pointer said before. To is drained: all of it is read and
-    done. A pointer swap, no copying; doing it again after a failed step is right:
-
-    (1) commit To's position: a crash from here on finds To empty, and exchanges anew;
-    (2) store the pointer: this is the exchange;
-    (3) clear the drained queue, now From: after a crash before this its records stay, passed by its position,
-        until the next time.
-    """
-    drained = queues.from_ if exchanged else queues.to
-    drained.commit()
-    queues.pointer.store(not exchanged)
-    drained.clear()
+def claim(state: TaskState) -> tuple[ValueState, ValueState]:
+    """Where the positions of the queues that were made as From and as To are kept."""
+    return state.value("replay.from"), state.value("replay.to")
 
 
 class Replayer:
-    """Reads, takes back what failed, remembers what is done. ``take``, ``ack``, ``fail`` and ``commit`` are for
-    one thread. They wait for a read under way at most; ``commit`` also for the disk."""
+    """Reads, takes back what failed, remembers what is done. All calls are for one thread, the task's. They wait
+    for a read under way at most; ``committed`` also for the disk."""
 
     def __init__(
         self,
         eden: Eden,
         queues: Queues,
         *,
+        state: TaskState | None = None,
         max_attempts: int = 5,
         capacity: int = CAPACITY,
         clock: Clock | None = None,
     ) -> None:
-        """``eden`` is open, and so are the queues; both become the replayer's, which closes them."""
+        """``eden`` is open, and so are the queues; both become the replayer's, which closes them. In ``state`` are
+        the queues' positions; without it they are remembered for as long as the replayer is there."""
         self._eden, self._queues = eden, queues
+        self._positions = [
+            KeptPosition(queue, kept)
+            for queue, kept in zip(
+                (queues.from_, queues.to), claim(TaskState() if state is None else state), strict=True
+            )
+        ]
         self._clock = clock or SystemClock()
         self._exchanged = queues.pointer.load()
         self._decisions = Decisions(max_attempts, capacity, from_holds=not self._from.empty)
@@ -121,12 +122,25 @@ class Replayer:
     def fail(self, entry: Entry, failure: Failure) -> None:
         self._tell(Failed([(entry, entry.record.failed(failure, self._clock.now()))]))
 
-    def commit(self) -> None:
-        """Make all positions durable."""
+    def note(self) -> None:
+        """Bring the positions in the task's state up to date; a snapshot follows, or ``close``."""
         with self._sources[Origin.EDEN]:
             self._eden.before_snapshot()
         with self._sources[Origin.TO]:
-            self._to.commit()
+            for position in self._positions:
+                position.note()
+
+    def committed(self) -> None:
+        """The snapshot after the last ``note`` is committed. A disk or server that fails now costs space only,
+        which the next commit gives back."""
+        try:
+            with self._sources[Origin.EDEN]:
+                self._eden.after_commit()
+            with self._sources[Origin.TO]:
+                for position in self._positions:
+                    position.committed()
+        except (OSError, PenstockError) as error:
+            _log.warning("replay: %s; what is done with stays stored until the next commit", error)
 
     @property
     def outstanding(self) -> int:
@@ -135,8 +149,8 @@ class Replayer:
             return self._decisions.outstanding
 
     def close(self) -> None:
-        """Write what has failed so far, commit the positions and let go of everything. Tuples on their way are
-        read again by the next replayer."""
+        """Write what has failed so far, note the positions and let go of everything. Tuples on their way are read
+        again by the next replayer; so is, in another process, what was done since the last committed epoch."""
         self._stop.set()
         for inbox in self._inboxes.values():
             inbox.put(None)
@@ -145,7 +159,7 @@ class Replayer:
                 thread.join()
         self._finish()
         self._decisions.validate()
-        self.commit()
+        self.note()
         self._eden.close()
         self._queues.close()
 
@@ -233,8 +247,10 @@ class Replayer:
             return Looked(to=not self._to.empty, from_=not self._from.empty)
 
     def _swap(self, _: Swap) -> None:
+        """Exchange From and To: a pointer, no copying. To is drained, but no epoch may have been committed since:
+        its records stay, before what fails from now on. A crash reads them again, when it is To the next time."""
         with self._sources[Origin.TO]:
-            exchange(self._queues, self._exchanged)  # may be the second try: the pointer may have changed already
+            self._queues.pointer.store(not self._exchanged)
             self._exchanged = not self._exchanged
         self._tell(Swapped())
 

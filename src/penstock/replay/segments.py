@@ -70,12 +70,18 @@ class SegmentLog:
         if len(firsts) > 1 and firsts[1] <= number:
             with self._locked():
                 self._remove(firsts, number)
-        elif firsts and firsts[-1] < number:
+        if firsts and firsts[-1] < number:
             with self._locked():
                 self._find_end(0)
                 if self._first < self._next <= number:
                     self._begin_segment(self._next)
                     self._remove(self.segments(), number)
+
+    def end(self, floor: int = 0) -> int:
+        """The number that the next record gets, at least ``floor``."""
+        with self._locked():
+            self._find_end(floor)
+            return self._next
 
     def segments(self) -> list[int]:
         """The first numbers of the segments, lowest first."""

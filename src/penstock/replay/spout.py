@@ -10,7 +10,7 @@ from penstock.errors import SettingError
 from penstock.replay.decisions import Entry
 from penstock.replay.eden import Eden
 from penstock.replay.queues import QueuesBusy, ReplayStore
-from penstock.replay.replayer import Replayer
+from penstock.replay.replayer import Replayer, claim
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import OutputDeclarer
 
@@ -25,6 +25,11 @@ class ReplaySpout(BatchSpout):
     the dead letters, which ``penstock dlq`` shows. The queues are opened at the first ``next_batch`` after
     ``activate`` and let go when, deactivated, the last tuple on its way is acked or stored: so a topology that
     takes over from another finds all that the other left.
+
+    How far Eden and the queues are done with is part of the task's state: a restart reads on where the last
+    committed epoch was, and a savepoint takes Eden back to where it was then. What failed stays in the queues
+    until it is done with, also when the topology is started afresh: failures of an earlier life are still owed.
+    What was done with in them is gone for good: a savepoint does not bring it back.
     """
 
     def __init__(self, source: Eden, *, max_attempts: int = 5, store: ReplayStore | None = None) -> None:
@@ -58,6 +63,7 @@ class ReplaySpout(BatchSpout):
                 "Set delivery=at_least_once, or use the source's own spout.",
             )
         self._store.check(context)
+        claim(context.state)  # here, not when the queues are opened: a task with state has epochs
         self._conf, self._context, self._collector = conf, context, collector
 
     def activate(self) -> None:
@@ -99,11 +105,11 @@ class ReplaySpout(BatchSpout):
 
     def before_snapshot(self) -> None:
         if self._replayer is not None:
-            self._replayer.commit()
+            self._replayer.note()
 
     def after_commit(self) -> None:
         if self._replayer is not None:
-            self._source.after_commit()
+            self._replayer.committed()
 
     def close(self) -> None:
         if self._replayer is not None:
@@ -120,7 +126,13 @@ class ReplaySpout(BatchSpout):
                 raise
             return False
         self._source.open(self._conf, self._context)
-        self._replayer = Replayer(self._source, queues, max_attempts=self._max_attempts, clock=self._clock)
+        self._replayer = Replayer(
+            self._source,
+            queues,
+            state=self._context.state,
+            max_attempts=self._max_attempts,
+            clock=self._clock,
+        )
         self._replayer.start()
         return True
 
