@@ -65,13 +65,22 @@ class Pending:
         places = places[self._open[places]]
         self._open[places] = False
         self.count -= len(places)
-        ids = self._ids
+        taken = self._take_ids(places)
+        self._forget()
+        return taken, self._born[places]
+
+    def _take_ids(self, places: I64) -> list[Any]:
+        ids, count = self._ids, len(places)
+        if count and int(places[-1] - places[0]) == count - 1:  # neighbours, as they mostly are
+            begin = int(places[0])
+            taken = ids[begin : begin + count]
+            ids[begin : begin + count] = [None] * count
+            return taken
         taken = []
         for place in places.tolist():
             taken.append(ids[place])
             ids[place] = None
-        self._forget()
-        return taken, self._born[places]
+        return taken
 
     def expire(self, now: float) -> list[Any]:
         """The message ids that have been open for longer than the time-out, taken out."""

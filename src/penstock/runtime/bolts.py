@@ -138,10 +138,13 @@ class BoltExecutor(Executor[B]):
         stream = self._streams[header.stream]
         return Source(stream.component, stream.name, header.source_task)
 
-    def _tuples(self, batch: pa.RecordBatch, held: bool = False) -> Iterator[Tuple]:
+    def _tuple_type(self, batch: pa.RecordBatch, held: bool = False) -> type[Tuple]:
         source = self._source()
-        kind = tuple_type(source.component, source.stream, source.task, tuple(batch.schema.names), held)
-        return map(kind, _rows(batch))
+        return tuple_type(source.component, source.stream, source.task, tuple(batch.schema.names), held)
+
+    def _tuples(self, batch: pa.RecordBatch, held: bool = False) -> Iterator[Tuple]:
+        columns = map(to_values, batch.columns)
+        return map(self._tuple_type(batch, held), zip(*columns, strict=True))
 
     def _ack_all(self) -> None:
         if self._lineage is not None and self.tracker is not None:
@@ -191,6 +194,8 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
     def _open(self, conf: Conf) -> None:
         self._collector = TupleCollector(self.context.component, self.outputs)
         self._rows: Iterator[Any] = iter(())
+        self._values: Iterator[Any] = iter(())
+        """The first field's values: how many of them are left says which row is executed."""
         self._groups_acked = 0
         self._lengths = [buffer.waiting for buffer in self._buffers]
         self._guard("prepare", self.component.prepare, conf, self.context)
@@ -199,7 +204,10 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         self.component.execute(TICK, self._collector)
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        self._rows = _rows(batch) if self.component.plain_tuples else self._tuples(batch)
+        columns = [iter(to_values(column)) for column in batch.columns]
+        self._values = columns[0]
+        rows = zip(*columns, strict=True)
+        self._rows = rows if self.component.plain_tuples else map(self._tuple_type(batch), rows)
         self._groups_acked = 0
 
     def _work(self) -> int:
@@ -209,7 +217,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         if lineage is None:
             self._execute(chunk)
         elif not self._buffers or len(lineage.ends) == 1:
-            self._execute_as_one(list(chunk), lineage)
+            self._execute_as_one(chunk, lineage)
             self._ack_done(lineage, count)
         else:
             self._execute_marked(chunk, lineage)
@@ -258,11 +266,10 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 sets = np.repeat(groups, np.diff(ends, prepend=start))
                 buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
 
-    def _execute_as_one(self, tuples: list[Any], lineage: Lineage) -> None:
+    def _execute_as_one(self, chunk: Iterable[Any], lineage: Lineage) -> None:
         """All rows are one group, or nothing can be emitted: no need to note what comes of which."""
         execute, collector = self.component.execute, self._collector
         before = [length() for length in self._lengths]
-        chunk = iter(tuples)
         tup: Any = None
         while True:
             try:
@@ -270,8 +277,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                     execute(tup, collector)
                 break
             except Exception as error:  # user code may raise anything; the next tuple is another matter
-                row = lineage.rows - self._left + len(tuples) - length_hint(chunk) - 1
-                self._fail_row(error, tup, lineage, row)
+                self._fail_row(error, tup, lineage, lineage.rows - length_hint(self._values) - 1)
         for buffer, start in zip(self._buffers, before, strict=True):
             rows = buffer.waiting()
             if rows > start and buffer.origins is not None:
@@ -432,10 +438,6 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if not self._epochs:
             self._tick()
         super().close()
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    return zip(*map(to_values, batch.columns), strict=True)
 
 
 def make_bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:

@@ -210,8 +210,11 @@ class SpoutTupleCollector(TupleCollector):
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
-        emit_tuple = self.emit
         self._note = {name: self._noting(output) for name, output in outputs.items()}
+        self.emit = self._make_emit(self.emit, outputs.get(DEFAULT_STREAM))
+
+    def _make_emit(self, emit_tuple: Emit, default: StreamOutput | None) -> Emit:
+        """The emit of the base class and a note of the message id; in one for a stream of one field."""
         notes, note_default = self._note, self._note.get(DEFAULT_STREAM)
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
@@ -221,7 +224,18 @@ class SpoutTupleCollector(TupleCollector):
             else:
                 notes[stream](msg_id)
 
-        self.emit = emit
+        if default is None or default.stream.direct or len(default.columns) > 1 or note_default is None:
+            return emit
+        add, note = default.columns[0].append, note_default
+
+        def emit_one(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
+            if stream is DEFAULT_STREAM and values.__class__ is list and len(values) == 1:
+                add(values[0])
+                note(msg_id)
+            else:
+                emit(values, stream, msg_id)
+
+        return emit_one
 
     def emit_direct(
         self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None

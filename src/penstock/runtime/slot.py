@@ -36,7 +36,7 @@ from penstock.state.values import Cut, TaskState
 from penstock.topology.components import Component, Failure
 
 _MOST_RELAYED = 16  # frames; more only hides the pressure of the stage they are for
-_ACK_PAUSE = 0.002  # seconds between two tallies of a slot that never pauses: each is a message to the acker
+_ACK_PAUSE = 0.004  # seconds between two tallies of a slot that never pauses: each is a message to the acker
 
 Row = tuple[int, bytes | pa.Buffer | None]
 """The slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""

@@ -26,6 +26,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.pending = pending
         self._max_pending = max_pending
         self._largest = 1
+        self._held_back = False
         self._done: list[Any] = []
         self._uncommitted: deque[tuple[int, list[Any]]] = deque()
         self._next: Callable[[], None]
@@ -57,14 +58,17 @@ class SpoutExecutor(Executor[BaseSpout]):
     @property
     def room(self) -> int:
         """How many tuples it may emit now. One call may emit many: it is made only if they would fit, or if
-        nothing at all is on its way."""
+        nothing at all is on its way. A spout that was held back goes on when a fifth of its limit is free: a few
+        large frames cost less than many small ones."""
         if not self.active:
             return 0
         if self.pending is None:
             return 1 << 30
         on_the_way = self.pending.count + self.waiting()
         room = min(self._max_pending - on_the_way, self.pending.room)
-        return room if room >= self._largest or on_the_way == 0 else 0
+        wanted = max(self._largest, self._max_pending // 5) if self._held_back else self._largest
+        self._held_back = room < wanted and on_the_way > 0
+        return 0 if self._held_back else room
 
     def run(self) -> bool:
         room = self.room
