@@ -1,7 +1,9 @@
 """The decisions of replay under random interleavings, crashes and queues: nothing is lost, order and bounds hold.
 
 A model stands for the three threads: it carries out instructions in any order a scheduler could, on real or
-pretended queues, crashes at any instant, and starts anew from what was durable then.
+pretended queues, crashes at any instant, and starts anew from what was durable then. Behind it stands a bolt that
+remembers what it has seen: a commit cuts the positions, some time later the bolt's state, and some time later is
+durable or never.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from penstock.replay.decisions import (
     Taken,
 )
 from penstock.replay.embedded import open_beside
+from penstock.replay.positions import KeptPosition
 from penstock.replay.progress import Progress
 from penstock.replay.queues import Queues
 from penstock.replay.records import Record
-from penstock.replay.replayer import exchange
+from penstock.replay.replayer import claim
+from penstock.state.values import TaskState
 from penstock.topology.components import Failure
 
 MAX_ATTEMPTS = 3
@@ -45,11 +49,15 @@ class MemoryQueue:
     """A queue whose durable part survives ``reopen``: as the contract says and no better."""
 
     def __init__(self):
-        self.items, self.stored = [], 0
+        self.items, self.released = [], 0
         self.reopen()
 
     def reopen(self):
-        self.cursor, self.progress = self.stored, Progress(self.stored)
+        self.seek(self.released)
+
+    def seek(self, position):
+        self.cursor = max(position, self.released)
+        self.progress = Progress(self.cursor)
 
     def append(self, records):
         self.items += records
@@ -63,16 +71,17 @@ class MemoryQueue:
     def done(self, positions):
         self.progress.done(positions)
 
-    def commit(self):
-        self.stored = self.progress.position
+    @property
+    def position(self):
+        return self.progress.position
 
     @property
     def empty(self):
         return self.cursor == len(self.items)
 
-    def clear(self):
-        assert self.progress.finished
-        self.commit()
+    def release(self, position):
+        assert position <= self.progress.position
+        self.released = max(position, self.released)
 
     def close(self):
         pass
@@ -147,12 +156,22 @@ class Model:
         self.eden = MemoryQueue()
         self.eden.append([Record((number,)) for number in range(fresh)])
         self.fresh = fresh
-        self.acked, self.failures = set(), Counter()
+        self.seen, self.failures = set(), Counter()
+        self.manifests = [({}, frozenset())]
         self.start()
 
     def start(self):
+        """From the newest manifest."""
+        positions, seen = self.manifests[-1]
+        self.seen, self.epoch = set(seen), []
         self.queues = self.place.reopen()
         self.eden.reopen()
+        state = TaskState()
+        self.values = {"eden": state.value("eden"), **{value.name: value for value in claim(state)}}
+        for name, value in self.values.items():
+            value.value = positions.get(name)
+        queues = (self.eden, self.queues.from_, self.queues.to)
+        self.kept = [KeptPosition(*each) for each in zip(queues, self.values.values(), strict=True)]
         self.exchanged = self.queues.pointer.load()
         self.decisions = Decisions(MAX_ATTEMPTS, capacity=4, from_holds=not self.from_.empty)
         self.waiting, self.buffer, self.pending = [], [], []
@@ -189,7 +208,7 @@ class Model:
             self.tell(Arrived(instruction.origin, found))
         elif isinstance(instruction, Swap):
             assert self.to.empty
-            exchange(self.queues, self.exchanged)
+            self.queues.pointer.store(not self.exchanged)
             self.exchanged = not self.exchanged
             self.tell(Swapped())
         elif isinstance(instruction, Store):
@@ -214,7 +233,7 @@ class Model:
     def ack(self, index):
         if self.pending:
             entry = self.pending.pop(index % len(self.pending))
-            self.acked.add(entry.record.payload[0])
+            self.seen.add(entry.record.payload[0])
             self.tell(Acked([entry]))
 
     def fail(self, index):
@@ -223,20 +242,33 @@ class Model:
             self.failures[entry.record.payload[0]] += 1
             self.tell(Failed([(entry, entry.record.failed(Failure("bolt", "boom"), 1.0))]))
 
-    def commit(self):
-        self.eden.commit()
-        self.to.commit()
+    def commit(self, tell=True):
+        """The next step of an epoch's commit: cut the spout, cut the bolt, write the manifest. ``tell``: the task
+        hears of it."""
+        if not self.epoch:
+            for kept in self.kept:
+                kept.note()
+            self.epoch.append({name: value.value for name, value in self.values.items()})
+        elif len(self.epoch) == 1:
+            self.epoch.append(frozenset(self.seen))
+        else:
+            self.manifests = [self.manifests[-1], tuple(self.epoch)]
+            self.epoch = []
+            for kept in self.kept if tell else ():
+                kept.committed()
 
-    def crash(self):
-        self.start()
+    def crash(self, back=False):
+        """``back``: and the newest epoch cannot be read."""
+        if back:
+            self.manifests = self.manifests[:1]
         self.check_nothing_lost()
 
     def check_nothing_lost(self):
-        """Each tuple is acked, dead, or will be read again from where a new process would begin."""
-        queues = self.place.reopen()
-        held = {record.payload[0] for record in self.eden.items[self.eden.stored :]}
-        held |= {record.payload[0] for queue in (queues.from_, queues.to) for _, record in queue.read(10_000)}
-        held |= {record.payload[0] for record in self.place.dead()} | self.acked
+        """Each tuple was seen, is dead, or will be read again from where a new process begins."""
+        self.start()
+        queues = (self.eden, self.queues.from_, self.queues.to)
+        held = {record.payload[0] for queue in queues for _, record in queue.read(10_000)}
+        held |= {record.payload[0] for record in self.place.dead()} | self.seen
         assert held == set(range(self.fresh))
         self.start()
 
@@ -257,7 +289,7 @@ class Model:
 
 
 # Mostly work and failures: a swap while tuples of To are on their way needs a dozen steps in a row.
-_KINDS = ["act"] * 3 + ["run"] * 4 + ["take", "ack", "ack"] + ["fail"] * 4 + ["commit", "look", "crash"]
+_KINDS = ["act"] * 3 + ["run"] * 4 + ["take", "ack", "ack"] + ["fail"] * 4 + ["commit"] * 4 + ["look", "crash"]
 steps = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 5)), max_size=80)
 
 
@@ -281,19 +313,20 @@ def test_no_interleaving_and_no_crash_loses_a_tuple(kind, steps, fresh):
                 case "fail":
                     model.fail(number)
                 case "commit":
-                    model.commit()
+                    model.commit(tell=number > 0)
                 case "crash":
-                    model.crash()
+                    model.crash(back=number == 0)
                 case "look":
                     model.tell(Looked(to=not model.to.empty, from_=not model.from_.empty))
         model.drain()
-        model.commit()
+        for _ in range(6):  # at least one whole epoch
+            model.commit()
         dead = {record.payload[0] for record in place.dead()}
-        assert model.acked | dead == set(range(fresh))
+        assert model.seen | dead == set(range(fresh))
         assert all(record.attempts == MAX_ATTEMPTS for record in place.dead())
         model.crash()
         model.drain()
-        assert model.eden.stored == fresh
+        assert model.eden.position == fresh
     finally:
         place.close()
 
@@ -319,7 +352,7 @@ def test_without_crashes_attempts_are_counted_and_order_holds(steps, fresh):
     dead = {record.payload[0] for record in model.place.dead()}
     assert dead == {value for value, count in model.failures.items() if count >= MAX_ATTEMPTS}
     assert max(model.failures.values(), default=0) <= MAX_ATTEMPTS
-    assert model.acked == set(range(fresh)) - dead
+    assert model.seen == set(range(fresh)) - dead
 
 
 def test_what_failed_comes_before_fresh_data():
