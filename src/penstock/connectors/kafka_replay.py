@@ -177,6 +177,7 @@ class KafkaQueue(Queue):
         return found
 
     def seek(self, position: int) -> None:
+        _, self._end = self._broker.ends(self._consumer, self._topic, self._partition)
         self._start(max(self._released, min(position, self._end)))
 
     def done(self, positions: Iterable[int]) -> None:
