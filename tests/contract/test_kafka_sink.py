@@ -128,6 +128,44 @@ def test_a_topology_started_from_scratch_counts_epochs_anew(kafka, sink, tmp_pat
     assert lines(kafka, sink) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("options", "refused", "message"),
+    [
+        ({"value": lambda row: row["line"] + "!"}, None, "unsupported operand"),
+        ({"value": lambda row: len(row["line"]) if row["line"] == "bad" else "good"}, "bad", "of type int"),
+        ({}, "x" * 999_965, "at most 999964 bytes; got 999965"),
+    ],
+)
+def test_a_row_that_cannot_become_a_record_is_refused_when_it_is_written(kafka, sink, options, refused, message):
+    one = sink(**options)
+    with pytest.raises((ComponentError, TypeError), match=message):
+        one.write(pa.record_batch({"line": pa.array([refused], pa.string())}), SOURCE)
+    one.commit(epoch(one, 1, ["good"]))
+    assert one.published() == 1
+    assert len(lines(kafka, sink)) == 1
+
+
+def test_a_row_without_a_topic_is_refused_when_it_is_written(kafka, sink):
+    one = sink(topic=lambda row: {"good": sink.topic}.get(row["line"]))
+    with pytest.raises(ComponentError, match="a topic is a name; got None. Let topic= return one for each row"):
+        epoch(one, 1, ["bad"])
+    one.commit(epoch(one, 1, ["good"]))
+    assert lines(kafka, sink) == ["good"]
+
+
+def test_the_largest_record_there_may_be(kafka, sink):
+    one = sink()
+    one.commit(epoch(one, 1, ["x" * 999_964]))
+    assert one.published() == 1
+
+
+def test_a_missing_key_field_is_refused_when_it_is_written(sink):
+    one = sink(key_field="user")
+    with pytest.raises(ComponentError, match="the field 'user' goes to Kafka; got a tuple with the fields line"):
+        epoch(one, 1, ["a"])
+    assert one.prepare_commit(1) is None
+
+
 def test_a_zombie_is_fenced(kafka, sink):
     zombie = sink()
     token = epoch(zombie, 1, ["a"])

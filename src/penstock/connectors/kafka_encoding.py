@@ -48,6 +48,30 @@ class Encoder:
         keys = [None] * count if self._key_field is None else self._payloads(batch, self._key_field, where)
         return zip(topics, self._values(batch, rows, where), keys, strict=True)
 
+    def check(self, batch: pa.RecordBatch, where: str, largest: int) -> None:
+        """Raise what encoding these rows, or handing them to the client library, would raise later.
+        ``largest``: bytes of a key and a value together that the library takes."""
+        for topic, value, key, *_ in self.records(batch, where):
+            if not isinstance(topic, str) or not topic:
+                raise ComponentError(
+                    where, "a topic is a name", repr(topic), "Let topic= return one for each row."
+                )
+            if not isinstance(value, str | bytes | None):
+                raise ComponentError(
+                    where,
+                    "a record's value is str, bytes or None",
+                    f"{value!r:.100} of type {type(value).__name__}",
+                    "Let value= return one of these for each row.",
+                )
+            size = _size(value) + _size(key)
+            if size > largest:
+                raise ComponentError(
+                    where,
+                    f"key and value of a record have at most {largest} bytes",
+                    f"{size} for topic '{topic}'",
+                    "Raise options={'message.max.bytes': ...}, and the topic's max.message.bytes with it.",
+                )
+
     def _values(self, batch: pa.RecordBatch, rows: list[dict[str, Any]], where: str) -> Iterable[Payload]:
         if self._value is not None:
             return map(self._value, rows)
@@ -75,6 +99,10 @@ class Encoder:
 def to_json(value: Any) -> str:
     """Compact JSON; what JSON does not know (times, decimals) as its text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_text)
+
+
+def _size(part: Payload) -> int:
+    return 0 if part is None else len(part.encode() if isinstance(part, str) else part)
 
 
 def _text(value: Any) -> str:

@@ -23,9 +23,11 @@ from penstock.connectors.kafka_client import (
 from penstock.connectors.kafka_encoding import Encoder, Payload, Record, Row, produce
 from penstock.connectors.kafka_epochs import EpochNotes
 from penstock.connectors.staging import StagedSink
-from penstock.topology.components import Conf, Context
+from penstock.topology.components import Conf, Context, Source
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds before trying again; doubled each time
+_MESSAGE_BYTES = 1_000_000  # librdkafka's default of message.max.bytes
+_RECORD_OVERHEAD = 36  # bytes it adds to a record's key and value before it compares them with that
 
 
 class KafkaSink(StagedSink):
@@ -64,6 +66,7 @@ class KafkaSink(StagedSink):
             "log_level": 2,
             **self._options,
         }
+        self._largest = int(self._options.get("message.max.bytes", _MESSAGE_BYTES)) - _RECORD_OVERHEAD
         topic = f"{context.topology}.{context.component}.epochs"
         self._notes = EpochNotes(self._at, self._bootstrap, topic, context.index, self._shared)
         self._notes.create(context.parallelism, ANSWER_SECONDS)
@@ -77,6 +80,12 @@ class KafkaSink(StagedSink):
                 self._producer = self._new_producer(time.monotonic() + self._timeout)
             self._published = self._notes.newest(self.identity, self._timeout)
         return self._published
+
+    def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        """Rows that cannot become records are refused now: once their epoch is committed it must be published."""
+        batch = self._buffer.plain(batch, source)  # as it will come back from the staged file
+        self._encoder.check(batch, self._at, self._largest)
+        super().write(batch, source)
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
         """In numbered steps: (1) begin; (2) produce the rows; (3) produce the note of the epoch; (4) commit. What

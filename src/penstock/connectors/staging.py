@@ -44,7 +44,7 @@ class RowBuffer:
         """Take a batch, or raise and stay as before."""
         if batch.num_rows == 0:
             return
-        batch = self._plain(batch, source)
+        batch = self.plain(batch, source)
         if self.schema is None:
             self.schema = batch.schema
         elif batch.schema != self.schema:
@@ -53,14 +53,7 @@ class RowBuffer:
         self.rows += batch.num_rows
         self.bytes += batch.nbytes
 
-    def table(self) -> pa.Table:
-        """All rows since the last ``clear``."""
-        return pa.Table.from_batches(self._batches, self.schema)
-
-    def clear(self) -> None:
-        self._batches, self.rows, self.bytes = [], 0, 0
-
-    def _plain(self, batch: pa.RecordBatch, source: Source) -> pa.RecordBatch:
+    def plain(self, batch: pa.RecordBatch, source: Source) -> pa.RecordBatch:
         """The batch without pickled columns and without metadata: an outside system knows neither."""
         columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -78,6 +71,13 @@ class RowBuffer:
                     ) from error
             columns.append(column)
         return pa.record_batch(columns, names=batch.schema.names)
+
+    def table(self) -> pa.Table:
+        """All rows since the last ``clear``."""
+        return pa.Table.from_batches(self._batches, self.schema)
+
+    def clear(self) -> None:
+        self._batches, self.rows, self.bytes = [], 0, 0
 
     def _fit(self, batch: pa.RecordBatch, source: Source) -> pa.RecordBatch:
         """The batch in this buffer's schema; the schema, and what is here already, widened for it if need be."""
