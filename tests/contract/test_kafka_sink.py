@@ -147,7 +147,7 @@ def test_a_row_that_cannot_become_a_record_is_refused_when_it_is_written(kafka, 
 
 def test_a_row_without_a_topic_is_refused_when_it_is_written(kafka, sink):
     one = sink(topic=lambda row: {"good": sink.topic}.get(row["line"]))
-    with pytest.raises(ComponentError, match="a topic is a name; got None. Let topic= return one for each row"):
+    with pytest.raises(ComponentError, match=r"a topic is a name; got None. Let topic= return one for each row"):
         epoch(one, 1, ["bad"])
     one.commit(epoch(one, 1, ["good"]))
     assert lines(kafka, sink) == ["good"]
