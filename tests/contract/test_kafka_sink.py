@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pyarrow as pa
 import pytest
 
 from penstock.connectors.kafka import KafkaSink
-from penstock.errors import ComponentError, EnvironmentFault
-from tests.contract.kafka_helpers import SOURCE, context, read
+from penstock.errors import ComponentError, EnvironmentFault, SinkRefused
+from tests.contract.kafka_helpers import PATIENCE, SOURCE, context, read
 
 CHILD = """
 import json, os, sys
@@ -166,14 +167,90 @@ def test_a_missing_key_field_is_refused_when_it_is_written(sink):
     assert one.prepare_commit(1) is None
 
 
-def test_a_zombie_is_fenced(kafka, sink):
+def test_a_zombie_is_fenced_for_good_and_its_successor_is_not(kafka, sink):
     zombie = sink()
     token = epoch(zombie, 1, ["a"])
-    sink([token])
+    live = sink([token])
     late = epoch(zombie, 2, ["b"])
-    with pytest.raises(ComponentError, match="Another run of this topology uses the same transactional id"):
-        zombie.commit(late)
-    assert lines(kafka, sink) == ["a"]
+    for _ in range(2):
+        with pytest.raises(SinkRefused, match="Another run of this topology uses the same transactional id"):
+            zombie.commit(late)
+    live.commit(epoch(live, 2, ["c"]))
+    assert lines(kafka, sink) == ["a", "c"]
+
+
+SOON_BACK = {"reconnect.backoff.max.ms": 100}
+
+
+def until_answered(call, *args):
+    """Call as the runtime does: what raises is tried again, unless it is refused."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            return call(*args)
+        except EnvironmentFault:
+            pass
+    raise AssertionError("no answer")
+
+
+def timed_out(kafka, sink, gap):
+    """A sink whose commit of epoch 1 was not answered, and the token; the broker is back."""
+    one = sink(timeout=2.0, options=SOON_BACK)
+    token = epoch(one, 1, ["a", "b"])
+    if gap == "before the rows are sent":
+        kafka.kill()
+    else:
+        insist = one._insist
+
+        def kill_first(call, deadline):
+            one._insist = insist
+            one._producer.flush(20)
+            kafka.kill()
+            insist(call, deadline)
+
+        one._insist = kill_first
+    with pytest.raises(EnvironmentFault, match="Kafka takes an epoch within 2 s"):
+        one.commit(token)
+    kafka.start()
+    return one, token
+
+
+GAPS = pytest.mark.parametrize("gap", ["before the rows are sent", "before the commit is sent"])
+
+
+@GAPS
+def test_an_epoch_that_timed_out_is_gone_on_with(kafka, sink, gap):
+    one, token = timed_out(kafka, sink, gap)
+    try:
+        until_answered(one.commit, token)
+    except SinkRefused:  # the broker ended the transaction, which was open for longer than 4 s
+        one = sink([token])
+    one.commit(epoch(one, 2, ["c"]))
+    assert lines(kafka, sink) == ["a", "b", "c"]
+
+
+@GAPS
+def test_a_zombie_whose_epoch_timed_out_does_not_fence_its_successor(kafka, sink, gap):
+    zombie, token = timed_out(kafka, sink, gap)
+    rows = zombie._read(token)  # as it had when its successor removed them
+    live = sink([token])
+    with pytest.raises(SinkRefused):
+        until_answered(zombie.publish, 1, rows)
+    live.commit(epoch(live, 2, ["c"]))
+    assert lines(kafka, sink) == ["a", "b", "c"]
+
+
+def test_what_fails_between_begin_and_commit_is_aborted(kafka, sink):
+    broken = [True]
+    one = sink(value=lambda row: row["line"] if not broken[0] or row["line"] == "a" else 1 / 0)
+    broken[0] = False
+    token = epoch(one, 1, ["a", "b"])
+    broken[0] = True
+    with pytest.raises(ZeroDivisionError):
+        one.commit(token)
+    broken[0] = False
+    one.commit(token)
+    assert lines(kafka, sink) == ["a", "b"]
 
 
 def test_a_broker_that_restarts_is_waited_for(kafka, sink):

@@ -77,10 +77,23 @@ _HOPELESS = {  # the same request will be refused again: a person has to do some
 }
 
 
+def fenced(error: Any) -> bool:
+    """A newer owner has the transactional id: another process asked for it, or Kafka itself counted it up when it
+    ended a transaction that was open for longer than ``transaction.timeout.ms``. A producer cannot tell which.
+    Brokers before 2.7 say INVALID_PRODUCER_EPOCH for PRODUCER_FENCED; librdkafka turns both into _FENCED where
+    it makes them fatal. Not among them: INVALID_PRODUCER_ID_MAPPING and UNKNOWN_PRODUCER_ID (the id was forgotten
+    after a week without use) and CONCURRENT_TRANSACTIONS (the one before is still ending), which aborting or
+    asking again mends."""
+    return error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+
+
 def refused(where: str, bootstrap: str, error: Any) -> ComponentError:
     """An error no retry mends, in four parts."""
-    if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
-        way_out = "Another run of this topology uses the same transactional id: end one of them."
+    if fenced(error):
+        way_out = (
+            "Another run of this topology uses the same transactional id: end one of them. If there is none, "
+            "Kafka gave up a transaction that was open for too long; starting again mends that."
+        )
     elif error.name() in _HOPELESS:
         way_out = "Give the client the right credentials (options={'sasl.username': ...}) and rights."
     else:

@@ -15,6 +15,7 @@ from penstock.connectors.kafka_client import (
     Options,
     ask,
     client_library,
+    fenced,
     log,
     no_answer,
     refused,
@@ -23,6 +24,7 @@ from penstock.connectors.kafka_client import (
 from penstock.connectors.kafka_encoding import Encoder, Payload, Record, Row, produce
 from penstock.connectors.kafka_epochs import EpochNotes
 from penstock.connectors.staging import StagedSink
+from penstock.errors import PenstockError, SinkRefused
 from penstock.topology.components import Conf, Context, Source
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds before trying again; doubled each time
@@ -34,9 +36,14 @@ class KafkaSink(StagedSink):
     """Writes the rows of an epoch in one Kafka transaction, together with a note of the epoch: both or neither.
 
     The note is a record in the topic ``<topology>.<component>.epochs``, which the sink makes on the first run
-    (compacted, a partition for each task). The transactional id is ``<topology>.<component>.<index>``: an
-    earlier process of the task that still runs cannot commit any more. Consumers must read with
-    ``isolation.level=read_committed``.
+    (compacted, a partition for each task). Consumers must read with ``isolation.level=read_committed``.
+
+    The transactional id is ``<topology>.<component>.<index>``. It belongs to the process that asked for it last
+    (``init_transactions``); Kafka fences the others, so an earlier process of the task that still runs cannot
+    commit any more. A process asks once, when it starts, and never again, whatever fails: one that was replaced
+    and does not know it would push its successor out. What its one producer cannot mend - it is fenced, or the
+    library calls it broken - is ``SinkRefused``: the topology's next start mends it. What Kafka did not answer in
+    time is ``EnvironmentFault``: the next ``commit`` goes on where this one stopped.
     """
 
     def __init__(
@@ -71,13 +78,12 @@ class KafkaSink(StagedSink):
         self._notes = EpochNotes(self._at, self._bootstrap, topic, context.index, self._shared)
         self._notes.create(context.parallelism, ANSWER_SECONDS)
         self._published: int | None = None
-        # Now, not at the first epoch: this ends what an earlier process left open.
-        self._producer: Any = self._new_producer(time.monotonic() + ANSWER_SECONDS)
+        self._begun = False
+        self._committing: int | None = None  # the epoch whose commit was asked for and not answered
+        self._producer = self._new_producer()
 
     def published(self) -> int:
         if self._published is None:  # asked once: only this process can change it
-            if self._producer is None:  # it ends what was left open, which would hide what is published
-                self._producer = self._new_producer(time.monotonic() + self._timeout)
             self._published = self._notes.newest(self.identity, self._timeout)
         return self._published
 
@@ -89,18 +95,16 @@ class KafkaSink(StagedSink):
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
         """In numbered steps: (1) begin; (2) produce the rows; (3) produce the note of the epoch; (4) commit. What
-        fails is undone and done again from step 1, unless the epoch turns out to be there; a commit that is not
+        fails is aborted and done again from step 1, unless the epoch turns out to be there; a commit that is not
         answered is asked for again until it is."""
         deadline = time.monotonic() + self._timeout
         pause = _FIRST_PAUSE
         while self.published() < epoch:
             try:
                 self._transact(epoch, rows, deadline)
-                self._published = epoch
             except self._kafka.KafkaException as failed:
-                error = failed.args[0]
-                self._undo(error, deadline)
-                if _fenced(error) or time.monotonic() + pause > deadline:
+                error = self._undo(failed.args[0], deadline)
+                if _beyond_mending(error) or time.monotonic() + pause > deadline:
                     raise self._failure(error) from failed
                 log.warning("%s: epoch %d not written to Kafka: %s; trying again", self._at, epoch, error.str())
                 time.sleep(pause)
@@ -112,13 +116,24 @@ class KafkaSink(StagedSink):
         super().cleanup()
 
     def _transact(self, epoch: int, rows: pa.Table, deadline: float) -> None:
-        producer = self._producer
-        producer.begin_transaction()
+        if self._begun:  # an earlier call left it open
+            self._end(deadline)
+            return
+        self._producer.begin_transaction()
+        self._begun = True
         try:
-            produce(producer, self._records(epoch, rows), max(0.1, deadline - time.monotonic()))
+            produce(self._producer, self._records(epoch, rows), max(0.1, deadline - time.monotonic()))
         except BufferError as full:
             raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError._QUEUE_FULL)) from full
-        self._insist(producer.commit_transaction, deadline)
+        self._committing = epoch
+        self._end(deadline)
+
+    def _end(self, deadline: float) -> None:
+        """End the open transaction. If this raises, the library wants the same call again."""
+        commit = self._committing is not None
+        self._insist(self._producer.commit_transaction if commit else self._producer.abort_transaction, deadline)
+        self._published = self._committing  # after an abort look again
+        self._begun, self._committing = False, None
 
     def _records(self, epoch: int, rows: pa.Table) -> Iterator[Record]:
         for batch in rows.to_batches(max_chunksize=10_000):
@@ -137,22 +152,19 @@ class KafkaSink(StagedSink):
                     raise
                 time.sleep(_FIRST_PAUSE)
 
-    def _undo(self, error: Any, deadline: float) -> None:
-        """End the open transaction: abort it where that is offered; else drop the producer, for the next one's
-        start ends whatever this one left open, and look again at what is published. A fenced producer is kept:
-        a new one would fence its successor in turn."""
-        if _fenced(error):
-            return
+    def _undo(self, error: Any, deadline: float) -> Any:
+        """Abort the open transaction, unless its commit may yet be answered. Returns the error to go by."""
         if error.txn_requires_abort():
+            self._committing = None
+        if self._begun and self._committing is None and not _beyond_mending(error):
             try:
-                self._insist(self._producer.abort_transaction, deadline)
-                return
+                self._end(deadline)
             except self._kafka.KafkaException as failed:
-                error = failed.args[0]
-        self._producer.purge()
-        self._producer = self._published = None
+                return failed.args[0]
+        return error
 
-    def _new_producer(self, deadline: float) -> Any:
+    def _new_producer(self) -> Any:
+        """Takes the transactional id, and ends what an earlier process left open."""
         producer = self._kafka.Producer(
             {
                 **self._shared,
@@ -162,15 +174,16 @@ class KafkaSink(StagedSink):
                 "transaction.timeout.ms": int(self._timeout * 2000),
             }
         )
-        ask(self._at, self._bootstrap, producer.init_transactions, deadline - time.monotonic())
+        ask(self._at, self._bootstrap, producer.init_transactions)
         return producer
 
-    def _failure(self, error: Any) -> Exception:
-        if _fenced(error) or error.fatal():
-            return refused(self._at, self._bootstrap, error)
+    def _failure(self, error: Any) -> PenstockError:
+        if _beyond_mending(error):
+            return SinkRefused(*refused(self._at, self._bootstrap, error).args)
         rule = f"Kafka takes an epoch within {self._timeout:.0f} s"
         return no_answer(self._at, self._bootstrap, rule, error.str())
 
 
-def _fenced(error: Any) -> bool:
-    return error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+def _beyond_mending(error: Any) -> bool:
+    """No call on this producer will succeed again: it is fenced, broken, or at odds with us on what is open."""
+    return fenced(error) or error.fatal() or error.name() == "_STATE"
