@@ -97,6 +97,8 @@ class BoltExecutor(Executor[B]):
         born = self._clock.now()
         try:
             self._tick()
+        except SinkRefused:
+            raise
         except Exception as error:  # user code may raise anything
             self.report(blame(self.context.component, "tick", error))
         self._note_birth(born)
@@ -412,6 +414,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             if self.tracker is not None:
                 for lineage in unacked:
                     self.tracker.fail(lineage.first, lineage.length, str(blamed))
+            if isinstance(blamed, SinkRefused):  # trying again will not help, starting again may
+                raise blamed from error
             return
         if self.tracker is not None:
             for lineage in unacked:
