@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from benchmarks.harness import Results, machine, median, rate_of, running, say
 from benchmarks.hops import Identity
 from benchmarks.peers.bench import build_storm, run_storm
-from benchmarks.words import BatchCount, BatchSplit, fast_word_count, sentences
+from benchmarks.words import BatchCount, BatchSplit, fast_word_count
 from penstock import (
     BasicBolt,
+    BatchBolt,
+    BatchCollector,
     Collector,
     Conf,
     Context,
     OutputDeclarer,
     Settings,
+    Source,
     Spout,
     SpoutCollector,
     Topology,
@@ -285,16 +290,8 @@ def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> Non
 # ---- Kafka to Kafka ------------------------------------------------------------------------------------
 
 
-class SplitLines(BasicBolt):
-    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
-        declarer.declare(("word", str))
-
-    def execute(self, tup: Tuple, collector: Collector) -> None:
-        collector.emit_columns(tup[0].split(" "))
-
-
-class CountAndTell(BasicBolt):
-    """Counts words, and says every second what the counts of the words seen since are."""
+class CountAndTell(BatchBolt):
+    """Counts words in its state, and says every second what the counts of the words seen since are."""
 
     tick_interval = 1.0
 
@@ -303,15 +300,24 @@ class CountAndTell(BasicBolt):
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._counts = context.state.map("counts", 0)
+        self._columns: list[pa.Array] = []
         self._seen: set[str] = set()
 
-    def execute(self, tup: Tuple, collector: Collector) -> None:
-        if tup.is_tick:
-            collector.emit_columns([f"{word} {self._counts[word]}" for word in self._seen])
-            self._seen.clear()
-        else:
-            self._counts[tup[0]] += 1
-            self._seen.add(tup[0])
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        self._columns.append(batch.column(0))
+
+    def before_snapshot(self) -> None:
+        if self._columns:
+            found = pa.chunked_array(self._columns).value_counts()
+            words = found.field(0).to_pylist()
+            self._counts.add_columns(words, found.field(1).to_pylist())
+            self._seen.update(words)
+            self._columns = []
+
+    def tick(self, collector: BatchCollector) -> None:
+        self.before_snapshot()
+        collector.emit_batch([[f"{word} {self._counts[word]}" for word in self._seen]])
+        self._seen.clear()
 
 
 def measure_kafka(results: Results, options: argparse.Namespace) -> None:
@@ -325,29 +331,26 @@ def measure_kafka(results: Results, options: argparse.Namespace) -> None:
         kafka.create_topic("counts", partitions=1)
         builder = TopologyBuilder()
         builder.set_spout("lines", KafkaSpout(kafka.bootstrap, "lines"))
-        builder.set_bolt("split", SplitLines()).shuffle_grouping("lines")
+        builder.set_bolt("split", BatchSplit()).shuffle_grouping("lines")
         builder.set_bolt("count", CountAndTell()).fields_grouping("split", "word")
         builder.set_bolt("sink", KafkaBolt(kafka.bootstrap, "counts")).shuffle_grouping("count")
         settings = Settings(delivery="at_least_once", state_dir=folder)
-        producer = _Producer(kafka.bootstrap, rate)
         with running(builder.build("kafka-word-count", settings)) as handle:
-            producer.start()
-            lags: list[tuple[float, float]] = []
+            producer = _Producer(kafka.bootstrap, rate)
             time.sleep(5)
-            begun = time.monotonic()
+            begun, lags = time.monotonic(), []
             while time.monotonic() - begun < seconds:
                 time.sleep(1)
-                totals = handle.bus.totals()
-                lags.append((time.monotonic() - begun, producer.sent - totals["lines"].acked))
-            producer.stop()
+                lags.append((time.monotonic() - begun, producer.sent() - handle.bus.totals()["lines"].acked))
+            sent, achieved = producer.stop()
             totals = handle.bus.totals()
     times, lag = np.array(lags).T
     slope = float(np.polyfit(times, lag, 1)[0])
     results.row(
         what=f"Kafka to Kafka at {rate:,} lines/s",
         seconds=seconds,
-        sent=producer.sent,
-        achieved=round(producer.sent / producer.seconds),
+        sent=sent,
+        achieved=achieved,
         first_lag=float(np.median(lag[: len(lag) // 4])),
         last_lag=float(np.median(lag[-len(lag) // 4 :])),
         largest_lag=float(lag.max()),
@@ -357,41 +360,29 @@ def measure_kafka(results: Results, options: argparse.Namespace) -> None:
 
 
 class _Producer:
-    """Lines at a steady rate, from a process of its own would be better on more cores; here from a thread."""
+    """Lines at a steady rate, from a process of its own: the driver's interpreter has acks to serve."""
 
     def __init__(self, bootstrap: str, rate: int) -> None:
-        self.sent, self.seconds = 0, 0.0
-        self._bootstrap, self._rate = bootstrap, rate
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        command = [sys.executable, "-m", "benchmarks.kafka_producer", bootstrap, str(rate)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._begun = time.monotonic()
 
-    def start(self) -> None:
-        self._thread.start()
+    def sent(self) -> int:
+        """Lines sent so far."""
+        return self._ask("how many")
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(30)
+    def stop(self) -> tuple[int, float]:
+        """End; returns the lines sent, and how many that were a second."""
+        sent = self.sent()
+        seconds = time.monotonic() - self._begun
+        self._process.communicate(timeout=60)
+        return sent, sent / seconds
 
-    def _run(self) -> None:
-        import confluent_kafka
-
-        producer = confluent_kafka.Producer(
-            {"bootstrap.servers": self._bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
-        )
-        pool = [sentence.encode() for sentence in sentences()]
-        batch = max(1, self._rate // 100)
-        begun = time.monotonic()
-        while not self._stop.is_set():
-            due = int((time.monotonic() - begun) * self._rate)
-            while self.sent + batch <= due:
-                at = self.sent % len(pool)
-                for line in (pool[at:] + pool[:at])[:batch]:
-                    producer.produce("lines", line)
-                producer.poll(0)
-                self.sent += batch
-            self._stop.wait(0.005)
-        producer.flush(30)
-        self.seconds = time.monotonic() - begun
+    def _ask(self, question: str) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(question + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
 
 def _run(topology: Topology, seconds: float, path: str) -> Times:
