@@ -379,7 +379,8 @@ class _Producer:
         return sent, sent / seconds
 
     def _ask(self, question: str) -> int:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(question + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())

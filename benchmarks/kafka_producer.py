@@ -1,5 +1,5 @@
-"""Writes lines to the topic ``lines`` at a steady rate, and answers every line on its input with the number sent so
-far; ends when its input does. ``python -m benchmarks.kafka_producer BOOTSTRAP RATE``"""
+"""Writes lines to the topic ``lines`` at a steady rate, and answers every line on its input with the number sent
+so far; ends when its input does. ``python -m benchmarks.kafka_producer BOOTSTRAP RATE``"""
 
 from __future__ import annotations
 

@@ -16,6 +16,11 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture
+def full(request):
+    return request.config.getoption("--full")
+
+
+@pytest.fixture
 def campaign(request):
     """Call with a finished run: its faults enter the report."""
     name = request.node.name

@@ -87,7 +87,7 @@ class KafkaRun(Run):
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-@pytest.mark.seeds(0, 3)
+@pytest.mark.seeds(0, 1)
 def test_brokers_killed(tmp_path, campaign, kafka, delivery, seed):
     with KafkaRun(kafka, tmp_path, 800 + seed, delivery, count=40_000, message_timeout=30.0) as run:
         run.wait_a_while()

@@ -11,10 +11,10 @@ LEVELS = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 
 
 @LEVELS
-@pytest.mark.seeds(1, 4)
-def test_workers_killed(tmp_path, campaign, delivery, seed):
-    with Run(tmp_path, seed, delivery) as run:
-        for _ in range(3):
+@pytest.mark.seeds(1, 2)
+def test_workers_killed(tmp_path, campaign, full, delivery, seed):
+    with Run(tmp_path, seed, delivery, count=30_000 if full else 10_000) as run:
+        for _ in range(6 if full else 2):
             run.wait_a_while()
             run.kill_worker()
         run.finish()
@@ -22,10 +22,10 @@ def test_workers_killed(tmp_path, campaign, delivery, seed):
 
 
 @LEVELS
-@pytest.mark.seeds(0, 4)
+@pytest.mark.seeds(0, 1)
 def test_executors_killed(tmp_path, campaign, delivery, seed):
-    with Run(tmp_path, 100 + seed, delivery, master="local-cluster[2,8,1024]") as run:
-        for _ in range(2):
+    with Run(tmp_path, 100 + seed, delivery, count=25_000, master="local-cluster[2,8,1024]") as run:
+        for _ in range(4):
             run.wait_a_while()
             run.kill_executor()
         run.finish()
@@ -33,10 +33,10 @@ def test_executors_killed(tmp_path, campaign, delivery, seed):
 
 
 @LEVELS
-@pytest.mark.seeds(0, 3)
+@pytest.mark.seeds(0, 1)
 def test_drivers_killed(tmp_path, campaign, delivery, seed):
-    with Run(tmp_path, 200 + seed, delivery) as run:
-        for _ in range(2):
+    with Run(tmp_path, 200 + seed, delivery, count=25_000) as run:
+        for _ in range(3):
             run.wait_a_while()
             run.kill_driver()
         run.finish()
@@ -44,7 +44,7 @@ def test_drivers_killed(tmp_path, campaign, delivery, seed):
 
 
 @LEVELS
-@pytest.mark.seeds(0, 2)
+@pytest.mark.seeds(0, 1)
 def test_a_worker_stalled_past_the_time_out(tmp_path, campaign, delivery, seed):
     with Run(tmp_path, 300 + seed, delivery, heartbeat_timeout=3.0) as run:
         run.wait_a_while()
@@ -81,7 +81,7 @@ def test_the_driver_dies_between_two_steps_of_a_commit(tmp_path, campaign, step,
     campaign(run)
 
 
-@pytest.mark.seeds(1, 2)
+@pytest.mark.seeds(1, 1)
 def test_a_corrupt_snapshot_is_passed_over_loudly(tmp_path, campaign, seed):
     """At least once, since sinks that published an epoch cannot take it back."""
     with Run(tmp_path, 600 + seed, "at_least_once") as run:
@@ -97,7 +97,7 @@ def test_a_corrupt_snapshot_is_passed_over_loudly(tmp_path, campaign, seed):
     campaign(run)
 
 
-@pytest.mark.seeds(0, 2)
+@pytest.mark.seeds(0, 1)
 def test_the_disk_of_the_state_directory_fills_up(tmp_path, campaign, small_disk, seed):
     """Epochs are not committed while it is full, loudly; afterwards they are, and nothing is lost or doubled."""
     with Run(tmp_path, 700 + seed, "exactly_once", state_dir=str(small_disk)) as run:
