@@ -48,9 +48,7 @@ class Tuple(tuple[Any, ...]):
 
 
 @lru_cache(maxsize=4096)
-def tuple_type(
-    component: str, stream: str, task: int, fields: tuple[str, ...], held: bool = False
-) -> type[Tuple]:
+def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...], held: bool = False) -> type[Tuple]:
     """The class of the tuples that ``task`` of ``component`` emits on ``stream``. ``held``: each has a
     ``__dict__``, in which the runtime notes what it needs to ack it."""
     attributes: dict[str, Any] = {
