@@ -45,8 +45,9 @@ log = logging.getLogger("penstock.supervisor")
 _LOOK = 0.2  # seconds between two looks at the query while nothing is reported
 _CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
 _STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
+_WORKED = 1.0  # seconds of running after which a start was not in vain: the next need not wait longer
 _GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
-_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each further one
+_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each one that was in vain
 _LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
 
 _slots_in_use: dict[int, int] = {}
@@ -75,8 +76,11 @@ class RunningTopology:
         self._stopping = threading.Event()
         self._lock = threading.RLock()
         self._wanted = "active"
-        self._started = 0.0
+        self._running_since = 0.0
         self._tries = 0
+        """Restarts, for the limit."""
+        self._in_vain = 0
+        """Restarts that did not run for a second, for the back-off."""
 
     # ---- for the user ----------------------------------------------------------------------------------
 
@@ -259,7 +263,6 @@ class RunningTopology:
     def _start_query(self, job: Job) -> None:
         """One attempt: query, connections, tasks open, spouts active."""
         attempt, coordinator = self.restarts, self.coordinator
-        self._started = time.monotonic()
         self._stop_commits()
         coordinator.begin(attempt, job.key)
         deadline = time.monotonic() + self._settings.start_timeout
@@ -285,6 +288,7 @@ class RunningTopology:
             "ready",
         )
         self._start_commits()
+        self._running_since = time.monotonic()
         if self._wanted == "active":
             coordinator.send(Activate())
         self.state = self._wanted
@@ -369,8 +373,11 @@ class RunningTopology:
 
     def _restart(self, job: Job, loss: _Lost) -> None:
         """Start the query again, with back-off. Raises when it gives up; returns at once when told to stop."""
-        if time.monotonic() - self._started > _STABLE:
+        ran = time.monotonic() - self._running_since
+        if ran > _STABLE:
             self._tries = 0
+        if ran > _WORKED:
+            self._in_vain = 0
         while True:
             with self._lock:
                 if self._stopping.is_set():
@@ -383,12 +390,13 @@ class RunningTopology:
                     )
                 self.state = "restarting"
             log.warning("topology '%s': %s; starting again", self.topology.name, loss)
-            if self._stopping.wait(min(_FIRST_BACK_OFF * 2**self._tries, _LONGEST_BACK_OFF)):
+            if self._stopping.wait(min(_FIRST_BACK_OFF * 2**self._in_vain, _LONGEST_BACK_OFF)):
                 return
             with self._lock:
                 if self._stopping.is_set():
                     return
                 self._tries += 1
+                self._in_vain += 1
                 self.restarts += 1
                 self._stop_query()
                 try:
