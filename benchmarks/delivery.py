@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmarks.harness import Results, machine, median, rate_of, running, say
+from benchmarks.harness import Results, median, rate_of, run_parts, running, say
 from benchmarks.hops import Identity
 from benchmarks.peers.bench import build_storm, run_storm
 from benchmarks.words import BatchCount, BatchSplit, fast_word_count
@@ -45,15 +45,8 @@ Times = npt.NDArray[np.float64]
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench delivery``"""
-    results = Results("delivery")
-    chosen = options.only or PARTS
-    machine()
-    for part in PARTS:
-        if part in chosen:
-            say(f"[{part}]")
-            globals()[f"measure_{part}"](results, options)
-    close_session()
-    return results.finish(options)
+    measures = (measure_acked, measure_latency, measure_epochs, measure_kafka)
+    return run_parts("delivery", dict(zip(PARTS, measures, strict=True)), options)
 
 
 # ---- acks against Storm's ------------------------------------------------------------------------------

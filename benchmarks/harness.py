@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from rich.table import Table
 
 import penstock
 from penstock.spark.java import ensure_java, java_version
+from penstock.spark.session import close_session
 from penstock.spark.supervisor import RunningTopology, submit
 from penstock.topology.builder import Topology
 
@@ -65,6 +66,20 @@ class Results:
             path.write_text(json.dumps(content, indent=1))
             out.print(f"written to {path}", highlight=False)
         return 0
+
+
+def run_parts(
+    name: str, parts: Mapping[str, Callable[[Results, argparse.Namespace], None]], options: argparse.Namespace
+) -> int:
+    """A benchmark in parts: all of them, or those that ``--only`` names."""
+    results = Results(name)
+    machine()
+    for part, measure in parts.items():
+        if not options.only or part in options.only:
+            say(f"[{part}]")
+            measure(results, options)
+    close_session()
+    return results.finish(options)
 
 
 def machine() -> dict[str, Any]:

@@ -15,18 +15,18 @@ from benchmarks.harness import (
     Results,
     console,
     cpu_seconds,
-    machine,
     median,
     processes,
     rate_of,
     run_json,
+    run_parts,
     running,
     say,
 )
 from benchmarks.hops import BatchFlood, Flood, Identity, Silent, SlowSink, flood, paced
 from benchmarks.words import fast_word_count
 from penstock import Settings, Topology, TopologyBuilder
-from penstock.spark.session import close_session, open_session
+from penstock.spark.session import open_session
 
 Times = npt.NDArray[np.float64]
 PARTS = ("rates", "hops3", "single", "start", "idle", "overload")
@@ -34,15 +34,8 @@ PARTS = ("rates", "hops3", "single", "start", "idle", "overload")
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench ladder``"""
-    results = Results("ladder")
-    chosen = options.only or PARTS
-    machine()
-    for part in PARTS:
-        if part in chosen:
-            say(f"[{part}]")
-            globals()[f"measure_{part}"](results, options)
-    close_session()
-    return results.finish(options)
+    measures = (measure_rates, measure_hops3, measure_single, measure_start, measure_idle, measure_overload)
+    return run_parts("ladder", dict(zip(PARTS, measures, strict=True)), options)
 
 
 def measure_rates(results: Results, options: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ class StateDirectory:
     def __init__(self, plan: Plan, topology: Topology, folder: str | None = None) -> None:
         self.store = StateStore(folder or topology.settings.state_dir).child(topology.name)
         self.generation = 0
-        self._plan, self._topology = plan, topology
+        self._plan = plan
         self._manifest: Manifest | None = None
 
     @property
