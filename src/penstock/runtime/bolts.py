@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 from typing import Any, TypeVar
@@ -28,7 +27,6 @@ from penstock.topology.components import (
     Conf,
     RichBolt,
     Source,
-    TransactionalSink,
 )
 from penstock.topology.streams import Stream
 from penstock.topology.tuples import TICK, Tuple, tuple_type
@@ -37,7 +35,7 @@ B = TypeVar("B", bound=BaseBolt)
 
 
 class BoltExecutor(Executor[B]):
-    """What the four forms of bolt share."""
+    """What all forms of bolt share."""
 
     def __init__(
         self, *args: Any, inbox: Inbox, streams: tuple[Stream, ...], tick_interval: float | None = None
@@ -361,96 +359,3 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
         self._ack_all()
         self._batch = None
         return self._left
-
-
-class SinkExecutor(BoltExecutor[TransactionalSink]):
-    """Exactly once a transaction is an epoch. Otherwise the task commits on its own every ``commit_interval``, and
-    acks what was in it."""
-
-    def _open(self, conf: Conf) -> None:
-        self._batch: pa.RecordBatch | None = None
-        self._epochs = self.context.delivery == "exactly_once"
-        self._unacked: list[Lineage] = []
-        self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
-        self.tokens: deque[tuple[int, Any]] = deque()
-        """⟨epoch, token⟩ of what is prepared and not known to be committed."""
-        if not self._epochs:
-            self.tick_interval = self.component.commit_interval
-        self._guard("prepare", self.component.prepare, conf, self.context)
-
-    def recover(self, tokens: Sequence[Any]) -> None:
-        self._guard("recover", self.component.recover, tokens)
-
-    def _take(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
-
-    def _work(self) -> int:
-        try:
-            self.component.write(self._batch, self._source())
-        except Exception as error:  # user code may raise anything
-            blamed = blame(self.context.component, "write", error)
-            if self._epochs:  # a batch left out would be lost in silence
-                raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
-            self.report(blamed)
-            self._fail_all(blamed)
-        if self._lineage is not None:
-            self._unacked.append(self._lineage)
-        self._batch = None
-        return self._left
-
-    def _tick(self) -> None:
-        """Commit what was written since the last tick, other than exactly once."""
-        if self._epochs:
-            return
-        unacked, self._unacked = self._unacked, []
-        try:
-            self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
-            token = self.component.prepare_commit(self._commits)
-            if token is not None:
-                self.component.commit(token)
-        except Exception as error:  # the other system may answer with anything
-            blamed = blame(self.context.component, "commit", error)
-            self.report(blamed)
-            if self.tracker is not None:
-                for lineage in unacked:
-                    self.tracker.fail(lineage.first, lineage.length, str(blamed))
-            if isinstance(blamed, SinkRefused):  # trying again will not help, starting again may
-                raise blamed from error
-            return
-        if self.tracker is not None:
-            for lineage in unacked:
-                self.tracker.tally.add(lineage.entries())
-
-    def epoch_ends(self, epoch: int) -> None:
-        """Prepare the epoch's transaction. What it raises starts the topology again: the rows would be lost."""
-        try:
-            token = self.component.prepare_commit(epoch)
-        except Exception as error:  # the other system may answer with anything
-            blamed = blame(self.context.component, "prepare_commit", error)
-            raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
-        if token is not None:
-            self.tokens.append((epoch, token))
-
-    def publish(self, epoch: int) -> None:
-        """Commit all up to the epoch. Called from the thread that writes snapshots. What raises can be tried
-        again."""
-        while self.tokens and self.tokens[0][0] <= epoch:
-            self._guard("commit", self.component.commit, self.tokens[0][1])
-            self.tokens.popleft()
-
-    def close(self) -> None:
-        if not self._epochs:
-            self._tick()
-        super().close()
-
-
-def make_bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:
-    """The executor for a bolt of any form."""
-    forms: list[tuple[type[BaseBolt], type[BoltExecutor[Any]]]] = [
-        (BasicBolt, BasicExecutor),
-        (RichBolt, RichExecutor),
-        (BatchBolt, BatchExecutor),
-        (TransactionalSink, SinkExecutor),
-    ]
-    kind = next(executor for form, executor in forms if isinstance(bolt, form))
-    return kind(bolt, *args, **more)

@@ -13,15 +13,25 @@ from penstock.clock import Clock
 from penstock.errors import TopologyError
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
-from penstock.runtime.bolts import make_bolt_executor
+from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.runtime.executor import Executor
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.outputs import Connection, Send, StreamOutput
+from penstock.runtime.sinks import SinkExecutor
 from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import MessageIds, Origins, Tracker
 from penstock.settings import Settings
 from penstock.state.values import TaskState
-from penstock.topology.components import BaseBolt, BaseSpout, Component, Context
+from penstock.topology.components import (
+    BaseBolt,
+    BaseSpout,
+    BasicBolt,
+    BatchBolt,
+    Component,
+    Context,
+    RichBolt,
+    TransactionalSink,
+)
 from penstock.topology.groupings import Direct, Targets
 
 
@@ -104,9 +114,21 @@ def make_executor(job: Job, task: int, around: Surroundings, inbox: Inbox, state
     if is_spout:
         return SpoutExecutor(instance, *shared, pending=pending, max_pending=settings.max_spout_pending)
     assert isinstance(instance, BaseBolt)
-    return make_bolt_executor(
+    return _bolt_executor(
         instance, *shared, inbox=inbox, streams=plan.streams, tick_interval=job.ticks.get(component)
     )
+
+
+def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:
+    """The executor for a bolt of any form."""
+    forms: list[tuple[type[BaseBolt], type[BoltExecutor[Any]]]] = [
+        (BasicBolt, BasicExecutor),
+        (RichBolt, RichExecutor),
+        (BatchBolt, BatchExecutor),
+        (TransactionalSink, SinkExecutor),
+    ]
+    kind = next(executor for form, executor in forms if isinstance(bolt, form))
+    return kind(bolt, *args, **more)
 
 
 def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> Connection:

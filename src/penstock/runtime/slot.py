@@ -25,11 +25,12 @@ from penstock.frames.header import Header, Kind, unpack
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import SlotId
 from penstock.runtime.alignment import Alignment
-from penstock.runtime.bolts import BoltExecutor, SinkExecutor
+from penstock.runtime.bolts import BoltExecutor
 from penstock.runtime.executor import Executor
 from penstock.runtime.inbox import Inbox, Parcel
 from penstock.runtime.job import Job, Surroundings, make_executor
 from penstock.runtime.outputs import Send
+from penstock.runtime.sinks import SinkExecutor
 from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import FailedRoots
 from penstock.state.values import Cut, TaskState

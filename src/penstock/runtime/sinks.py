@@ -1,0 +1,96 @@
+"""Runs a transactional sink: when its transactions end, and what is acked with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.acking.lineage import Lineage
+from penstock.errors import SinkRefused
+from penstock.runtime.bolts import BoltExecutor
+from penstock.runtime.failures import blame
+from penstock.topology.components import Conf, TransactionalSink
+
+
+class SinkExecutor(BoltExecutor[TransactionalSink]):
+    """Exactly once a transaction is an epoch. Otherwise the task commits on its own every ``commit_interval``, and
+    acks what was in it."""
+
+    def _open(self, conf: Conf) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._epochs = self.context.delivery == "exactly_once"
+        self._unacked: list[Lineage] = []
+        self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
+        self.tokens: deque[tuple[int, Any]] = deque()
+        """⟨epoch, token⟩ of what is prepared and not known to be committed."""
+        if not self._epochs:
+            self.tick_interval = self.component.commit_interval
+        self._guard("prepare", self.component.prepare, conf, self.context)
+
+    def recover(self, tokens: Sequence[Any]) -> None:
+        self._guard("recover", self.component.recover, tokens)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def _work(self) -> int:
+        try:
+            self.component.write(self._batch, self._source())
+        except Exception as error:  # user code may raise anything
+            blamed = blame(self.context.component, "write", error)
+            if self._epochs:  # a batch left out would be lost in silence
+                raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
+            self.report(blamed)
+            self._fail_all(blamed)
+        if self._lineage is not None:
+            self._unacked.append(self._lineage)
+        self._batch = None
+        return self._left
+
+    def _tick(self) -> None:
+        """Commit what was written since the last tick, other than exactly once."""
+        if self._epochs:
+            return
+        unacked, self._unacked = self._unacked, []
+        try:
+            self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
+            token = self.component.prepare_commit(self._commits)
+            if token is not None:
+                self.component.commit(token)
+        except Exception as error:  # the other system may answer with anything
+            blamed = blame(self.context.component, "commit", error)
+            self.report(blamed)
+            if self.tracker is not None:
+                for lineage in unacked:
+                    self.tracker.fail(lineage.first, lineage.length, str(blamed))
+            if isinstance(blamed, SinkRefused):  # trying again will not help, starting again may
+                raise blamed from error
+            return
+        if self.tracker is not None:
+            for lineage in unacked:
+                self.tracker.tally.add(lineage.entries())
+
+    def epoch_ends(self, epoch: int) -> None:
+        """Prepare the epoch's transaction. What it raises starts the topology again: the rows would be lost."""
+        try:
+            token = self.component.prepare_commit(epoch)
+        except Exception as error:  # the other system may answer with anything
+            blamed = blame(self.context.component, "prepare_commit", error)
+            raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
+        if token is not None:
+            self.tokens.append((epoch, token))
+
+    def publish(self, epoch: int) -> None:
+        """Commit all up to the epoch. Called from the thread that writes snapshots. What raises can be tried
+        again."""
+        while self.tokens and self.tokens[0][0] <= epoch:
+            self._guard("commit", self.component.commit, self.tokens[0][1])
+            self.tokens.popleft()
+
+    def close(self) -> None:
+        if not self._epochs:
+            self._tick()
+        super().close()
