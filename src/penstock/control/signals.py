@@ -1,0 +1,28 @@
+"""What one task says to another about load (A figures 6 and 7, table 2). Inert; boards carry it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TaskMessage:
+    """From the task whose queue it is about to one that sends to it."""
+
+    source: int
+    target: int
+    kind: str
+    """``slow`` and ``cancel`` (step), ``hold`` and ``resume`` (spout), ``grant`` (credit)."""
+    value: float = 0.0
+    """Of a grant: how many tuples the target may have sent altogether."""
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """What a task did about the messages it got: the last word on its rate towards one component."""
+
+    task: int
+    towards: str
+    """The component it sends to."""
+    rate: float
+    """Tuples a second it may send there; ``inf``: as fast as it can."""
