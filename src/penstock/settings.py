@@ -36,6 +36,20 @@ class Settings:
     state_dir: str = _setting(
         "penstock-state", "", "folder for state that survives: a path, or an fsspec URL all nodes can reach"
     )
+    flow: str = _setting(
+        "step",
+        "",
+        "how an overloaded task slows its senders: step by step, by stopping the spouts, by credits, or not at all",
+        ("step", "spout", "credit", "none"),
+    )
+    load_factor: float = _setting(0.8, "", "L: the share of its inbox from which a task counts as overloaded")
+    step_factor: float = _setting(2.0, "", "v': what a step divides a sender's rate by")
+    overflow_bytes: int = _setting(
+        268_435_456, "bytes", "what may wait on local disk for one task, so that it holds up no other", zero=True
+    )
+    board: str = _setting(
+        "coordinator", "", "where task messages are posted: the coordinator, or zookeeper://host:port/path"
+    )
     on_error: str = _setting(
         "drop",
         "",
@@ -90,6 +104,15 @@ class Settings:
                 least = "at least 0" if spec.metadata["zero"] else "greater than 0"
                 if not (0 <= value < math.inf) or (value == 0 and not spec.metadata["zero"]):
                     raise SettingError(where, f"must be {least}", repr(value))
+
+        if not 0.5 < self.load_factor < 1:
+            raise SettingError(
+                "setting load_factor", "lies between 0.5 and 1", repr(self.load_factor), "SPEC's value is 0.8."
+            )
+        if self.step_factor <= 1:
+            raise SettingError(
+                "setting step_factor", "is greater than 1: a step slows", repr(self.step_factor), "Try 2."
+            )
 
     def parse(self, assignments: Iterable[str]) -> Settings:
         """A copy with ``key=value`` texts applied; ``conf.NAME=value`` sets a value of the user's own."""

@@ -21,8 +21,9 @@ from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import SlotId
 from penstock.plan.planner import make_plan
-from penstock.runtime.alignment import Alignment, HeldFrames
-from penstock.runtime.inbox import Parcel
+from penstock.runtime.alignment import Alignment
+from penstock.runtime.parcel import Parcel
+from penstock.runtime.spill import Spill
 from penstock.state import manifest as manifests
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
@@ -416,31 +417,31 @@ def test_frames_that_came_before_the_slot_opened_are_not_forgotten():
 
 
 def test_a_disk_that_refuses_held_frames_is_named(monkeypatch):
-    held = HeldFrames(most_in_memory=10)
+    held = Spill(memory=10)
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **more: open("/dev/full", "wb"))  # noqa: SIM115
-    with pytest.raises(PenstockError, match=r"held frames.*No space left.*Make room"):
+    with pytest.raises(PenstockError, match=r"frames that wait.*No space left.*Make room"):
         held.add(parcel(0, size=100_000))
 
 
 def test_held_frames_spill_to_disk_in_order():
-    held = HeldFrames(most_in_memory=1000)
+    held = Spill(memory=1000)
     sizes = [300, 300, 900, 10, 1, 500, 400, 0, 7]  # the small ones after the large would fit, but wait behind it
     for number, size in enumerate(sizes):
         held.add(parcel(number, size=size, rows=2))
     assert held.rows == 2 * len(sizes)
-    assert len(held._frames) == 2
+    assert len(held._head) == 2
+    assert held.bytes == sum(sizes)
     drained = []
     while (each := held.first()) is not None:
         drained.append(each)
         held.drop()
     assert not held
     assert held.rows == 0
-    held.close()
+    assert not held._segments  # read, and so deleted
     assert [each.header.sequence for each in drained] == list(range(len(sizes)))
     assert [bytes(each.content) for each in drained] == [
         bytes([number]) * size for number, size in enumerate(sizes)
     ]
-    assert held._file.closed
 
 
 # ---- a slot ------------------------------------------------------------------------------------------------

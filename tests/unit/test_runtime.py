@@ -406,7 +406,7 @@ class SlowTuples(CaptureBolt):
 
 @pytest.mark.parametrize("capacity", [1, 100, 1000])
 def test_the_inbox_bounds_what_waits(capacity):
-    settings = Settings(inbox_capacity=capacity, frame_bytes=2000)
+    settings = Settings(inbox_capacity=capacity, frame_bytes=2000, flow="none")
     runner = LocalRunner(line_topology(NumberSpout(5000), SlowBatches(), settings=settings), clock=CLOCK)
     (bolt,), longest = runner.component("b1"), 0
     while len(bolt.seen) < 5000:

@@ -28,7 +28,7 @@ from penstock.columns import to_column
 from penstock.frames.codec import encode
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import SlotId
-from penstock.runtime.job import Job, pickle_components
+from penstock.runtime.job import make_job
 from penstock.runtime.slot import Slot
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
 from tests.helpers import BatchFeeder, Pass, line_topology, run_rows
@@ -415,9 +415,7 @@ def test_a_wrong_emit_leaves_no_half_tuple():
 def sink_slot(fields=("x",), **settings):
     """The slot of ``b1``: task 2, fed by task 1."""
     topology = line_topology(FeederSpout(*fields), CaptureBolt(), settings=Settings(**settings))
-    nodes = topology.nodes.values()
-    components = pickle_components({node.id: node.component for node in nodes}, pickle.dumps)
-    slot = Slot(SlotId(1, 0), Job(make_plan(topology), topology.settings, components, {}), SimulatedClock())
+    slot = Slot(SlotId(1, 0), make_job(topology, make_plan(topology), "", pickle.dumps), SimulatedClock())
     slot.open()
     return slot
 
@@ -478,7 +476,7 @@ def test_a_frame_for_a_stage_that_lies_behind():
 
 
 def test_a_full_inbox_refuses_and_takes_again_later():
-    slot = sink_slot(inbox_capacity=3)
+    slot = sink_slot(inbox_capacity=3, flow="none")
     assert slot.offer(frame([1, 2], sequence=0))
     assert slot.offer(frame([3, 4], sequence=1))  # one frame may reach over
     assert not slot.offer(frame([5], sequence=2))

@@ -169,7 +169,10 @@ class MetricsBus:
 def _sum(stats: list[TaskStats]) -> TaskStats:
     result = TaskStats()
     for one in stats:
+        result.arrived += one.arrived
+        result.arrived_bytes += one.arrived_bytes
         result.received += one.received
+        result.received_bytes += one.received_bytes
         result.executed += one.executed
         result.emitted += one.emitted
         result.sent += one.sent
@@ -179,6 +182,9 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.failed += one.failed
         result.busy += one.busy
         result.queued += one.queued
+        result.overflowing += one.overflowing
+        result.capacity += one.capacity
+        result.limit = min(result.limit, one.limit)
         result.state_keys += one.state_keys
         result.state_bytes += one.state_bytes
         result.last_error = result.last_error or one.last_error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,12 @@ from penstock.metrics.histogram import Histogram
 class TaskStats:
     """Counters of one task since its start; ``queued`` is the inbox length at the moment of the report."""
 
+    arrived: int = 0
+    """Tuples put in the inbox."""
+    arrived_bytes: int = 0
     received: int = 0
+    """Tuples taken from it."""
+    received_bytes: int = 0
     executed: int = 0
     emitted: int = 0
     """Tuples emitted; a copy for each subscriber is not counted."""
@@ -25,6 +31,13 @@ class TaskStats:
     busy: float = 0.0
     """Seconds in the component's own code, encoding excluded."""
     queued: int = 0
+    """Tuples that wait in the inbox, those that overflow it included."""
+    overflowing: int = 0
+    """Those that do."""
+    capacity: int = 0
+    """Tuples the inbox holds."""
+    limit: float = math.inf
+    """Tuples a second the task may send to the component that slows it most."""
     last_error: str = ""
     latency: Histogram = field(default_factory=Histogram)
     """Seconds from the spout's emit until this task was done with the tuple; of a spout, until it was acked."""
@@ -46,7 +59,10 @@ class TaskStats:
 
 
 _PLAIN = (
+    "arrived",
+    "arrived_bytes",
     "received",
+    "received_bytes",
     "executed",
     "emitted",
     "sent",
@@ -56,6 +72,9 @@ _PLAIN = (
     "failed",
     "busy",
     "queued",
+    "overflowing",
+    "capacity",
+    "limit",
     "state_keys",
     "state_bytes",
     "last_error",

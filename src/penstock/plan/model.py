@@ -109,6 +109,39 @@ class Plan:
     def edges_from(self, stream: int) -> list[Edge]:
         return [edge for edge in self.edges if edge.stream == stream]
 
+    @cached_property
+    def downstream_of(self) -> dict[str, tuple[str, ...]]:
+        """The components each one sends to, those chained to it left out."""
+        result: dict[str, tuple[str, ...]] = {}
+        for component in self.tasks_of:
+            targets = [e.target for e in self.edges if self.source_of(e) == component and not e.chained]
+            result[component] = tuple(dict.fromkeys(targets))
+        return result
+
+    @cached_property
+    def upstream_of(self) -> dict[str, tuple[str, ...]]:
+        """The components that send to each one, those it is chained to left out."""
+        return {
+            component: tuple(source for source, targets in self.downstream_of.items() if component in targets)
+            for component in self.tasks_of
+        }
+
+    @cached_property
+    def spouts(self) -> tuple[str, ...]:
+        """The components that no stream goes to."""
+        receivers = {edge.target for edge in self.edges}
+        return tuple(component for component in self.tasks_of if component not in receivers)
+
+    def source_of(self, edge: Edge) -> str:
+        return self.streams[edge.stream].component
+
+    def chained_tasks(self, task: int) -> tuple[int, ...]:
+        """The tasks in the same slot that a task sends to by reference."""
+        component = self.task[task].component
+        targets = {edge.target for edge in self.edges if edge.chained and self.source_of(edge) == component}
+        mine = self.routes.tasks_of(self.routes.slot_of[task])
+        return tuple(each for each in mine if self.task[each].component in targets)
+
     def next_hop(self, source: SlotId, target: SlotId) -> int:
         """The slot of the following stage that a row from ``source`` to ``target`` goes to.
 

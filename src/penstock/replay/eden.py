@@ -141,6 +141,9 @@ class _Catcher:
     def __init__(self, emitted: deque[tuple[int, tuple[Any, ...]]]) -> None:
         self._emitted = emitted
 
+    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
+        return True
+
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:

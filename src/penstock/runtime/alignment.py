@@ -7,18 +7,12 @@ that is held. So what is held is bounded in memory, not in number: beyond a limi
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
-from typing import BinaryIO
 
-import pyarrow as pa
-
-from penstock.errors import PenstockError
-from penstock.frames.header import Header
-from penstock.runtime.inbox import Parcel
+from penstock.runtime.parcel import Parcel
+from penstock.runtime.spill import Spill
 
 _MOST_IN_MEMORY = 64 * 1024 * 1024  # bytes of held frames; about 500 full ones
 
@@ -31,7 +25,7 @@ class Alignment:
         self.epoch = epoch
         self._upstream = upstream
         self._markers: defaultdict[int, set[int]] = defaultdict(set)
-        self._held: defaultdict[int, HeldFrames] = defaultdict(HeldFrames)
+        self._held: defaultdict[int, Spill] = defaultdict(lambda: Spill(_MOST_IN_MEMORY))
         self._lock = threading.Lock()
 
     def marker(self, epoch: int, source_slot: int) -> None:
@@ -84,71 +78,12 @@ class Alignment:
         return self.epoch in self._held
 
     @property
+    def on_disk(self) -> int:
+        """Tuples held back beyond what fits in memory: a reason to slow whoever sends them."""
+        return sum(frames.rows_on_disk for frames in list(self._held.values())) if self._held else 0
+
+    @property
     def held(self) -> int:
         """Tuples held back."""
         with self._lock:
             return sum(frames.rows for frames in self._held.values())
-
-
-class HeldFrames:
-    """A queue of frames, in memory up to a limit and then on disk."""
-
-    def __init__(self, most_in_memory: int = _MOST_IN_MEMORY) -> None:
-        self.rows = 0
-        self._most = most_in_memory
-        self._bytes = 0
-        self._frames: deque[Parcel] = deque()
-        self._spilled: deque[tuple[Header, int]] = deque()
-        self._file: BinaryIO | None = None
-        self._read = 0
-        """Where the first spilled frame begins in the file."""
-
-    def __bool__(self) -> bool:
-        return bool(self._frames or self._spilled)
-
-    def add(self, parcel: Parcel) -> None:
-        """Append a frame. Raises ``PenstockError`` where the disk refuses it."""
-        assert isinstance(parcel.content, pa.Buffer)
-        if not self._spilled and self._bytes + parcel.content.size <= self._most:
-            self._bytes += parcel.content.size
-            self._frames.append(parcel)
-        else:
-            self._spill(parcel.header, parcel.content)
-        self.rows += parcel.header.rows
-
-    def first(self) -> Parcel | None:
-        """The oldest frame."""
-        if not self._frames and self._spilled:
-            assert self._file is not None
-            header, size = self._spilled.popleft()
-            self._file.seek(self._read)
-            self._read += size
-            self._bytes += size
-            self._frames.append(Parcel(header, pa.py_buffer(self._file.read(size))))
-        return self._frames[0] if self._frames else None
-
-    def drop(self) -> None:
-        """Forget the oldest frame."""
-        parcel = self._frames.popleft()
-        self.rows -= parcel.header.rows
-        self._bytes -= parcel.content.size
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _spill(self, header: Header, content: pa.Buffer) -> None:
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="penstock-held-")  # noqa: SIM115 - closed by close
-            self._file.seek(0, os.SEEK_END)
-            self._file.write(content)
-            self._file.flush()
-        except OSError as error:
-            raise PenstockError(
-                "held frames",
-                f"beyond {self._most:,} bytes they go to a temporary file",
-                str(error),
-                "Make room in the temporary folder, or speed up the branch the others wait for.",
-            ) from error
-        self._spilled.append((header, content.size))

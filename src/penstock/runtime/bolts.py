@@ -14,12 +14,14 @@ import pyarrow as pa
 from penstock.acking import lineage as lineages
 from penstock.acking.lineage import Lineage
 from penstock.columns import to_values
+from penstock.control.backpressure import Watch
 from penstock.errors import ComponentError, FrameError, SinkRefused
 from penstock.frames import codec
 from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
 from penstock.runtime.executor import Executor
 from penstock.runtime.failures import blame
-from penstock.runtime.inbox import Inbox, Parcel
+from penstock.runtime.inbox import Inbox
+from penstock.runtime.parcel import Parcel
 from penstock.topology.components import (
     BaseBolt,
     BasicBolt,
@@ -38,10 +40,16 @@ class BoltExecutor(Executor[B]):
     """What all forms of bolt share."""
 
     def __init__(
-        self, *args: Any, inbox: Inbox, streams: tuple[Stream, ...], tick_interval: float | None = None
+        self,
+        *args: Any,
+        inbox: Inbox,
+        streams: tuple[Stream, ...],
+        tick_interval: float | None = None,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__(*args)
         self.inbox = inbox
+        self._watch = watch
         self.frames_done = 0
         self._streams = streams
         self._schemas = [codec.declared_schema([(f.name, f.type) for f in s.fields]) for s in streams]
@@ -58,6 +66,11 @@ class BoltExecutor(Executor[B]):
         return self._parcel is not None or bool(self.inbox)
 
     @property
+    def may_run(self) -> bool:
+        """There is work, and what comes of it may leave."""
+        return self.busy and not self.outlets.held_back
+
+    @property
     def queued(self) -> int:
         return self.inbox.length + self._left
 
@@ -67,6 +80,8 @@ class BoltExecutor(Executor[B]):
             self.next_tick = self._clock.monotonic() + self.tick_interval
 
     def run(self) -> bool:
+        if self.outlets.held_back:
+            return False
         if self._parcel is None:
             parcel = self.inbox.take()
             if parcel is None:
@@ -125,6 +140,9 @@ class BoltExecutor(Executor[B]):
     def _begin(self, parcel: Parcel) -> None:
         header = parcel.header
         self.stats.received += header.rows
+        self.stats.received_bytes += parcel.bytes
+        if self._watch is not None:
+            self._watch.consumed(header.source_task, header.rows)
         self._parcel, self._left = parcel, header.rows
         self._check_sequence(parcel)
         self._lineage = parcel.lineage

@@ -213,6 +213,9 @@ class SpoutTupleCollector(TupleCollector):
         self._note = {name: self._noting(output) for name, output in outputs.items()}
         self.emit = self._make_emit(self.emit, outputs.get(DEFAULT_STREAM))
 
+    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
+        return named_output(self._component, self._outputs, stream).ready()
+
     def _make_emit(self, emit_tuple: Emit, default: StreamOutput | None) -> Emit:
         """The emit of the base class and a note of the message id; in one for a stream of one field."""
         notes, note_default = self._note, self._note.get(DEFAULT_STREAM)
@@ -336,6 +339,9 @@ class SpoutArrowCollector(ArrowCollector):
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
+
+    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
+        return named_output(self._component, self._outputs, stream).ready()
 
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None

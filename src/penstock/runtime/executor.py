@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from penstock.clock import Clock
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.failures import blame
+from penstock.runtime.flow import Outlets
 from penstock.runtime.outputs import StreamOutput
 from penstock.runtime.tracking import Tracker
 from penstock.state.values import Cut
@@ -36,8 +37,10 @@ class Executor(ABC, Generic[C]):
         stats: TaskStats,
         clock: Clock,
         tracker: Tracker | None,
+        outlets: Outlets,
     ) -> None:
         self.component, self.context, self.outputs, self.stats = component, context, outputs, stats
+        self.outlets = outlets
         self.tracker = tracker
         """The account for acks; None where they are not tracked."""
         self._clock = clock

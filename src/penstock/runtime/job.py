@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from typing import Any
 from penstock.acking.ids import new_seed
 from penstock.acking.pending import Pending
 from penstock.clock import Clock
+from penstock.control.pace import Pace
 from penstock.errors import TopologyError
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
 from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.runtime.executor import Executor
+from penstock.runtime.flow import Flow
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.outputs import Connection, Send, StreamOutput
 from penstock.runtime.sinks import SinkExecutor
@@ -22,6 +25,7 @@ from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import MessageIds, Origins, Tracker
 from penstock.settings import Settings
 from penstock.state.values import TaskState
+from penstock.topology.builder import Node, Topology
 from penstock.topology.components import (
     BaseBolt,
     BaseSpout,
@@ -44,6 +48,8 @@ class Job:
     components: Mapping[str, bytes]
     """Each component's instance, pickled: every task unpickles one of its own."""
     ticks: Mapping[str, float]
+    max_rates: Mapping[str, float] = field(default_factory=dict)
+    """Tuples a second each spout may emit, its tasks together, where that is limited."""
     folder: str = ""
     """Where the topology's state survives: a path or fsspec URL; empty where nothing does."""
     key: int = field(default_factory=new_seed)
@@ -68,7 +74,9 @@ class Surroundings:
     publish: Callable[[int], Callable[[Sequence[Sequence[Any]]], None]]
 
 
-def make_executor(job: Job, task: int, around: Surroundings, inbox: Inbox, state: TaskState) -> Executor[Any]:
+def make_executor(
+    job: Job, task: int, around: Surroundings, inbox: Inbox, state: TaskState, flow: Flow
+) -> Executor[Any]:
     """One task, not yet open."""
     plan, settings = job.plan, job.settings
     component = plan.task[task].component
@@ -100,7 +108,7 @@ def make_executor(job: Job, task: int, around: Surroundings, inbox: Inbox, state
         stream.name: StreamOutput(
             number,
             stream,
-            [_connect(job, task, edge, around) for edge in plan.edges_from(number)],
+            [_connect(job, task, edge, around, flow) for edge in plan.edges_from(number)],
             settings.frame_bytes,
             around.send(task),
             stats,
@@ -110,12 +118,20 @@ def make_executor(job: Job, task: int, around: Surroundings, inbox: Inbox, state
         )
         for number, stream in plan.streams_of(component)
     }
-    shared = (context, outputs, stats, around.clock, tracker)
+    shared = (context, outputs, stats, around.clock, tracker, flow.outlets(task))
     if is_spout:
-        return SpoutExecutor(instance, *shared, pending=pending, max_pending=settings.max_spout_pending)
+        rate = job.max_rates.get(component, math.inf) / len(plan.tasks_of[component])
+        return SpoutExecutor(
+            instance, *shared, pending=pending, max_pending=settings.max_spout_pending, pace=Pace(rate)
+        )
     assert isinstance(instance, BaseBolt)
     return _bolt_executor(
-        instance, *shared, inbox=inbox, streams=plan.streams, tick_interval=job.ticks.get(component)
+        instance,
+        *shared,
+        inbox=inbox,
+        streams=plan.streams,
+        tick_interval=job.ticks.get(component),
+        watch=flow.watch(task),
     )
 
 
@@ -131,10 +147,11 @@ def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]
     return kind(bolt, *args, **more)
 
 
-def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> Connection:
+def _connect(job: Job, task: int, edge: Edge, around: Surroundings, flow: Flow) -> Connection:
     tasks = job.plan.tasks_of[edge.target]
+    lane = None if edge.chained else flow.lane(task, tasks[0])
     if isinstance(edge.grouping, Direct):
-        return Connection(None, tasks, str(edge.grouping))
+        return Connection(None, tasks, str(edge.grouping), lane)
     slots = [job.plan.routes.slot_of[target] for target in tasks]
     node = around.nodes.get(around.slot)
     targets = Targets(
@@ -144,20 +161,29 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> Connectio
         tuple(position for position, slot in enumerate(slots) if node and around.nodes.get(slot) == node),
         job.settings.seed,
     )
-    return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__)
+    return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__, lane)
 
 
-def pickle_components(components: Mapping[str, Component], dumps: Callable[[Any], bytes]) -> dict[str, bytes]:
-    """The components' bytes for a ``Job``, with an error that names the one that cannot travel."""
-    result = {}
-    for id, component in components.items():
-        try:
-            result[id] = dumps(component)
-        except Exception as error:  # pickling runs user code, which may raise anything
-            raise TopologyError(
-                f"component '{id}'",
-                "must be picklable: it travels to the processes that run it",
-                f"{type(error).__name__}: {error}",
-                "Open connections, files and locks in open() or prepare(), not in __init__.",
-            ) from error
-    return result
+def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any], bytes]) -> Job:
+    """What the slots of a topology are told."""
+    nodes = topology.nodes.values()
+    return Job(
+        plan,
+        topology.settings,
+        {node.id: _pickled(node, dumps) for node in nodes},
+        {node.id: node.tick_interval for node in nodes if node.tick_interval},
+        {node.id: node.max_rate for node in nodes if node.is_spout},
+        folder,
+    )
+
+
+def _pickled(node: Node, dumps: Callable[[Any], bytes]) -> bytes:
+    try:
+        return dumps(node.component)
+    except Exception as error:  # pickling runs user code, which may raise anything
+        raise TopologyError(
+            f"component '{node.id}'",
+            "must be picklable: it travels to the processes that run it",
+            f"{type(error).__name__}: {error}",
+            "Open connections, files and locks in open() or prepare(), not in __init__.",
+        ) from error

@@ -14,6 +14,7 @@ from penstock.columns import to_column, to_values
 from penstock.errors import FieldTypeError
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.failures import blame
+from penstock.runtime.flow import Lane
 from penstock.runtime.tracking import Origins
 from penstock.topology.groupings import ALL_ROWS, Router, Rows
 from penstock.topology.streams import Stream
@@ -31,6 +32,8 @@ class Connection(NamedTuple):
     router: Router | None
     tasks: tuple[int, ...]
     grouping: str
+    lane: Lane | None = None
+    """The way there; None within the slot."""
 
 
 Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
@@ -71,6 +74,7 @@ class StreamOutput:
         self._frame_rows = _FIRST_GUESS_ROWS
         self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
         self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
+        self._lanes = [edge.lane for edge in edges if edge.lane is not None]
 
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
@@ -79,6 +83,10 @@ class StreamOutput:
     def full(self) -> bool:
         """Enough rows wait to fill a frame for each target."""
         return self.waiting() >= self._frame_rows * self._fan_out
+
+    def ready(self) -> bool:
+        """Emitted now, a tuple would leave at once: no receiver of this stream is overloaded."""
+        return all(lane.room() > self.waiting() for lane in self._lanes)
 
     def add_batch(self, batch: pa.RecordBatch, task: int | None) -> None:
         """Rows of a batch component; ``task`` on a direct stream."""
@@ -188,7 +196,8 @@ class StreamOutput:
         """Send a batch to one task in frames of about the wanted size."""
         rows = batch.num_rows
         born = self._now() if self.born is None else self.born
-        frames = max(1, round(rows / self._frame_rows))  # even frames, none of them a small rest
+        wanted = min([self._frame_rows, *(lane.frame_rows for lane in self._lanes)])
+        frames = max(1, round(rows / wanted))  # even frames, none of them a small rest
         for number in range(frames):
             begin, end = rows * number // frames, rows * (number + 1) // frames
             part = batch if frames == 1 else batch.slice(begin, end - begin)

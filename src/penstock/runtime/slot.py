@@ -27,16 +27,19 @@ from penstock.plan.model import SlotId
 from penstock.runtime.alignment import Alignment
 from penstock.runtime.bolts import BoltExecutor
 from penstock.runtime.executor import Executor
-from penstock.runtime.inbox import Inbox, Parcel
+from penstock.runtime.flow import Flow
+from penstock.runtime.inbox import Inbox
 from penstock.runtime.job import Job, Surroundings, make_executor
 from penstock.runtime.outputs import Send
+from penstock.runtime.parcel import Parcel
 from penstock.runtime.sinks import SinkExecutor
 from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import FailedRoots
 from penstock.state.values import Cut, TaskState
 from penstock.topology.components import Component, Failure
 
-_MOST_RELAYED = 16  # frames; more only hides the pressure of the stage they are for
+_MOST_RELAYED = 16  # frames; without flow control more only hides the pressure of the stage they are for
+_MOST_RELAYED_FLOWING = 256  # with it they leave at the next turn, which a slow execute may put off
 _ACK_PAUSE = 0.004  # seconds between two tallies of a slot that never pauses: each is a message to the acker
 
 Row = tuple[int, bytes | pa.Buffer | None]
@@ -72,8 +75,13 @@ class Slot:
         self.frames_sent = 0
         self._job, self._plan, self._settings, self._clock = job, job.plan, job.settings, clock
         self._tasks = job.plan.routes.tasks_of(id)
-        self._inboxes = {task: Inbox(job.settings.inbox_capacity) for task in self._tasks}
+        flowing = job.settings.flow != "none"
+        overflow = job.settings.overflow_bytes if flowing else 0
+        self._inboxes = {task: Inbox(job.settings.inbox_capacity, overflow) for task in self._tasks}
+        self.flow = Flow(job.plan, job.settings, clock, self._inboxes, self._dispatch, id)
+        """Lanes and watches of the tasks."""
         self._relay: deque[tuple[Header, pa.Buffer]] = deque()
+        self._most_relayed = _MOST_RELAYED_FLOWING if flowing else _MOST_RELAYED
         self._out: list[Row] = []
         self.executors: list[Executor[Any]] = []
         self._bolts: list[BoltExecutor[Any]] = []
@@ -115,7 +123,7 @@ class Slot:
             self._alignment.begin(epoch + 1, self._accept)
         for task in self._tasks:
             state = TaskState()
-            executor = make_executor(self._job, task, around, self._inboxes[task], state)
+            executor = make_executor(self._job, task, around, self._inboxes[task], state, self.flow)
             begins = (restored or {}).get(executor.key, Restored())
             state.restore(begins.parts)
             executor.report = self._note_error(executor.stats)
@@ -170,6 +178,8 @@ class Slot:
                 executor.close()
             except PenstockError as error:
                 self.errors.append(error)
+        for inbox in self._inboxes.values():
+            inbox.close()
 
     # ---- rows in ---------------------------------------------------------------------------------------
 
@@ -181,7 +191,7 @@ class Slot:
                 f"slot {self.id}", "frames go to later stages", f"one for stage {header.target_stage}"
             )
         if header.target_stage > self.id.stage:
-            if len(self._relay) >= _MOST_RELAYED:
+            if len(self._relay) >= self._most_relayed:
                 return False
             self._relay.append((header, frame))
             return True
@@ -200,7 +210,9 @@ class Slot:
         parcel = Parcel(header, frame)
         if self._alignment is not None and self._alignment.hold(parcel):
             return True
-        return inbox.offer(parcel)
+        taken = inbox.offer(parcel)
+        self._observe()  # here too: the main loop may be in a long execute
+        return taken
 
     # ---- turns -----------------------------------------------------------------------------------------
 
@@ -212,26 +224,31 @@ class Slot:
         self._run_ticks()
         for spout in self._spouts:
             spout.expire()
+        self.flow.release()
         self._spout_emitted = not self._run_bolts() and not self._epoch_ends() and self._run_spouts()
         if self._spout_emitted or self._bolts or self._dirty or self._holds_rows():
-            idle = not self._spout_emitted and not self._relay and not any(bolt.busy for bolt in self._bolts)
+            idle = not self._spout_emitted and not self._relay and not any(bolt.may_run for bolt in self._bolts)
             self._flush(idle)
             self._note_waiting()
             self._nudge(idle)
+        self._observe()
         rows, self._out = self._out, []
         return rows
 
     def idle_for(self) -> float:
         """Seconds the driver may wait before the next turn unless a row or a command comes; 0 for none."""
-        if self._relay or self._epoch_over or any(bolt.busy for bolt in self._bolts):
+        if self._relay or any(bolt.may_run for bolt in self._bolts):
+            return 0.0
+        if self._epoch_over and not any(bolt.busy for bolt in self._bolts):
             return 0.0
         if self._alignment is not None and self._alignment.waiting:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
         if self._oldest is None and not self._dirty and not self._bolts and self._spouts:
-            return pause if any(spout.room > 0 for spout in self._spouts) else 1.0  # asked every millisecond
+            if any(spout.room > 0 for spout in self._spouts):
+                return pause  # asked every millisecond
         now = self._clock.monotonic()
-        waits = [1.0]
+        waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
         waits += [bolt.next_tick - now for bolt in self._bolts if bolt.next_tick is not None]
         if any(spout.room > 0 for spout in self._spouts):
             waits.append(pause)
@@ -242,7 +259,10 @@ class Slot:
         return max(0.0, min(waits))
 
     def _accept(self, parcel: Parcel) -> bool:
-        return self._inboxes[parcel.header.target_task].offer(parcel)
+        return self._inboxes[parcel.header.target_task].offer_inside(parcel)
+
+    def _observe(self) -> None:
+        self.flow.observe(0 if self._alignment is None else self._alignment.on_disk)
 
     def _relay_frames(self) -> None:
         while self._relay:
@@ -303,6 +323,9 @@ class Slot:
         self._out.append((hop, frame))
         self._dirty[hop] = self._clock.monotonic()
 
+    def _dispatch(self, header: Header, frame: bytes | pa.Buffer) -> None:
+        self._send_row(SlotId(header.target_stage, header.target_slot), frame)
+
     def _sender(self, source_task: int) -> Send:
         def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
             target = self._slot_of[task]
@@ -320,7 +343,7 @@ class Slot:
             packed = b"" if lineage is None else lineage.pack()
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1
-            self._send_row(target, frame)
+            self.flow.lane(source_task, task).send(header._replace(rows=batch.num_rows), frame)
             return len(frame)
 
         return send
@@ -391,6 +414,7 @@ class Slot:
             executor.flush()
         if any(bolt.busy for bolt in self._bolts):
             return True  # a chained bolt has got work by that
+        self.flow.release(everything=True)
         epoch = alignment.epoch
         for executor in self.executors:
             executor.epoch_ends(epoch)
@@ -427,7 +451,11 @@ class Slot:
         """The counters of each task, queue lengths brought up to date."""
         for bolt in self._bolts:
             bolt.stats.queued = bolt.queued
+            bolt.stats.overflowing = bolt.inbox.overflowing
+            bolt.stats.capacity = bolt.inbox.capacity
+            bolt.stats.arrived, bolt.stats.arrived_bytes = bolt.inbox.arrived, bolt.inbox.arrived_bytes
         for executor in self.executors:
+            executor.stats.limit = self.flow.rate(executor.context.task)
             with contextlib.suppress(RuntimeError):  # the task adds a state under our eyes: next time
                 state = executor.context.state
                 executor.stats.state_keys, executor.stats.state_bytes = state.counted, state.bytes
@@ -443,6 +471,7 @@ class Slot:
         held += sum(spout.pending.count for spout in self._spouts if spout.pending is not None)
         if self._alignment is not None:
             held += self._alignment.held
+        held += self.flow.held
         return held + sum(executor.waiting() for executor in self.executors) + len(self._relay)
 
     def _note_error(self, stats: TaskStats) -> Callable[[Exception], None]:

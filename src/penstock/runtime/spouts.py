@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.acking.pending import Pending
+from penstock.control.pace import Pace
 from penstock.runtime.collectors import SpoutArrowCollector, SpoutTupleCollector
 from penstock.runtime.executor import Executor
 from penstock.runtime.failures import blame
@@ -20,8 +22,12 @@ class SpoutExecutor(Executor[BaseSpout]):
     """Calls ``next_tuple`` or ``next_batch`` while active and, at least once, while fewer than
     ``max_pending`` tuples are on their way."""
 
-    def __init__(self, *args: Any, pending: Pending | None = None, max_pending: int = 0) -> None:
+    def __init__(
+        self, *args: Any, pending: Pending | None = None, max_pending: int = 0, pace: Pace | None = None
+    ) -> None:
         super().__init__(*args)
+        self.pace = pace or Pace()
+        """The user's limit."""
         self.active = False
         self.pending = pending
         self._max_pending = max_pending
@@ -62,13 +68,24 @@ class SpoutExecutor(Executor[BaseSpout]):
         large frames cost less than many small ones."""
         if not self.active:
             return 0
+        free = min(self.outlets.room() - self.waiting(), self.pace.room(self._clock.monotonic()), 1 << 30)
+        if free <= 0:
+            return 0
         if self.pending is None:
-            return 1 << 30
+            return math.ceil(free)
         on_the_way = self.pending.count + self.waiting()
         room = min(self._max_pending - on_the_way, self.pending.room)
         wanted = max(self._largest, self._max_pending // 5) if self._held_back else self._largest
         self._held_back = room < wanted and on_the_way > 0
-        return 0 if self._held_back else room
+        return 0 if self._held_back else min(room, math.ceil(free))
+
+    def wait(self) -> float:
+        """Seconds until there may be room again, where that is a matter of time."""
+        if not self.active:
+            return math.inf
+        now = self._clock.monotonic()
+        waits = [wait for wait in (self.pace.wait(now), self.outlets.wait()) if wait > 0]
+        return min(waits, default=math.inf)
 
     def run(self) -> bool:
         room = self.room
@@ -97,6 +114,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         emitted = waiting() - before
         if emitted:
             self._note_birth(born)
+            self.pace.spend(emitted)
             self.stats.executed += emitted
         if self._done and self.context.delivery == "at_most_once":
             self._ack(self._take_done())  # a message is done when it is sent, as in Storm without ackers

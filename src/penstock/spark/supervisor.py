@@ -24,7 +24,7 @@ from penstock.errors import NotEnoughSlots, PenstockError, SettingError, StateEr
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
-from penstock.runtime.job import Job, pickle_components
+from penstock.runtime.job import Job, make_job
 from penstock.spark import shipping
 from penstock.spark.dataflow import start_query
 from penstock.spark.pickling import dumps
@@ -195,7 +195,8 @@ class RunningTopology:
         """Start and return once the spouts emit. Raises what keeps the topology from running."""
         try:
             self._check_slots()
-            job = self._make_job()
+            folder = "" if self._state is None else self._state.store.url
+            job = make_job(self.topology, self.plan, folder, dumps)
             self._ship()
             self.coordinator.start()
             self._start_first(job)
@@ -220,16 +221,6 @@ class RunningTopology:
                     raise
                 self._stop_query()
                 self.restarts += 1
-
-    def _make_job(self) -> Job:
-        nodes = self.topology.nodes.values()
-        return Job(
-            self.plan,
-            self._settings,
-            pickle_components({node.id: node.component for node in nodes}, dumps),
-            {node.id: node.tick_interval for node in nodes if node.tick_interval},
-            "" if self._state is None else self._state.store.url,
-        )
 
     def _ship(self) -> None:
         context = self._spark.sparkContext

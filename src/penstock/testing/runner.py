@@ -25,7 +25,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
 from penstock.plan.planner import make_plan
 from penstock.runtime.archive import SlotArchive
-from penstock.runtime.job import Job, pickle_components
+from penstock.runtime.job import make_job
 from penstock.runtime.slot import Slot
 from penstock.testing.doubles import CaptureBolt, FeederSpout
 from penstock.topology.builder import Topology
@@ -58,14 +58,7 @@ class LocalRunner:
         self.plan: Plan = make_plan(topology)
         self.clock = clock or SimulatedClock()
         self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
-        nodes = topology.nodes.values()
-        job = Job(
-            self.plan,
-            topology.settings,
-            pickle_components({node.id: node.component for node in nodes}, dumps),
-            {node.id: node.tick_interval for node in nodes if node.tick_interval},
-            "" if self._state is None else self._state.store.url,
-        )
+        job = make_job(topology, self.plan, "" if self._state is None else self._state.store.url, dumps)
         self._later: deque[tuple[SlotId, int]] = deque()
         self._acker = ledger.Acker(job.key)
         self._random = random.Random(seed)
@@ -199,6 +192,7 @@ class LocalRunner:
                 if frame is not None:
                     self._channels[SlotId(id.stage + 1, hop)].append(pa.py_buffer(frame))
             self._pass_acks(slot)
+            self._pass_messages(slot)
             self._keep(id, slot)
             if slot.fatal is not None:
                 raise slot.fatal
@@ -213,6 +207,18 @@ class LocalRunner:
         if tally is not None:
             for task, numbers in self._acker.apply(*ledger.unpack(tally)).items():
                 self._slots[self.plan.routes.slot_of[task]].settle(task, numbers, None)
+
+    def _pass_messages(self, slot: Slot) -> None:
+        """What its tasks have to say to those that send to them, and the answers."""
+        flow = slot.flow
+        while flow.messages:
+            message = flow.messages.popleft()
+            sender = self._slots[self.plan.routes.slot_of[message.target]].flow
+            sender.receive(message)
+            while sender.states:
+                state = sender.states.popleft()
+                for each in self._slots.values():
+                    each.flow.heard(state)
 
     def _command(self, message: Message, to: SlotId | None) -> None:
         """What the coordinator would send to slots."""

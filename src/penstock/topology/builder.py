@@ -37,6 +37,8 @@ class Node:
     streams: Mapping[str, Stream]
     inputs: tuple[Subscription, ...] = ()
     tick_interval: float | None = None
+    max_rate: float = math.inf
+    """Tuples a second the tasks of a spout may emit together."""
     line: str = field(default="", compare=False)
 
     @property
@@ -73,6 +75,7 @@ class _Declarer:
         self._tasks = parallelism
         self._inputs: list[Subscription] = []
         self._tick: float | None = None
+        self._max_rate = math.inf
         if isinstance(component, BaseBolt) and component.tick_interval is not None:
             self._set_tick(component.tick_interval)
 
@@ -105,6 +108,7 @@ class _Declarer:
             declarer.streams,
             tuple(self._inputs),
             self._tick,
+            self._max_rate,
             self._line,
         )
 
@@ -115,6 +119,16 @@ class SpoutDeclarer(_Declarer):
     def set_num_tasks(self, tasks: int) -> SpoutDeclarer:
         """Run more tasks than executors; the executors share them evenly."""
         self._set_tasks(tasks)
+        return self
+
+    def set_max_rate(self, rate: float) -> SpoutDeclarer:
+        """Emit at most so many tuples a second, all tasks together. Can be changed while the topology runs, with
+        ``penstock set``."""
+        if not isinstance(rate, int | float) or not rate > 0:
+            raise TopologyError(
+                self._where(), "a rate is greater than 0 tuples a second", repr(rate), "math.inf is no limit."
+            )
+        self._max_rate = float(rate)
         return self
 
 

@@ -121,6 +121,11 @@ class SpoutCollector(Protocol):
     ) -> None:
         """Emit one tuple on a direct stream to the task of that id."""
 
+    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
+        """What is emitted on this stream now leaves at once. False: a receiver is overloaded and it would wait. A
+        spout with several streams that asks keeps the others at their rate; one that does not ask is held back as a
+        whole once too much waits."""
+
 
 class BatchCollector(Protocol):
     """What a batch bolt emits with: whole columns."""
@@ -154,6 +159,11 @@ class BatchSpoutCollector(Protocol):
         self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:
         """Emit many tuples on a direct stream to the task of that id."""
+
+    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
+        """What is emitted on this stream now leaves at once. False: a receiver is overloaded and it would wait. A
+        spout with several streams that asks keeps the others at their rate; one that does not ask is held back as a
+        whole once too much waits."""
 
 
 class Component(ABC):
@@ -224,6 +234,14 @@ class BaseBolt(Component):
 
     tick_interval: ClassVar[float | None] = None
     """Seconds between tick tuples unless the topology says otherwise with ``set_tick_interval``."""
+
+    in_parts: ClassVar[bool] = False
+    """True: tuples of one key may be executed by any task of this bolt, whatever the grouping, because what it emits
+    is parts that the bolts behind it merge (``penstock.merging``). Only such bolts are ever migrated."""
+
+    merges_parts: ClassVar[bool] = False
+    """True: this bolt merges parts, from any task, in any order. Migration towards a bolt needs it of all bolts
+    behind that one."""
 
     def cleanup(self) -> None:
         """Called at a graceful end. Not guaranteed: a killed process calls nothing."""

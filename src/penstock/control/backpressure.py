@@ -1,0 +1,323 @@
+"""Backpressure, decided: what a task says about its queue, and what a sender makes of it (SPEC 3.1).
+
+A *watch* looks at one task's inbox and says what is to be told to the tasks that send to it. A *gate* stands in
+a sender, one for each component it sends to, takes those messages and says how many tuples may go. There is a pair for
+each mode: ``step`` (A algorithm 1), ``spout`` (Storm 1.x, Heron) and ``credit`` (Flink); ``none`` has neither. All
+are driven by the caller's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from penstock.control.pace import Meter, Pace
+from penstock.control.signals import TaskMessage
+
+LOAD_FACTOR = 0.8  # L; ours, A gives no value
+STEP = 2.0  # v'; ours too
+SHORTEST = 0.01  # seconds; a signal's way there and back: a shorter sensitivity judges what it has not changed yet
+LONGEST = 1.0  # seconds; for a queue that fills slowly, or whose rate is not known
+_MOST_STEPS = 10  # a thousandth of the rate is as good as none, and ten cancels bring it back
+_GRANT_SHARE = 8  # a sender's credit is renewed when an eighth of it is used: eight messages per full inbox
+
+Messages = list[tuple[int, str, float]]
+"""Target task, kind, value."""
+
+
+class Watch(ABC):
+    """Judges one task's inbox. ``upstream``: the tasks that send to it."""
+
+    def __init__(self, upstream: Collection[int], capacity: int) -> None:
+        self.upstream, self.capacity = tuple(upstream), capacity
+
+    @abstractmethod
+    def observe(self, now: float, length: int, arrived: int) -> Messages:
+        """What to say, now that ``length`` tuples wait and ``arrived`` ever came."""
+
+    def consumed(self, source: int, rows: int) -> None:
+        """Tuples of that sender were taken from the inbox."""
+
+    def enacted(self) -> None:
+        """A sender has done what it was told."""
+
+
+class StepWatch(Watch):
+    """A algorithm 1, on one queue.
+
+    Where the queue is above L·QML, a timer of ``sensitivity`` = (QML − q) / (2·V) runs; at its end each sender is told
+    to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Two things A leaves open: at the end of
+    the timer a queue that is on its way back already is left alone, and a timer starts only when the last
+    signal has been acted upon (or for a second no one answered). Without them a queue that drains slowly draws
+    signal after signal, and the rate swings by many steps around the sustainable one.
+    """
+
+    def __init__(
+        self,
+        upstream: Collection[int],
+        capacity: int,
+        load_factor: float = LOAD_FACTOR,
+        shortest: float = SHORTEST,
+    ) -> None:
+        super().__init__(upstream, capacity)
+        self.steps = 0
+        """Signals sent and not taken back."""
+        self._high, self._low = load_factor * capacity, (1 - load_factor) * capacity
+        self._shortest = shortest
+        self._meter = Meter()
+        self._arrived = 0
+        self._rate = 0.0
+        """V: at which it was sent to before the backpressure."""
+        self._timer: _Timer | None = None
+        self._answer_by: float | None = None
+
+    def sensitivity(self, length: int) -> float:
+        if self._rate <= 0:
+            return LONGEST
+        return min(LONGEST, max(self._shortest, (self.capacity - length) / (2 * self._rate)))
+
+    def observe(self, now: float, length: int, arrived: int) -> Messages:
+        if arrived != self._arrived:
+            self._meter.add(arrived - self._arrived, now)
+            self._arrived = arrived
+        wanted = self._wanted(length)
+        if wanted is None:
+            self._timer = None
+            return []
+        if self._answer_by is not None:
+            if now < self._answer_by:
+                return []
+            self._answer_by = None
+        timer = self._timer
+        if timer is None or timer.kind != wanted:
+            if not self.steps:
+                self._rate = self._meter.rate(now)
+            self._timer = _Timer(wanted, now + self.sensitivity(length), length)
+            return []
+        if now < timer.due:
+            return []
+        self._timer = None
+        getting_better = length < timer.length if wanted == "slow" else length > timer.length
+        if getting_better:
+            return []
+        self.steps += 1 if wanted == "slow" else -1
+        self._answer_by = now + LONGEST
+        return [(task, wanted, float(self.steps)) for task in self.upstream]
+
+    def enacted(self) -> None:
+        self._answer_by = None
+
+    def _wanted(self, length: int) -> str | None:
+        if length > self._high and self.steps < _MOST_STEPS:
+            return "slow"
+        if length < self._low and self.steps:
+            return "cancel"
+        return None
+
+    def validate(self) -> None:
+        assert 0 <= self.steps <= _MOST_STEPS
+        assert self._timer is None or self._answer_by is None, "no timer before the last signal is answered"
+
+
+@dataclass(frozen=True)
+class _Timer:
+    kind: str
+    due: float
+    length: int
+    """Of the queue when it was started."""
+
+
+class SpoutWatch(Watch):
+    """Storm 1.x and Heron: a queue above the mark stops the spouts, all of them, until it is below the other."""
+
+    def __init__(self, spouts: Collection[int], capacity: int, load_factor: float = LOAD_FACTOR) -> None:
+        super().__init__(spouts, capacity)
+        self._high, self._low = load_factor * capacity, (1 - load_factor) * capacity
+        self._holds = False
+
+    def observe(self, now: float, length: int, arrived: int) -> Messages:
+        holds = length > (self._low if self._holds else self._high)
+        if holds == self._holds:
+            return []
+        self._holds = holds
+        return [(task, "hold" if holds else "resume", 0.0) for task in self.upstream]
+
+
+class CreditWatch(Watch):
+    """Flink: each sender has an equal share of the inbox as credit, renewed as its tuples are taken from it."""
+
+    def __init__(self, upstream: Collection[int], capacity: int) -> None:
+        super().__init__(upstream, capacity)
+        self.share = max(1, capacity // max(1, len(self.upstream)))
+        self._consumed = dict.fromkeys(self.upstream, 0)
+        self._granted = dict.fromkeys(self.upstream, 0)
+
+    def consumed(self, source: int, rows: int) -> None:
+        self._consumed[source] += rows
+
+    def observe(self, now: float, length: int, arrived: int) -> Messages:
+        messages: Messages = []
+        for task in self.upstream:
+            total = self._consumed[task] + self.share
+            if total - self._granted[task] >= max(1, self.share // _GRANT_SHARE):
+                self._granted[task] = total
+                messages.append((task, "grant", float(total)))
+        return messages
+
+
+# ---- the sender's side -----------------------------------------------------------------------------------
+
+
+class Gate:
+    """Between a task and one component it sends to. This one is always open."""
+
+    patient = False
+    """Tuples it holds back may wait while the task goes on with what is for other components."""
+
+    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
+        """What a task behind it says. ``measured`` is the rate it was sent to lately. True: the rate is another."""
+        return False
+
+    def room(self, target: int, now: float) -> float:
+        """How many tuples may go to that task now; the last may bring more than fit."""
+        return math.inf
+
+    def sent(self, target: int, rows: int) -> None:
+        """They went."""
+
+    def wait(self, now: float) -> float:
+        """Seconds until there may be room, where that is known; else inf: a message will tell."""
+        return math.inf
+
+    @property
+    def rate(self) -> float:
+        """Tuples a second that may go."""
+        return math.inf
+
+
+class StepGate(Gate):
+    """A algorithm 1 at the sender: remembers its initial rate at the first signal, halves it at each, doubles it at
+    each cancel, and leaves the state when it is back.
+
+    The tasks of the component signal each on its own; the one that asks for the most steps decides, so that four
+    tasks with full queues do not cost four steps at once.
+    """
+
+    patient = True
+
+    def __init__(self, step: float = STEP) -> None:
+        self.initial: float | None = None
+        self.steps: dict[int, int] = {}
+        """Asked for by each task, where there are any."""
+        self.passed_by: frozenset[int] = frozenset()
+        """Tasks nothing is sent to at the moment (migration): their queues are no reason to slow."""
+        self._step = step
+        self._pace = Pace()
+
+    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
+        before = self.rate
+        asked = self.steps.get(message.source, 0)
+        if message.kind == "slow":
+            if self.initial is None:
+                if measured <= 0:
+                    return False  # who sends nothing cannot send less
+                self.initial = measured
+            self._ask(message.source, min(asked + 1, int(message.value)))
+        elif message.kind == "cancel" and asked:
+            self._ask(message.source, min(asked - 1, int(message.value)))
+        if not self.steps:
+            self.initial = None
+        self._pace.set(self.rate, now)
+        return self.rate != before
+
+    def _ask(self, task: int, steps: int) -> None:
+        self.steps[task] = steps
+        if steps <= 0:
+            del self.steps[task]
+
+    def pass_by(self, tasks: Iterable[int], now: float) -> None:
+        """Nothing is sent to these from now on."""
+        self.passed_by = frozenset(tasks)
+        self._pace.set(self.rate, now)
+
+    @property
+    def rate(self) -> float:
+        if self.initial is None:
+            return math.inf
+        most = max((asked for task, asked in self.steps.items() if task not in self.passed_by), default=0)
+        return math.inf if not most else self.initial / self._step**most
+
+    def room(self, target: int, now: float) -> float:
+        return self._pace.room(now)
+
+    def sent(self, target: int, rows: int) -> None:
+        self._pace.spend(rows)
+
+    def wait(self, now: float) -> float:
+        return self._pace.wait(now)
+
+    def validate(self) -> None:
+        assert (self.initial is None) == (not self.steps), "in backpressure as long as a task asks for it"
+        assert all(0 < asked <= _MOST_STEPS for asked in self.steps.values())
+
+
+class SpoutGate(Gate):
+    """Closed as long as any task of the topology holds the spouts."""
+
+    def __init__(self) -> None:
+        self.holders: set[int] = set()
+
+    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
+        before = bool(self.holders)
+        if message.kind == "hold":
+            self.holders.add(message.source)
+        elif message.kind == "resume":
+            self.holders.discard(message.source)
+        return bool(self.holders) != before
+
+    def room(self, target: int, now: float) -> float:
+        return 0.0 if self.holders else math.inf
+
+    @property
+    def rate(self) -> float:
+        return 0.0 if self.holders else math.inf
+
+
+class CreditGate(Gate):
+    """Each task behind it says how many tuples it may be sent altogether; before its first word, nothing."""
+
+    def __init__(self) -> None:
+        self._granted: dict[int, float] = {}
+        self._sent: dict[int, int] = {}
+
+    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
+        if message.kind == "grant":
+            self._granted[message.source] = max(message.value, self._granted.get(message.source, 0.0))
+        return False
+
+    def room(self, target: int, now: float) -> float:
+        return self._granted.get(target, 0.0) - self._sent.get(target, 0)
+
+    def sent(self, target: int, rows: int) -> None:
+        self._sent[target] = self._sent.get(target, 0) + rows
+
+
+def make_watch(
+    mode: str, upstream: Collection[int], spouts: Collection[int], capacity: int, load_factor: float
+) -> Watch | None:
+    """The watch of a mode over one task's inbox."""
+    if mode == "step":
+        return StepWatch(upstream, capacity, load_factor)
+    if mode == "spout":
+        return SpoutWatch(spouts, capacity, load_factor)
+    return CreditWatch(upstream, capacity) if mode == "credit" else None
+
+
+def make_gate(mode: str, spout: bool, step: float) -> Gate:
+    """The gate of a mode in one sender; ``spout``: the sender is one."""
+    gates: dict[str, Callable[[], Gate]] = {"step": lambda: StepGate(step), "credit": CreditGate}
+    if mode == "spout":
+        return SpoutGate() if spout else Gate()
+    return gates.get(mode, Gate)()

@@ -1,0 +1,242 @@
+"""Flow control in a slot: lanes for what its tasks send, watches over what they receive.
+
+The decisions are ``penstock.control.backpressure``'s; here they meet frames, inboxes and the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from penstock.clock import Clock
+from penstock.control.backpressure import Gate, StepGate, Watch, make_gate, make_watch
+from penstock.control.pace import Meter
+from penstock.control.signals import TaskMessage, TaskState
+from penstock.frames.header import Header
+from penstock.plan.model import Plan, SlotId
+from penstock.runtime.inbox import Inbox
+from penstock.runtime.parcel import Parcel
+from penstock.runtime.spill import Spill
+from penstock.settings import Settings
+
+_HELD_MEMORY = 1024 * 1024  # bytes a lane holds in memory: a few frames
+_FRAME_TIME = 0.01  # seconds of its rate a frame on a slowed lane carries: small steps, not lumps
+_LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
+
+Dispatch = Callable[[Header, bytes | pa.Buffer], None]
+
+
+class Lane:
+    """From one task to one component. What may go now goes; what may not waits here, in order."""
+
+    def __init__(
+        self, component: str, targets: Sequence[int], gate: Gate, limit: int, dispatch: Dispatch, clock: Clock
+    ) -> None:
+        self.component, self.targets, self.gate = component, tuple(targets), gate
+        self.meter = Meter()
+        self._limit = limit if gate.patient else 0
+        self._held = Spill(_HELD_MEMORY)
+        self._dispatch, self._now = dispatch, clock.monotonic
+
+    @property
+    def held(self) -> int:
+        """Tuples that wait."""
+        return self._held.rows
+
+    @property
+    def full(self) -> bool:
+        """So much waits that the task must not go on, whatever else it could do."""
+        return bool(self._held) and self._held.bytes >= self._limit
+
+    @property
+    def frame_rows(self) -> float:
+        """How many tuples a frame should carry at most."""
+        rate = self.gate.rate
+        return math.inf if math.isinf(rate) else max(_LEAST_ROWS, rate * _FRAME_TIME)
+
+    def room(self) -> float:
+        """Tuples that may go now."""
+        if self._held:
+            return 0.0
+        now = self._now()
+        return min(self.gate.room(target, now) for target in self.targets)
+
+    def send(self, header: Header, frame: bytes | pa.Buffer) -> None:
+        if self._held or self.gate.room(header.target_task, self._now()) <= 0:
+            self._held.add(Parcel(header, frame if isinstance(frame, pa.Buffer) else pa.py_buffer(frame)))
+        else:
+            self._send(header, frame)
+
+    def release(self, everything: bool = False) -> None:
+        """Send what may go by now; or all of it, at the end of an epoch: its marker must not overtake it."""
+        while (parcel := self._held.first()) is not None:
+            if not everything and self.gate.room(parcel.header.target_task, self._now()) <= 0:
+                return
+            self._held.drop()
+            self._send(parcel.header, parcel.content)
+
+    def wait(self) -> float:
+        """Seconds until ``release`` has something to do."""
+        return self.gate.wait(self._now())
+
+    def _send(self, header: Header, frame: bytes | pa.Buffer) -> None:
+        self.gate.sent(header.target_task, header.rows)
+        self.meter.add(header.rows, self._now())
+        self._dispatch(header, frame)
+
+
+class Outlets:
+    """All a task sends through: a lane for each component in another slot, the inboxes of those in its own."""
+
+    def __init__(self, lanes: Sequence[Lane], chained: Sequence[Inbox]) -> None:
+        self.lanes, self.chained = lanes, chained
+        self._patient = all(lane.gate.patient for lane in lanes)
+
+    @property
+    def held_back(self) -> bool:
+        """The task must not run. A task that sends to several components goes on as long as one of them takes
+        what it is sent: what is for the others waits on disk, within a limit."""
+        if any(inbox.full for inbox in self.chained):
+            return True
+        waiting = 0
+        for lane in self.lanes:
+            if lane.held:
+                if lane.full:
+                    return True
+                waiting += 1
+        return waiting > 0 and waiting == len(self.lanes) and not self.chained
+
+    def room(self) -> float:
+        """How many tuples the task may emit now, one more than fit."""
+        if self.held_back:
+            return 0.0
+        if not self.lanes:
+            return math.inf
+        rooms = [lane.room() for lane in self.lanes]
+        return max(rooms) if self._patient else min(rooms)
+
+    def wait(self) -> float:
+        """Seconds until there may be room."""
+        return min((lane.wait() for lane in self.lanes), default=math.inf)
+
+
+class Flow:
+    """Lanes and watches of one slot, and what they have to say to others."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        clock: Clock,
+        inboxes: dict[int, Inbox],
+        dispatch: Dispatch,
+        slot: SlotId,
+    ) -> None:
+        self.messages: deque[TaskMessage] = deque()
+        """To be posted on the board."""
+        self.states: deque[TaskState] = deque()
+        """To be published there."""
+        self._plan, self._settings, self._clock = plan, settings, clock
+        self._inboxes, self._dispatch = inboxes, dispatch
+        self._lanes: dict[int, dict[str, Lane]] = {}
+        self._lane_of: dict[int, dict[int, Lane]] = {}
+        self._watches: dict[int, Watch] = {}
+        self._observing = threading.Lock()
+        for task in plan.routes.tasks_of(slot):
+            self._add(task)
+
+    def _add(self, task: int) -> None:
+        plan, settings = self._plan, self._settings
+        component = plan.task[task].component
+        spout = component in plan.spouts
+        lanes: dict[str, Lane] = {}
+        for target in plan.downstream_of[component]:
+            gate = make_gate(settings.flow, spout, settings.step_factor)
+            targets = plan.tasks_of[target]
+            lanes[target] = Lane(target, targets, gate, settings.overflow_bytes, self._dispatch, self._clock)
+        self._lanes[task] = lanes
+        self._lane_of[task] = {target: lane for lane in lanes.values() for target in lane.targets}
+        if plan.upstream_of[component]:
+            upstream = [each for source in plan.upstream_of[component] for each in plan.tasks_of[source]]
+            spouts = [each for source in plan.spouts for each in plan.tasks_of[source]]
+            watch = make_watch(settings.flow, upstream, spouts, settings.inbox_capacity, settings.load_factor)
+            if watch is not None:
+                self._watches[task] = watch
+
+    def outlets(self, task: int) -> Outlets:
+        """Where a task's tuples leave."""
+        chained = [self._inboxes[target] for target in self._plan.chained_tasks(task)]
+        return Outlets(list(self._lanes[task].values()), chained)
+
+    def lane(self, source_task: int, target_task: int) -> Lane:
+        return self._lane_of[source_task][target_task]
+
+    def watch(self, task: int) -> Watch | None:
+        return self._watches.get(task)
+
+    # ---- what the slot drives --------------------------------------------------------------------------
+
+    def observe(self, pressure: int = 0) -> None:
+        """Look at the inboxes. Called by the reader and by the main loop; one at a time is enough. ``pressure``:
+        tuples that wait elsewhere for all of them."""
+        if not self._watches or not self._observing.acquire(blocking=False):
+            return
+        try:
+            now = self._clock.monotonic()
+            for task, watch in self._watches.items():
+                inbox = self._inboxes[task]
+                for target, kind, value in watch.observe(now, inbox.length + pressure, inbox.arrived):
+                    self.messages.append(TaskMessage(task, target, kind, value))
+        finally:
+            self._observing.release()
+
+    def release(self, everything: bool = False) -> None:
+        for lanes in self._lanes.values():
+            for lane in lanes.values():
+                if lane.held:
+                    lane.release(everything)
+
+    def wait(self) -> float:
+        """Seconds until a lane that holds something may send it."""
+        return min(
+            (lane.wait() for lanes in self._lanes.values() for lane in lanes.values() if lane.held),
+            default=math.inf,
+        )
+
+    @property
+    def held(self) -> int:
+        """Tuples that wait in lanes."""
+        return sum(lane.held for lanes in self._lanes.values() for lane in lanes.values())
+
+    def rate(self, task: int) -> float:
+        """The least rate a task is held to at the moment."""
+        return min((lane.gate.rate for lane in self._lanes[task].values()), default=math.inf)
+
+    # ---- what others say -------------------------------------------------------------------------------
+
+    def receive(self, message: TaskMessage) -> None:
+        """A message for one of the slot's tasks."""
+        lanes = self._lanes.get(message.target, {})
+        component = self._plan.task[message.source].component
+        chosen = list(lanes.values()) if message.kind in ("hold", "resume") else [lanes[component]]
+        now = self._clock.monotonic()
+        for lane in chosen:
+            if lane.gate.take(message, now, lane.meter.rate(now)):
+                self.states.append(TaskState(message.target, lane.component, lane.gate.rate))
+
+    def heard(self, state: TaskState) -> None:
+        """What a task somewhere did about its messages."""
+        for task in self._plan.tasks_of.get(state.towards, ()):
+            watch = self._watches.get(task)
+            if watch is not None:
+                watch.enacted()
+
+    def pass_by(self, source_task: int, component: str, tasks: Sequence[int]) -> None:
+        """Nothing is sent to these tasks at the moment (migration)."""
+        gate = self._lanes[source_task][component].gate
+        if isinstance(gate, StepGate):
+            gate.pass_by(tasks, self._clock.monotonic())

@@ -1,0 +1,119 @@
+"""A queue of parcels that keeps the oldest in memory and the rest on disk.
+
+Whoever reads from Spark's channel must go on reading: what it refuses would hold up everything behind it, for
+other tasks too. So what has no room yet goes here. The disk is used in segments, each deleted when it has been read:
+a queue that never runs empty does not grow for ever.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from penstock.errors import PenstockError
+from penstock.runtime.parcel import Parcel
+
+_SEGMENT = 16 * 1024 * 1024  # bytes; small enough that what is kept of a read one does not matter
+
+
+class Spill:
+    """First in, first out. Not safe between threads: its owner has a lock. Parcels are frames, not batches."""
+
+    def __init__(self, memory: int) -> None:
+        self.rows = 0
+        self.bytes = 0
+        """Of all parcels, in memory and on disk."""
+        self._memory = memory
+        self._in_memory = 0
+        self._head: deque[Parcel] = deque()
+        self._segments: deque[_Segment] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._head or self._segments)
+
+    @property
+    def rows_on_disk(self) -> int:
+        return self.rows - sum(parcel.header.rows for parcel in self._head) if self._segments else 0
+
+    def add(self, parcel: Parcel) -> None:
+        """Append a parcel. Raises ``PenstockError`` where the disk refuses it."""
+        size = parcel.content.size
+        if not self._segments and self._in_memory + size <= self._memory:
+            self._in_memory += size
+            self._head.append(parcel)
+        else:
+            self._to_disk(parcel)
+        self.rows += parcel.header.rows
+        self.bytes += size
+
+    def first(self) -> Parcel | None:
+        """The oldest."""
+        if not self._head and self._segments:
+            segment = self._segments[0]
+            parcel = segment.read()
+            self._in_memory += parcel.content.size
+            self._head.append(parcel)
+            if not segment:
+                self._segments.popleft().close()
+        return self._head[0] if self._head else None
+
+    def drop(self) -> None:
+        """Forget the oldest, after ``first``."""
+        parcel = self._head.popleft()
+        size = parcel.content.size
+        self.rows -= parcel.header.rows
+        self.bytes -= size
+        self._in_memory -= size
+
+    def close(self) -> None:
+        """Give the disk back."""
+        while self._segments:
+            self._segments.popleft().close()
+
+    def _to_disk(self, parcel: Parcel) -> None:
+        try:
+            if not self._segments or self._segments[-1].size >= _SEGMENT:
+                self._segments.append(_Segment())
+            self._segments[-1].write(parcel)
+        except OSError as error:
+            raise PenstockError(
+                "frames that wait",
+                f"beyond {self._memory:,} bytes they go to a temporary file",
+                str(error),
+                "Make room in the temporary folder, lower overflow_bytes, or speed up what they wait for.",
+            ) from error
+
+
+class _Segment:
+    """One temporary file; it has no name and is gone with the process."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._file: BinaryIO = tempfile.TemporaryFile(prefix="penstock-spill-")  # noqa: SIM115 - closed by close
+        self._parcels: deque[Parcel] = deque()
+        """Without their content."""
+        self._sizes: deque[int] = deque()
+        self._read = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._parcels)
+
+    def write(self, parcel: Parcel) -> None:
+        self._file.seek(self.size)
+        self._file.write(parcel.content)
+        self._file.flush()
+        self.size += parcel.content.size
+        self._sizes.append(parcel.content.size)
+        self._parcels.append(Parcel(parcel.header, pa.py_buffer(b""), parcel.lineage))
+
+    def read(self) -> Parcel:
+        parcel, size = self._parcels.popleft(), self._sizes.popleft()
+        self._file.seek(self._read)
+        self._read += size
+        return Parcel(parcel.header, pa.py_buffer(self._file.read(size)), parcel.lineage)
+
+    def close(self) -> None:
+        self._file.close()
