@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from penstock.errors import EnvironmentFault
-from penstock.testing import kafka as kafka_module
-from penstock.testing.kafka import KafkaServer
+from penstock.testing import jars
+from penstock.testing.kafka import KAFKA, KafkaServer
 from tests.contract.kafka_helpers import PATIENCE, read, write
 
 
@@ -70,9 +70,9 @@ def test_the_command_and_its_end(kafka, signum):  # kafka: so that this is skipp
 
 def test_without_maven_and_cache_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kafka_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(jars.shutil, "which", lambda name: None)
     with pytest.raises(EnvironmentFault) as caught:
-        kafka_module.jars()
+        KAFKA.jars()
     assert str(caught.value) == (
         "Kafka for tests: Apache Maven (mvn) fetches Kafka on first use; got no mvn on the PATH. "
         "Install it (on Debian: apt-get install maven), or use a Kafka of your own."
@@ -84,9 +84,9 @@ def test_a_maven_that_fails_leaves_no_half_a_cache(monkeypatch, tmp_path):
     maven.write_text("#!/bin/sh\necho '[ERROR] no route to the repository'\nexit 1\n")
     maven.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(kafka_module.shutil, "which", lambda name: str(maven))
+    monkeypatch.setattr(jars.shutil, "which", lambda name: str(maven))
     with pytest.raises(EnvironmentFault, match=r"Maven could not fetch Kafka; got \[ERROR\] no route"):
-        kafka_module.jars()
+        KAFKA.jars()
     assert [path.name for path in Path(tmp_path / "cache" / "penstock").iterdir()] == ["kafka-4.3.1.lock"]
 
 

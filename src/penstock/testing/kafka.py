@@ -13,44 +13,27 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import fcntl
-import os
 import re
-import shlex
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import EnvironmentFault
 from penstock.spark.java import ensure_java
+from penstock.testing.jars import JavaProduct, Progress
+from penstock.testing.server_process import ServerProcess, free_ports
 
 VERSION = "4.3.1"
-
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>penstock</groupId> <artifactId>kafka-for-tests</artifactId> <version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId> <artifactId>kafka_2.13</artifactId> <version>{VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.apache.logging.log4j</groupId> <artifactId>log4j-slf4j-impl</artifactId>
-      <version>2.25.3</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
-_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+KAFKA = JavaProduct(
+    "Kafka",
+    VERSION,
+    (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"),
+)
 
 # One node: every internal topic has one replica, and few partitions, which makes a start quicker. A killed broker
 # may come back only when its session has ended, hence a session of 3 s and not 9.
@@ -88,65 +71,6 @@ appender.out.layout.type=PatternLayout
 appender.out.layout.pattern=%d %p %c: %m%n
 """
 _START_SECONDS = 60.0  # up in about 3 s; a loaded two-core machine has needed 20
-_STOP_SECONDS = 20.0  # a clean end takes about 1 s; after this it is killed
-
-Progress = Callable[[str], None]
-
-
-def jars(progress: Progress = lambda line: None) -> Path:
-    """The folder with Kafka's jars in the user's cache, fetched with Maven on first use (45 MB). Safe to call
-    from several processes at once: one fetches, the others wait for it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-    home = cache / f"kafka-{VERSION}"
-    if home.exists():
-        return home
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise EnvironmentFault(
-            "Kafka for tests",
-            "Apache Maven (mvn) fetches Kafka on first use",
-            "no mvn on the PATH",
-            "Install it (on Debian: apt-get install maven), or use a Kafka of your own.",
-        )
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / f"kafka-{VERSION}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not home.exists():
-            _fetch(maven, home, progress)
-    return home
-
-
-def _fetch(maven: str, home: Path, progress: Progress) -> None:
-    """Fetch beside ``home`` and rename at the end: a folder of that name is always complete."""
-    with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent) as part:
-        pom, libraries = Path(part) / "pom.xml", Path(part) / "lib"
-        pom.write_text(_POM)
-        command = [maven, "-B", "-f", str(pom), _COPY, f"-DoutputDirectory={libraries}", "-DincludeScope=runtime"]
-        progress(f"fetching Kafka {VERSION} with Maven, once ...")
-        said: list[str] = []
-        files = 0
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "JAVA_HOME": ensure_java()},
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                said.append(line.strip())
-                if "Downloaded from" in line:
-                    files += 1
-                    progress(f"fetching Kafka {VERSION}: {files} files")
-        if process.returncode:
-            reasons = [line for line in said if line.startswith("[ERROR]")] or said
-            raise EnvironmentFault(
-                "Kafka for tests",
-                "Maven could not fetch Kafka",
-                reasons[0] if reasons else f"exit code {process.returncode}",
-                "Maven needs Maven Central or a mirror of it, named in its settings.xml.",
-            )
-        libraries.rename(home)
 
 
 class KafkaServer:
@@ -155,14 +79,11 @@ class KafkaServer:
 
     def __init__(self, folder: str | Path | None = None, progress: Progress = lambda line: None) -> None:
         """``folder`` keeps the data after ``close``; without it the data lives in a temporary folder."""
-        self._temporary = folder is None
-        self._folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="penstock-kafka-"))
+        self._process = ServerProcess("kafka", folder)
+        self._folder = self._process.folder
         self._progress = progress
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
-        self._port, self._controller = _free_ports(2)
+        self._port, self._controller = free_ports(2)
         self._admin: Any = None
-        self._finalizer = weakref.finalize(self, _remove, self._folder if self._temporary else None)
 
     def __enter__(self) -> KafkaServer:
         try:
@@ -188,7 +109,7 @@ class KafkaServer:
     @property
     def log(self) -> Path:
         """What the broker said: warnings and errors."""
-        return self._folder / "broker.log"
+        return self._process.log
 
     @property
     def _meta(self) -> Path:
@@ -196,24 +117,15 @@ class KafkaServer:
 
     def start(self) -> None:
         """Start the broker, on the data and port it had before if it ran already, and wait until it answers."""
-        if self._process is not None:
+        if self._process.started:
             return
         admin_client = _admin_client()
         java = str(Path(ensure_java()) / "bin" / "java")
-        command = [java, "-Xmx512m", "-cp", f"{jars(self._progress)}/*"]
+        command = [java, "-Xmx512m", "-cp", f"{KAFKA.jars(self._progress)}/*"]
         settings = self._prepare(command)
         self._progress(f"starting Kafka {VERSION} at {self.bootstrap} ...")
         logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [*command[:1], logging, *command[1:], "kafka.Kafka", str(settings)],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us: we end the broker ourselves
-            )
-        self._watcher = _watch(self._process.pid, self._folder if self._temporary else None)
-        self._renew_finalizer()
+        self._process.launch([*command[:1], logging, *command[1:], "kafka.Kafka", str(settings)])
         self._admin = admin_client({"bootstrap.servers": self.bootstrap, "log_level": 0})
         self._wait_until_up()
 
@@ -227,8 +139,8 @@ class KafkaServer:
 
     def close(self) -> None:
         """Stop, and remove the data unless it is in a folder of the caller's."""
-        self.stop()
-        self._finalizer()
+        self._admin = None
+        self._process.close()
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic and wait until clients can use it."""
@@ -288,7 +200,7 @@ class KafkaServer:
 
         deadline = time.monotonic() + _START_SECONDS
         cluster = re.findall(r"cluster\.id=(.+)", self._meta.read_text())[0]
-        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
+        while self._process.alive and time.monotonic() < deadline:
             with contextlib.suppress(KafkaException):
                 answer = self._admin.list_topics(timeout=0.5)
                 if answer.brokers and answer.cluster_id == cluster:  # and not a stranger's on this port
@@ -297,65 +209,19 @@ class KafkaServer:
         raise self._fault("the broker answers soon after its start", f"no answer within {_START_SECONDS:.0f} s")
 
     def _fault(self, rule: str, got: str) -> EnvironmentFault:
-        said = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        errors = [place for place, line in enumerate(said) if " ERROR " in line or " FATAL " in line]
-        reason = " ".join(said[errors[0] : errors[0] + 2]) if errors else got  # the line, and the exception below
+        reason = self._process.first_error() or got
         return EnvironmentFault(f"Kafka at {self.bootstrap}", rule, reason, "Its log says more while it runs.")
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
+    def _running(self) -> ServerProcess:
+        if not self._process.started:
             raise EnvironmentFault(
                 f"Kafka at {self.bootstrap}", "the broker must run for this", "none", "Call start()."
             )
         return self._process
 
     def _end(self, signum: signal.Signals) -> None:
-        if self._process is None:
-            return
-        _end_process(self._watcher, signal.SIGKILL)
-        _end_process(self._process, signum)
-        self._process = self._watcher = self._admin = None
-        self._renew_finalizer()
-
-    def _renew_finalizer(self) -> None:
-        """What is left to do if Python ends, or this object goes, without ``close``."""
-        self._finalizer.detach()
-        self._finalizer = weakref.finalize(
-            self, _remove, self._folder if self._temporary else None, self._watcher, self._process
-        )
-
-
-def _remove(folder: Path | None, *processes: subprocess.Popen[bytes] | None) -> None:
-    for process in processes:
-        _end_process(process, signal.SIGKILL)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _watch(pid: int, folder: Path | None) -> subprocess.Popen[bytes]:
-    """A process that ends the broker and removes its data when this one is gone, however it went: then its end of
-    the pipe closes."""
-    script = f"read line; kill -9 {pid}" + (f"; rm -rf {shlex.quote(str(folder))}" if folder else "")
-    return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
-
-
-def _end_process(process: subprocess.Popen[bytes] | None, signum: signal.Signals) -> None:
-    if process is None:
-        return
-    process.send_signal(signum)
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        self._admin = None
+        self._process.end(signum)
 
 
 def _admin_client() -> Callable[[dict[str, Any]], Any]:
