@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from penstock.errors import EnvironmentFault
+from penstock.spark.java import ensure_java
 from penstock.testing import jars
 from penstock.testing.kafka import KAFKA, KafkaServer
 from tests.contract.kafka_helpers import PATIENCE, read, write
@@ -84,6 +85,7 @@ def test_a_maven_that_fails_leaves_no_half_a_cache(monkeypatch, tmp_path):
     maven.write_text("#!/bin/sh\necho '[ERROR] no route to the repository'\nexit 1\n")
     maven.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ensure_java()  # finds it now, and remembers
     monkeypatch.setattr(jars.shutil, "which", lambda name: str(maven))
     with pytest.raises(EnvironmentFault, match=r"Maven could not fetch Kafka; got \[ERROR\] no route"):
         KAFKA.jars()

@@ -47,7 +47,7 @@ class ServerProcess:
         return self.folder / "server.log"
 
     def first_error(self) -> str:
-        """The first error in its log and the line below, where Java names the exception; empty if there is none."""
+        """The first error in its log and the line below, where Java names the exception; empty without one."""
         said = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         errors = [place for place, line in enumerate(said) if " ERROR " in line or " FATAL " in line]
         return " ".join(said[errors[0] : errors[0] + 2]) if errors else ""
@@ -69,7 +69,7 @@ class ServerProcess:
         assert self._process is not None
         return self._process.wait()
 
-    def signal(self, signum: signal.Signals) -> None:
+    def send(self, signum: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(signum)
 

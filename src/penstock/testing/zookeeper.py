@@ -98,10 +98,10 @@ class ZooKeeperServer:
 
     def pause(self) -> None:
         """Let it answer nobody, its connections still open, until ``resume``."""
-        self._process.signal(signal.SIGSTOP)
+        self._process.send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._process.signal(signal.SIGCONT)
+        self._process.send(signal.SIGCONT)
 
     def close(self) -> None:
         """Stop, and remove the data."""
