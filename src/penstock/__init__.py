@@ -30,8 +30,10 @@ from penstock.errors import (
     TopologyFailed,
     UserCodeError,
 )
+from penstock.merging import Merge
 from penstock.plan.model import Plan
 from penstock.plan.planner import make_plan
+from penstock.reduce import Reduce
 from penstock.settings import Settings
 from penstock.state.maps import MapState
 from penstock.state.values import TaskState, ValueState
@@ -87,11 +89,13 @@ __all__ = [
     "LoadError",
     "MapState",
     "MasterUnreachable",
+    "Merge",
     "NotEnoughSlots",
     "OutputDeclarer",
     "PenstockError",
     "Plan",
     "PortInUse",
+    "Reduce",
     "RichBolt",
     "RichCollector",
     "Router",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import penstock
+import penstock.merging
 import penstock.testing
 
 PUBLIC = [
@@ -28,11 +29,13 @@ PUBLIC = [
     "JavaMissing",
     "LoadError",
     "MasterUnreachable",
+    "Merge",
     "NotEnoughSlots",
     "OutputDeclarer",
     "PenstockError",
     "Plan",
     "PortInUse",
+    "Reduce",
     "RichBolt",
     "RichCollector",
     "Router",
@@ -87,6 +90,22 @@ def test_the_names_of_testing():
         "run_spout",
     ]
     assert all(hasattr(penstock.testing, name) for name in penstock.testing.__all__)
+
+
+def test_the_names_of_merging():
+    assert penstock.merging.__all__ == [
+        "Count",
+        "CountOf",
+        "Distinct",
+        "Max",
+        "Mean",
+        "Merge",
+        "Min",
+        "Sum",
+        "TopK",
+        "Variance",
+    ]
+    assert all(hasattr(penstock.merging, name) for name in penstock.merging.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -1,0 +1,323 @@
+"""Merges: results that can be built in parts, by several tasks, and put together behind them (SPEC 3.2).
+
+A part is what was made of some of the values; merging parts gives the part of all of them, however the values were
+split and in whatever order parts come together. Every result here is exact,
+of floats too: ``Sum`` gives the true sum, rounded once (as ``math.fsum``), the same to the last bit whatever the
+split. Only ``Variance`` rounds on the way: it is within 1e-9, relative, unless the values differ by less than a
+millionth of their size. Sums beyond the range of a float are infinite.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from penstock.errors import TopologyError
+
+__all__ = ["Count", "CountOf", "Distinct", "Max", "Mean", "Merge", "Min", "Sum", "TopK", "Variance"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class Merge(ABC, Generic[P, R]):
+    """One way to reduce values. ``P`` is its part, ``R`` its result.
+
+    A part is a plain value that can be pickled: it travels in a field of a tuple and is kept in task state.
+    Numbers, texts and tuples of them are best: a part that cannot change costs least in a snapshot. ``merge`` must
+    be associative and commutative, ``zero()`` neutral, and ``add(part, value)`` the merge with that value's part.
+
+    ``add`` and ``merge`` may change their first argument and return it, never the second. Bolts do not hand None
+    and NaN to a merge: a field that is one of these has no value.
+    """
+
+    field: str | None = None
+    """The field whose values are reduced. None: tuples are counted, and each value is None."""
+
+    def __init__(self, field: str | None = None) -> None:
+        self.field = field
+
+    @abstractmethod
+    def zero(self) -> P:
+        """The part of no values, a new one each time where parts can change."""
+
+    @abstractmethod
+    def add(self, part: P, value: Any) -> P:
+        """The part with one value more."""
+
+    @abstractmethod
+    def merge(self, part: P, other: P) -> P:
+        """The part of the values of both."""
+
+    @abstractmethod
+    def result(self, part: P) -> R:
+        """What the part says. Leaves it as it is."""
+
+    def total(self, values: Sequence[Any]) -> P:
+        """The part of many values: as adding one after the other to ``zero``. Override it where there is a
+        quicker way; bolts call this one."""
+        part = self.zero()
+        for value in values:
+            part = self.add(part, value)
+        return part
+
+
+class Count(Merge[int, int]):
+    """How many tuples, or how many that have a value in the field."""
+
+    def zero(self) -> int:
+        return 0
+
+    def add(self, part: int, value: Any) -> int:
+        return part + 1
+
+    def merge(self, part: int, other: int) -> int:
+        return part + other
+
+    def result(self, part: int) -> int:
+        return part
+
+    def total(self, values: Sequence[Any]) -> int:
+        return len(values)
+
+
+class CountOf(Count):
+    """How many tuples have this value in the field."""
+
+    def __init__(self, field: str, value: Any) -> None:
+        super().__init__(field)
+        self.value = value
+
+    def add(self, part: int, value: Any) -> int:
+        return part + bool(value == self.value)
+
+    def total(self, values: Sequence[Any]) -> int:
+        return values.count(self.value)
+
+
+Total: TypeAlias = Any
+"""A sum, exactly: a number where no float is in it, else ⟨sum of the others, float, float …⟩, where the floats are
+the true sum of the floats to the last bit (one or two of them as a rule)."""
+
+
+class Sum(Merge[Total, Any]):
+    """The sum of the field; 0 of no values."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+
+    def zero(self) -> Total:
+        return 0
+
+    def add(self, part: Total, value: Any) -> Total:
+        return _add(part, (0, value) if isinstance(value, float) else value)
+
+    def merge(self, part: Total, other: Total) -> Total:
+        return _add(part, other)
+
+    def result(self, part: Total) -> Any:
+        return _rounded(part)
+
+    def total(self, values: Sequence[Any]) -> Total:
+        return _sum(values)
+
+
+class Mean(Merge[tuple[Total, int], float | None]):
+    """The mean of the field; None of no values. Its part is ⟨sum, count⟩ (D eq. 7)."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+
+    def zero(self) -> tuple[Total, int]:
+        return 0, 0
+
+    def add(self, part: tuple[Total, int], value: Any) -> tuple[Total, int]:
+        return self.merge(part, self.total((value,)))
+
+    def merge(self, part: tuple[Total, int], other: tuple[Total, int]) -> tuple[Total, int]:
+        return _add(part[0], other[0]), part[1] + other[1]
+
+    def result(self, part: tuple[Total, int]) -> float | None:
+        return _rounded(part[0]) / part[1] if part[1] else None
+
+    def total(self, values: Sequence[Any]) -> tuple[Total, int]:
+        return _sum(values), len(values)
+
+
+Spread: TypeAlias = tuple[int, float, float]
+"""⟨n, mean, M2⟩: M2 is the sum of the squares of the distances from the mean."""
+
+
+class Variance(Merge[Spread, float | None]):
+    """The mean square distance from the mean (divided by n, as ``statistics.pvariance``); None of no values."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+
+    def zero(self) -> Spread:
+        return 0, 0.0, 0.0
+
+    def add(self, part: Spread, value: Any) -> Spread:
+        return self.merge(part, (1, float(value), 0.0))
+
+    def merge(self, part: Spread, other: Spread) -> Spread:
+        """Chan, Golub, LeVeque 1979: from the mean of the larger part, which moves least."""
+        (few, far, squares), (many, mean, more) = sorted((part, other))
+        n = few + many
+        if not few:
+            return many, mean, more
+        apart = far - mean
+        return n, mean + apart * few / n, squares + more + apart * apart * few * many / n
+
+    def result(self, part: Spread) -> float | None:
+        return part[2] / part[0] if part[0] else None
+
+    def total(self, values: Sequence[Any]) -> Spread:
+        n = len(values)
+        if not n:
+            return self.zero()
+        mean = math.fsum(values) / n
+        return n, mean, math.fsum([(value - mean) ** 2 for value in values])
+
+
+class Min(Merge[Any, Any]):
+    """The least value of the field; None of no values."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+
+    def zero(self) -> Any:
+        return None
+
+    def add(self, part: Any, value: Any) -> Any:
+        return value if part is None or value < part else part
+
+    def merge(self, part: Any, other: Any) -> Any:
+        return part if other is None else self.add(part, other)
+
+    def result(self, part: Any) -> Any:
+        return part
+
+    def total(self, values: Sequence[Any]) -> Any:
+        return min(values, default=None)
+
+
+class Max(Min):
+    """The largest value of the field; None of no values."""
+
+    def add(self, part: Any, value: Any) -> Any:
+        return value if part is None or value > part else part
+
+    def total(self, values: Sequence[Any]) -> Any:
+        return max(values, default=None)
+
+
+class Distinct(Merge[set[Any], int]):
+    """How many different values the field has, exactly: its part is the set of them."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+
+    def zero(self) -> set[Any]:
+        return set()
+
+    def add(self, part: set[Any], value: Any) -> set[Any]:
+        part.add(value)
+        return part
+
+    def merge(self, part: set[Any], other: set[Any]) -> set[Any]:
+        part |= other
+        return part
+
+    def result(self, part: set[Any]) -> int:
+        return len(part)
+
+    def total(self, values: Sequence[Any]) -> set[Any]:
+        return set(values)
+
+
+class TopK(Merge[dict[Any, int], list[tuple[Any, int]]]):
+    """The ``k`` most frequent values of the field, each with how often it came, most frequent first; of equally
+    frequent ones the smaller first (by ``repr`` where they have no order). Exact: its part counts all of them."""
+
+    def __init__(self, field: str, k: int = 10) -> None:
+        super().__init__(field)
+        if not isinstance(k, int) or k < 1:
+            raise TopologyError(
+                f"TopK({field!r}, {k!r})", "k is a whole number of at least 1", repr(k), "Use 1 or more."
+            )
+        self.k = k
+
+    def zero(self) -> dict[Any, int]:
+        return {}
+
+    def add(self, part: dict[Any, int], value: Any) -> dict[Any, int]:
+        part[value] = part.get(value, 0) + 1
+        return part
+
+    def merge(self, part: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
+        for value, count in other.items():
+            part[value] = part.get(value, 0) + count
+        return part
+
+    def result(self, part: dict[Any, int]) -> list[tuple[Any, int]]:
+        if not part:
+            return []
+        least = heapq.nlargest(self.k, part.values())[-1]
+        chosen = [item for item in part.items() if item[1] >= least]  # the same ones in whatever order they came
+        try:
+            chosen.sort(key=lambda item: (-item[1], item[0]))
+        except TypeError:
+            chosen.sort(key=lambda item: (-item[1], repr(item[0])))
+        return chosen[: self.k]
+
+    def total(self, values: Sequence[Any]) -> dict[Any, int]:
+        return dict(Counter(values))
+
+
+# ---- exact sums ------------------------------------------------------------------------------------------------
+
+
+def _sum(values: Sequence[Any]) -> Total:
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return (0, *_exact(values))
+    floats = [value for value in values if isinstance(value, float)] if kinds - {int} else ()
+    if not floats:
+        return sum(values)
+    return (sum(value for value in values if not isinstance(value, float)), *_exact(floats))
+
+
+def _add(one: Total, other: Total) -> Total:
+    if not isinstance(one, tuple) and not isinstance(other, tuple):
+        return one + other
+    first = one if isinstance(one, tuple) else (one,)
+    second = other if isinstance(other, tuple) else (other,)
+    return (first[0] + second[0], *_exact(first[1:] + second[1:]))
+
+
+def _rounded(total: Total) -> Any:
+    return math.fsum(total) if isinstance(total, tuple) else total
+
+
+def _exact(values: Sequence[float]) -> Sequence[float]:
+    """Few floats with exactly the sum of the values: their sum rounded, what rounding left out, and so on until
+    nothing is left out. They follow from the true sum alone, not from the order of the values."""
+    if len(values) < 2:
+        return tuple(filter(None, values))
+    rounded, left = [], list(values)
+    try:
+        while rest := math.fsum(left):
+            if not math.isfinite(rest):
+                return (rest,)
+            rounded.append(rest)
+            left.append(-rest)
+    except OverflowError:
+        return (sum(values),)
+    except ValueError:  # infinities of both signs
+        return (math.nan,)
+    return rounded

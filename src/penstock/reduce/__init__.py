@@ -1,0 +1,69 @@
+"""Reduce by key in parts: said once, for the bolt that makes parts and the bolt that merges them (SPEC 3.2).
+
+>>> counts = Reduce("word", count=Count())
+>>> builder.set_bolt("count", counts.parts(), 3).fields_grouping("split", "word")
+>>> builder.set_bolt("total", counts.merged()).fields_grouping("count", "word")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import TopologyError
+from penstock.merging import Merge
+from penstock.reduce.bolts import MergeBolt, PartsBolt, WindowBolt
+from penstock.reduce.windows import Window
+
+__all__ = ["MergeBolt", "PartsBolt", "Reduce", "Window", "WindowBolt"]
+
+
+class Reduce:
+    """What to make of the tuples of each key: ``Reduce("shop", "product", revenue=Sum("price"), sold=Count())``.
+
+    The key is any number of fields; without one all tuples have the same key. Each merge is named as the field its
+    result will have. Inert: ``parts`` and ``merged`` make the bolts.
+    """
+
+    def __init__(self, *key: str, **merges: Merge[Any, Any]) -> None:
+        self._key, self._merges = key, merges
+        self._window: Window | None = None
+        if not merges:
+            raise TopologyError(repr(self), "needs at least one merge", "none", "Name one: count=Count().")
+        for name, merge in merges.items():
+            if not isinstance(merge, Merge):
+                raise TopologyError(
+                    repr(self),
+                    f"{name} is a Merge",
+                    f"the class {merge.__name__}" if isinstance(merge, type) else repr(merge),
+                    f"Pass {merge.__name__}(), with brackets."
+                    if isinstance(merge, type)
+                    else "penstock.merging has some; derive your own from Merge.",
+                )
+
+    def __repr__(self) -> str:
+        return f"Reduce({', '.join([*map(repr, self._key), *(f'{name}=…' for name in self._merges)])})"
+
+    def window(
+        self, time: str, length: float, slide: float | None = None, lateness: float | None = None
+    ) -> Reduce:
+        """The same over a sliding window: a result for each key and window of ``length``, one every ``slide``
+        (without it windows follow each other). All in the unit of the field ``time``, which says when a tuple
+        happened; so results do not depend on how fast tuples come through.
+
+        Tuples up to ``lateness`` behind the newest count (one slide unless said). It must cover how far tasks are
+        apart in time, migration included: what comes later than that is on the stream ``late`` of ``merged()``.
+        """
+        slide = length if slide is None else slide
+        reduce = Reduce(*self._key, **self._merges)
+        reduce._window = Window(time, length, slide, slide if lateness is None else lateness)
+        return reduce
+
+    def parts(self) -> PartsBolt:
+        """The bolt that makes parts. Group its input in any way."""
+        return PartsBolt(self._key, self._merges, self._window)
+
+    def merged(self) -> MergeBolt | WindowBolt:
+        """The bolt that merges them. Group its input by fields of the key, or globally."""
+        if self._window is not None:
+            return WindowBolt(self._key, self._merges, self._window)
+        return MergeBolt(self._key, self._merges)

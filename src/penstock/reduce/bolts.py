@@ -1,0 +1,169 @@
+"""The bolts of a ``Reduce``: one makes parts, one merges them, one merges them by window.
+
+None of them waits for a tick: what a batch changed is emitted with it and stems from it. So nothing is held back
+that a graceful end could lose, and a tuple is acked no sooner than its part is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.columns import to_values
+from penstock.merging import Merge
+from penstock.reduce.rows import column_of, key_columns, keys_of, reduce_rows
+from penstock.reduce.windows import Window
+from penstock.state.maps import MapState
+from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
+from penstock.topology.streams import OutputDeclarer
+
+Merges = Mapping[str, Merge[Any, Any]]
+
+
+class PartsBolt(BatchBolt):
+    """Emits ⟨key…, part…⟩ for each key of each batch; with a window ⟨key…, pane, part…⟩ for each key and pane.
+
+    It keeps nothing from batch to batch. Any task may get any tuple.
+    """
+
+    in_parts = True
+
+    def __init__(self, key: Sequence[str], merges: Merges, window: Window | None = None) -> None:
+        self._key, self._merges, self._window = key, merges, window
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(*self._key, *(["pane"] if self._window else []), *self._merges)
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        keys = [column_of(batch, field) for field in self._key]
+        if self._window is not None:
+            keys.append(self._window.panes_of(column_of(batch, self._window.time)))
+        collector.emit_batch(reduce_rows(batch, keys, self._merges))
+
+
+class MergeBolt(BatchBolt):
+    """Merges parts and emits ⟨key…, result…⟩, as they now are, for each key that a batch changed.
+
+    All parts of a key must come to one task: group by fields of the key, or globally. It keeps a part per key and
+    merge, in state, for ever.
+    """
+
+    merges_parts = True
+
+    def __init__(self, key: Sequence[str], merges: Merges) -> None:
+        self._key, self._merges = key, merges
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(*self._key, *self._merges)
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self.parts = {name: context.state.map(name) for name in self._merges}
+        """What is merged so far: for each merge a map of key (a tuple where it has several fields) to part."""
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        keys = keys_of(batch, self._key)
+        results = []
+        changed: dict[Any, Any] = {}
+        for name, merge in self._merges.items():
+            changed = merge_into(self.parts[name], merge, keys, to_values(column_of(batch, name)))
+            results.append(list(map(merge.result, changed.values())))
+        collector.emit_batch([*key_columns(list(changed), self._key), *results])
+
+
+class WindowBolt(BatchBolt):
+    """Merges parts by pane and emits ⟨key…, window_end, result…⟩ once for each key and window, when the window is
+    over: when this task has seen a pane past its end and the lateness.
+
+    Parts that come too late for one of their windows or more are emitted, as they are, on the stream ``late``;
+    they count in the windows that are not over yet. A window that is not over is kept in state and not emitted,
+    also at the end. All parts of a key must come to one task.
+    """
+
+    merges_parts = True
+
+    def __init__(self, key: Sequence[str], merges: Merges, window: Window) -> None:
+        self._key, self._merges, self._window = key, merges, window
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(*self._key, "window_end", *self._merges)
+        declarer.declare(*self._key, "pane", *self._merges, stream="late")
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self.parts = {name: context.state.map(name) for name in self._merges}
+        """For each merge a map of ⟨pane, key⟩ to part."""
+        self._over = context.state.value("last window over")  # with spaces: no field has that name
+        self._keys: dict[int, dict[Any, tuple[int, Any]]] = {}  # of each pane that is kept, and theirs in the maps
+        self._note(next(iter(self.parts.values())))
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        panes = to_values(column_of(batch, "pane"))
+        over = self._over.value
+        if over is not None and min(panes) < over:
+            late = [row for row, pane in enumerate(panes) if pane < over]
+            collector.emit_batch(batch.take(pa.array(late)), stream="late", anchors=late)
+            batch = batch.filter(pa.array([pane + self._window.panes > over for pane in panes]))
+            panes = to_values(column_of(batch, "pane"))
+        if not panes:
+            return
+        keys = list(zip(panes, keys_of(batch, self._key), strict=True))
+        self._note(keys)
+        for name, merge in self._merges.items():
+            merge_into(self.parts[name], merge, keys, to_values(column_of(batch, name)))
+        self._close(self._window.over(max(panes)), collector)
+
+    def _note(self, keys: Iterable[tuple[int, Any]]) -> None:
+        for pane, key in keys:
+            self._keys.setdefault(pane, {})[key] = pane, key
+
+    def _close(self, last: int, collector: BatchCollector) -> None:
+        """Emit the windows up to this one, and forget the panes that no later one has."""
+        over = self._over.value
+        if over is not None and last <= over:
+            return
+        for window in self._windows(over, last):
+            found: dict[Any, Any] = {}
+            results = []
+            for name, merge in self._merges.items():
+                found = self._parts_in(window, self.parts[name], merge)
+                results.append(list(map(merge.result, found.values())))
+            ends = [self._window.end(window)] * len(found)
+            collector.emit_batch([*key_columns(list(found), self._key), ends, *results])
+        for pane in [pane for pane in self._keys if pane + self._window.panes <= last]:
+            for key in self._keys.pop(pane).values():
+                for state in self.parts.values():
+                    del state[key]
+        self._over.value = last
+
+    def _windows(self, over: int | None, last: int) -> list[int]:
+        """Those after ``over`` up to ``last`` with a tuple in them: there may be an age between two tuples."""
+        found = {window for pane in self._keys for window in self._window.windows_of(pane)}
+        return sorted(window for window in found if (over is None or window > over) and window <= last)
+
+    def _parts_in(self, window: int, state: MapState, merge: Merge[Any, Any]) -> dict[Any, Any]:
+        """The part of each key in the window; the same keys in the same order for every merge."""
+        found: dict[Any, Any] = {}
+        for pane in self._window.panes_in(window):
+            keys = self._keys.get(pane, {})
+            fold(found, merge, keys, state.get_columns(list(keys.values())))
+        return found
+
+
+def merge_into(
+    state: MapState, merge: Merge[Any, Any], keys: Sequence[Any], parts: Sequence[Any]
+) -> dict[Any, Any]:
+    """Merge each part into that of its key; gives those that changed, as they now are."""
+    changed = dict(zip(keys, state.get_columns(keys), strict=True))
+    fold(changed, merge, keys, parts)
+    state.update(changed)
+    return changed
+
+
+def fold(into: dict[Any, Any], merge: Merge[Any, Any], keys: Iterable[Any], parts: Iterable[Any]) -> None:
+    """Merge each part into that of its key, of which None is as good as none. What is in ``into`` may change in
+    place; ``parts`` do not."""
+    join, zero = merge.merge, merge.zero
+    for key, part in zip(keys, parts, strict=True):
+        before = into.get(key)
+        into[key] = join(zero() if before is None else before, part)
