@@ -50,6 +50,13 @@ class Settings:
     board: str = _setting(
         "coordinator", "", "where task messages are posted: the coordinator, or zookeeper://host:port/path"
     )
+    migration: bool = _setting(
+        True, "", "tuples for an overloaded task of a bolt that works in parts go to a light one meanwhile"
+    )
+    migration_interval: float = _setting(0.5, "s", "between two looks at the branches; two reports of each task")
+    migration_alpha: float = _setting(0.3, "", "weight of the queue against the surplus; D measured 0.3 best")
+    migration_beta: float = _setting(0.5, "", "weight of the bandwidth; D measured 0.5 best")
+    recovery: float = _setting(0.5, "", "share of its queue below which a migrated branch gets its data again")
     on_error: str = _setting(
         "drop",
         "",

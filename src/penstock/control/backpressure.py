@@ -1,9 +1,9 @@
 """Backpressure, decided: what a task says about its queue, and what a sender makes of it (SPEC 3.1).
 
 A *watch* looks at one task's inbox and says what is to be told to the tasks that send to it. A *gate* stands in
-a sender, one for each component it sends to, takes those messages and says how many tuples may go. There is a pair for
-each mode: ``step`` (A algorithm 1), ``spout`` (Storm 1.x, Heron) and ``credit`` (Flink); ``none`` has neither. All
-are driven by the caller's clock.
+a sender, one for each component it sends to, takes those messages and says how many tuples may go. There is a pair
+for each mode: ``step`` (A algorithm 1), ``spout`` (Storm 1.x, Heron) and ``credit`` (Flink); ``none`` has neither.
+All are driven by the caller's clock.
 """
 
 from __future__ import annotations
@@ -37,19 +37,24 @@ class Watch(ABC):
     def observe(self, now: float, length: int, arrived: int) -> Messages:
         """What to say, now that ``length`` tuples wait and ``arrived`` ever came."""
 
-    def consumed(self, source: int, rows: int) -> None:
+    def consumed(self, source: int, rows: int) -> None:  # noqa: B027 - only credits care
         """Tuples of that sender were taken from the inbox."""
 
-    def enacted(self) -> None:
+    def enacted(self) -> None:  # noqa: B027 - only steps care
         """A sender has done what it was told."""
+
+    @property
+    def demand(self) -> float:
+        """Tuples a second it was sent before it slowed its senders; 0 while it does not."""
+        return 0.0
 
 
 class StepWatch(Watch):
     """A algorithm 1, on one queue.
 
-    Where the queue is above L·QML, a timer of ``sensitivity`` = (QML − q) / (2·V) runs; at its end each sender is told
-    to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Two things A leaves open: at the end of
-    the timer a queue that is on its way back already is left alone, and a timer starts only when the last
+    Where the queue is above L·QML, a timer of ``sensitivity`` = (QML − q) / (2·V) runs; at its end each sender is
+    told to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Two things A leaves open: at the
+    end of the timer a queue that is on its way back already is left alone, and a timer starts only when the last
     signal has been acted upon (or for a second no one answered). Without them a queue that drains slowly draws
     signal after signal, and the rate swings by many steps around the sustainable one.
     """
@@ -72,6 +77,10 @@ class StepWatch(Watch):
         """V: at which it was sent to before the backpressure."""
         self._timer: _Timer | None = None
         self._answer_by: float | None = None
+
+    @property
+    def demand(self) -> float:
+        return self._rate if self.steps else 0.0
 
     def sensitivity(self, length: int) -> float:
         if self._rate <= 0:
@@ -177,7 +186,7 @@ class Gate:
     """Tuples it holds back may wait while the task goes on with what is for other components."""
 
     def take(self, message: TaskMessage, now: float, measured: float) -> bool:
-        """What a task behind it says. ``measured`` is the rate it was sent to lately. True: the rate is another."""
+        """What a task behind it says; ``measured`` is the rate it was sent to lately. True: the rate is another."""
         return False
 
     def room(self, target: int, now: float) -> float:
@@ -198,8 +207,8 @@ class Gate:
 
 
 class StepGate(Gate):
-    """A algorithm 1 at the sender: remembers its initial rate at the first signal, halves it at each, doubles it at
-    each cancel, and leaves the state when it is back.
+    """A algorithm 1 at the sender: remembers its initial rate at the first signal, halves it at each, doubles it
+    at each cancel, and leaves the state when it is back.
 
     The tasks of the component signal each on its own; the one that asks for the most steps decides, so that four
     tasks with full queues do not cost four steps at once.

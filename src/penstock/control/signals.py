@@ -14,8 +14,8 @@ class TaskMessage:
     kind: str
     """``slow`` and ``cancel`` (step), ``hold`` and ``resume`` (spout), ``grant`` (credit)."""
     value: float = 0.0
-    """Of ``slow`` and ``cancel``: the steps the source has asked for and not taken back. Of a grant: how many tuples
-    the target may have sent altogether."""
+    """Of ``slow`` and ``cancel``: the steps the source has asked for and not taken back. Of a grant: how many
+    tuples the target may have sent altogether."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from penstock.control.migration import Segment
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
@@ -20,11 +21,18 @@ class SlotReport(Protocol):
     """What the bus needs of a report."""
 
     @property
+    def segments(self) -> list[tuple[int, Segment]]:
+        """The newest migrated segments that have ended, with the tasks that sent them."""
+        with self._lock:
+            return list(self._segments)
+
     def tasks(self) -> dict[str, dict[str, Any]]: ...
     @property
     def published(self) -> dict[str, list[list[Any]]]: ...
     @property
     def errors(self) -> list[str]: ...
+    @property
+    def segments(self) -> list[list[Any]]: ...
     @property
     def cpu(self) -> float: ...
     @property
@@ -71,6 +79,7 @@ class MetricsBus:
         self._samples: deque[_Sample] = deque()
         self._published: dict[int, list[list[Any]]] = {}
         self._errors: deque[str] = deque(maxlen=64)
+        self._segments: deque[tuple[int, Segment]] = deque(maxlen=10_000)
         self._process: dict[SlotId, tuple[float, int]] = {}
 
     def record(self, attempt: int, slot: SlotId, report: SlotReport) -> None:
@@ -88,6 +97,7 @@ class MetricsBus:
             for task, rows in report.published.items():
                 self._published[int(task)] = rows
             self._errors.extend(report.errors)
+            self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
             self._process[slot] = (report.cpu, report.rss)
             self._sample()
 
@@ -119,6 +129,16 @@ class MetricsBus:
                 component: _sum([self._total(task) for task in tasks])
                 for component, tasks in self._plan.tasks_of.items()
             }
+
+    def segments(self) -> list[tuple[int, Segment]]:
+        """The newest migrated segments that have ended, with the tasks that sent them."""
+        with self._lock:
+            return list(self._segments)
+
+    def tasks(self) -> dict[int, TaskStats]:
+        """The newest counters of each task since the last start. Not to be changed."""
+        with self._lock:
+            return dict(self._now)
 
     def processes(self) -> dict[SlotId, tuple[float, int]]:
         """CPU seconds and resident bytes of each slot's process."""

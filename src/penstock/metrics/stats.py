@@ -36,6 +36,10 @@ class TaskStats:
     """Those that do."""
     capacity: int = 0
     """Tuples the inbox holds."""
+    peak: int = 0
+    """The most that have waited since the last report."""
+    demand: float = 0.0
+    """Tuples a second it was sent before it slowed its senders; 0 while it does not."""
     limit: float = math.inf
     """Tuples a second the task may send to the component that slows it most."""
     last_error: str = ""
@@ -74,6 +78,8 @@ _PLAIN = (
     "queued",
     "overflowing",
     "capacity",
+    "peak",
+    "demand",
     "limit",
     "state_keys",
     "state_bytes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.topology.groupings import Grouping
@@ -82,6 +82,14 @@ class Plan:
     streams: tuple[Stream, ...]
     edges: tuple[Edge, ...]
     routes: RouteTable
+    not_migrated: Mapping[str, str] = field(default_factory=dict)
+    """Why a component's data is never migrated between its tasks; empty text where it may be."""
+
+    @property
+    def migratable(self) -> tuple[str, ...]:
+        """Components that may have their data migrated. Those chained to what they read have no way to choose."""
+        chained = {edge.target for edge in self.edges if edge.chained}
+        return tuple(c for c, why in self.not_migrated.items() if not why and c not in chained)
 
     @property
     def slots(self) -> int:

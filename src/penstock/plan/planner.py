@@ -5,6 +5,7 @@ chains -> stages -> tasks -> slots and routes -> streams and edges
 
 from __future__ import annotations
 
+from penstock.plan.branches import why_not_migrated
 from penstock.plan.model import Edge, Plan, RouteTable, SlotId, Stage, Task
 from penstock.topology.builder import Node, Topology
 from penstock.topology.groupings import LocalOrShuffle
@@ -20,7 +21,8 @@ def make_plan(topology: Topology) -> Plan:
     tasks = number_tasks(topology)
     routes = place_tasks(topology, stages, tasks)
     streams, edges = number_streams(topology, chains)
-    plan = Plan(topology.name, stages, tasks, streams, edges, routes)
+    why_not = {node.id: why_not_migrated(topology, node) for node in topology.nodes.values() if not node.is_spout}
+    plan = Plan(topology.name, stages, tasks, streams, edges, routes, why_not)
     plan.validate()
     return plan
 

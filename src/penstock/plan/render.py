@@ -39,6 +39,8 @@ def as_text(topology: Topology, plan: Plan) -> str:
         lines += [f"    -> {edge.target}  {edge.grouping}{_hops(plan, number, edge.target)}" for edge in edges]
         if not edges:
             lines.append("    -> nobody")
+    lines += ["", "data migration between tasks"]
+    lines += [f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in plan.not_migrated.items()]
     return "\n".join(lines)
 
 

@@ -145,6 +145,7 @@ class Flow:
         self._lanes: dict[int, dict[str, Lane]] = {}
         self._lane_of: dict[int, dict[int, Lane]] = {}
         self._watches: dict[int, Watch] = {}
+        self._peaks: dict[int, int] = {}
         self._observing = threading.Lock()
         for task in plan.routes.tasks_of(slot):
             self._add(task)
@@ -189,6 +190,8 @@ class Flow:
             now = self._clock.monotonic()
             for task, watch in self._watches.items():
                 inbox = self._inboxes[task]
+                if inbox.length > self._peaks.get(task, 0):
+                    self._peaks[task] = inbox.length
                 for target, kind, value in watch.observe(now, inbox.length + pressure, inbox.arrived):
                     self.messages.append(TaskMessage(task, target, kind, value))
         finally:
@@ -215,6 +218,14 @@ class Flow:
     def rate(self, task: int) -> float:
         """The least rate a task is held to at the moment."""
         return min((lane.gate.rate for lane in self._lanes[task].values()), default=math.inf)
+
+    def pressure(self, task: int) -> tuple[int, float]:
+        """The longest its inbox has been since the last call, and the rate it was sent to before it slowed its
+        senders; 0 while it does not."""
+        inbox = self._inboxes[task]
+        peak, self._peaks[task] = max(self._peaks.get(task, 0), inbox.length), inbox.length
+        watch = self._watches.get(task)
+        return peak, 0.0 if watch is None else watch.demand
 
     # ---- what others say -------------------------------------------------------------------------------
 

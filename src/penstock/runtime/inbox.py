@@ -15,9 +15,9 @@ class Inbox:
     """Written by the slot's reader, read by its main loop; safe between those two threads.
 
     Full means: ``capacity`` tuples wait; one frame may reach over it (a single frame larger than the inbox must
-    still get in). What comes then goes to the overflow, on disk beyond a few frames, as long as that holds less than
-    ``overflow`` bytes; only then is it refused, and its reader has to wait. What is handed over within the slot is
-    never refused, as its sender could not wait; the slot does not run the sender of a full inbox instead.
+    still get in). What comes then goes to the overflow, on disk beyond a few frames, as long as that holds less
+    than ``overflow`` bytes; only then is it refused, and its reader has to wait. What is handed over within the slot
+    is never refused, as its sender could not wait; the slot does not run the sender of a full inbox instead.
     """
 
     def __init__(self, capacity: int, overflow: int = 0) -> None:

@@ -16,6 +16,7 @@ from penstock.errors import TopologyError
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
 from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
+from penstock.runtime.detours import Detours
 from penstock.runtime.executor import Executor
 from penstock.runtime.flow import Flow
 from penstock.runtime.inbox import Inbox
@@ -161,7 +162,9 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings, flow: Flow) 
         tuple(position for position, slot in enumerate(slots) if node and around.nodes.get(slot) == node),
         job.settings.seed,
     )
-    return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__, lane)
+    keys = {target: job.plan.task[target].key for target in tasks}
+    detours = Detours(keys) if edge.target in job.plan.migratable else None
+    return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__, lane, detours)
 
 
 def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any], bytes]) -> Job:

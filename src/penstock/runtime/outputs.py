@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from penstock.acking.lineage import Anchors, Lineage
 from penstock.columns import to_column, to_values
+from penstock.control.migration import Segment
 from penstock.errors import FieldTypeError
 from penstock.metrics.stats import TaskStats
+from penstock.runtime.detours import Detours
 from penstock.runtime.failures import blame
 from penstock.runtime.flow import Lane
 from penstock.runtime.tracking import Origins
@@ -34,6 +36,8 @@ class Connection(NamedTuple):
     grouping: str
     lane: Lane | None = None
     """The way there; None within the slot."""
+    detours: Detours | None = None
+    """Where the subscriber's tuples may be migrated between its tasks."""
 
 
 Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
@@ -83,6 +87,15 @@ class StreamOutput:
     def full(self) -> bool:
         """Enough rows wait to fill a frame for each target."""
         return self.waiting() >= self._frame_rows * self._fan_out
+
+    def reroute(self, tasks: tuple[int, ...], routes: Mapping[int, int]) -> list[Segment]:
+        """To the component with these tasks: tuples bound for one on the left of ``routes`` go to the one on the
+        right. Returns the segments that ended."""
+        ended = []
+        for edge in self._edges:
+            if edge.detours is not None and edge.tasks == tasks:
+                ended += edge.detours.set(routes)
+        return ended
 
     def ready(self) -> bool:
         """Emitted now, a tuple would leave at once: no receiver of this stream is overloaded."""
@@ -146,7 +159,8 @@ class StreamOutput:
                 self._report(blamed)
                 self._fail(anchors, blamed)
                 continue
-            shares += [(edge.tasks[position], chosen) for position, chosen in split]
+            spread = [(edge.tasks[position], chosen) for position, chosen in split]
+            shares += spread if edge.detours is None else edge.detours.apply(spread, batch.num_rows)
         return shares
 
     def _fail(self, anchors: Anchors | None, error: Exception) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.acking import ledger
 from penstock.acking.lineage import Entries, Lineage
 from penstock.clock import Clock
+from penstock.control.migration import Segment
 from penstock.errors import PenstockError
 from penstock.frames import codec
 from penstock.frames.header import Header, Kind, unpack
@@ -93,6 +94,9 @@ class Slot:
             codec.declared_schema([(f.name, f.type) for f in stream.fields]) for stream in self._plan.streams
         ]
         self._slot_of = dict(job.plan.routes.slot_of)
+        self._version = job.plan.routes.version
+        self.segments: list[tuple[int, Segment]] = []
+        """Migrated segments that have ended, with the task that sent them; for the report."""
         self._warm: set[int] = set()
         self._dirty: dict[int, float] = {}
         self._oldest: float | None = None
@@ -244,9 +248,9 @@ class Slot:
         if self._alignment is not None and self._alignment.waiting:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
-        if self._oldest is None and not self._dirty and not self._bolts and self._spouts:
-            if any(spout.room > 0 for spout in self._spouts):
-                return pause  # asked every millisecond
+        only_spouts = self._oldest is None and not self._dirty and not self._bolts
+        if only_spouts and any(spout.room > 0 for spout in self._spouts):
+            return pause  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
         waits += [bolt.next_tick - now for bolt in self._bolts if bolt.next_tick is not None]
@@ -339,7 +343,7 @@ class Slot:
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
             epoch = 0 if self._alignment is None else self._alignment.epoch
-            header = header._replace(born=born, sequence=sequence, route=self._plan.routes.version, epoch=epoch)
+            header = header._replace(born=born, sequence=sequence, route=self._version, epoch=epoch)
             packed = b"" if lineage is None else lineage.pack()
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1
@@ -347,6 +351,24 @@ class Slot:
             return len(frame)
 
         return send
+
+    def reroute(self, component: str, routes: Mapping[int, int], version: int) -> None:
+        """Tuples bound for a task on the left go to the one on the right from now on (migration)."""
+        self._version = version
+        tasks = self._plan.tasks_of[component]
+        for executor in self.executors:
+            source = executor.context.task
+            if component not in self._plan.downstream_of[executor.context.component]:
+                continue
+            for output in executor.outputs.values():
+                self.segments += [(source, segment) for segment in output.reroute(tasks, routes)]
+            self.flow.pass_by(source, component, tuple(routes))
+
+    def set_rate(self, component: str, rate: float) -> None:
+        """The tasks of a spout may emit so many tuples a second from now on, all together."""
+        for spout in self._spouts:
+            if spout.context.component == component:
+                spout.pace.set(rate / spout.context.parallelism, self._clock.monotonic())
 
     # ---- acks (at least once) --------------------------------------------------------------------------
 
@@ -453,6 +475,7 @@ class Slot:
             bolt.stats.queued = bolt.queued
             bolt.stats.overflowing = bolt.inbox.overflowing
             bolt.stats.capacity = bolt.inbox.capacity
+            bolt.stats.peak, bolt.stats.demand = self.flow.pressure(bolt.context.task)
             bolt.stats.arrived, bolt.stats.arrived_bytes = bolt.inbox.arrived, bolt.inbox.arrived_bytes
         for executor in self.executors:
             executor.stats.limit = self.flow.rate(executor.context.task)

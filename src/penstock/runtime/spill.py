@@ -1,8 +1,8 @@
 """A queue of parcels that keeps the oldest in memory and the rest on disk.
 
 Whoever reads from Spark's channel must go on reading: what it refuses would hold up everything behind it, for
-other tasks too. So what has no room yet goes here. The disk is used in segments, each deleted when it has been read:
-a queue that never runs empty does not grow for ever.
+other tasks too. So what has no room yet goes here. The disk is used in segments, each deleted when it has been
+read: a queue that never runs empty does not grow for ever.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import pyarrow as pa
 
 from penstock.acking import ledger
 from penstock.clock import SystemClock
+from penstock.control.signals import TaskMessage, TaskState
+from penstock.coordinator.boards import open_board
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import (
     Activate,
@@ -39,6 +42,8 @@ from penstock.coordinator.messages import (
     Published,
     Ready,
     Report,
+    Reroute,
+    SetRate,
     Settled,
     Snapped,
     SpoutsCut,
@@ -119,6 +124,12 @@ class SlotDriver:
         self._opened = self._said_ready = self._failed = self._closed = False
         self._control = ControlClient(address, secret, self._wake.set)
         self._control.send(Hello(id.stage, id.slot, attempt, os.getpid(), node_name()))
+        self._told: deque[TaskMessage | TaskState] = deque()
+        """The trigger queue: what the board has for the slot's tasks."""
+        self._posting = threading.Lock()
+        run = f"{job.plan.topology}-{job.key:016x}-{attempt}"
+        tasks = job.plan.routes.tasks_of(id)
+        self._board = open_board(job.settings.board, run, tasks, self._tell, self._tell, self._control)
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's task: consume its rows in a thread, yield ours from the loop."""
@@ -148,6 +159,7 @@ class SlotDriver:
         finally:
             self._input_ended = True
             self._chores.put(None)
+            self._board.close()
             self._control.close()
 
     @property
@@ -182,10 +194,35 @@ class SlotDriver:
             self._space.wait(_READER_RETRY)
         self._reader_waits = False
         self._wake.set()
+        self._post()
 
     # ---- control ---------------------------------------------------------------------------------------
 
+    def _tell(self, message: TaskMessage | TaskState) -> None:
+        """From a thread of the board's."""
+        self._told.append(message)
+        self._wake.set()
+
+    def _post(self) -> None:
+        """Bring what the tasks have to say to the board; from the reader too, for the loop may be in a long
+        execute."""
+        flow = self._slot.flow
+        if not flow.messages and not flow.states:
+            return
+        with self._posting:
+            while flow.messages:
+                self._board.post(flow.messages.popleft())
+            while flow.states:
+                self._board.publish(flow.states.popleft())
+
     def _obey(self) -> None:
+        flow = self._slot.flow
+        while self._told:
+            told = self._told.popleft()
+            if isinstance(told, TaskMessage):
+                flow.receive(told)
+            else:
+                flow.heard(told)
         inbox = self._control.inbox
         while inbox:
             message = inbox.popleft()
@@ -197,6 +234,11 @@ class SlotDriver:
                 self._slot.deactivate()
             elif isinstance(message, Settled):
                 self._settle(message)
+            elif isinstance(message, Reroute):
+                routes = {int(heavy): light for heavy, light in message.routes.items()}
+                self._slot.reroute(message.component, routes, message.version)
+            elif isinstance(message, SetRate):
+                self._slot.set_rate(message.component, message.rate)
             elif isinstance(message, Announce):
                 self._slot.announce(message.epoch)
             elif isinstance(message, CutState):
@@ -242,6 +284,7 @@ class SlotDriver:
     def _hand_over(self) -> None:
         """What the turn left for the acker and for the archive."""
         slot = self._slot
+        self._post()
         failed, tally = slot.take_acks()
         for roots in failed:
             self._control.send_now(
@@ -333,6 +376,8 @@ class SlotDriver:
         slot = self._slot
         with self._reporting:  # one at a time, so that reports leave in the order they were made
             published, slot.published = slot.published, {}
+            ended, slot.segments = slot.segments, []
+            segments = [[task, s.branch, s.target, s.offset, s.length] for task, s in ended]
             errors = [str(slot.errors.popleft()) for _ in range(len(slot.errors))]
             self._control.send(
                 Report(
@@ -344,6 +389,7 @@ class SlotDriver:
                     {str(task): stats.to_json() for task, stats in slot.stats().items()},
                     {str(task): rows for task, rows in list(published.items())},
                     errors,
+                    segments,
                     probe,
                 )
             )

@@ -17,7 +17,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 from penstock.coordinator.commit_thread import CommitThread
 from penstock.coordinator.commits import Commits
+from penstock.coordinator.control_thread import ControlThread
 from penstock.coordinator.messages import Activate, Close, Deactivate
+from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.server import Coordinator
 from penstock.errors import NotEnoughSlots, PenstockError, SettingError, StateError, TopologyFailed
@@ -70,6 +72,9 @@ class RunningTopology:
         self._spark, self._settings = spark, topology.settings
         self._state = None if topology.settings.delivery == "at_most_once" else StateDirectory(self.plan, topology)
         self._commits: CommitThread | None = None
+        self._control: ControlThread | None = None
+        self.migrations = Migrations(self.plan, topology.settings)
+        """What was decided about data migration since the last start."""
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._query: StreamingQuery | None = None
         self._ended = threading.Event()
@@ -255,6 +260,7 @@ class RunningTopology:
         """One attempt: query, connections, tasks open, spouts active."""
         attempt, coordinator = self.restarts, self.coordinator
         self._stop_commits()
+        self._stop_control()
         coordinator.begin(attempt, job.key)
         deadline = time.monotonic() + self._settings.start_timeout
         self._query = start_query(
@@ -279,6 +285,7 @@ class RunningTopology:
             "ready",
         )
         self._start_commits()
+        self._start_control()
         self._running_since = time.monotonic()
         if self._wanted == "active":
             coordinator.send(Activate())
@@ -302,11 +309,25 @@ class RunningTopology:
         self._commits = CommitThread(commits, state.store, coordinator.epoch_events, notify)
         self._commits.start()
 
+    def _start_control(self) -> None:
+        """A start has the routes of the plan, so the policies begin anew."""
+        self.migrations = Migrations(self.plan, self._settings)
+        self._control = ControlThread(
+            self.migrations, self.bus, self.coordinator.send, self._settings.migration_interval
+        )
+        if self._settings.migration:
+            self._control.start()
+
     def _stop_commits(self) -> None:
         if self._commits is not None:
             self._commits.stop()
             self.epoch = self._commits.commits.committed
             self._commits = None
+
+    def _stop_control(self) -> None:
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
 
     def _commit_last(self) -> None:
         """So that the next start goes on where this one ended."""
@@ -439,6 +460,7 @@ class RunningTopology:
     def _end(self, state: str) -> None:
         try:
             self._stop_commits()
+            self._stop_control()
             self._stop_query()
             self.coordinator.stop()
             shutil.rmtree(self._folder, ignore_errors=True)

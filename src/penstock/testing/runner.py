@@ -7,17 +7,21 @@ the seed, so two runs with one seed are the same, and another seed is another le
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from penstock.acking import ledger
 from penstock.clock import SimulatedClock
+from penstock.control.migration import Segment
 from penstock.coordinator.commits import Commits
-from penstock.coordinator.messages import Announce, Committed, CutState, Message
+from penstock.coordinator.messages import Announce, Committed, CutState, Message, Reroute
+from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
 from penstock.errors import PenstockError, StateError
 from penstock.faults import CrashPoint, die
@@ -60,11 +64,16 @@ class LocalRunner:
         self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
         job = make_job(topology, self.plan, "" if self._state is None else self._state.store.url, dumps)
         self._later: deque[tuple[SlotId, int]] = deque()
+        self._reroutes = 0
         self._acker = ledger.Acker(job.key)
         self._random = random.Random(seed)
         self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
         self._pace = {id: self._random.uniform(_SLOWEST, 1.0) if uneven else 1.0 for id in self._slots}
         self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
+        self.migrations = Migrations(self.plan, topology.settings)
+        """What was decided about data migration."""
+        self._interval = topology.settings.migration_interval if topology.settings.migration else math.inf
+        self._looked = self.clock.now()
         self._archives: dict[SlotId, SlotArchive] = {}
         self.commits: Commits | None = None
         """Where epochs are committed; None without a folder."""
@@ -196,6 +205,24 @@ class LocalRunner:
             self._keep(id, slot)
             if slot.fatal is not None:
                 raise slot.fatal
+        if not self.migrations.idle and self.clock.now() - self._looked >= self._interval:
+            self._looked = self.clock.now()
+            every = {task: replace(s) for slot in self._slots.values() for task, s in slot.stats().items()}
+            for order in self.migrations.look(self._looked, every):
+                self._command(order, None)
+
+    def reroute(self, component: str, routes: Mapping[int, int]) -> None:
+        """Migrate data by hand: what is bound for the task with the index on the left goes to the one on the
+        right; nothing on the left, and every task gets its own again."""
+        tasks = self.plan.tasks_of[component]
+        self._reroutes += 1
+        for slot in self._slots.values():
+            slot.reroute(component, {tasks[a]: tasks[b] for a, b in routes.items()}, self._reroutes)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The migrated segments that have ended."""
+        return [segment for slot in self._slots.values() for _, segment in slot.segments]
 
     def _pass_acks(self, slot: Slot) -> None:
         """What the slot has to say to the acker, and the acker to the spouts."""
@@ -232,6 +259,9 @@ class LocalRunner:
                 self._later.append((id, message.epoch))
             elif isinstance(message, CutState):
                 slot.cut_bolts(message.epoch)
+            elif isinstance(message, Reroute):
+                routes = {int(heavy): light for heavy, light in message.routes.items()}
+                slot.reroute(message.component, routes, message.version)
             elif isinstance(message, Committed):
                 slot.committed(message.epoch)
                 slot.publish_sinks(message.epoch)

@@ -1,0 +1,35 @@
+"""The control loop on the driver: at each interval what the tasks report goes to the policies, and what they decide
+to the slots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.coordinator.messages import Message
+from penstock.coordinator.migrations import Migrations
+from penstock.metrics.bus import MetricsBus
+
+
+class ControlThread:
+    """Of one start of a topology: routes are those of the plan when it begins."""
+
+    def __init__(
+        self, migrations: Migrations, bus: MetricsBus, send: Callable[[Message], None], interval: float
+    ) -> None:
+        self._migrations, self._bus, self._send, self._interval = migrations, bus, send, interval
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        if not self._migrations.idle:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            for order in self._migrations.look(time.monotonic(), self._bus.tasks()):
+                self._send(order)

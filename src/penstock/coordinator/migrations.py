@@ -1,0 +1,98 @@
+"""Data migration on a running topology: what the tasks report goes to the policy, what it suggests becomes route
+changes for the slots."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.control.migration import Branch, Migrate, MigrationPolicy, NodeLoad
+from penstock.coordinator.messages import Reroute
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import Plan
+from penstock.settings import Settings
+
+log = logging.getLogger("penstock.migration")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided, and why; for people."""
+
+    time: float
+    component: str
+    text: str
+
+
+class Migrations:
+    """The enactor of one run: ``look`` is called once an interval with the newest counters of all tasks."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self.decisions: deque[Decision] = deque(maxlen=1000)
+        self._plan = plan
+        self._policies = {
+            component: MigrationPolicy(
+                settings.migration_alpha, settings.migration_beta, settings.load_factor, settings.recovery
+            )
+            for component in plan.migratable
+        }
+        self._before: tuple[float, Mapping[int, TaskStats]] | None = None
+        self._version = plan.routes.version
+
+    @property
+    def idle(self) -> bool:
+        """No component's data may be migrated: there is nothing to look at."""
+        return not self._policies
+
+    def look(self, now: float, stats: Mapping[int, TaskStats]) -> list[Reroute]:
+        """Route changes for all slots."""
+        before, self._before = self._before, (now, stats)
+        if before is None or now <= before[0]:
+            return []
+        orders = []
+        for component, policy in self._policies.items():
+            branches = [
+                self._branch(task, now - before[0], before[1], stats) for task in self._plan.tasks_of[component]
+            ]
+            suggestions = policy.decide(branches)
+            if not suggestions:
+                continue
+            self._version += 1
+            orders.append(Reroute(component, self._routes(component, policy.routes), self._version))
+            for each in suggestions:
+                what = f"{each.heavy} → {each.light}" if isinstance(each, Migrate) else f"{each.heavy} restored"
+                self.decisions.append(Decision(now, component, f"{what}: {each.reason}"))
+                log.info("%s: %s", what, each.reason)
+        return orders
+
+    def _routes(self, component: str, routes: Mapping[str, str]) -> dict[str, int]:
+        task_of = {self._plan.task[task].key: task for task in self._plan.tasks_of[component]}
+        return {str(task_of[heavy]): task_of[light] for heavy, light in routes.items()}
+
+    def _branch(
+        self, task: int, seconds: float, before: Mapping[int, TaskStats], now: Mapping[int, TaskStats]
+    ) -> Branch:
+        """A task and what is chained to it: the way from the branching point to the merge."""
+        tasks = [task]
+        for each in tasks:
+            tasks += self._plan.chained_tasks(each)
+        nodes, capacities = [], []
+        for each in tasks:
+            then, stats = before.get(each, TaskStats()), now.get(each, TaskStats())
+            nodes.append(_load(then, stats, seconds))
+            if stats.busy > 0:
+                capacities.append(stats.received_bytes / stats.busy)
+        # No link here has a known bandwidth: a branch carries what its slowest task gets done in a second of work.
+        return Branch(self._plan.task[task].key, tuple(nodes), max(1.0, min(capacities, default=1.0)))
+
+
+def _load(then: TaskStats, now: TaskStats, seconds: float) -> NodeLoad:
+    arrived = (now.arrived_bytes - then.arrived_bytes) / seconds
+    done = (now.received_bytes - then.received_bytes) / seconds
+    size = now.arrived_bytes / now.arrived if now.arrived else 0.0
+    # A task that has slowed its senders gets no more than it can take: what it would get is what counts.
+    return NodeLoad(
+        min(1.0, now.peak / now.capacity) if now.capacity else 0.0, max(arrived, now.demand * size), done
+    )

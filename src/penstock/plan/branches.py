@@ -1,0 +1,26 @@
+"""Which components' data may be migrated between their tasks (SPEC 3.2), and why not."""
+
+from __future__ import annotations
+
+from penstock.topology.builder import Node, Topology
+from penstock.topology.components import BaseBolt
+from penstock.topology.groupings import All, Direct, Global
+
+_FIXED = (All, Direct, Global)
+
+
+def why_not_migrated(topology: Topology, node: Node) -> str:
+    """Why tuples for one task of the component are never sent to another; empty where they may be."""
+    bolt = node.component
+    if not isinstance(bolt, BaseBolt) or not bolt.in_parts:
+        return "does not work in parts"
+    if node.tasks < 2:
+        return "has one task"
+    for subscription in node.inputs:
+        if isinstance(subscription.grouping, _FIXED):
+            return f"reads '{subscription.component}' by {subscription.grouping} grouping"
+    for stream in node.streams.values():
+        for reader, _ in topology.subscribers(stream):
+            if not (isinstance(reader.component, BaseBolt) and reader.component.merges_parts):
+                return f"'{reader.id}', which reads it, does not merge parts"
+    return ""
