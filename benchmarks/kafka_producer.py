@@ -1,24 +1,39 @@
-"""Writes lines to the topic ``lines`` at a steady rate, and answers every line on its input with the number sent
-so far; ends when its input does. ``python -m benchmarks.kafka_producer BOOTSTRAP RATE``"""
+"""Writes lines to a topic: at a steady rate until its input ends, and answers every line on its input with the
+number sent so far; or a given number of lines. ``python -m benchmarks.kafka_producer --help``"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import confluent_kafka
 
+from benchmarks.book import book, micros, stamped
 from benchmarks.words import sentences
+
+PAUSE = 0.001  # s between two looks at what is due: short beside the latencies that are measured
 
 
 def main() -> None:
-    bootstrap, rate = sys.argv[1], int(sys.argv[2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bootstrap")
+    parser.add_argument("rate", type=int, help="lines a second; 0: as fast as it can")
+    parser.add_argument("--topic", default="lines")
+    parser.add_argument("--book", nargs="?", const="", metavar="PATH", help="a book's lines, with time stamps")
+    parser.add_argument("--lines", type=int, help="end after so many")
+    parser.add_argument("--linger", type=float, default=20, help="ms a line waits for company")
+    options = parser.parse_args()
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
+        {
+            "bootstrap.servers": options.bootstrap,
+            "linger.ms": options.linger,
+            "queue.buffering.max.messages": 1_000_000,
+        }
     )
-    pool = [sentence.encode() for sentence in sentences()]
-    batch = max(1, rate // 100)
+    send = _sender(producer, options.topic, options.book)
     sent, ended = 0, threading.Event()
 
     def answer() -> None:
@@ -26,17 +41,37 @@ def main() -> None:
             print(sent, flush=True)
         ended.set()
 
-    threading.Thread(target=answer, daemon=True).start()
+    if options.lines is None:
+        threading.Thread(target=answer, daemon=True).start()
     begun = time.monotonic()
-    while not ended.wait(0.005):
-        due = int((time.monotonic() - begun) * rate)
-        while sent + batch <= due:
-            at = sent % len(pool)
-            for line in (pool[at:] + pool[:at])[:batch]:
-                producer.produce("lines", line)
-            producer.poll(0)
-            sent += batch
-    producer.flush(30)
+    while sent != options.lines and not ended.wait(PAUSE if options.rate else 0):
+        due = int((time.monotonic() - begun) * options.rate) if options.rate else sent + 1_000
+        if options.lines is not None:
+            due = min(due, options.lines)
+        while sent < due:
+            send(sent)
+            sent += 1
+        producer.poll(0)
+    left = producer.flush(60)
+    if left:
+        raise SystemExit(f"Kafka did not take {left} lines")
+
+
+def _sender(producer: confluent_kafka.Producer, topic: str, text: str | None) -> Callable[[int], None]:
+    """Sends the line of a number; beyond the last it begins again."""
+    lines = sentences() if text is None else book(text or None)
+
+    def send(number: int) -> None:
+        line = lines[number % len(lines)]
+        value = line if text is None else stamped(line, micros())
+        while True:
+            try:
+                producer.produce(topic, value)
+                return
+            except BufferError:  # the client's queue is full: let it send
+                producer.poll(0.1)
+
+    return send
 
 
 if __name__ == "__main__":

@@ -20,6 +20,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--json", metavar="PATH", help="write machine, rows and bars there")
     parser.add_argument("--repeats", type=int, metavar="N", help="how often to measure; medians are reported")
     parser.add_argument("--only", metavar="PART", action="append", help="only this part of it (repeatable)")
+    parser.add_argument(
+        "--text",
+        metavar="PATH",
+        help="the text of the word count from Kafka; without it a built-in generator makes lines of the same shape",
+    )
     parser.set_defaults(handler=handle)
 
 

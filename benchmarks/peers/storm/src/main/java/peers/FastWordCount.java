@@ -1,27 +1,11 @@
 package peers;
 
-import java.io.IOException;
-import java.io.UncheckedIOException;
-import java.net.InetAddress;
-import java.net.InetSocketAddress;
-import java.nio.file.Files;
-import java.nio.file.Path;
-import java.util.Arrays;
-import java.util.Comparator;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Queue;
 import java.util.Random;
 import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.atomic.AtomicLongArray;
-import java.util.stream.Stream;
-import net.minidev.json.JSONValue;
-import org.apache.storm.Config;
-import org.apache.storm.LocalCluster;
-import org.apache.storm.shade.org.apache.zookeeper.server.NIOServerCnxnFactory;
-import org.apache.storm.shade.org.apache.zookeeper.server.ZooKeeperServer;
 import org.apache.storm.spout.SpoutOutputCollector;
 import org.apache.storm.task.OutputCollector;
 import org.apache.storm.task.TopologyContext;
@@ -46,55 +30,6 @@ public final class FastWordCount {
     static final Queue<Histogram> LATENCY = new ConcurrentLinkedQueue<>();
     static final Queue<Histogram> ACK_LATENCY = new ConcurrentLinkedQueue<>();
 
-    /** A counter with one writer (its task), alone on its cache lines: slot 16 of a 32-slot array. */
-    static final class Counter {
-        private final AtomicLongArray cells = new AtomicLongArray(32);
-
-        void increment() {
-            cells.setRelease(16, cells.getPlain(16) + 1); // single writer: no atomic add needed
-        }
-
-        static long total(Queue<Counter> counters) {
-            return counters.stream().mapToLong(c -> c.cells.getAcquire(16)).sum();
-        }
-    }
-
-    /** Log-linear histogram of nanoseconds, 64 steps per power of two (error below 1.6 %); one writer. */
-    static final class Histogram {
-        private final long[] buckets = new long[64 * 64];
-
-        void record(long nanos) {
-            long v = Math.max(nanos, 0) + 64; // the offset keeps small values linear
-            int shift = 57 - Long.numberOfLeadingZeros(v); // leaves v >>> shift in 64..127
-            buckets[shift * 64 + (int) (v >>> shift) - 64]++;
-        }
-
-        /** The given quantile of several histograms taken together, in milliseconds. */
-        static double quantileMs(Queue<Histogram> parts, double q) {
-            long total = parts.stream().flatMapToLong(h -> Arrays.stream(h.buckets)).sum();
-            long seen = 0;
-            for (int i = 0; i < 64 * 64 && total > 0; i++) {
-                for (Histogram h : parts) {
-                    seen += h.buckets[i];
-                }
-                if (seen >= q * total) {
-                    return ((i % 64 + 64L << i / 64) - 64) / 1e6;
-                }
-            }
-            return 0;
-        }
-
-        static String json(Queue<Histogram> parts) {
-            return String.format(Locale.ROOT, "{\"p50\":%.3f,\"p99\":%.3f}",
-                    quantileMs(parts, 0.50), quantileMs(parts, 0.99));
-        }
-    }
-
-    static <T> T register(Queue<T> queue, T item) {
-        queue.add(item);
-        return item;
-    }
-
     /** Emits one sentence per call; with a rate, only when one is due, stamped with its emit time. */
     static final class SentenceSpout extends BaseRichSpout {
         private transient SpoutOutputCollector out;
@@ -112,9 +47,9 @@ public final class FastWordCount {
             sentences = makeSentences(1000, new Random(42));
             random = 0x9E3779B97F4A7C15L * (context.getThisTaskId() + 1);
             if (acks) {
-                acked = register(SENTENCES, new Counter());
-                failed = register(FAILED, new Counter());
-                latency = register(ACK_LATENCY, new Histogram());
+                acked = Peer.register(SENTENCES, new Counter());
+                failed = Peer.register(FAILED, new Counter());
+                latency = Peer.register(ACK_LATENCY, new Histogram());
             }
         }
 
@@ -185,7 +120,7 @@ public final class FastWordCount {
         @Override
         public void prepare(Map<String, Object> conf, TopologyContext context, OutputCollector collector) {
             out = collector;
-            split = acks ? new Counter() : register(SENTENCES, new Counter()); // with acks the spout counts
+            split = acks ? new Counter() : Peer.register(SENTENCES, new Counter()); // with acks the spout counts
         }
 
         @Override
@@ -226,8 +161,8 @@ public final class FastWordCount {
         public void prepare(Map<String, Object> conf, TopologyContext context, OutputCollector collector) {
             out = collector;
             counts = new HashMap<>();
-            words = register(WORDS, new Counter());
-            latency = register(LATENCY, new Histogram());
+            words = Peer.register(WORDS, new Counter());
+            latency = Peer.register(LATENCY, new Histogram());
         }
 
         @Override
@@ -252,119 +187,33 @@ public final class FastWordCount {
         }
     }
 
-    /** Storm as it comes. */
-    private static Config stock() {
-        Config conf = new Config();
-        conf.setNumWorkers(1);
-        conf.setNumAckers(acks ? 1 : 0);
-        return conf;
-    }
-
-    /** The settings that made Storm fastest on a 2-core machine (see README.md). */
-    private static Config tuned(int executors) {
-        Config conf = new Config();
-        conf.setNumWorkers(1);
-        conf.setNumAckers(acks ? 1 : 0);
-        conf.put(Config.TOPOLOGY_ENABLE_MESSAGE_TIMEOUTS, true); // as new LocalCluster() has it
-        conf.put(Config.TOPOLOGY_DISABLE_LOADAWARE_MESSAGING, true);
-        conf.put(Config.TOPOLOGY_STATS_SAMPLE_RATE, 0.0005);
-        // Flat out, large batches; at a given rate none, which is Storm's own advice for low latency.
-        conf.put(Config.TOPOLOGY_PRODUCER_BATCH_SIZE, timed ? 1 : 1000);
-        if (timed) { // an idle spout parks 0.1 ms rather than sleeping 1 ms
-            conf.put(Config.TOPOLOGY_SPOUT_WAIT_STRATEGY, "org.apache.storm.policy.WaitStrategyPark");
-        } else if (!acks || executors > 2 * Runtime.getRuntime().availableProcessors()) {
-            // Starved or blocked threads sleep 1 ms at once and leave the cores to the others. (With acks and
-            // few threads Storm's default is faster: park briefly many times first.)
-            conf.put(Config.TOPOLOGY_BOLT_WAIT_PROGRESSIVE_LEVEL2_COUNT, 0);
-            conf.put(Config.TOPOLOGY_BACKPRESSURE_WAIT_PROGRESSIVE_LEVEL2_COUNT, 0);
-        }
-        return conf;
-    }
-
     public static void main(String[] args) throws Exception {
-        Map<String, String> opts = new HashMap<>(Map.of("spouts", "1", "splits", "1", "counts", "1", "acks", "false",
-                "max-pending", "5000", "warmup", "10", "seconds", "10", "rate", "0", "tuned", "true"));
-        Config overrides = new Config(); // --conf key=value, repeatable: to try other Storm settings
-        for (int i = 0; i < args.length; i += 2) {
-            String key = args[i].replaceFirst("^--", "");
-            if (i + 1 == args.length || !key.equals("conf") && !opts.containsKey(key)) {
-                throw new IllegalArgumentException("unknown option or missing value: " + args[i]);
-            }
-            if (key.equals("conf")) {
-                String[] pair = args[i + 1].split("=", 2);
-                overrides.put(pair[0], JSONValue.parse(pair[1])); // number, boolean or text
-            } else {
-                opts.put(key, args[i + 1]);
-            }
-        }
-        int spouts = Integer.parseInt(opts.get("spouts"));
-        int splits = Integer.parseInt(opts.get("splits"));
-        int counts = Integer.parseInt(opts.get("counts"));
-        acks = Boolean.parseBoolean(opts.get("acks"));
-        rate = Double.parseDouble(opts.get("rate")) / spouts;
+        Peer peer = new Peer(args, Map.of("spouts", "1", "splits", "1", "counts", "1", "acks", "false", "rate", "0",
+                "max-pending", "5000", "warmup", "10", "seconds", "10", "tuned", "true"));
+        int spouts = peer.number("spouts");
+        int splits = peer.number("splits");
+        int counts = peer.number("counts");
+        acks = peer.flag("acks");
+        rate = Double.parseDouble(peer.text("rate")) / spouts;
         timed = rate > 0;
-
-        // All of Storm's state goes below one temporary directory, removed on the way out.
-        Path temp = Path.of(System.getProperty("java.io.tmpdir"), "storm-peer-" + ProcessHandle.current().pid());
-        Path zkDir = Files.createDirectories(temp.resolve("zookeeper"));
-        System.setProperty("java.io.tmpdir", temp.toString());
-        Runtime.getRuntime().addShutdownHook(new Thread(() -> delete(temp))); // also when interrupted
-
-        // LocalCluster's own ZooKeeper would listen on every interface, so give it one on loopback.
-        InetAddress loopback = InetAddress.getByName("127.0.0.1");
-        NIOServerCnxnFactory zookeeper = new NIOServerCnxnFactory();
-        zookeeper.configure(new InetSocketAddress(loopback, 0), 0);
-        zookeeper.startup(new ZooKeeperServer(zkDir.toFile(), zkDir.toFile(), 2000));
-        LocalCluster cluster = new LocalCluster.Builder()
-                .withDaemonConf(Config.STORM_ZOOKEEPER_SERVERS, List.of(loopback.getHostAddress()))
-                .withDaemonConf(Config.STORM_ZOOKEEPER_PORT, (long) zookeeper.getLocalPort())
-                .build();
 
         TopologyBuilder builder = new TopologyBuilder();
         builder.setSpout("spout", new SentenceSpout(), spouts);
         builder.setBolt("split", new SplitBolt(), splits).shuffleGrouping("spout");
         builder.setBolt("count", new CountBolt(), counts).fieldsGrouping("split", new Fields("word"));
-        Config conf = Boolean.parseBoolean(opts.get("tuned")) ? tuned(spouts + splits + counts + (acks ? 1 : 0)) : stock();
-        conf.setMaxSpoutPending(Integer.parseInt(opts.get("max-pending")));
-        conf.putAll(overrides);
-        cluster.submitTopology("fast-word-count", conf, builder.createTopology());
+        peer.submit("fast-word-count", builder.createTopology(), acks, timed, spouts + splits + counts);
 
-        while (Counter.total(WORDS) == 0) { // the clock starts with the first counted word
-            Thread.sleep(50);
-        }
-        Thread.sleep(Long.parseLong(opts.get("warmup")) * 1000);
+        peer.warmUp(WORDS, Long.MAX_VALUE);
         measuring = true;
-        long begin = System.nanoTime();
         long sentences = -Counter.total(SENTENCES);
-        long words = -Counter.total(WORDS);
-        Thread.sleep(Long.parseLong(opts.get("seconds")) * 1000);
+        Peer.Rate words = peer.measure(WORDS, Long.MAX_VALUE);
         sentences += Counter.total(SENTENCES);
-        words += Counter.total(WORDS);
-        double elapsed = (System.nanoTime() - begin) / 1e9;
         measuring = false;
 
-        if (Counter.total(FAILED) > 0) {
-            System.err.println("failed sentences: " + Counter.total(FAILED));
-        }
-        System.out.printf(Locale.ROOT, "{\"system\":\"storm\",\"version\":\"2.8.2\",\"spouts\":%d,\"splits\":%d,"
-                        + "\"counts\":%d,\"acks\":%b,\"sentences_per_s\":%.0f,\"words_per_s\":%.0f,"
-                        + "\"latency_ms\":%s,\"ack_latency_ms\":%s}%n",
-                spouts, splits, counts, acks, sentences / elapsed, words / elapsed,
-                timed ? Histogram.json(LATENCY) : "null", timed && acks ? Histogram.json(ACK_LATENCY) : "null");
-        System.out.flush();
-        // An orderly shutdown of LocalCluster is slow and has nothing to save: drop its state and stop the JVM.
-        delete(temp);
-        Runtime.getRuntime().halt(0);
-    }
-
-    /** Deletes a tree; Storm's threads may still be writing there, hence several attempts. */
-    private static void delete(Path dir) {
-        for (int attempt = 0; attempt < 10 && Files.exists(dir); attempt++) {
-            try (Stream<Path> tree = Files.walk(dir)) {
-                tree.sorted(Comparator.reverseOrder()).forEach(path -> path.toFile().delete());
-            } catch (IOException | UncheckedIOException e) {
-                // a file vanished during the walk: try again
-            }
-        }
+        peer.finish(FAILED, String.format(Locale.ROOT, "{\"system\":\"storm\",\"version\":\"2.8.2\",\"spouts\":%d,"
+                        + "\"splits\":%d,\"counts\":%d,\"acks\":%b,\"sentences_per_s\":%.0f,\"words_per_s\":%.0f,"
+                        + "\"failed\":%d,\"latency_ms\":%s,\"ack_latency_ms\":%s}",
+                spouts, splits, counts, acks, sentences / words.seconds(), words.perSecond(), Counter.total(FAILED),
+                timed ? Histogram.json(LATENCY) : "null", timed && acks ? Histogram.json(ACK_LATENCY) : "null"));
     }
 }

@@ -1,0 +1,105 @@
+"""A's throughput experiment (A 6.1): FastWordCount in its four cases, at least once with replay and the default
+flow control, beside Storm as it comes with acks. The systems take turns; ratios are taken within a repeat."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.harness import Results, median, rate_of, running, say
+from benchmarks.peers.bench import CASES, build_storm, run_storm
+from benchmarks.words import SENTENCES, BatchCount, BatchSplit, Count, Split, sentences
+from penstock import Conf, Context, Settings, Topology, TopologyBuilder
+from penstock.replay import Eden, ReplaySpout
+from penstock.replay.progress import Progress
+from penstock.spark.session import close_session
+
+SYSTEMS = ("penstock batch", "penstock tuple", "storm")
+PENDING = 5_000  # sentences under way, for both systems, as in the benchmark of delivery
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / the golden ratio: spreads neighbouring positions over the pool
+
+
+class RandomSentences(Eden):
+    """Random sentences of 50-100 bytes without end: what a position holds can be made again, so it can be read
+    again, which is all that replay asks."""
+
+    fields = (("sentence", str),)
+
+    def open(self, conf: Conf, context: Context) -> None:
+        self._pool = sentences()
+        self._kept = context.state.value("eden", 0)
+        self._progress = Progress(self._kept.value)
+
+    def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
+        start = self._progress.end
+        positions = range(start, start + limit)
+        self._progress.read(positions, positions.stop)
+        pool = self._pool
+        return [(each, (pool[(each * _GOLDEN >> 32) % SENTENCES],)) for each in positions]
+
+    def done(self, positions: Iterable[int]) -> None:
+        self._progress.done(positions)
+
+    def before_snapshot(self) -> None:
+        self._kept.value = self._progress.position
+
+    def close(self) -> None:
+        pass
+
+
+def replayed_word_count(case: tuple[int, int, int], batch: bool, settings: Settings) -> Topology:
+    """``fast_word_count`` with a replay spout; the queues are embedded ones, on local disk."""
+    spouts, splits, counts = case
+    parts: tuple[Any, Any] = (BatchSplit(), BatchCount()) if batch else (Split(), Count())
+    builder = TopologyBuilder()
+    builder.set_spout("sentences", ReplaySpout(RandomSentences()), spouts)
+    builder.set_bolt("split", parts[0], splits).shuffle_grouping("sentences")
+    builder.set_bolt("count", parts[1], counts).fields_grouping("split", "word")
+    return builder.build("fast-word-count", settings)
+
+
+def measure_fast_word_count(results: Results, options: argparse.Namespace) -> None:
+    """A part of ``penstock bench backpressure``; ``--quick`` takes the first case only."""
+    warm_up, seconds = (4, 4) if options.quick else (15, 10)
+    repeats = options.repeats or (1 if options.quick else 3)
+    build_storm()
+    for case in CASES[:1] if options.quick else CASES:
+        name = "/".join(map(str, case))
+        rates: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        failed = dict.fromkeys(SYSTEMS, 0)
+        for number in range(repeats):
+            for system in SYSTEMS:
+                rate, lost = words_per_second(system, case, warm_up, seconds)
+                rates[system].append(rate)
+                failed[system] += lost
+                say(f"  {name} repeat {number + 1}: {system} {rate / 1e6:.2f} M words/s, acked")
+        for system, values in rates.items():
+            ratio = median([ours / theirs for ours, theirs in zip(values, rates["storm"], strict=True)])
+            results.row(
+                what=f"FastWordCount {name}, acked and replayed",
+                system=system,
+                **{"words/s": median(values), "words/s × storm": ratio},
+                failed=failed[system],
+                repeats=" ".join(f"{value / 1e6:.2f}" for value in values),
+            )
+            if system.startswith("penstock"):
+                form = ".tuple" if system.endswith("tuple") else ""
+                results.bar(f"a61.{name}.vs_storm{form}", ratio, "× storm with acks")
+
+
+def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seconds: int) -> tuple[float, int]:
+    """Words a second that the counting end takes, and how many sentences failed."""
+    if system == "storm":
+        more = {"acks": "true", "max-pending": PENDING}
+        found = run_storm(case, False, warm_up, seconds, **more)
+        return float(found["words_per_s"]), int(found["failed"])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = Settings(delivery="at_least_once", max_spout_pending=PENDING, state_dir=folder)
+            with running(replayed_word_count(case, system.endswith("batch"), settings)) as handle:
+                rate = rate_of(handle, "count", warm_up, seconds)
+                return rate, handle.bus.totals()["sentences"].failed
+    finally:
+        close_session()  # no JVM of ours may stand beside the next system's
