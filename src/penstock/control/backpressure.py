@@ -35,7 +35,7 @@ class Watch(ABC):
 
     @abstractmethod
     def observe(self, now: float, length: int, arrived: int) -> Messages:
-        """What to say, now that ``length`` tuples wait and ``arrived`` ever came."""
+        """What to say, now that ``length`` tuples wait, overflow included, and ``arrived`` ever came."""
 
     def consumed(self, source: int, rows: int) -> None:  # noqa: B027 - only credits care
         """Tuples of that sender were taken from the inbox."""
@@ -53,10 +53,12 @@ class StepWatch(Watch):
     """A algorithm 1, on one queue.
 
     Where the queue is above L·QML, a timer of ``sensitivity`` = (QML − q) / (2·V) runs; at its end each sender is
-    told to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Two things A leaves open: at the
-    end of the timer a queue that is on its way back already is left alone, and a timer starts only when the last
-    signal has been acted upon (or for a second no one answered). Without them a queue that drains slowly draws
-    signal after signal, and the rate swings by many steps around the sustainable one.
+    told to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Three things A leaves open: at
+    the end of the timer a queue that is on its way back already is left alone; a timer starts only when the last
+    signal has been acted upon (or for a second no one answered); and a second signal in a row waits until the task
+    has taken something from the queue (or for a second), for a frame is taken whole and between two of them any
+    queue grows. Without them a queue that drains slowly draws signal after signal, and the rate swings by many steps
+    around the sustainable one.
     """
 
     def __init__(
@@ -103,9 +105,9 @@ class StepWatch(Watch):
         if timer is None or timer.kind != wanted:
             if not self.steps:
                 self._rate = self._meter.rate(now)
-            self._timer = _Timer(wanted, now + self.sensitivity(length), length)
+            self._timer = _Timer(wanted, now, now + self.sensitivity(length), length, arrived - length)
             return []
-        if now < timer.due:
+        if now < timer.due or (wanted == "slow" and not self._judged(timer, now, arrived - length)):
             return []
         self._timer = None
         getting_better = length < timer.length if wanted == "slow" else length > timer.length
@@ -117,6 +119,10 @@ class StepWatch(Watch):
 
     def enacted(self) -> None:
         self._answer_by = None
+
+    def _judged(self, timer: _Timer, now: float, taken: int) -> bool:
+        """The queue has been served since the timer began: its length now says where it is going."""
+        return not self.steps or taken > timer.taken or now >= timer.begun + LONGEST
 
     def _wanted(self, length: int) -> str | None:
         if length > self._high and self.steps < _MOST_STEPS:
@@ -133,9 +139,12 @@ class StepWatch(Watch):
 @dataclass(frozen=True)
 class _Timer:
     kind: str
+    begun: float
     due: float
     length: int
     """Of the queue when it was started."""
+    taken: int
+    """Ever taken from it by then."""
 
 
 class SpoutWatch(Watch):

@@ -1,0 +1,91 @@
+"""Topologies with a bolt too slow for what it is sent, for the benchmarks of flow control."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+
+from penstock import (
+    BatchBolt,
+    BatchCollector,
+    BatchSpout,
+    BatchSpoutCollector,
+    Conf,
+    Context,
+    OutputDeclarer,
+    Settings,
+    Source,
+    Topology,
+    TopologyBuilder,
+)
+
+PAYLOAD = "x" * 92
+"""With the number, a tuple of 100 bytes."""
+_MOST = 1_000  # tuples in a batch of the spout
+_CATCH_UP = 2.0  # a source that was held back delivers at most at twice its rate until it has caught up
+
+
+class PacedSpout(BatchSpout):
+    """Offers each of its streams ``rate`` tuples a second, ``burst`` times as many between two moments of the run. It
+    asks whether a stream is ready, so one whose receivers are overloaded does not stop the others."""
+
+    def __init__(self, streams: tuple[str, ...], rate: float, burst: tuple[float, float, float] = (1, 0, 0)) -> None:
+        self._streams, self._rate, self._burst = streams, rate, burst
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        for stream in self._streams:
+            declarer.declare(("number", int), ("payload", str), stream=stream)
+
+    def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
+        self._collector = collector
+        self._due = dict.fromkeys(self._streams, 0.0)
+        self._number = 0
+
+    def activate(self) -> None:
+        self._begun = self._last = time.monotonic()
+
+    def next_batch(self) -> None:
+        now = time.monotonic()
+        factor, begin, end = self._burst
+        rate = self._rate * (factor if begin <= now - self._begun < end else 1.0)
+        elapsed, self._last = now - self._last, now
+        for stream in self._streams:
+            self._due[stream] += rate * elapsed
+            if not self._collector.ready(stream):
+                continue
+            count = int(min(self._due[stream], max(1.0, rate * elapsed * _CATCH_UP), _MOST))
+            if count:
+                self._due[stream] -= count
+                numbers = pa.array(range(self._number, self._number + count), pa.int64())
+                self._number += count
+                self._collector.emit_batch([numbers, pa.array([PAYLOAD] * count)], stream)
+
+
+class TakesTime(BatchBolt):
+    """Waits so long for each tuple, as for a database; it costs no CPU, so nothing but the waiting is measured."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        if self._seconds:
+            time.sleep(self._seconds * batch.num_rows)
+
+
+def two_branches(slow: float, rate: float, settings: Settings) -> Topology:
+    """A spout with two streams of ``rate`` tuples a second each; one ends in a bolt that takes ``slow`` seconds a
+    tuple, the other in one that takes none."""
+    builder = TopologyBuilder()
+    builder.set_spout("source", PacedSpout(("left", "right"), rate))
+    builder.set_bolt("slow", TakesTime(slow)).shuffle_grouping("source", "left")
+    builder.set_bolt("healthy", TakesTime(0.0)).shuffle_grouping("source", "right")
+    return builder.build("two-branches", settings)
+
+
+def one_branch(seconds: float, rate: float, burst: tuple[float, float, float], settings: Settings) -> Topology:
+    """A spout that sends ``rate`` tuples a second, more in the burst, to a bolt that takes ``seconds`` for each."""
+    builder = TopologyBuilder()
+    builder.set_spout("source", PacedSpout(("default",), rate, burst))
+    builder.set_bolt("work", TakesTime(seconds)).shuffle_grouping("source")
+    return builder.build("burst", settings)
