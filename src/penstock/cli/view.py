@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -62,6 +63,8 @@ class LiveView:
         parts: list[RenderableType] = [component_table(title, running.bus.view())]
         for component, rows in running.bus.published().items():
             parts.append(result_table(component, rows))
+        if decisions := running.migrations.decisions:
+            parts.append(Text(f"data migration: {decisions[-1].text}", style="yellow"))
         parts += [Text(error, style="red") for error in self._errors]
         parts.append(Text("Ctrl-C ends the topology", style="dim"))
         self._live.update(Group(*parts))
@@ -89,9 +92,11 @@ class PlainView:
         for view in running.bus.view():
             line = (
                 f"{elapsed:6.1f}s {view.component:<16} in {number(view.rate_in)}/s out {number(view.rate_out)}/s "
-                f"queue {view.queued} execute {micros(view.execute_time)} "
+                f"queue {queue(view)} execute {micros(view.execute_time)} "
                 f"p50 {millis(view.latency_p50)} p99 {millis(view.latency_p99)} errors {view.errors}"
             )
+            if math.isfinite(view.limit):
+                line += f" held to {number(view.limit)}/s"
             if view.acked or view.failed:
                 line += f" acked {view.acked} failed {view.failed}"
             if view.state_keys:
@@ -113,8 +118,9 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
     table = Table(title=Text(title), title_justify="left", expand=False)
     table.add_column("component")
     tracked, stateful = any(v.acked or v.failed for v in views), any(v.state_keys for v in views)
+    slowed = any(math.isfinite(v.limit) for v in views)
     names = ["tasks", "in/s", "out/s", "queue", "execute", "p50", "p99", "errors"]
-    for name in names + ["acked", "failed"] * tracked + ["state"] * stateful:
+    for name in names + ["held to/s"] * slowed + ["acked", "failed"] * tracked + ["state"] * stateful:
         table.add_column(name, justify="right")
     for view in views:
         table.add_row(
@@ -122,11 +128,12 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
             str(view.tasks),
             number(view.rate_in),
             number(view.rate_out),
-            number(view.queued),
+            Text(queue(view), style="yellow" if view.capacity and view.queued > 0.8 * view.capacity else ""),
             micros(view.execute_time),
             millis(view.latency_p50),
             millis(view.latency_p99),
             Text(str(view.errors), style="red" if view.errors else ""),
+            *([Text(number(view.limit), style="yellow") if math.isfinite(view.limit) else "-"] if slowed else []),
             *([number(view.acked), number(view.failed)] if tracked else []),
             *([f"{number(view.state_keys)} keys, {size(view.state_bytes)}"] if stateful else []),
         )
@@ -158,6 +165,11 @@ def summary(running: RunningTopology, elapsed: float) -> str:
     for component, rows in running.bus.published().items():
         lines.append(f"  {component}: " + ", ".join(" ".join(str(value) for value in row) for row in rows))
     return "\n".join(lines)
+
+
+def queue(view: ComponentView) -> str:
+    """Length and, where there is one, capacity."""
+    return number(view.queued) + (f"/{number(view.capacity)}" if view.capacity else "")
 
 
 def number(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -21,11 +22,6 @@ class SlotReport(Protocol):
     """What the bus needs of a report."""
 
     @property
-    def segments(self) -> list[tuple[int, Segment]]:
-        """The newest migrated segments that have ended, with the tasks that sent them."""
-        with self._lock:
-            return list(self._segments)
-
     def tasks(self) -> dict[str, dict[str, Any]]: ...
     @property
     def published(self) -> dict[str, list[list[Any]]]: ...
@@ -59,6 +55,26 @@ class ComponentView:
     failed: int = 0
     state_keys: int = 0
     state_bytes: int = 0
+    capacity: int = 0
+    """Tuples its inboxes hold together; what is queued beyond waits on disk."""
+    limit: float = math.inf
+    """Tuples a second the most slowed of its tasks may send; ``inf``: none is."""
+
+
+@dataclass(frozen=True)
+class QueueView:
+    """One task's inbox, now. Rates are tuples a second over the last seconds."""
+
+    task: str
+    """Its key: component and number."""
+    length: int
+    capacity: int
+    overflowing: int
+    """What waits on disk of ``length``."""
+    rate_in: float
+    rate_out: float
+    limit: float
+    """Tuples a second the task may send where it is slowed most; ``inf``: nowhere."""
 
 
 @dataclass
@@ -106,6 +122,28 @@ class MetricsBus:
         with self._lock:
             self._sample()
             return [self._component(component, tasks) for component, tasks in self._plan.tasks_of.items()]
+
+    def queues(self) -> list[QueueView]:
+        """Every task's inbox, in the order of the tasks; of a spout only what it may send."""
+        with self._lock:
+            self._sample()
+            oldest = self._samples[0]
+            span = max(self._monotonic() - oldest.time, 1e-9)
+            result = []
+            for task in self._plan.tasks:
+                now, then = self._now.get(task.id, TaskStats()), oldest.stats.get(task.id, TaskStats())
+                result.append(
+                    QueueView(
+                        task.key,
+                        now.queued,
+                        now.capacity,
+                        now.overflowing,
+                        (now.arrived - then.arrived) / span,
+                        (now.received - then.received) / span,
+                        now.limit,
+                    )
+                )
+            return result
 
     def published(self) -> dict[str, list[list[Any]]]:
         """The rows each component shows, task by task."""
@@ -180,6 +218,8 @@ class MetricsBus:
             total.failed,
             now.state_keys,
             now.state_bytes,
+            now.capacity,
+            now.limit,
         )
 
     def _total(self, task: int) -> TaskStats:
