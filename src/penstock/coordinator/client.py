@@ -9,10 +9,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from penstock.coordinator import wire
 from penstock.coordinator.messages import Failed, Message, dumps, loads
 from penstock.errors import ControlRefused
+
+M = TypeVar("M", bound=Message)
 
 
 class ControlClient:
@@ -23,6 +26,7 @@ class ControlClient:
         self.inbox: deque[Message] = deque()
         self.lost = False
         self._wake = wake
+        self._listeners: dict[type, Callable[[Any], None]] = {}
         self._outbox: queue.SimpleQueue[Message | bytes | None] = queue.SimpleQueue()
         self._queued = 0
         """Messages in the outbox, and the one the thread has in hand."""
@@ -61,6 +65,11 @@ class ControlClient:
         if self._rest:
             self._queue(b"")  # lets the thread write the rest
 
+    def listen(self, kind: type[M], listener: Callable[[M], None]) -> None:
+        """Hand messages of this kind to ``listener`` instead of ``inbox``, straight from the receiving thread: for
+        signals, which must not wait for the slot's loop. It must be quick and not raise."""
+        self._listeners[kind] = listener
+
     def _queue(self, message: Message | bytes) -> None:
         with self._counting:
             self._queued += 1
@@ -87,8 +96,13 @@ class ControlClient:
         try:
             while head := self._file.read(wire.LENGTH.size):
                 (length,) = wire.LENGTH.unpack(head)
-                self.inbox.append(loads(self._file.read(length)))
-                self._wake()
+                message = loads(self._file.read(length))
+                listener = self._listeners.get(type(message))
+                if listener is not None:
+                    listener(message)
+                else:
+                    self.inbox.append(message)
+                    self._wake()
         except (OSError, ValueError, struct.error, ControlRefused):
             pass  # however it ended, what matters is that it did
         self.lost = True

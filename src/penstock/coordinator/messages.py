@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from penstock.control.signals import TaskMessage, TaskState
 from penstock.errors import ControlRefused
 
 # ---- slot to coordinator
@@ -118,6 +119,11 @@ class Published:
 
 
 @dataclass(frozen=True)
+class JoinBoards:
+    """The slot takes messages and states from the boards from now on, and what waits for it."""
+
+
+@dataclass(frozen=True)
 class Closed:
     """All tasks have been closed."""
 
@@ -191,6 +197,8 @@ class Close:
     """Close the tasks."""
 
 
+# ``TaskMessage`` and ``TaskState`` go both ways: onto the coordinator's boards and from them.
+
 Message = (
     Hello
     | Ready
@@ -204,6 +212,9 @@ Message = (
     | NotSnapped
     | Published
     | Closed
+    | JoinBoards
+    | TaskMessage
+    | TaskState
     | Open
     | Activate
     | Deactivate

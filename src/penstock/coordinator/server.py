@@ -19,13 +19,16 @@ import numpy as np
 
 from penstock.acking import ledger
 from penstock.acking.ledger import Acker
+from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator import wire
+from penstock.coordinator.boards import Boards
 from penstock.coordinator.messages import (
     Closed,
     Corrupt,
     Failed,
     Fails,
     Hello,
+    JoinBoards,
     Message,
     NotSnapped,
     Open,
@@ -54,7 +57,8 @@ class Connection:
     hello: Hello
     writer: asyncio.StreamWriter
     acker: Acker
-    """Of its attempt: what it says late does not reach the next one's."""
+    boards: Boards
+    """Both of its attempt: what it says late does not reach the next one's."""
     ready: bool = False
     stateful: bool = False
     closed: bool = False
@@ -78,6 +82,7 @@ class Coordinator:
         """A slot could not restore its tasks."""
         self._plan = plan
         self._acker = Acker(0)
+        self._boards = Boards(plan.routes.slot_of)
         self.secret = wire.new_secret()
         self.slots: dict[SlotId, Connection] = {}
         self.failure: Failed | None = None
@@ -138,6 +143,7 @@ class Coordinator:
             self.corrupt = ""
             self.epoch_events = queue.SimpleQueue()
             self._acker = Acker(key)
+            self._boards = Boards(self._plan.routes.slot_of)
 
     def send(self, message: Message, to: SlotId | None = None) -> None:
         """Send a command to one slot, or to all."""
@@ -192,6 +198,9 @@ class Coordinator:
                 if isinstance(message, Tally | Fails):
                     self._settle(connection, message)
                     continue
+                if isinstance(message, TaskMessage | TaskState | JoinBoards):
+                    self._pass_on(connection, message)
+                    continue
                 with self.changed:
                     self._take(connection, message)
                     self.changed.notify_all()
@@ -227,7 +236,7 @@ class Coordinator:
             raise ControlRefused(
                 "control connection", f"only slots of attempt {self.attempt} may join", repr(hello)
             )
-        connection = Connection(hello, writer, self._acker)
+        connection = Connection(hello, writer, self._acker, self._boards)
         with self.changed:
             self.slots[connection.id] = connection
             self.changed.notify_all()
@@ -244,10 +253,22 @@ class Coordinator:
             first, length = np.array(message.first, np.uint64), np.array(message.length, np.int64)
             settled, component, error = connection.acker.close(first, length), message.component, message.error
         for task, numbers in settled.items():
-            spout = self.slots.get(self._plan.routes.slot_of[task])
-            if spout is not None and spout.connected and spout.hello.attempt == connection.hello.attempt:
-                data = np.concatenate(ledger.ranges(numbers)).tobytes()
-                spout.writer.write(_framed(Settled(task, component, error, data)))
+            data = np.concatenate(ledger.ranges(numbers)).tobytes()
+            self._tell(connection, self._plan.routes.slot_of[task], Settled(task, component, error, data))
+
+    def _pass_on(self, connection: Connection, message: TaskMessage | TaskState | JoinBoards) -> None:
+        """The boards' work."""
+        if connection.hello.attempt != self.attempt:
+            return
+        connection.heard = time.monotonic()
+        for slot, each in connection.boards.take(connection.id, message):
+            self._tell(connection, slot, each)
+
+    def _tell(self, source: Connection, slot: SlotId, message: Message) -> None:
+        """Write to a slot of the same attempt as ``source``, if it is there. On the loop."""
+        target = self.slots.get(slot)
+        if target is not None and target.connected and target.hello.attempt == source.hello.attempt:
+            target.writer.write(_framed(message))
 
     def _take(self, connection: Connection, message: Message) -> None:
         if connection.hello.attempt != self.attempt:

@@ -1,0 +1,488 @@
+"""What every message board keeps, and what the one on ZooKeeper survives."""
+
+import itertools
+import math
+import threading
+import time
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from kazoo.retry import KazooRetry
+
+from penstock import make_plan
+from penstock.control.signals import TaskMessage, TaskState
+from penstock.coordinator import zookeeper as zookeeper_module
+from penstock.coordinator.boards import open_board
+from penstock.coordinator.client import ControlClient
+from penstock.coordinator.messages import Hello
+from penstock.coordinator.server import Coordinator
+from penstock.coordinator.zookeeper import ZooKeeperBoard
+from penstock.errors import EnvironmentFault
+from penstock.metrics.bus import MetricsBus
+from penstock.testing import CaptureBolt, FeederSpout
+from penstock.testing.zookeeper import ZooKeeperServer
+from tests.helpers import Pass, line_topology
+
+PATIENCE = 30.0  # seconds; a loaded machine
+_numbers = itertools.count(1)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+class Seat:
+    """One slot's board, and what came from it."""
+
+    def __init__(self, tasks):
+        self.tasks, self.messages, self.states = tuple(tasks), [], []
+        self.board = self.close = None
+
+    def post(self, target, value, kind="slow", source=None):
+        self.board.post(TaskMessage(self.tasks[0] if source is None else source, target, kind, float(value)))
+
+    def values(self, source, target=None):
+        """What came from a task, in the order it came."""
+        target = self.tasks[0] if target is None else target
+        return [each.value for each in self.messages if (each.source, each.target) == (source, target)]
+
+    def newest(self):
+        return {(state.task, state.towards): state.rate for state in self.states}
+
+
+class InCoordinator:
+    """A real coordinator, and real control connections to it."""
+
+    def __init__(self):
+        self.plan = make_plan(line_topology(FeederSpout("x"), Pass("x"), CaptureBolt(), parallelism=2))
+        self.slots = self.plan.slot_ids()
+        self.coordinator = Coordinator(MetricsBus(self.plan), self.plan)
+        self.coordinator.start()
+        self._held = threading.Event()
+        self._seats = []
+
+    def task(self, number):
+        """The one task of the slot of this number."""
+        (task,) = self.plan.routes.tasks_of(self.slots[number])
+        return task
+
+    def open(self, number):
+        """The board of the slot of this number."""
+        slot = self.slots[number]
+        control = ControlClient(self.coordinator.address, self.coordinator.secret, lambda: None)
+        control.send(Hello(slot.stage, slot.slot, self.coordinator.attempt, 0, "here"))
+        seat = Seat([self.task(number)])
+        seat.board = open_board(
+            "coordinator", "run", seat.tasks, seat.messages.append, seat.states.append, control
+        )
+
+        def close():
+            seat.board.close()
+            control.close()
+
+        seat.close = close
+        self._seats.append(seat)
+        return seat
+
+    def left(self):
+        """Messages on the board."""
+        return sum(map(len, self.coordinator._boards.messages.values()))
+
+    def hold(self):
+        """Let the board answer nobody."""
+        self._held.clear()
+        self.coordinator._loop.call_soon_threadsafe(self._held.wait)
+
+    def release(self):
+        self._held.set()
+
+    def close(self):
+        self._held.set()
+        for seat in self._seats:
+            seat.close()
+        self.coordinator.stop()
+
+
+class OnZooKeeper:
+    """A run of its own on a real ZooKeeper."""
+
+    def __init__(self, server):
+        self.server = server
+        self.path = "/penstock/boards"
+        self.run = f"run-{next(_numbers)}"
+        self.client = KazooClient(server.address, connection_retry=KazooRetry(max_tries=-1, max_delay=0.5))
+        self.client.start()
+        self._seats = []
+
+    def task(self, number):
+        return number + 1
+
+    def open(self, number, session=None):
+        seat = Seat([self.task(number)])
+        if session is None:
+            url = f"zookeeper://{self.server.address}{self.path}"
+            seat.board = open_board(
+                url, self.run, seat.tasks, seat.messages.append, seat.states.append, control_client=None
+            )
+        else:
+            seat.board = ZooKeeperBoard(
+                self.server.address, self.root, seat.tasks, seat.messages.append, seat.states.append, session
+            )
+        seat.close = seat.board.close
+        self._seats.append(seat)
+        return seat
+
+    @property
+    def root(self):
+        return f"{self.path}/{self.run}"
+
+    def children(self, path):
+        try:
+            return self.client.retry(self.client.get_children, self.root + path)
+        except NoNodeError:
+            return []
+
+    def left(self):
+        return sum(len(self.children(f"/taskmessage/{task}")) for task in self.children("/taskmessage"))
+
+    def hold(self):
+        self.server.pause()
+
+    def release(self):
+        self.server.resume()
+
+    def close(self):
+        self.server.resume()
+        for seat in self._seats:
+            seat.close()
+        self.client.stop()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A ZooKeeper for all tests here. A test that stops it starts it again."""
+    zookeeper = ZooKeeperServer()
+    try:
+        zookeeper.start()
+    except EnvironmentFault as fault:
+        zookeeper.close()
+        pytest.skip(f"not run: {fault}")
+    yield zookeeper
+    zookeeper.close()
+
+
+@pytest.fixture
+def zookeeper(server):
+    server.start()
+    world = OnZooKeeper(server)
+    yield world
+    server.start()
+    world.close()
+
+
+@pytest.fixture(params=["coordinator", "zookeeper"])
+def world(request):
+    if request.param == "zookeeper":
+        yield request.getfixturevalue("zookeeper")
+    else:
+        world = InCoordinator()
+        yield world
+        world.close()
+
+
+# ---- messages --------------------------------------------------------------------------------------------
+
+
+def test_messages_of_several_slots_come_once_and_in_order(world):
+    count = 200
+    receivers, senders = [world.open(0), world.open(1)], [world.open(number) for number in (2, 3, 4)]
+
+    def send(seat):
+        for value in range(count):
+            for receiver in receivers:
+                seat.post(receiver.tasks[0], value)
+
+    threads = [threading.Thread(target=send, args=(seat,)) for seat in senders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: all(len(receiver.messages) >= count * len(senders) for receiver in receivers))
+    wait_until(lambda: world.left() == 0)
+    for receiver in receivers:
+        for sender in senders:
+            assert receiver.values(sender.tasks[0]) == list(range(count))
+        assert len(receiver.messages) == count * len(senders)
+    assert not any(sender.messages for sender in senders)
+
+
+def test_all_parts_of_a_message_arrive(world):
+    receiver, sender = world.open(0), world.open(2)
+    messages = [
+        TaskMessage(sender.tasks[0], receiver.tasks[0], kind, value)
+        for kind, value in [("slow", 1.0), ("cancel", 0.0), ("hold", 0.0), ("grant", 1e16), ("grant", 1e-7)]
+    ]
+    for message in messages:
+        sender.board.post(message)
+    wait_until(lambda: len(receiver.messages) == len(messages))
+    assert receiver.messages == messages
+
+
+def test_messages_wait_for_their_receiver_and_are_deleted_when_it_has_them(world):
+    sender, target = world.open(2), world.task(0)
+    for value in range(3):
+        sender.post(target, value)
+    wait_until(lambda: world.left() == 3)
+    receiver = world.open(0)
+    wait_until(lambda: len(receiver.messages) == 3)
+    assert receiver.values(sender.tasks[0]) == [0, 1, 2]
+    wait_until(lambda: world.left() == 0)
+
+
+def test_a_task_can_send_to_one_of_its_own_slot(world):
+    seat = world.open(0)
+    seat.post(seat.tasks[0], 7)
+    wait_until(lambda: seat.values(seat.tasks[0]) == [7])
+
+
+def test_posting_never_waits_for_the_board(world):
+    count = 5_000  # more than sockets take on their own
+    receiver, sender = world.open(0), world.open(2)
+    sender.post(receiver.tasks[0], -1)
+    wait_until(lambda: receiver.messages)
+    world.hold()
+
+    def send():
+        for value in range(count):
+            sender.post(receiver.tasks[0], value)
+            sender.board.publish(TaskState(sender.tasks[0], "b1", float(value)))
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert receiver.values(sender.tasks[0]) == [-1]
+    world.release()
+    wait_until(lambda: len(receiver.messages) >= count + 1)
+    wait_until(lambda: receiver.newest().get((sender.tasks[0], "b1")) == count - 1)
+    assert receiver.values(sender.tasks[0]) == list(range(-1, count))
+
+
+def test_the_next_start_has_boards_of_its_own():
+    world = InCoordinator()
+    sender, target = world.open(2), world.task(0)
+    sender.post(target, 1)
+    sender.board.publish(TaskState(target, "b1", 1.0))
+    wait_until(lambda: world.left() == 1)
+    world.coordinator.begin(1, 0)
+    receiver, sender = world.open(0), world.open(2)
+    sender.post(target, 2)
+    wait_until(lambda: receiver.messages)
+    assert receiver.values(sender.tasks[0]) == [2]
+    assert not receiver.states
+    world.close()
+
+
+# ---- states ----------------------------------------------------------------------------------------------
+
+
+def test_states_are_seen_by_all(world):
+    seats = [world.open(number) for number in range(3)]
+    states = {
+        (seats[0].tasks[0], "b1"): 1.5,
+        (seats[0].tasks[0], "a/b c"): math.inf,
+        (seats[1].tasks[0], "b1"): 0.0,
+    }
+    for (task, towards), rate in states.items():
+        next(seat for seat in seats if task in seat.tasks).board.publish(TaskState(task, towards, rate))
+    for seat in seats:
+        wait_until(lambda seat=seat: seat.newest() == states)
+    late = world.open(4)
+    wait_until(lambda: late.newest() == states)
+
+
+def test_the_newest_state_wins(world):
+    seat, other = world.open(0), world.open(1)
+    for rate in range(500):
+        seat.board.publish(TaskState(seat.tasks[0], "b1", float(rate)))
+    wait_until(lambda: other.newest() == {(seat.tasks[0], "b1"): 499.0})
+    rates = [state.rate for state in other.states]
+    assert rates == sorted(rates)
+    late = world.open(4)
+    wait_until(lambda: late.states)
+    assert [state.rate for state in late.states] == [499.0]
+
+
+# ---- the end ---------------------------------------------------------------------------------------------
+
+
+def test_a_closed_board_is_silent_and_leaves_no_thread(world):
+    before = set(threading.enumerate())
+    closed, other = world.open(0), world.open(1)
+    other.post(closed.tasks[0], 1)
+    closed.board.publish(TaskState(closed.tasks[0], "b1", 1.0))
+    wait_until(lambda: closed.messages and other.states)
+    closed.board.close()
+    other.post(closed.tasks[0], 2)
+    other.board.publish(TaskState(other.tasks[0], "b2", 1.0))
+    wait_until(lambda: (other.tasks[0], "b2") in other.newest())
+    closed.close()
+    other.close()
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert closed.values(other.tasks[0]) == [1]
+    assert (other.tasks[0], "b2") not in closed.newest()
+
+
+def test_what_was_posted_before_the_end_is_sent(world):
+    receiver, sender = world.open(0), world.open(2)
+    sender.post(receiver.tasks[0], -1)
+    wait_until(lambda: receiver.messages)  # it is connected
+    for value in range(250):
+        sender.post(receiver.tasks[0], value)
+    sender.close()
+    wait_until(lambda: len(receiver.messages) == 251)
+
+
+def test_the_last_to_leave_removes_the_run(zookeeper):
+    seats = [zookeeper.open(0), zookeeper.open(1)]
+    seats[0].post(seats[1].tasks[0], 1)
+    seats[0].board.publish(TaskState(seats[0].tasks[0], "b1", 1.0))
+    wait_until(lambda: seats[1].messages and seats[1].states)
+    seats[0].close()
+    assert zookeeper.children("/members")
+    assert not zookeeper.children("/taskstate")
+    seats[1].close()
+    assert zookeeper.client.exists(zookeeper.root) is None
+
+
+def test_old_runs_are_removed_by_a_new_one(zookeeper, monkeypatch):
+    monkeypatch.setattr(zookeeper_module, "OLD_SECONDS", 0.0)
+    client = zookeeper.client
+    mark = b"penstock run"
+    client.create(f"{zookeeper.path}/over/taskmessage/1/x", mark, makepath=True)
+    client.set(f"{zookeeper.path}/over", mark)
+    client.create(f"{zookeeper.path}/alive/members/one", makepath=True)
+    client.set(f"{zookeeper.path}/alive", mark)
+    client.create(f"{zookeeper.path}/strangers/treasure", makepath=True)
+    zookeeper.open(0)
+    wait_until(lambda: client.exists(f"{zookeeper.path}/over") is None)
+    assert client.exists(f"{zookeeper.path}/alive/members/one")
+    assert client.exists(f"{zookeeper.path}/strangers/treasure")
+    monkeypatch.undo()
+    for name in ("alive", "strangers"):
+        client.delete(f"{zookeeper.path}/{name}", recursive=True)
+
+
+# ---- what ZooKeeper does to its clients ------------------------------------------------------------------
+
+
+def test_a_lost_session(zookeeper):
+    receiver, sender = zookeeper.open(0), zookeeper.open(2)
+    sender.post(receiver.tasks[0], 0)
+    wait_until(lambda: receiver.messages)
+    wait_until(lambda: len(zookeeper.children("/members")) == 2)
+    for round, seat in enumerate([receiver, sender, receiver]):
+        session = seat.board._client.client_id
+        double = KazooClient(zookeeper.server.address, client_id=session)
+        double.start()
+        double.stop()  # ends the session they share
+        double.close()
+        sender.post(receiver.tasks[0], round + 1)
+        sender.board.publish(TaskState(sender.tasks[0], "b1", float(round)))
+        wait_until(lambda: len(receiver.messages) >= round + 2)  # noqa: B023
+        wait_until(lambda: receiver.newest() == {(sender.tasks[0], "b1"): round})  # noqa: B023
+        wait_until(lambda: seat.board._client.client_id not in (None, session))  # noqa: B023
+        wait_until(lambda: len(zookeeper.children("/members")) == 2)
+    assert receiver.values(sender.tasks[0]) == [0, 1, 2, 3]
+    wait_until(lambda: zookeeper.left() == 0)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restarted_server(zookeeper, clean):
+    receiver, sender = zookeeper.open(0), zookeeper.open(2)
+    values = iter(range(10_000))
+    posted, stop = [], threading.Event()
+
+    def send():
+        while not stop.wait(0.001):
+            posted.append(next(values))
+            sender.post(receiver.tasks[0], posted[-1])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    wait_until(lambda: len(receiver.messages) > 20)
+    zookeeper.server.stop() if clean else zookeeper.server.kill()
+    early = zookeeper.open(1)  # its server is not there yet
+    gone = len(posted)
+    sender.board.publish(TaskState(sender.tasks[0], "b1", 5.0))
+    wait_until(lambda: len(posted) > gone + 200)
+    zookeeper.server.start()
+    stop.set()
+    thread.join()
+    sender.post(early.tasks[0], 1)
+    wait_until(lambda: len(receiver.messages) >= len(posted))
+    wait_until(lambda: early.messages and early.newest() == receiver.newest() != {})
+    wait_until(lambda: zookeeper.left() == 0)
+    assert receiver.values(sender.tasks[0]) == posted
+
+
+def test_a_server_that_hangs_for_longer_than_a_session(zookeeper):
+    receiver, sender = zookeeper.open(0, session=1.5), zookeeper.open(2, session=1.5)
+    sender.post(receiver.tasks[0], 0)
+    sender.board.publish(TaskState(sender.tasks[0], "b1", 0.0))
+    wait_until(lambda: receiver.messages and receiver.states)
+    zookeeper.server.pause()
+    for value in range(1, 150):
+        sender.post(receiver.tasks[0], value)
+        sender.board.publish(TaskState(sender.tasks[0], "b1", float(value)))
+    wait_until(lambda: not (sender.board._client.connected or receiver.board._client.connected))
+    zookeeper.server.resume()
+    wait_until(lambda: len(receiver.messages) >= 150)
+    wait_until(lambda: receiver.newest() == {(sender.tasks[0], "b1"): 149.0})
+    wait_until(lambda: zookeeper.left() == 0)
+    assert receiver.values(sender.tasks[0]) == list(range(150))
+
+
+def test_a_message_created_twice_is_received_once(zookeeper):
+    sender, target = zookeeper.open(2), zookeeper.task(0)
+    sender.post(target, 1)
+    wait_until(lambda: zookeeper.left() == 1)
+    (name,) = zookeeper.children(f"/taskmessage/{target}")
+    receiver = zookeeper.open(0)
+    wait_until(lambda: receiver.messages and zookeeper.left() == 0)
+    zookeeper.client.create(f"{zookeeper.root}/taskmessage/{target}/{name}")  # a create that was held up
+    sender.post(target, 2)
+    wait_until(lambda: len(receiver.messages) >= 2 and zookeeper.left() == 0)
+    assert receiver.values(sender.tasks[0]) == [1, 2]
+
+
+def test_a_state_that_came_from_elsewhere_is_replaced(zookeeper):
+    """As after a set whose answer was lost: the version is not the one the board knows."""
+    seat = zookeeper.open(0)
+    seat.board.publish(TaskState(seat.tasks[0], "b1", 1.0))
+    wait_until(lambda: seat.newest() == {(seat.tasks[0], "b1"): 1.0})
+    zookeeper.client.set(f"{zookeeper.root}/taskstate/{seat.tasks[0]}-b1", b'[1, "b1", 7.0]')
+    wait_until(lambda: seat.states[-1].rate == 7.0)
+    seat.board.publish(TaskState(seat.tasks[0], "b1", 2.0))
+    wait_until(lambda: seat.newest() == {(seat.tasks[0], "b1"): 2.0})
+
+
+def test_closing_while_the_server_hangs_or_is_gone(zookeeper):
+    before = set(threading.enumerate())
+    hanging, unborn = zookeeper.open(0, session=1.5), zookeeper.open(1, session=1.5)
+    hanging.post(unborn.tasks[0], 1)
+    wait_until(lambda: unborn.messages)
+    zookeeper.server.pause()
+    hanging.post(unborn.tasks[0], 2)
+    began = time.monotonic()
+    hanging.close()
+    assert time.monotonic() - began < PATIENCE / 3
+    zookeeper.server.kill()
+    unborn.post(hanging.tasks[0], 3)
+    unborn.close()
+    wait_until(lambda: set(threading.enumerate()) <= before)
