@@ -23,7 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--text",
         metavar="PATH",
-        help="the text of the word count from Kafka; without it a built-in generator makes lines of the same shape",
+        help="the text of the word count from Kafka; without it a built-in generator makes lines of the same "
+        "shape",
     )
     parser.set_defaults(handler=handle)
 

@@ -1,5 +1,5 @@
-"""The control loop on the driver: at each interval what the tasks report goes to the policies, and what they decide
-to the slots."""
+"""The control loop on the driver: at each interval what the tasks report goes to the policies, and what they
+decide to the slots."""
 
 from __future__ import annotations
 

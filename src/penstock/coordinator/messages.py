@@ -49,6 +49,8 @@ class Report:
     tasks: dict[str, dict[str, Any]]
     published: dict[str, list[list[Any]]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    segments: list[list[Any]] = field(default_factory=list)
+    """Migrated segments that have ended: sender, branch, where it went, offset, length."""
     probe: int = 0
 
 
@@ -128,6 +130,25 @@ class Closed:
     """All tasks have been closed."""
 
 
+# ---- operator to coordinator and back
+
+
+@dataclass(frozen=True)
+class Command:
+    """The only message of a connection that is no slot's: something a person wants."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of it; ``error`` has the four parts of the error where it was refused."""
+
+    text: str
+    error: list[str] = field(default_factory=list)
+
+
 # ---- coordinator to slot
 
 
@@ -176,6 +197,24 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Reroute:
+    """Tuples bound for a task on the left of ``routes`` go to the one on the right; replaces what was said before
+    of this component."""
+
+    component: str
+    routes: dict[str, int]
+    version: int
+
+
+@dataclass(frozen=True)
+class SetRate:
+    """Let the tasks of a spout emit so many tuples a second, all together."""
+
+    component: str
+    rate: float
+
+
+@dataclass(frozen=True)
 class Activate:
     """Let the spouts emit."""
 
@@ -213,12 +252,16 @@ Message = (
     | Published
     | Closed
     | JoinBoards
+    | Command
+    | Answer
     | TaskMessage
     | TaskState
     | Open
     | Activate
     | Deactivate
     | Settled
+    | Reroute
+    | SetRate
     | Announce
     | CutState
     | Committed

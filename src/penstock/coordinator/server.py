@@ -23,7 +23,9 @@ from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator import wire
 from penstock.coordinator.boards import Boards
 from penstock.coordinator.messages import (
+    Answer,
     Closed,
+    Command,
     Corrupt,
     Failed,
     Fails,
@@ -80,6 +82,8 @@ class Coordinator:
         """What slots say of epochs, for the thread that commits them."""
         self.corrupt: str = ""
         """A slot could not restore its tasks."""
+        self.operator: Callable[[Command], Answer] = lambda command: Answer("", ["topology", "takes no commands"])
+        """Carries out what a person wants. Called from a thread of its own."""
         self._plan = plan
         self._acker = Acker(0)
         self._boards = Boards(plan.routes.slot_of)
@@ -192,7 +196,13 @@ class Coordinator:
         peer = writer.get_extra_info("peername")
         connection: Connection | None = None
         try:
-            connection = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
+            admitted = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
+            if isinstance(admitted, Command):
+                answer = await self._loop.run_in_executor(None, self.operator, admitted)
+                writer.write(_framed(answer))
+                await writer.drain()
+                return
+            connection = admitted
             while True:
                 message = await _read(reader)
                 if isinstance(message, Tally | Fails):
@@ -223,7 +233,8 @@ class Coordinator:
                     connection.connected = False
                 self.changed.notify_all()
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection | Command:
+        """A slot, or what an operator wants."""
         mine = wire.new_nonce()
         writer.write(wire.GREETING + mine)
         answer = await reader.readexactly(wire.NONCE_BYTES + wire.PROOF_BYTES)
@@ -232,6 +243,8 @@ class Coordinator:
             raise ControlRefused("control connection", "a slot must know the secret of this run", "a wrong proof")
         writer.write(wire.coordinator_proof(self.secret, mine, theirs))
         hello = await _read(reader)
+        if isinstance(hello, Command):
+            return hello
         if not isinstance(hello, Hello) or hello.attempt != self.attempt:
             raise ControlRefused(
                 "control connection", f"only slots of attempt {self.attempt} may join", repr(hello)

@@ -40,7 +40,9 @@ def as_text(topology: Topology, plan: Plan) -> str:
         if not edges:
             lines.append("    -> nobody")
     lines += ["", "data migration between tasks"]
-    lines += [f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in plan.not_migrated.items()]
+    lines += [
+        f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in plan.not_migrated.items()
+    ]
     return "\n".join(lines)
 
 

@@ -16,8 +16,8 @@ class Inbox:
 
     Full means: ``capacity`` tuples wait; one frame may reach over it (a single frame larger than the inbox must
     still get in). What comes then goes to the overflow, on disk beyond a few frames, as long as that holds less
-    than ``overflow`` bytes; only then is it refused, and its reader has to wait. What is handed over within the slot
-    is never refused, as its sender could not wait; the slot does not run the sender of a full inbox instead.
+    than ``overflow`` bytes; only then is it refused, and its reader has to wait. What is handed over within the
+    slot is never refused, as its sender could not wait; instead the slot does not run the sender of a full inbox.
     """
 
     def __init__(self, capacity: int, overflow: int = 0) -> None:

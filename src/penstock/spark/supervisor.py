@@ -3,7 +3,10 @@ ends it without noise."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -18,9 +21,10 @@ from pyspark.sql.streaming import StreamingQuery
 from penstock.coordinator.commit_thread import CommitThread
 from penstock.coordinator.commits import Commits
 from penstock.coordinator.control_thread import ControlThread
-from penstock.coordinator.messages import Activate, Close, Deactivate
+from penstock.coordinator.messages import Activate, Answer, Close, Command, Deactivate, SetRate
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
+from penstock.coordinator.runs import Run
 from penstock.coordinator.server import Coordinator
 from penstock.errors import NotEnoughSlots, PenstockError, SettingError, StateError, TopologyFailed
 from penstock.faults import CrashPoint
@@ -77,6 +81,10 @@ class RunningTopology:
         """What was decided about data migration since the last start."""
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._query: StreamingQuery | None = None
+        self._run: Run | None = None
+        self._rates: dict[str, float] = {}
+        """Of spouts, as they were set while the topology runs."""
+        self.coordinator.operator = self._operate
         self._ended = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.RLock()
@@ -151,6 +159,31 @@ class RunningTopology:
         """Commit an epoch now and copy it to ``url``, from where a topology can be started; returns its number."""
         return self._committing().savepoint(StateStore(url), timeout)
 
+    def set_max_rate(self, spout: str, rate: float) -> None:
+        """Let a spout emit at most so many tuples a second from now on, its tasks together; ``inf`` for no limit.
+        It stays so across restarts of the query."""
+        if spout not in self.plan.spouts:
+            raise SettingError(
+                f"{spout}.max_rate", "is a limit of a spout", f"the spouts are {', '.join(self.plan.spouts)}"
+            )
+        if not rate > 0:
+            raise SettingError(f"{spout}.max_rate", "is greater than 0 tuples a second", f"{rate:g}")
+        self._rates[spout] = rate
+        self.coordinator.send(SetRate(spout, rate))
+
+    def _operate(self, command: Command) -> Answer:
+        """What ``penstock set`` and ``penstock queues`` want."""
+        try:
+            if command.name == "set":
+                for spout, rate in command.arguments.items():
+                    self.set_max_rate(spout, float(rate))
+                return Answer("")
+            if command.name == "queues":
+                return Answer(json.dumps([dataclasses.asdict(queue) for queue in self.bus.queues()]))
+        except PenstockError as error:
+            return Answer("", [error.where, error.rule, error.got, error.way_out])
+        return Answer("", [f"topology '{self.topology.name}'", "has no such command", command.name])
+
     def _committing(self) -> CommitThread:
         if self._commits is None:
             raise StateError(
@@ -205,6 +238,7 @@ class RunningTopology:
             self._ship()
             self.coordinator.start()
             self._start_first(job)
+            self._announce()
         except BaseException as error:
             self._stopping.set()
             if isinstance(error, PenstockError):
@@ -214,6 +248,11 @@ class RunningTopology:
                 raise TopologyFailed(f"topology '{self.topology.name}'", "must start", str(error)) from error
             raise
         threading.Thread(target=self._watch, args=(job,), name="supervisor", daemon=True).start()
+
+    def _announce(self) -> None:
+        host, port = self.coordinator.address
+        self._run = Run(self.topology.name, host, port, self.coordinator.secret.hex(), os.getpid())
+        self._run.announce()
 
     def _start_first(self, job: Job) -> None:
         """A snapshot that cannot be read is no reason not to start, as long as there is an earlier one."""
@@ -287,6 +326,8 @@ class RunningTopology:
         self._start_commits()
         self._start_control()
         self._running_since = time.monotonic()
+        for spout, rate in self._rates.items():
+            coordinator.send(SetRate(spout, rate))
         if self._wanted == "active":
             coordinator.send(Activate())
         self.state = self._wanted
@@ -461,6 +502,8 @@ class RunningTopology:
         try:
             self._stop_commits()
             self._stop_control()
+            if self._run is not None:
+                self._run.withdraw()
             self._stop_query()
             self.coordinator.stop()
             shutil.rmtree(self._folder, ignore_errors=True)

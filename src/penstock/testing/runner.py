@@ -208,8 +208,8 @@ class LocalRunner:
         if not self.migrations.idle and self.clock.now() - self._looked >= self._interval:
             self._looked = self.clock.now()
             every = {task: replace(s) for slot in self._slots.values() for task, s in slot.stats().items()}
-            for order in self.migrations.look(self._looked, every):
-                self._command(order, None)
+            for change in self.migrations.look(self._looked, every):
+                self._command(change, None)
 
     def reroute(self, component: str, routes: Mapping[int, int]) -> None:
         """Migrate data by hand: what is bound for the task with the index on the left goes to the one on the

@@ -1,0 +1,68 @@
+"""``penstock queues [TOPOLOGY]``: what runs, and how full its tasks' inboxes are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.view import number
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.coordinator.runs import Run
+from penstock.metrics.bus import QueueView
+
+_FULL = 0.8  # share of an inbox from which it is shown in yellow: the load factor's default
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "queues",
+        help="show the inboxes of a running topology",
+        description="Length, capacity and rates of every task's inbox, and who is slowed. "
+        "Without a name: what runs.",
+    )
+    parser.add_argument("topology", nargs="?", help="the topology's name")
+    parser.add_argument("--watch", action="store_true", help="go on showing them, until Ctrl-C")
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    console = Console()
+    if options.topology is None:
+        for run in runs.running():
+            console.print(f"{run.topology}  process {run.pid}", highlight=False)
+        return 0
+    run = runs.find(options.topology)
+    if not options.watch:
+        console.print(table(run))
+        return 0
+    with Live(table(run), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(0.5)
+            live.update(table(run), refresh=True)
+
+
+def table(run: Run) -> Table:
+    rows = [QueueView(**row) for row in json.loads(run.ask(Command("queues")))]
+    result = Table(title=Text(run.topology), title_justify="left")
+    result.add_column("task")
+    for name in ("waiting", "capacity", "on disk", "in/s", "out/s", "held to/s"):
+        result.add_column(name, justify="right")
+    for row in rows:
+        full = row.capacity and row.length > _FULL * row.capacity
+        result.add_row(
+            Text(row.task),
+            Text(number(row.length) if row.capacity else "-", style="yellow" if full else ""),
+            number(row.capacity) if row.capacity else "-",
+            number(row.overflowing) if row.overflowing else "-",
+            number(row.rate_in) if row.capacity else "-",
+            number(row.rate_out) if row.capacity else "-",
+            "-" if row.limit == float("inf") else number(row.limit),
+        )
+    return result

@@ -1,0 +1,49 @@
+"""``penstock set TOPOLOGY SPOUT.max_rate=N``: change a running topology."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.errors import SettingError
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "set",
+        help="change a running topology",
+        description="Limits how many tuples a second a spout emits, its tasks together, so that a backlog is "
+        "worked off politely. Holds until it is changed again or the topology ends.",
+    )
+    parser.add_argument("topology", help="the topology's name")
+    parser.add_argument(
+        "assignments", nargs="+", metavar="SPOUT.max_rate=N", help="tuples a second; none for no limit"
+    )
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    rates = dict(map(_rate, options.assignments))
+    runs.find(options.topology).ask(Command("set", {spout: str(rate) for spout, rate in rates.items()}))
+    for spout, rate in rates.items():
+        limit = "without a limit" if math.isinf(rate) else f"at most {rate:,g} tuples/s"
+        print(f"'{spout}' of '{options.topology}' now emits {limit}")
+    return 0
+
+
+def _rate(text: str) -> tuple[str, float]:
+    name, sign, value = text.partition("=")
+    spout, _, what = name.rpartition(".")
+    if not sign or not spout or what != "max_rate":
+        raise SettingError(f"penstock set {text}", "must read SPOUT.max_rate=N", repr(text))
+    if value == "none":
+        return spout, math.inf
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = math.nan
+    if not rate > 0:
+        raise SettingError(f"{spout}.max_rate", "is a number of tuples a second above 0, or none", repr(value))
+    return spout, rate
