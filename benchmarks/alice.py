@@ -1,5 +1,9 @@
 """The word count from Kafka beside Storm's, both at least once (A 6.2): latency at a given rate, then a backlog
-worked off flat out. The systems take turns; ratios are taken within a repeat, their median is reported."""
+worked off flat out. The systems take turns; ratios are taken within a repeat, their median is reported.
+
+A's spout puts the time into a line as it reads it from a full topic: its latency is the way through a topology
+that has all it can do. That is the backlog's. At a given rate latency counts from when the producer sent the line.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +85,10 @@ def measure_alice(results: Results, options: argparse.Namespace) -> None:
         for rate in RATES[:1] if options.quick else RATES:
             outcomes = _latency(kafka, rate, repeats, options)
             curves[f"{rate:,} lines/s, since a line was sent"] = _curves(outcomes)
-            _report_latency(results, rate, outcomes)
+            report_latency(results, rate, outcomes)
         outcomes = _backlog(kafka, repeats, options)
         curves["flat out, since the spout read a line"] = _curves(outcomes)
-        _report_backlog(results, outcomes, _words_a_line(options))
+        report_backlog(results, outcomes, _words_a_line(options))
     draw(curves, Path(options.json).parent if options.json else Path("results"))
 
 
@@ -191,8 +195,8 @@ def judge(
 
 @contextmanager
 def sending(bootstrap: str, topic: str, rate: int, text: str | None) -> Iterator[None]:
-    """A process that sends the book's lines, again and again. Raises at the end if it fell behind."""
-    begun = time.monotonic()
+    """A process that sends the book's lines, again and again, from the start of the block to its end. Says so at
+    the end if it fell behind."""
     process = subprocess.Popen(
         [*_producer(bootstrap, topic, rate, text), "--linger", "1"],
         cwd=ROOT,
@@ -200,13 +204,19 @@ def sending(bootstrap: str, topic: str, rate: int, text: str | None) -> Iterator
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("how many\n")
+    process.stdin.flush()
+    before, begun = int(process.stdout.readline()), time.monotonic()  # answers when it is up
     try:
         yield
     finally:
         took = time.monotonic() - begun
         said, _ = process.communicate("how many\n", timeout=60)
-    if int(said) < 0.9 * rate * (took - 3):  # its start takes up to 3 s
-        raise SystemExit(f"the producer sent {int(said)} lines in {took:.0f} s and not {rate} a second")
+    achieved = (int(said) - before) / took
+    if achieved < 0.95 * rate:
+        say(f"  the producer fell behind: {achieved:,.0f} lines/s and not {rate:,}")
 
 
 def _producer(bootstrap: str, topic: str, rate: int, text: str | None) -> list[str]:
@@ -217,7 +227,7 @@ def _producer(bootstrap: str, topic: str, rate: int, text: str | None) -> list[s
 # ---- report --------------------------------------------------------------------------------------------
 
 
-def _report_latency(results: Results, rate: int, outcomes: Outcomes) -> None:
+def report_latency(results: Results, rate: int, outcomes: Outcomes) -> None:
     for system, found in outcomes.items():
         ratios = _ratios(outcomes, system, lambda each: each.p50)
         results.row(
@@ -234,7 +244,7 @@ def _report_latency(results: Results, rate: int, outcomes: Outcomes) -> None:
             results.bar(_name("p50", system), ratios["storm"], "× storm's p50, at most 0.8 wanted")
 
 
-def _report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) -> None:
+def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) -> None:
     for system, found in outcomes.items():
         ratios = _ratios(outcomes, system, lambda each: each.words_per_s)
         waits = _ratios(outcomes, system, lambda each: each.p50)

@@ -75,7 +75,7 @@ def build_storm() -> None:
         )
     say("building Storm's peer; the first time fetches Storm 2.8.2, about 150 MB …")
     shutil.rmtree(STORM / "target", ignore_errors=True)  # libraries of an older pom would stay
-    subprocess.run(["mvn", "-q", "-B", "-f", str(STORM / "pom.xml"), "package"], check=True)
+    subprocess.run(["mvn", "-q", "-B", "-Dstyle.color=never", "-f", str(STORM / "pom.xml"), "package"], check=True)
     built.touch()
 
 

@@ -5,10 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.alice import judge
+from benchmarks.alice import SYSTEMS, Outcome, draw, judge, report_backlog, report_latency
 from benchmarks.alice_topology import add_bolts
 from benchmarks.book import book, made_lines, micros, sent_at, stamped, words_of
 from benchmarks.fast_words import RandomSentences
+from benchmarks.harness import Results
 from penstock import Settings, TopologyBuilder
 from penstock.state.values import TaskState
 from penstock.testing import FeederSpout, LocalRunner
@@ -76,6 +77,43 @@ def test_a_verdict_on_nothing_is_refused():
     came = np.array([100])
     with pytest.raises(SystemExit, match="no word came"):
         judge(came, came, 200, 300, 0)
+
+
+def outcomes(**values):
+    """Of each system, a pair ⟨words/s, p50⟩ a repeat."""
+    return {
+        system: [Outcome(rate, np.full(99, p50), 0) for rate, p50 in values[system.replace(" ", "_")]]
+        for system in SYSTEMS
+    }
+
+
+def test_ratios_are_taken_within_a_repeat_and_their_median_is_the_bar():
+    found = outcomes(
+        penstock_batch=[(100, 6), (300, 4), (100, 20)],
+        penstock_tuple=[(20, 10), (20, 10), (20, 10)],
+        storm=[(50, 10), (100, 10), (200, 10)],  # the third repeat was a slow minute of the machine for us
+        storm_tuned=[(100, 5), (100, 5), (100, 5)],
+    )
+    results = Results("backpressure")
+    report_latency(results, 2_000, found)
+    report_latency(results, 10_000, found)
+    report_backlog(results, found, words_a_line=10)
+    bars = {bar["name"]: bar["value"] for bar in results.bars}
+    assert bars == {
+        "a62.vs_storm.p50": 0.6,
+        "a62.vs_storm.p50.tuple": 1,
+        "a62.vs_storm.throughput": 2,
+        "a62.vs_storm.throughput.tuple": 0.2,
+        "a62.vs_storm.backlog_p50": 0.6,
+        "a62.vs_storm.backlog_p50.tuple": 1,
+    }
+    assert [row["system"] for row in results.rows] == list(SYSTEMS) * 3
+    assert results.rows[8]["lines/s"] == 10
+
+
+def test_the_figure_is_drawn(tmp_path):
+    draw({"flat out": {"storm": np.arange(1.0, 100.0)}}, tmp_path / "results")
+    assert (tmp_path / "results" / "alice-latency.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_random_sentences_are_read_again_from_the_first_that_is_not_done():
