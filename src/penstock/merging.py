@@ -99,16 +99,20 @@ class CountOf(Count):
         return values.count(self.value)
 
 
+class FieldMerge(Merge[P, R]):
+    """A merge that always reads a field."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+
+
 Total: TypeAlias = Any
 """A sum, exactly: a number where no float is in it, else ⟨sum of the others, float, float …⟩, where the floats are
 the true sum of the floats to the last bit (one or two of them as a rule)."""
 
 
-class Sum(Merge[Total, Any]):
+class Sum(FieldMerge[Total, Any]):
     """The sum of the field; 0 of no values."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(field)
 
     def zero(self) -> Total:
         return 0
@@ -126,11 +130,8 @@ class Sum(Merge[Total, Any]):
         return _sum(values)
 
 
-class Mean(Merge[tuple[Total, int], float | None]):
+class Mean(FieldMerge[tuple[Total, int], float | None]):
     """The mean of the field; None of no values. Its part is ⟨sum, count⟩ (D eq. 7)."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(field)
 
     def zero(self) -> tuple[Total, int]:
         return 0, 0
@@ -152,11 +153,8 @@ Spread: TypeAlias = tuple[int, float, float]
 """⟨n, mean, M2⟩: M2 is the sum of the squares of the distances from the mean."""
 
 
-class Variance(Merge[Spread, float | None]):
+class Variance(FieldMerge[Spread, float | None]):
     """The mean square distance from the mean (divided by n, as ``statistics.pvariance``); None of no values."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(field)
 
     def zero(self) -> Spread:
         return 0, 0.0, 0.0
@@ -184,11 +182,8 @@ class Variance(Merge[Spread, float | None]):
         return n, mean, math.fsum([(value - mean) ** 2 for value in values])
 
 
-class Min(Merge[Any, Any]):
+class Min(FieldMerge[Any, Any]):
     """The least value of the field; None of no values."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(field)
 
     def zero(self) -> Any:
         return None
@@ -216,11 +211,8 @@ class Max(Min):
         return max(values, default=None)
 
 
-class Distinct(Merge[set[Any], int]):
+class Distinct(FieldMerge[set[Any], int]):
     """How many different values the field has, exactly: its part is the set of them."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(field)
 
     def zero(self) -> set[Any]:
         return set()
@@ -240,7 +232,7 @@ class Distinct(Merge[set[Any], int]):
         return set(values)
 
 
-class TopK(Merge[dict[Any, int], list[tuple[Any, int]]]):
+class TopK(FieldMerge[dict[Any, int], list[tuple[Any, int]]]):
     """The ``k`` most frequent values of the field, each with how often it came, most frequent first; of equally
     frequent ones the smaller first (by ``repr`` where they have no order). Exact: its part counts all of them."""
 

@@ -100,6 +100,20 @@ def test_online_shop(monkeypatch):
     assert shown(runner, "top")[0][0] == "product 1"
 
 
+def test_rolling_count(monkeypatch):
+    topology = load_topology(str(ROOT / "examples" / "rolling_count.py"))
+    runner = LocalRunner(topology)
+    module = sys.modules[type(topology.nodes["words"].component).__module__]
+    monkeypatch.setattr(module.time, "time", lambda: 20 * runner.clock.now())  # an hour of it is three minutes
+    for spout in runner.component("words"):
+        spout.due = 0.0
+    runner.run(14.5 / 20)  # the window from 2 to 12 is over, and a slide more
+    assert runner.errors == []
+    word, end, count = shown(runner, "show")[0]
+    assert (word, end) == ("word 1", 12)
+    assert count == pytest.approx(10_000, rel=0.05), "half of all words"
+
+
 def test_the_code_of_the_readme_runs_as_it_stands(tmp_path):
     (code,) = code_blocks(ROOT / "README.md")
     assert 20 <= len([line for line in code.splitlines() if line.strip()]) <= 28

@@ -31,14 +31,14 @@ class Window:
 
     def __post_init__(self) -> None:
         where = f"window of field '{self.time}'"
-        for name in ("length", "slide", "lateness"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not (
-                0 < value < math.inf or (name == "lateness" and value == 0)
-            ):
-                raise TopologyError(
-                    where, f"{name} is a number greater than 0", repr(value), "Use the field's unit."
-                )
+        for name, value, zero in (
+            ("length", self.length, False),
+            ("slide", self.slide, False),
+            ("lateness", self.lateness, True),
+        ):
+            if not isinstance(value, int | float) or not (0 < value < math.inf or (zero and value == 0)):
+                rule = f"{name} is a number {'of at least' if zero else 'greater than'} 0"
+                raise TopologyError(where, rule, repr(value), "Use the field's unit.")
         if not math.isclose(self.panes * self.slide, self.length):
             raise TopologyError(
                 where,
@@ -77,7 +77,7 @@ class Window:
                 raise self._no_time(str(error)) from None
         numbers = numbers.to_numpy(zero_copy_only=False)
         if not np.isfinite(numbers).all():
-            raise self._no_time(repr(times[int(np.argmin(np.isfinite(numbers)))].as_py()))
+            raise self._no_time(repr(to_values(times)[int(np.argmin(np.isfinite(numbers)))]))
         return pa.array(np.floor_divide(numbers, self.slide).astype(np.int64))
 
     def _no_time(self, got: str) -> ComponentError:

@@ -1,0 +1,361 @@
+"""Reduce: whichever task gets a tuple, merged results are those of one sequential pass."""
+
+import random
+from collections import Counter as Tally
+
+import pytest
+
+from penstock import Merge, Reduce, Settings, Spout, TopologyBuilder, TopologyError
+from penstock.errors import PenstockError
+from penstock.merging import Count, CountOf, Distinct, Max, Mean, Min, Sum, TopK, Variance
+from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
+from tests.consistency.components import WORLDS, Outside, World, run_until
+
+SMALL = Settings(frame_bytes=500)
+"""Small frames: many batches, so that a key's result is made of many parts."""
+
+
+def sales(count, seed=1):
+    """⟨shop, product, price, user, time⟩, some products far more wanted than others."""
+    rng = random.Random(seed)
+    return [
+        (rng.choice("xyz"), f"p{int(rng.paretovariate(1)) % 50}", rng.uniform(0, 100), rng.randrange(40), n / 10)
+        for n in range(count)
+    ]
+
+
+FIELDS = ("shop", "product", "price", "user", "time")
+MERGES = {
+    "sold": Count(),
+    "x": CountOf("shop", "x"),
+    "revenue": Sum("price"),
+    "price": Mean("price"),
+    "spread": Variance("price"),
+    "least": Min("price"),
+    "most": Max("price"),
+    "buyers": Distinct("user"),
+    "shops": TopK("shop", 2),
+}
+
+
+def oracle(rows, key, merges=MERGES):
+    """One task, one tuple after the other."""
+    parts = {}
+    for row in rows:
+        tup = dict(zip(FIELDS, row, strict=True))
+        mine = parts.setdefault(tuple(tup[field] for field in key), {n: m.zero() for n, m in merges.items()})
+        for name, merge in merges.items():
+            mine[name] = merge.add(mine[name], merge.field and tup[merge.field])
+    return {key: [merges[n].result(part) for n, part in mine.items()] for key, mine in parts.items()}
+
+
+def build(reduce, spout, key, settings=SMALL, tasks=4, merged=2):
+    builder = TopologyBuilder()
+    builder.set_spout("rows", spout, 2)
+    builder.set_bolt("parts", reduce.parts(), tasks).shuffle_grouping("rows")
+    total = builder.set_bolt("total", reduce.merged(), merged)
+    total = total.fields_grouping("parts", *key) if key else total.global_grouping("parts")
+    builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
+    return builder.build("t", settings)
+
+
+def latest(runner, keys):
+    """The last update of each key."""
+    return {tuple(tup[:keys]): list(tup[keys:]) for tup in runner.captured("capture")}
+
+
+def assert_same(results, expected):
+    assert results.keys() == expected.keys()
+    for key, values in expected.items():
+        spread = list(MERGES).index("spread")
+        assert results[key][spread] == pytest.approx(values[spread], rel=1e-9)
+        results[key][spread] = values[spread]
+        assert results[key] == values, "to the last bit"
+
+
+# ---- totals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [(), ("product",), ("shop", "product")], ids=["no key", "one field", "two fields"])
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_whichever_task_gets_a_tuple_results_are_the_sequential_ones(key, delivery):
+    rows = sales(1_000)
+    settings = Settings(frame_bytes=500, delivery=delivery)
+    runner = LocalRunner(
+        build(Reduce(*key, **MERGES), FeederSpout(*FIELDS, rows=rows), key, settings), uneven=True
+    )
+    runner.run_until_idle()
+    assert runner.errors == []
+    assert [stats.executed for stats in runner.stats("parts")] == [250] * 4, "shuffled: any task has any key"
+    assert sum(stats.executed for stats in runner.stats("total")) > 2 * len(oracle(rows, key)), "in several parts"
+    assert_same(latest(runner, len(key)), oracle(rows, key))
+    if delivery == "at_least_once":
+        acked = [msg_id for spout in runner.component("rows") for msg_id in spout.acked]
+        assert sorted(acked) == sorted(rows)
+
+
+class Rows(Spout):
+    """Emits rows, two every millisecond; where it is, is its state."""
+
+    def __init__(self, rows):
+        self._rows = rows
+        self._rests = False
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(*FIELDS)
+
+    def open(self, conf, context, collector):
+        self._collector = collector
+        self._rows = self._rows[context.index :: context.parallelism]
+        self.position = context.state.value("position", 0)
+
+    def next_tuple(self):
+        self._rests = not self._rests
+        if self._rests:
+            return
+        for row in self._rows[self.position.value : self.position.value + 2]:
+            self._collector.emit(row)
+            self.position.value += 1
+
+    @property
+    def emitted(self):
+        return self._rows[: self.position.value]
+
+    @property
+    def done(self):
+        return self.position.value == len(self._rows)
+
+
+def test_a_graceful_end_loses_nothing():
+    """At most once, and no tick comes: what was emitted is in the results."""
+    runner = LocalRunner(build(Reduce("product", **MERGES), Rows(sales(2_000)), ["product"]))
+    runner.run(0.02)
+    runner.deactivate()
+    runner.run_until_idle()
+    done = [row for spout in runner.component("rows") for row in spout.emitted]
+    assert 0 < len(done) < 2_000
+    assert_same(latest(runner, 1), oracle(done, ["product"]))
+
+
+@pytest.mark.parametrize("window", [False, True], ids=["totals", "windows"])
+@pytest.mark.parametrize("seed", range(2))
+def test_exactly_once_across_a_restart(window, seed, tmp_path):
+    rows = sales(1_200)
+    merges = {"sold": Count(), "revenue": Sum("price"), "buyers": Distinct("user")}
+    reduce = Reduce("product", **merges)
+    if window:
+        reduce = reduce.window("time", 15, 5, lateness=20)
+    world = WORLDS[str(tmp_path)] = World()
+    builder = TopologyBuilder()
+    builder.set_spout("rows", Rows(rows))
+    builder.set_bolt("parts", reduce.parts(), 4).shuffle_grouping("rows")
+    builder.set_bolt("total", reduce.merged()).fields_grouping("parts", "product")
+    builder.set_bolt("sink", Outside(str(tmp_path))).global_grouping("total")
+    topology = builder.build("t", Settings(frame_bytes=500, delivery="exactly_once", epoch_interval=1000))
+
+    uneven = not window  # a slot that cannot keep up falls behind by more than any lateness
+    killed = LocalRunner(topology, seed, folder=str(tmp_path), uneven=uneven)
+    run_until(killed, lambda: len(killed.component("rows")[0].emitted) > 300)
+    killed.commit()
+    assert world.rows
+    done = len(killed.component("rows")[0].emitted)
+    run_until(killed, lambda: len(killed.component("rows")[0].emitted) > done + 100)
+    again = LocalRunner(topology, seed + 1, folder=str(tmp_path), uneven=uneven)
+    assert 300 < len(again.component("rows")[0].emitted) <= done, "rows come again"
+    assert again.component("total")[0].parts["buyers"]
+    run_until(again, lambda: again.component("rows")[0].done)
+    again.run_until_idle()
+    again.commit()
+    assert again.errors == []
+
+    if not window:
+        assert {row[:1]: list(row[1:]) for row in world.rows} == oracle(rows, ["product"], merges)
+        return
+    results = {row[:2]: list(row[2:]) for row in world.rows}
+    assert len(results) == len(world.rows), "each window once"
+    last = max(end for _, end in results)
+    assert last >= 40
+    expected = {}
+    for end in range(5, int(last) + 1, 5):
+        within = [row for row in rows if end - 15 <= row[4] < end]
+        expected |= {(*key, end): values for key, values in oracle(within, ["product"], merges).items()}
+    assert results == expected
+
+
+def test_the_parts_of_a_batch_are_one_row_a_key():
+    rows = [("a", 1), ("b", 2), ("a", 3), (None, 4)] * 2
+    parts = run_bolt(Reduce("word", count=Count(), sum=Sum("n")).parts(), [("word", str), ("n", int)], rows)
+    assert Tally(map(tuple, parts)) == Tally([("a", 4, 8), ("b", 2, 4), (None, 2, 8)])
+
+
+def test_what_is_none_or_not_a_number_is_no_value():
+    rows = [("a", None), ("a", float("nan")), ("a", 2.0), ("b", None)]
+    both = Reduce("k", tuples=Count(), values=Count("x"), mean=Mean("x"), least=Min("x"))
+    (a, b) = run_bolt(both.parts(), ["k", "x"], rows)
+    assert (tuple(a), tuple(b)) == (("a", 3, 1, ((0, 2.0), 1), 2.0), ("b", 1, 0, (0, 0), None))
+
+
+def test_the_bolts_say_that_they_work_in_parts():
+    reduce = Reduce("word", count=Count())
+    windows = reduce.window("time", 10)
+    for one in (reduce, windows):
+        assert (one.parts().in_parts, one.parts().merges_parts) == (True, False)
+        assert (one.merged().in_parts, one.merged().merges_parts) == (False, True)
+    assert (CaptureBolt().in_parts, CaptureBolt().merges_parts) == (False, False)
+
+
+# ---- windows ---------------------------------------------------------------------------------------------------
+
+
+def windowed(rows, *arguments, **options):
+    counts = Reduce("word", count=Count()).window("time", *arguments, **options)
+    builder = TopologyBuilder()
+    builder.set_spout("rows", FeederSpout("word", "time"))
+    builder.set_bolt("parts", counts.parts()).shuffle_grouping("rows")
+    builder.set_bolt("total", counts.merged()).fields_grouping("parts", "word")
+    builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
+    builder.set_bolt("late", CaptureBolt()).global_grouping("total", stream="late")
+    runner = LocalRunner(builder.build("t"))
+    for row in rows:  # each in a batch of its own
+        runner.feed("rows", [row])
+        runner.run_until_idle()
+    return runner, [tuple(tup) for tup in runner.captured("capture")]
+
+
+def test_a_window_slides():
+    _, results = windowed([("a", 0), ("a", 29), ("a", 31), ("b", 65), ("a", 1000)], 90, 30, lateness=0)
+    assert results == [
+        ("a", 30, 2),
+        ("a", 60, 3),
+        ("a", 90, 3),
+        ("b", 90, 1),
+        ("a", 120, 1),  # 31 alone
+        ("b", 120, 1),
+        ("b", 150, 1),
+    ]
+
+
+def test_without_a_slide_windows_follow_each_other():
+    _, results = windowed([("a", 0.5), ("a", 9.9), ("a", 10.0), ("a", 31.0)], 10.0, lateness=0)
+    assert results == [("a", 10.0, 2), ("a", 20.0, 1)]
+
+
+def test_times_may_be_before_0_and_windows_ages_apart():
+    _, results = windowed([("a", -15), ("a", -5), ("a", 10**12), ("a", 10**15)], 10, lateness=0)
+    assert results == [("a", -10, 1), ("a", 0, 1), ("a", 10**12 + 10, 1)]
+
+
+def test_what_comes_late_counts_where_it_still_can_and_is_told():
+    runner, results = windowed([("a", 5), ("a", 25), ("a", 15), ("a", 3), ("a", 60)], 20, 10, lateness=0)
+    assert results == [("a", 10, 1), ("a", 20, 1), ("a", 30, 2), ("a", 40, 1)], "15 counts in ⟨10, 30⟩"
+    assert [tuple(tup) for tup in runner.captured("late")] == [("a", 1, 1), ("a", 0, 1)]
+    assert windowed([("a", 5), ("a", 25), ("a", 15), ("a", 3), ("a", 60)], 20, 10, lateness=22)[1][:2] == [
+        ("a", 10, 2),
+        ("a", 20, 3),
+    ]
+
+
+def test_a_window_that_is_not_over_is_kept():
+    runner, results = windowed([("a", 1), ("a", 12)], 10)
+    assert results == [], "the lateness is a slide"
+    (total,) = runner.component("total")
+    assert dict(total.parts["count"]) == {(0, "a"): 1, (1, "a"): 1}
+
+
+@pytest.mark.parametrize(("time", "got"), [(None, "None"), (float("inf"), "inf"), ("noon", "noon")])
+def test_a_time_that_is_no_number(time, got):
+    with pytest.raises(PenstockError) as caught:
+        run_bolt(Reduce("word", count=Count()).window("time", 10).parts(), ["word", "time"], [("a", time)])
+    text = str(caught.value)
+    assert text.startswith("component 'bolt', field 'time': the time of a window is a number; got ")
+    assert got in text
+    assert text.endswith("Emit seconds, or any unit that length and slide are in too.")
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------
+
+
+def test_a_field_that_is_not_there():
+    with pytest.raises(PenstockError) as caught:
+        run_bolt(Reduce("word", sum=Sum("prise")).parts(), ["word", "price"], [("a", 1)])
+    assert str(caught.value) == (
+        "component 'bolt', field 'prise': a Reduce reads fields of the stream in front of it; "
+        "got a stream of word, price. Name one of these in Reduce, or emit the field."
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Reduce("word"), "Reduce('word'): needs at least one merge; got none. Name one: count=Count()."),
+        (
+            lambda: Reduce("word", count=Count),
+            "Reduce('word', count=…): count is a Merge; got the class Count. Pass Count(), with brackets.",
+        ),
+        (
+            lambda: Reduce("word", count="n"),
+            "Reduce('word', count=…): count is a Merge; got 'n'. "
+            "penstock.merging has some; derive your own from Merge.",
+        ),
+        (
+            lambda: Reduce("word", count=Count()).window("time", 10, 3),
+            "window of field 'time': the length is a multiple of the slide; got length 10 and slide 3. "
+            "A length of 9 fits that slide.",
+        ),
+        (
+            lambda: Reduce("word", count=Count()).window("time", "10"),
+            "window of field 'time': length is a number greater than 0; got '10'. Use the field's unit.",
+        ),
+        (
+            lambda: Reduce("word", count=Count()).window("time", 10, lateness=-1),
+            "window of field 'time': lateness is a number of at least 0; got -1. Use the field's unit.",
+        ),
+    ],
+)
+def test_mistakes_are_told_while_the_topology_is_built(make, message):
+    with pytest.raises(TopologyError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_a_merge_that_raises_fails_its_batch_and_no_more():
+    class Picky(Count):
+        def total(self, values):
+            if 13 in values:
+                raise ValueError("unlucky")
+            return len(values)
+
+    counts = Reduce("k", count=Picky("x"))
+    builder = TopologyBuilder()
+    builder.set_spout("rows", FeederSpout("k", "x"))
+    builder.set_bolt("parts", counts.parts()).shuffle_grouping("rows")
+    builder.set_bolt("total", counts.merged()).fields_grouping("parts", "k")
+    builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
+    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once")))
+    for n in range(20):
+        runner.feed("rows", [("a", n)])
+        runner.run_until_idle()
+    assert runner.component("rows")[0].failed == [("a", 13)]
+    assert len(runner.component("rows")[0].acked) == 19
+    assert runner.captured("capture")[-1].count == 19
+    assert "ValueError: unlucky" in str(runner.errors[0])
+
+
+def test_a_merge_of_ones_own():
+    class Range(Merge):
+        def zero(self):
+            return ()
+
+        def add(self, part, value):
+            return self.merge(part, (value, value))
+
+        def merge(self, part, other):
+            return (min(part + other), max(part + other)) if part or other else ()
+
+        def result(self, part):
+            return part[1] - part[0]
+
+    ranges = Reduce(range=Range("n"))
+    runner = LocalRunner(build(ranges, FeederSpout("n", rows=[(n,) for n in range(3, 500)]), ()))
+    runner.run_until_idle()
+    assert latest(runner, 0) == {(): [496]}
