@@ -147,6 +147,19 @@ def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
     assert [tup.word for tup in out] == ["moon"]
 
 
+def test_the_code_of_the_migration_page_runs_as_it_stands(tmp_path):
+    blocks = code_blocks(ROOT / "docs" / "migration.md")
+    sales, own = (code for code in blocks if "Reduce(" in code or "(Merge)" in code)
+    (tmp_path / "sales.py").write_text(sales)
+    runner = LocalRunner(load_topology(str(tmp_path / "sales.py")))
+    runner.run_until_idle()
+    assert shown(runner, "show") == [("tea", 2, 6.0, 3.0, 2)]
+    names = {}
+    exec(own, names)
+    longest = names["Longest"]("word")
+    assert longest.result(longest.merge(longest.total(["a", "abc"]), longest.total(["ab"]))) == 3
+
+
 @pytest.mark.parametrize(
     "page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name
 )
