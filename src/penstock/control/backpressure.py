@@ -21,6 +21,8 @@ STEP = 2.0  # v'; ours too
 SHORTEST = 0.01  # seconds; a signal's way there and back: a shorter sensitivity judges what it has not changed yet
 LONGEST = 1.0  # seconds; for a queue that fills slowly, or whose rate is not known
 _MOST_STEPS = 10  # a thousandth of the rate is as good as none, and ten cancels bring it back
+_TELLING_GROWTH = 0.1  # share of its capacity by which a queue has grown or shrunk, not just swayed by a frame
+_TELLING_TRAFFIC = 0.5  # share of its capacity that has come and gone: a change that small is one of a few percent
 _GRANT_SHARE = 8  # a sender's credit is renewed when an eighth of it is used: eight messages per full inbox
 
 Messages = list[tuple[int, str, float]]
@@ -55,9 +57,9 @@ class StepWatch(Watch):
     Where the queue is above L·QML, a timer of ``sensitivity`` = (QML − q) / (2·V) runs; at its end each sender is
     told to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Three things A leaves open: at
     the end of the timer a queue that is on its way back already is left alone; a timer starts only when the last
-    signal has been acted upon (or for a second no one answered); and a second signal in a row waits until the task
-    has taken something from the queue (or for a second), for a frame is taken whole and between two of them any
-    queue grows. Without them a queue that drains slowly draws signal after signal, and the rate swings by many steps
+    signal has been acted upon (or for a second no one answered); and once senders are slowed, a timer that has
+    ended goes on, for a second at most, until so much has come and gone that the queue's way is known, for frames
+    come and are taken whole, and a slow task takes none for a while. Without them the rate swings by many steps
     around the sustainable one.
     """
 
@@ -97,21 +99,24 @@ class StepWatch(Watch):
         if wanted is None:
             self._timer = None
             return []
-        if self._answer_by is not None:
-            if now < self._answer_by:
+        answer_by = self._answer_by  # read once: ``enacted`` comes from another thread
+        if answer_by is not None:
+            if now < answer_by:
                 return []
             self._answer_by = None
         timer = self._timer
         if timer is None or timer.kind != wanted:
             if not self.steps:
                 self._rate = self._meter.rate(now)
-            self._timer = _Timer(wanted, now, now + self.sensitivity(length), length, arrived - length)
+            self._timer = _Timer(wanted, now + self.sensitivity(length), length, arrived)
             return []
-        if now < timer.due or (wanted == "slow" and not self._judged(timer, now, arrived - length)):
+        if now < timer.due:
+            return []
+        verdict = self._verdict(timer, now, length, arrived)
+        if verdict is None:
             return []
         self._timer = None
-        getting_better = length < timer.length if wanted == "slow" else length > timer.length
-        if getting_better:
+        if not verdict:
             return []
         self.steps += 1 if wanted == "slow" else -1
         self._answer_by = now + LONGEST
@@ -120,9 +125,18 @@ class StepWatch(Watch):
     def enacted(self) -> None:
         self._answer_by = None
 
-    def _judged(self, timer: _Timer, now: float, taken: int) -> bool:
-        """The queue has been served since the timer began: its length now says where it is going."""
-        return not self.steps or taken > timer.taken or now >= timer.begun + LONGEST
+    def _verdict(self, timer: _Timer, now: float, length: int, arrived: int) -> bool | None:
+        """The timer has ended: signal? None: not to be said yet."""
+        came, grown = arrived - timer.arrived, length - timer.length
+        if not self.steps:
+            return grown >= 0
+        if timer.kind == "cancel" and not (came and (length or timer.length)):
+            return True  # nothing comes, or all is taken at once: slowing is of no use
+        traffic = 2 * came - grown  # come and gone
+        tells = abs(grown) >= _TELLING_GROWTH * self.capacity or traffic >= _TELLING_TRAFFIC * self.capacity
+        if not tells and now < timer.due + LONGEST:
+            return None
+        return grown > 0 if timer.kind == "slow" else grown <= 0
 
     def _wanted(self, length: int) -> str | None:
         if length > self._high and self.steps < _MOST_STEPS:
@@ -139,12 +153,11 @@ class StepWatch(Watch):
 @dataclass(frozen=True)
 class _Timer:
     kind: str
-    begun: float
     due: float
     length: int
     """Of the queue when it was started."""
-    taken: int
-    """Ever taken from it by then."""
+    arrived: int
+    """Ever, by then."""
 
 
 class SpoutWatch(Watch):
@@ -195,7 +208,7 @@ class Gate:
     """Tuples it holds back may wait while the task goes on with what is for other components."""
 
     def take(self, message: TaskMessage, now: float, measured: float) -> bool:
-        """What a task behind it says; ``measured`` is the rate it was sent to lately. True: the rate is another."""
+        """What a task behind it says; ``measured``: the rate it was sent to lately. True: the rate is another."""
         return False
 
     def room(self, target: int, now: float) -> float:

@@ -33,8 +33,9 @@ class Meter:
     def rate(self, now: float) -> float:
         if self._first is None:
             return 0.0
-        self._forget(int(now / _BUCKET))
-        span = min(now - self._first, _BUCKETS * _BUCKET)
+        number = int(now / _BUCKET)
+        self._forget(number)
+        span = now - max(self._first, (number - _BUCKETS + 1) * _BUCKET)
         return self._total / max(span, _BUCKET)
 
     def _forget(self, number: int) -> None:
@@ -53,10 +54,13 @@ class Pace:
         self._at: float | None = None
 
     def set(self, rate: float, now: float) -> None:
-        """Another rate from now on. A debt made at a faster one is owed no longer than a moment."""
+        """Another rate from now on. A debt made at a faster one is waited off in the time it would have taken."""
         self._fill(now)
+        if math.isinf(rate):
+            self._tokens = 0.0
+        elif self._tokens < 0 and rate < self.rate:
+            self._tokens *= rate / self.rate
         self.rate = rate
-        self._tokens = 0.0 if math.isinf(rate) else max(self._tokens, -rate * _BURST)
 
     def room(self, now: float) -> float:
         if math.isinf(self.rate):

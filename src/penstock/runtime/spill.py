@@ -26,6 +26,8 @@ class Spill:
         self.rows = 0
         self.bytes = 0
         """Of all parcels, in memory and on disk."""
+        self.rows_on_disk = 0
+        """A number, not a sum over the parcels: it is read by another thread than the one that takes them."""
         self._memory = memory
         self._in_memory = 0
         self._head: deque[Parcel] = deque()
@@ -33,10 +35,6 @@ class Spill:
 
     def __bool__(self) -> bool:
         return bool(self._head or self._segments)
-
-    @property
-    def rows_on_disk(self) -> int:
-        return self.rows - sum(parcel.header.rows for parcel in self._head) if self._segments else 0
 
     def add(self, parcel: Parcel) -> None:
         """Append a parcel. Raises ``PenstockError`` where the disk refuses it."""
@@ -46,6 +44,7 @@ class Spill:
             self._head.append(parcel)
         else:
             self._to_disk(parcel)
+            self.rows_on_disk += parcel.header.rows
         self.rows += parcel.header.rows
         self.bytes += size
 
@@ -54,6 +53,7 @@ class Spill:
         if not self._head and self._segments:
             segment = self._segments[0]
             parcel = segment.read()
+            self.rows_on_disk -= parcel.header.rows
             self._in_memory += parcel.content.size
             self._head.append(parcel)
             if not segment:
