@@ -114,7 +114,7 @@ class OnZooKeeper:
         self.server = server
         self.path = "/penstock/boards"
         self.run = f"run-{next(_numbers)}"
-        self.client = KazooClient(server.address, connection_retry=KazooRetry(max_tries=-1, max_delay=0.5))
+        self.client = KazooClient(server.address, 2.0, connection_retry=KazooRetry(max_tries=-1, max_delay=0.5))
         self.client.start()
         self._seats = []
 
@@ -370,7 +370,8 @@ def test_old_runs_are_removed_by_a_new_one(zookeeper, monkeypatch):
     client.set(f"{zookeeper.path}/alive", mark)
     client.create(f"{zookeeper.path}/strangers/treasure", makepath=True)
     zookeeper.open(0)
-    wait_until(lambda: client.exists(f"{zookeeper.path}/over") is None)
+    wait_until(lambda: zookeeper.children("/members"))  # it joins when it has looked
+    assert client.exists(f"{zookeeper.path}/over") is None
     assert client.exists(f"{zookeeper.path}/alive/members/one")
     assert client.exists(f"{zookeeper.path}/strangers/treasure")
     monkeypatch.undo()
@@ -448,6 +449,21 @@ def test_a_server_that_hangs_for_longer_than_a_session(zookeeper):
     assert receiver.values(sender.tasks[0]) == list(range(150))
 
 
+def test_a_create_whose_answer_was_lost(zookeeper):
+    sender, target = zookeeper.open(2, session=1.5), zookeeper.task(0)
+    sender.post(target, 0)
+    wait_until(lambda: zookeeper.left() == 1)
+    zookeeper.server.pause()
+    sender.post(target, 1)
+    wait_until(lambda: not sender.board._client.connected)
+    zookeeper.server.resume()  # it finds the create of the old connection, and then that of the new one
+    sender.post(target, 2)
+    wait_until(lambda: zookeeper.left() == 3)
+    receiver = zookeeper.open(0)
+    wait_until(lambda: zookeeper.left() == 0)
+    assert receiver.values(sender.tasks[0]) == [0, 1, 2]
+
+
 def test_a_message_created_twice_is_received_once(zookeeper):
     sender, target = zookeeper.open(2), zookeeper.task(0)
     sender.post(target, 1)
@@ -474,15 +490,20 @@ def test_a_state_that_came_from_elsewhere_is_replaced(zookeeper):
 
 def test_closing_while_the_server_hangs_or_is_gone(zookeeper):
     before = set(threading.enumerate())
-    hanging, unborn = zookeeper.open(0, session=1.5), zookeeper.open(1, session=1.5)
-    hanging.post(unborn.tasks[0], 1)
-    wait_until(lambda: unborn.messages)
+    one, other = zookeeper.open(0, session=1.5), zookeeper.open(1, session=1.5)
+    one.post(other.tasks[0], 1)
+    other.post(one.tasks[0], 1)
+    wait_until(lambda: one.messages and other.messages)
     zookeeper.server.pause()
-    hanging.post(unborn.tasks[0], 2)
+    one.post(other.tasks[0], 2)
+    other.post(one.tasks[0], 2)
+    wait_until(
+        lambda: one.board._client._pending and other.board._client._pending
+    )  # waits for the server's answer
     began = time.monotonic()
-    hanging.close()
+    one.close()
     assert time.monotonic() - began < PATIENCE / 3
     zookeeper.server.kill()
-    unborn.post(hanging.tasks[0], 3)
-    unborn.close()
+    wait_until(lambda: other.board._client._queue)  # tries again, and waits for a connection
+    other.close()
     wait_until(lambda: set(threading.enumerate()) <= before)

@@ -110,6 +110,8 @@ class ZooKeeperBoard(Board):
 
     def close(self) -> None:
         with self._work:
+            if self._closing:
+                return
             self._closing = True
             self._work.notify()
         closer = threading.Thread(target=self._stop, name="board-close", daemon=True)
