@@ -187,20 +187,25 @@ END = 1_000  # a last tuple, long after the others: all windows before it are ov
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40)), max_size=40), st.randoms())
 def test_windows_hold_what_happened_in_them(events, random):
     """In whatever order tuples come that are not too late."""
-    events = sorted(events, key=lambda event: event[1] + random.uniform(0, LATENESS))
+    events = sorted(events, key=lambda event: (event[1] + random.randint(0, LATENESS), -event[1]))
     expected = Tally()
     for word, time in events:
         for end in range(SLIDE * (time // SLIDE + 1), time + WINDOW + 1, SLIDE):
             expected[word, end] += 1
     counts = Reduce("word", count=Count()).window("time", WINDOW, SLIDE, LATENESS)
     builder = TopologyBuilder()
-    builder.set_spout("events", FeederSpout("word", "time", rows=[*events, ("a", END), ("b", END)]))
+    builder.set_spout("events", FeederSpout("word", "time"))
     builder.set_bolt("count", counts.parts()).shuffle_grouping("events")
     builder.set_bolt("total", counts.merged(), 2).fields_grouping("count", "word")
     builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
     builder.set_bolt("late", CaptureBolt()).global_grouping("total", stream="late")
-    runner = LocalRunner(builder.build("t"), seed=random.randrange(100))
-    runner.run_until_idle()
+    runner = LocalRunner(builder.build("t"))
+    events += [("a", END), ("b", END)]
+    while events:  # in batches of their own
+        size = random.randint(1, 5)
+        runner.feed("events", events[:size])
+        runner.run_until_idle()
+        del events[:size]
     assert runner.errors == []
     assert runner.captured("late") == []
     results = runner.captured("capture")
