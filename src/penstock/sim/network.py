@@ -1,0 +1,225 @@
+"""Nodes with a speed and a queue of fixed length, links with a bandwidth and a delay. D figures 3 and 4.
+
+Sizes are in MB, times in seconds. A node takes a packet from its queue, works on it for size / speed and sends it on.
+A sender asks its router for the link each packet takes, and waits while that link is not ready; whenever something
+changed it asks again, so that a packet which waits can be sent another way. Nothing is ever dropped: a packet that
+comes to a full queue waits at the end of its link.
+
+Steps are callbacks of SimPy's timeouts: three a packet and hop, where processes and stores would need a dozen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import simpy
+
+LINK_BUFFER = 2
+"""Packets a link takes before its sender must wait: one on the wire, one behind it, as in a small socket buffer."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    number: int
+    bound: str
+    """The branch its identifier names."""
+    gap: float
+    """Seconds the source takes to make it."""
+    flow: int
+    value: int
+    size: float = 1.0
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    name: str
+    speed: float
+    """MB a second."""
+    queue: int
+    """Packets."""
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    source: str
+    target: str
+    bandwidth: float
+    """MB a second."""
+    delay: float
+    """Seconds; of data on its way and of signals on their way back."""
+
+
+class Gate:
+    """Whether a link's sender may send. This one is always open; ``flow`` has others."""
+
+    @property
+    def open(self) -> bool:
+        return True
+
+    def passed(self) -> None:
+        """The sender sent a packet."""
+
+
+def after(env: simpy.Environment, seconds: float, act: Callable[[], None]) -> None:
+    env.timeout(seconds).callbacks.append(lambda _: act())
+
+
+class Link:
+    """Packets one after the other at the bandwidth, each then under way for the delay."""
+
+    def __init__(self, env: simpy.Environment, spec: LinkSpec, source: Node, target: Node) -> None:
+        self.spec, self.source, self.target = spec, source, target
+        self.gate = Gate()
+        self.taken = 0
+        """Packets of this link that its target took from its queue."""
+        self._env = env
+        self._waiting = 0
+        self._free_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self._waiting < LINK_BUFFER and self.gate.open
+
+    def send(self, packet: Packet) -> None:
+        """Only while it is ready."""
+        self._waiting += 1
+        self.gate.passed()
+        self._free_at = max(self._free_at, self._env.now) + packet.size / self.spec.bandwidth
+        after(self._env, self._free_at - self._env.now, lambda: self._sent(packet))
+
+    def signal(self, act: Callable[[], None]) -> None:
+        """From the receiver back to the sender, who acts on it after the delay."""
+        after(self._env, self.spec.delay, act)
+
+    def _sent(self, packet: Packet) -> None:
+        self._waiting -= 1
+        after(self._env, self.spec.delay, lambda: self.target.arrive(packet, self))
+        self.source.wake()
+
+
+class Node:
+    """A queue, one worker, links onwards. A source has packets to make instead, a sink no links."""
+
+    def __init__(self, env: simpy.Environment, spec: NodeSpec) -> None:
+        self.spec = spec
+        self.links: dict[str, Link] = {}
+        self.senders = 0
+        self.bytes_in = self.bytes_out = 0.0
+        """MB so far."""
+        self.peak = 0
+        """The longest its queue has been."""
+        self.held_up = 0.0
+        """Seconds it waited with a packet it could not send."""
+        self.router: Callable[[Packet], Link] = lambda packet: next(iter(self.links.values()))
+        self.on_queue: list[Callable[[], None]] = []
+        """Called after each change of its queue's length."""
+        self.on_sent: Callable[[Packet, Link], None] = lambda packet, link: None
+        self.on_done: Callable[[Packet], None] = lambda packet: None
+        """Called for each packet that leaves the network here."""
+        self._env = env
+        self._queue: deque[tuple[Packet, Link]] = deque()
+        self._door: deque[tuple[Packet, Link]] = deque()
+        self._making: Iterator[Packet] | None = None
+        self._working = False
+        self._held: tuple[Packet, float] | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self._queue)
+
+    @property
+    def queue_use(self) -> float:
+        return len(self._queue) / self.spec.queue
+
+    def produce(self, packets: Iterable[Packet]) -> None:
+        """Be a source: make packets at their own pace; while one cannot be sent, none is made (D §3.1)."""
+        self._making = iter(packets)
+        self._go_on()
+
+    def arrive(self, packet: Packet, link: Link) -> None:
+        """The link brought it: into the queue, when there is room."""
+        self._door.append((packet, link))
+        self._admit()
+        if not self._working:
+            self._go_on()
+
+    def wake(self) -> None:
+        """A link, a gate or a route changed: a packet that waits is looked at again."""
+        if self._held:
+            self._try()
+
+    def _admit(self) -> None:
+        while self._door and len(self._queue) < self.spec.queue:
+            packet, link = self._door.popleft()
+            self._queue.append((packet, link))
+            self.bytes_in += packet.size
+            self._queue_changed()
+
+    def _go_on(self) -> None:
+        """The next packet: made, or taken from the queue."""
+        if self._making:
+            packet = next(self._making, None)
+            if packet:
+                after(self._env, packet.gap, lambda made=packet: self._hand_on(made))  # type: ignore[misc]
+            return
+        self._working = bool(self._queue)
+        if self._working:
+            packet, link = self._queue.popleft()
+            link.taken += 1
+            self._queue_changed()
+            self._admit()
+            after(self._env, packet.size / self.spec.speed, lambda: self._hand_on(packet))
+
+    def _hand_on(self, packet: Packet) -> None:
+        if self.links:
+            self._held = packet, self._env.now
+            self._try()
+        else:
+            self._done(packet)
+            self.on_done(packet)
+
+    def _try(self) -> None:
+        assert self._held
+        packet, since = self._held
+        link = self.router(packet)
+        if link.ready:
+            self._held = None
+            self.held_up += self._env.now - since
+            link.send(packet)
+            self.on_sent(packet, link)
+            self._done(packet)
+
+    def _done(self, packet: Packet) -> None:
+        self.bytes_out += packet.size
+        self._go_on()
+
+    def _queue_changed(self) -> None:
+        self.peak = max(self.peak, len(self._queue))
+        for call in self.on_queue:
+            call()
+
+
+class Network:
+    """Nodes and links by name."""
+
+    def __init__(self, env: simpy.Environment, nodes: Iterable[NodeSpec], links: Iterable[LinkSpec]) -> None:
+        self.nodes: Mapping[str, Node] = {spec.name: Node(env, spec) for spec in nodes}
+        self.links: list[Link] = []
+        for spec in links:
+            link = Link(env, spec, self.nodes[spec.source], self.nodes[spec.target])
+            link.source.links[spec.target] = link
+            link.target.senders += 1
+            self.links.append(link)
+
+    def paths(self, source: str, sink: str) -> dict[str, list[Link]]:
+        """The ways from a branching point to the merge, by the name of their first node. Each is a chain."""
+        found = {}
+        for name, link in self.nodes[source].links.items():
+            path = [link]
+            while path[-1].spec.target != sink:
+                (onward,) = path[-1].target.links.values()
+                path.append(onward)
+            found[name] = path
+        return found

@@ -1,0 +1,125 @@
+"""How data gets to the branches: Flink's credits, shares fixed beforehand, or migration. Each sets up a network's gates
+and its source's router; the decisions of migration are those of ``penstock.control.migration``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import simpy
+
+from penstock.control.migration import Branch, Migrate, MigrationPolicy, NodeLoad, SegmentLedger
+from penstock.sim.flow import Credit, Process, StopResume
+from penstock.sim.network import Link, Network, Node, Packet
+
+MB = 1_000_000
+"""Bytes: the network counts MB, the policy bytes."""
+
+MONITOR_INTERVAL = 1.0
+"""Seconds between two looks at the load. D names none; long enough to count a few packets of each node, short against
+the time a queue takes to fill."""
+
+Paths = Mapping[str, list[Link]]
+
+
+class Strategy(Protocol):
+    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+        """Once, before the run begins."""
+
+
+class CreditStrategy:
+    """Flink's: each packet to the branch it is bound for, when that one has granted a credit."""
+
+    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+        for link in network.links:
+            Credit(env, link)
+        source.router = lambda packet: source.links[packet.bound]
+
+
+class StaticStrategy:
+    """D's static allocation: shares fixed beforehand from what each branch is known to bear, whatever a packet is bound
+    for. It is told what the others must find out."""
+
+    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+        for link in network.links:
+            StopResume(link)
+        bears = {name: min(min(link.spec.bandwidth, link.target.spec.speed) for link in path) for name, path in paths.items()}
+        self._shares = {name: rate / sum(bears.values()) for name, rate in bears.items()}
+        self._due = dict.fromkeys(bears, 0.0)
+        self._chosen: tuple[int, str] | None = None
+        source.router = lambda packet: source.links[self._choose(packet)]
+
+    def _choose(self, packet: Packet) -> str:
+        """The branch that lacks most of its share. A packet that waits keeps its branch."""
+        if self._chosen is None or self._chosen[0] != packet.number:
+            for name, share in self._shares.items():
+                self._due[name] += share
+            name = max(self._due, key=self._due.__getitem__)
+            self._due[name] -= 1
+            self._chosen = packet.number, name
+        return self._chosen[1]
+
+
+@dataclass
+class _Counters:
+    bytes_in: float = 0.0
+    bytes_out: float = 0.0
+
+
+class MigrationStrategy:
+    """D's: plain nodes that stop and resume their senders, and the policy looks at the branches every interval."""
+
+    def __init__(self, policy: MigrationPolicy | None = None, interval: float = MONITOR_INTERVAL) -> None:
+        self.policy = policy or MigrationPolicy()
+        self.ledger = SegmentLedger()
+        self.log: list[tuple[float, str]] = []
+        """What was changed when, and why."""
+        self._interval = interval
+        self._offsets: dict[str, int] = {}
+
+    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+        for link in network.links:
+            StopResume(link)
+        self._source, self._paths = source, paths
+        self._before = {node: _Counters() for path in paths.values() for node in _nodes(path)}
+        source.router = lambda packet: source.links[self.policy.routes.get(packet.bound, packet.bound)]
+        source.on_sent = self._sent
+        env.process(self._monitor(env))
+
+    def _sent(self, packet: Packet, link: Link) -> None:
+        self._offsets[packet.bound] = self._offsets.get(packet.bound, 0) + 1
+        if link.spec.target != packet.bound:
+            self.ledger.grew(packet.bound)
+
+    def _monitor(self, env: simpy.Environment) -> Process:
+        while True:
+            yield env.timeout(self._interval)
+            suggestions = self.policy.decide([self._branch(name, path) for name, path in self._paths.items()])
+            for suggestion in suggestions:
+                self.log.append((env.now, suggestion.reason))
+                if isinstance(suggestion, Migrate):
+                    self.ledger.open(suggestion.heavy, suggestion.light, self._offsets.get(suggestion.heavy, 0))
+                else:
+                    self.ledger.close(suggestion.heavy)
+            if suggestions:
+                self._source.wake()
+
+    def _branch(self, name: str, path: list[Link]) -> Branch:
+        loads = tuple(self._load(node) for node in _nodes(path))
+        return Branch(name, loads, min(link.spec.bandwidth for link in path) * MB)
+
+    def _load(self, node: Node) -> NodeLoad:
+        before, now = self._before[node], _Counters(node.bytes_in, node.bytes_out)
+        self._before[node] = now
+        per_second = MB / self._interval
+        return NodeLoad(
+            node.queue_use,
+            (now.bytes_in - before.bytes_in) * per_second,
+            (now.bytes_out - before.bytes_out) * per_second,
+        )
+
+
+def _nodes(path: list[Link]) -> list[Node]:
+    """Those between the branching point and the merge."""
+    return [link.target for link in path[:-1]]
