@@ -27,10 +27,12 @@ _CATCH_UP = 2.0  # a source that was held back delivers at most at twice its rat
 
 
 class PacedSpout(BatchSpout):
-    """Offers each of its streams ``rate`` tuples a second, ``burst`` times as many between two moments of the run. It
-    asks whether a stream is ready, so one whose receivers are overloaded does not stop the others."""
+    """Offers each of its streams ``rate`` tuples a second, ``burst`` times as many between two moments of the run.
+    It asks whether a stream is ready, so one whose receivers are overloaded does not stop the others."""
 
-    def __init__(self, streams: tuple[str, ...], rate: float, burst: tuple[float, float, float] = (1, 0, 0)) -> None:
+    def __init__(
+        self, streams: tuple[str, ...], rate: float, burst: tuple[float, float, float] = (1, 0, 0)
+    ) -> None:
         self._streams, self._rate, self._burst = streams, rate, burst
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:

@@ -1,0 +1,178 @@
+"""D §3 on Spark: a source, three branches of different speed, a sink that merges."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import (
+    BasicBolt,
+    BatchBolt,
+    BatchCollector,
+    BatchSpout,
+    BatchSpoutCollector,
+    Collector,
+    Conf,
+    Context,
+    Grouping,
+    OutputDeclarer,
+    Router,
+    Settings,
+    Source,
+    Targets,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+from penstock.topology.groupings import Split, by_position
+
+SPEEDS = (
+    50.0,
+    30.0,
+    20.0,
+)  # packets a second of the branches: 100 in all, so 5 GB in packets of 1 MB take a minute
+BURST = 400.0  # packets a second while the source sends
+ON, OFF = 0.5, 1.5  # seconds it sends and pauses: 100 a second in the mean, what the branches can take together
+HOT = 0.6  # share of a burst that one branch gets; the others share the rest. Which one is drawn for each burst
+PAYLOAD = 10_000  # bytes of a packet; D's has 1 MB
+QUEUE = 40  # packets in a branch's queue
+
+
+class Packets(BatchSpout):
+    """``count`` packets in bursts, each with the branch it is bound for and a value to be summed."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count, self._seed = count, seed
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("branch", int), ("amount", int), ("payload", bytes))
+
+    def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
+        self._collector = collector
+        self._packets = packets(self._count, self._seed)
+        self._sent = 0
+
+    def activate(self) -> None:
+        self._begun = time.monotonic()
+
+    def next_batch(self) -> None:
+        cycles, within = divmod(time.monotonic() - self._begun, ON + OFF)
+        due = int((cycles * ON + min(within, ON)) * BURST)
+        end = min(due, self._count, self._sent + 2)
+        if end > self._sent and self._collector.ready():
+            chosen = self._packets[self._sent : end]
+            self._sent = end
+            self._collector.emit_batch(
+                [[branch for branch, _ in chosen], [value for _, value in chosen], [bytes(PAYLOAD)] * len(chosen)]
+            )
+
+
+def packets(count: int, seed: int) -> list[tuple[int, int]]:
+    """Branch and value of each packet: the same for every strategy."""
+    rng = random.Random(seed)
+    result: list[tuple[int, int]] = []
+    while len(result) < count:
+        hot = rng.randrange(len(SPEEDS))
+        weights = [HOT if branch == hot else (1 - HOT) / (len(SPEEDS) - 1) for branch in range(len(SPEEDS))]
+        burst = int(ON * BURST)
+        branches = rng.choices(range(len(SPEEDS)), weights, k=burst)
+        result += [(branch, rng.randrange(1000)) for branch in branches]
+    return result[:count]
+
+
+class ByBranch(Grouping):
+    """To the branch the packet names."""
+
+    name = "by branch"
+
+    def router(self, targets: Targets) -> Router:
+        return _ByBranch()
+
+
+class _ByBranch(Router):
+    def split(self, batch: pa.RecordBatch) -> Split:
+        return by_position(batch.column("branch").to_numpy(), len(SPEEDS))
+
+
+class ByShare(Grouping):
+    """D's static allocation: shares fixed beforehand from the known speeds, whatever a packet names."""
+
+    name = "by share"
+
+    def router(self, targets: Targets) -> Router:
+        return _ByShare()
+
+
+class _ByShare(Router):
+    def __init__(self) -> None:
+        self._given = np.zeros(len(SPEEDS))
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        chosen = []
+        for _ in range(batch.num_rows):
+            branch = int(np.argmin((self._given + 1) / SPEEDS))
+            self._given[branch] += 1
+            chosen.append(branch)
+        return by_position(np.array(chosen), len(SPEEDS))
+
+
+class Work(BatchBolt):
+    """Takes its branch's time for a packet and hands on how many there were and their sum: parts to be merged."""
+
+    in_parts = True
+
+    def declare_output_fields(self, declarer: OutputDeclarer) -> None:
+        declarer.declare(("packets", int), ("total", int))
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._seconds = 1 / SPEEDS[context.index]
+
+    def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        time.sleep(self._seconds * batch.num_rows)
+        collector.emit_batch([[batch.num_rows], [sum(batch.column("amount").to_pylist())]])
+
+
+class Merge(BasicBolt):
+    """The output node."""
+
+    merges_parts = True
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._context, self._packets, self._total = context, 0, 0
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        self._packets += tup.packets
+        self._total += tup.total
+        self._context.publish([[self._packets, self._total]])
+
+
+def three_branches(count: int, seed: int, strategy: str, conf: dict[str, Any] | None = None) -> Topology:
+    """``strategy``: credit, static or migration. Queues hold ``QUEUE`` packets."""
+    settings = Settings(
+        flow="step" if strategy == "migration" else "credit",
+        migration=strategy == "migration",
+        inbox_capacity=QUEUE,
+        overflow_bytes=0,  # queues of a fixed length, as in D
+        frame_bytes=2 * PAYLOAD,
+        linger=0.0,
+        metrics_interval=0.1,
+        migration_interval=0.2,
+        **(conf or {}),
+    )
+    builder = TopologyBuilder()
+    builder.set_spout("source", Packets(count, seed))
+    grouping = ByShare() if strategy == "static" else ByBranch()
+    builder.set_bolt("work", Work(), len(SPEEDS)).grouping("source", grouping)
+    builder.set_bolt("merge", Merge()).global_grouping("work")
+    return builder.build("three-branches", settings)
+
+
+def expected(count: int, seed: int) -> Sequence[int]:
+    """What the sink must come to."""
+    chosen = packets(count, seed)
+    return [len(chosen), sum(value for _, value in chosen)]

@@ -1,0 +1,103 @@
+"""Data migration against credits and a static allocation (D §3): three branches of different speed, bursty and
+skewed packets; on Spark, and in the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.branches import expected, three_branches
+from benchmarks.harness import Results, median, run_parts, running, say
+from benchmarks.migration_sim import measure_sim, measure_sim_grid
+
+PARTS = ("spark", "spark-grid", "sim", "sim-grid")
+STRATEGIES = ("credit", "static", "migration")
+SIZES = {"500MB": 500, "1GB": 1_000, "2GB": 2_000, "5GB": 5_000}
+"""Packets. D's have 1 MB; here they are a hundredth of that, and the branches ten times as fast in packets."""
+IN_D = {"500MB": 5.1, "1GB": 13.6, "2GB": 16.0, "5GB": 15.3}
+"""Percent that migration was better than credits."""
+ALPHAS, BETAS = (0.1, 0.3, 0.5, 0.7, 0.9), (0.3, 0.5, 0.7, 1.0, 2.0)
+RESULTS = Path("results")
+_PATIENCE = 600.0  # seconds; none comes near
+
+Curve = list[tuple[float, float]]
+"""Seconds, share completed."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """``penstock bench migration``"""
+    measures = (measure_spark, measure_spark_grid, measure_sim, measure_sim_grid)
+    return run_parts("migration", dict(zip(PARTS, measures, strict=True)), options)
+
+
+def measure_spark(results: Results, options: argparse.Namespace) -> None:
+    """All sizes, the strategies by turns, each on the same packets."""
+    sizes = {"500MB": 500} if options.quick else SIZES
+    repeats = options.repeats or (1 if options.quick else 3)
+    for size, count in sizes.items():
+        times: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
+        curves: dict[str, Curve] = {}
+        for seed in range(repeats):
+            for strategy in STRATEGIES:
+                seconds, curves[strategy] = complete(count, seed, strategy)
+                times[strategy].append(seconds)
+            say(f"  {size}, seed {seed}: " + ", ".join(f"{s} {t[-1]:.1f} s" for s, t in times.items()))
+        better = [1 - ours / theirs for ours, theirs in zip(times["migration"], times["credit"], strict=True)]
+        results.row(
+            where="spark",
+            size=size,
+            **{f"{strategy} s": median(values) for strategy, values in times.items()},
+            **{"better than credit %": median(better) * 100, "in D %": IN_D[size]},
+        )
+        draw(RESULTS / f"migration-spark-{size}.png", size, curves)
+        results.bar(f"migration.vs_credit.{size}", median(better) * 100, "% less time")
+    results.bar("migration.vs_credit", median(better) * 100, f"% less time at {size}")
+
+
+def measure_spark_grid(results: Results, options: argparse.Namespace) -> None:
+    """The weights α and β, at 1 GB."""
+    alphas, betas = ((0.3,), (0.5, 2.0)) if options.quick else (ALPHAS, BETAS)
+    count = 300 if options.quick else SIZES["1GB"]
+    for alpha in alphas:
+        for beta in betas:
+            seconds, _ = complete(count, 0, "migration", {"migration_alpha": alpha, "migration_beta": beta})
+            results.row(where="spark", size=f"{count} packets", alpha=alpha, beta=beta, **{"migration s": seconds})
+
+
+def complete(count: int, seed: int, strategy: str, conf: Mapping[str, Any] | None = None) -> tuple[float, Curve]:
+    """Seconds until the sink has merged every packet, and the share completed on the way."""
+    curve: Curve = []
+    with running(three_branches(count, seed, strategy, dict(conf or {}))) as handle:
+        begun = time.monotonic()
+        while (elapsed := time.monotonic() - begun) < _PATIENCE:
+            merged = handle.bus.published().get("merge", [[0, 0]])[0]
+            curve.append((elapsed, merged[0] / count))
+            if merged[0] >= count:
+                assert merged == list(expected(count, seed)), f"{merged} instead of {expected(count, seed)}"
+                return elapsed, curve
+            handle.wait(0.05)
+    raise TimeoutError(f"{strategy}: {merged[0]} of {count} packets after {_PATIENCE:g} s")
+
+
+def draw(path: Path, size: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Share completed over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for strategy, curve in curves.items():
+        axes.plot([at for at, _ in curve], [100 * share for _, share in curve], label=strategy)
+    axes.set_xlabel("s")
+    axes.set_ylabel("% completed")
+    axes.set_title(f"three branches on Spark, {size} in packets of 1 MB, scaled down")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
