@@ -1,9 +1,9 @@
-"""Word count: sentences, split into words, counted; the most frequent words are shown."""
+"""Word count: sentences, split into words, counted in parts, added up; the most frequent words are shown."""
 
 import random
-from collections import Counter
 
-from penstock import BasicBolt, ShowBolt, Spout, TopologyBuilder
+from penstock import BasicBolt, Reduce, ShowBolt, Spout, TopologyBuilder
+from penstock.merging import Count
 
 LINES = ["the cow jumped over the moon", "an apple a day keeps the doctor away", "four score and seven years ago"]
 
@@ -28,21 +28,12 @@ class Split(BasicBolt):
             collector.emit([word])
 
 
-class Count(BasicBolt):
-    def declare_output_fields(self, declarer):
-        declarer.declare("word", "count")
-
-    def prepare(self, conf, context):
-        self.counts = Counter()
-
-    def execute(self, tup, collector):
-        self.counts[tup.word] += 1
-        collector.emit([tup.word, self.counts[tup.word]])
-
+counts = Reduce("word", count=Count())
 
 builder = TopologyBuilder()
 builder.set_spout("sentences", Sentences())
 builder.set_bolt("split", Split(), 2).shuffle_grouping("sentences")
-builder.set_bolt("count", Count(), 2).fields_grouping("split", "word")
-builder.set_bolt("show", ShowBolt()).global_grouping("count")
+builder.set_bolt("count", counts.parts(), 2).fields_grouping("split", "word")
+builder.set_bolt("total", counts.merged()).fields_grouping("count", "word")
+builder.set_bolt("show", ShowBolt()).local_or_shuffle_grouping("total")
 topology = builder.build("word-count")

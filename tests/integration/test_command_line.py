@@ -104,7 +104,7 @@ def test_without_java_one_sentence_says_how_to_get_it(tmp_path):
 def test_plan_prints_text_and_mermaid():
     done = penstock("plan", EXAMPLE)
     assert done.returncode == 0
-    assert "topology word-count: 4 stages, 6 slots, 6 tasks" in done.stdout
+    assert "topology word-count: 4 stages, 6 slots, 7 tasks" in done.stdout
     assert "graph LR" in done.stdout
 
 

@@ -6,7 +6,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock import BasicBolt, CustomGrouping, Settings, Spout, TopologyBuilder, TopologyError
+from penstock import BasicBolt, CustomGrouping, Reduce, Settings, Spout, TopologyBuilder, TopologyError
+from penstock.merging import Count
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.topology.groupings import Shuffle
 from tests.helpers import Pass
@@ -415,3 +416,21 @@ def test_an_unpicklable_component():
     with pytest.raises(TopologyError) as caught:
         LocalRunner(topology)
     holds(str(caught.value), "component 'locked'", "must be picklable", "TypeError", "lock", "prepare()")
+
+
+def test_parts_of_one_key_must_meet_in_one_task():
+    counts = Reduce("word", count=Count())
+
+    def merged_by(group):
+        builder = TopologyBuilder()
+        builder.set_spout("words", FeederSpout("word"))
+        builder.set_bolt("count", counts.parts(), 3).shuffle_grouping("words")
+        group(builder.set_bolt("total", counts.merged(), 2))
+        return builder.build("parts")
+
+    with pytest.raises(TopologyError, match=r"'total'.*of one key must meet.*shuffle.*fields_grouping"):
+        merged_by(lambda total: total.shuffle_grouping("count"))
+    with pytest.raises(TopologyError, match="partial_key"):
+        merged_by(lambda total: total.partial_key_grouping("count", "word"))
+    merged_by(lambda total: total.fields_grouping("count", "word"))
+    merged_by(lambda total: total.global_grouping("count"))

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 from penstock.errors import TopologyError
 from penstock.topology.builder import Node, Subscription, Topology
-from penstock.topology.groupings import Direct, Fields
+from penstock.topology.components import BaseBolt
+from penstock.topology.groupings import Direct, Fields, LocalOrShuffle, PartialKey, Shuffle
 
 
 def validate(topology: Topology) -> None:
     """Raise ``TopologyError`` for the first mistake found."""
-    for check in (_has_spout, _subscriptions, _reachable, _acyclic, _plain_without_ticks):
+    for check in (_has_spout, _subscriptions, _reachable, _acyclic, _plain_without_ticks, _parts_meet):
         check(topology)
 
 
@@ -145,6 +146,22 @@ def _acyclic(topology: Topology) -> None:
 
     for id in topology.nodes:
         visit(id)
+
+
+def _parts_meet(topology: Topology) -> None:
+    """Parts of one key that reach different tasks would never be merged."""
+    for node in topology.nodes.values():
+        bolt = node.component
+        if not isinstance(bolt, BaseBolt) or not bolt.merges_parts or bolt.in_parts or node.tasks == 1:
+            continue
+        for subscription in node.inputs:
+            if isinstance(subscription.grouping, Shuffle | LocalOrShuffle | PartialKey):
+                raise TopologyError(
+                    _at(node, subscription),
+                    f"its {node.tasks} tasks merge parts, and those of one key must meet in one of them",
+                    f"{subscription.grouping} grouping on '{subscription.component}'",
+                    "Use fields_grouping on the key, or one task.",
+                )
 
 
 def _plain_without_ticks(topology: Topology) -> None:
