@@ -21,8 +21,10 @@ STEP = 2.0  # v'; ours too
 SHORTEST = 0.01  # seconds; a signal's way there and back: a shorter sensitivity judges what it has not changed yet
 LONGEST = 1.0  # seconds; for a queue that fills slowly, or whose rate is not known
 _MOST_STEPS = 10  # a thousandth of the rate is as good as none, and ten cancels bring it back
-_TELLING_GROWTH = 0.1  # share of its capacity by which a queue has grown or shrunk, not just swayed by a frame
-_TELLING_TRAFFIC = 0.5  # share of its capacity that has come and gone: a change that small is one of a few percent
+_TELLING_GROWTH = 0.1  # share of its capacity by which a queue has grown or shrunk, not just swayed
+_TELLING_TRAFFIC = 0.5  # share of its capacity that has come and gone: by then a growth of a few percent shows
+_BALANCED = 0.02  # share of its capacity; what has grown by less has not grown
+_FEW_FRAMES = 32  # tuples: two of the smallest frames that slowed senders send
 _GRANT_SHARE = 8  # a sender's credit is renewed when an eighth of it is used: eight messages per full inbox
 
 Messages = list[tuple[int, str, float]]
@@ -58,9 +60,9 @@ class StepWatch(Watch):
     told to slow. Below (1 − L)·QML the same with a cancel, until all is taken back. Three things A leaves open: at
     the end of the timer a queue that is on its way back already is left alone; a timer starts only when the last
     signal has been acted upon (or for a second no one answered); and once senders are slowed, a timer that has
-    ended goes on, for a second at most, until so much has come and gone that the queue's way is known, for frames
-    come and are taken whole, and a slow task takes none for a while. Without them the rate swings by many steps
-    around the sustainable one.
+    ended goes on until so much has come and gone that the queue's way is known, for frames come and are taken
+    whole, and a slow task takes none for a while. Without them the rate swings by many steps around what is
+    sustainable.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class StepWatch(Watch):
         self._high, self._low = load_factor * capacity, (1 - load_factor) * capacity
         self._shortest = shortest
         self._meter = Meter()
-        self._arrived = 0
+        self._arrived = self._gone = 0
+        self._lump = 0
+        """The most tuples that came or went between two looks since the timer began: a frame, as a rule."""
         self._rate = 0.0
         """V: at which it was sent to before the backpressure."""
         self._timer: _Timer | None = None
@@ -92,9 +96,10 @@ class StepWatch(Watch):
         return min(LONGEST, max(self._shortest, (self.capacity - length) / (2 * self._rate)))
 
     def observe(self, now: float, length: int, arrived: int) -> Messages:
-        if arrived != self._arrived:
-            self._meter.add(arrived - self._arrived, now)
-            self._arrived = arrived
+        came, went = arrived - self._arrived, arrived - length - self._gone
+        self._arrived, self._gone, self._lump = arrived, arrived - length, max(self._lump, came, went)
+        if came:
+            self._meter.add(came, now)
         wanted = self._wanted(length)
         if wanted is None:
             self._timer = None
@@ -108,7 +113,7 @@ class StepWatch(Watch):
         if timer is None or timer.kind != wanted:
             if not self.steps:
                 self._rate = self._meter.rate(now)
-            self._timer = _Timer(wanted, now + self.sensitivity(length), length, arrived)
+            self._timer, self._lump = _Timer(wanted, now + self.sensitivity(length), length, arrived), 0
             return []
         if now < timer.due:
             return []
@@ -130,13 +135,16 @@ class StepWatch(Watch):
         came, grown = arrived - timer.arrived, length - timer.length
         if not self.steps:
             return grown >= 0
-        if timer.kind == "cancel" and not (came and (length or timer.length)):
-            return True  # nothing comes, or all is taken at once: slowing is of no use
-        traffic = 2 * came - grown  # come and gone
-        tells = abs(grown) >= _TELLING_GROWTH * self.capacity or traffic >= _TELLING_TRAFFIC * self.capacity
-        if not tells and now < timer.due + LONGEST:
-            return None
-        return grown > 0 if timer.kind == "slow" else grown <= 0
+        if abs(grown) >= max(_TELLING_GROWTH * self.capacity, 2 * self._lump):
+            return (grown > 0) == (timer.kind == "slow")
+        if timer.kind == "slow":
+            return None  # if it grows, it will have grown
+        if not came or not (length or timer.length):
+            # Nothing comes, or all is taken at once. Is it for good, or between two frames?
+            patience = min(LONGEST, _FEW_FRAMES * STEP**self.steps / self._rate)
+        else:
+            patience = LONGEST if 2 * came - grown < _TELLING_TRAFFIC * self.capacity else 0.0
+        return None if now < timer.due + patience else grown <= _BALANCED * self.capacity + self._lump
 
     def _wanted(self, length: int) -> str | None:
         if length > self._high and self.steps < _MOST_STEPS:
@@ -346,9 +354,7 @@ def make_watch(
     return CreditWatch(upstream, capacity) if mode == "credit" else None
 
 
-def make_gate(mode: str, spout: bool, step: float) -> Gate:
-    """The gate of a mode in one sender; ``spout``: the sender is one."""
+def make_gate(mode: str, step: float) -> Gate:
+    """The gate of a mode between a task and a component; in mode ``spout`` it is the spout's own that counts."""
     gates: dict[str, Callable[[], Gate]] = {"step": lambda: StepGate(step), "credit": CreditGate}
-    if mode == "spout":
-        return SpoutGate() if spout else Gate()
     return gates.get(mode, Gate)()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.control.backpressure import Gate, StepGate, Watch, make_gate, make_watch
+from penstock.control.backpressure import Gate, SpoutGate, StepGate, Watch, make_gate, make_watch
 from penstock.control.pace import Meter
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.frames.header import Header
@@ -90,10 +90,11 @@ class Lane:
 
 
 class Outlets:
-    """All a task sends through: a lane for each component in another slot, the inboxes of those in its own."""
+    """All a task sends through: a lane for each component in another slot, the inboxes of those in its own; and
+    the gate that stops it whatever it sends where (mode ``spout``)."""
 
-    def __init__(self, lanes: Sequence[Lane], chained: Sequence[Inbox]) -> None:
-        self.lanes, self.chained = lanes, chained
+    def __init__(self, lanes: Sequence[Lane], chained: Sequence[Inbox], whole: Gate) -> None:
+        self.lanes, self.chained, self._whole = lanes, chained, whole
         self._patient = all(lane.gate.patient for lane in lanes)
 
     @property
@@ -112,9 +113,9 @@ class Outlets:
 
     def room(self) -> float:
         """How many tuples the task may emit now, one more than fit."""
-        if self.held_back:
+        if self.held_back or not self._whole.rate:
             return 0.0
-        if not self.lanes:
+        if not self.lanes or (self.chained and self._patient):
             return math.inf
         rooms = [lane.room() for lane in self.lanes]
         return max(rooms) if self._patient else min(rooms)
@@ -142,6 +143,8 @@ class Flow:
         """To be published there."""
         self._plan, self._settings, self._clock = plan, settings, clock
         self._inboxes, self._dispatch = inboxes, dispatch
+        self._whole: dict[int, Gate] = {}
+        """By task: shared by all its lanes where the mode knows only stop and go."""
         self._lanes: dict[int, dict[str, Lane]] = {}
         self._lane_of: dict[int, dict[int, Lane]] = {}
         self._watches: dict[int, Watch] = {}
@@ -154,9 +157,10 @@ class Flow:
         plan, settings = self._plan, self._settings
         component = plan.task[task].component
         spout = component in plan.spouts
+        whole = self._whole[task] = SpoutGate() if settings.flow == "spout" and spout else Gate()
         lanes: dict[str, Lane] = {}
         for target in plan.downstream_of[component]:
-            gate = make_gate(settings.flow, spout, settings.step_factor)
+            gate = whole if settings.flow == "spout" else make_gate(settings.flow, settings.step_factor)
             targets = plan.tasks_of[target]
             lanes[target] = Lane(target, targets, gate, settings.overflow_bytes, self._dispatch, self._clock)
         self._lanes[task] = lanes
@@ -171,7 +175,7 @@ class Flow:
     def outlets(self, task: int) -> Outlets:
         """Where a task's tuples leave."""
         chained = [self._inboxes[target] for target in self._plan.chained_tasks(task)]
-        return Outlets(list(self._lanes[task].values()), chained)
+        return Outlets(list(self._lanes[task].values()), chained, self._whole[task])
 
     def lane(self, source_task: int, target_task: int) -> Lane:
         return self._lane_of[source_task][target_task]
@@ -217,7 +221,7 @@ class Flow:
 
     def rate(self, task: int) -> float:
         """The least rate a task is held to at the moment."""
-        return min((lane.gate.rate for lane in self._lanes[task].values()), default=math.inf)
+        return min((lane.gate.rate for lane in self._lanes[task].values()), default=self._whole[task].rate)
 
     def pressure(self, task: int) -> tuple[int, float]:
         """The longest its inbox has been since the last call, and the rate it was sent to before it slowed its
@@ -231,13 +235,15 @@ class Flow:
 
     def receive(self, message: TaskMessage) -> None:
         """A message for one of the slot's tasks."""
-        lanes = self._lanes.get(message.target, {})
         component = self._plan.task[message.source].component
-        chosen = list(lanes.values()) if message.kind in ("hold", "resume") else [lanes[component]]
         now = self._clock.monotonic()
-        for lane in chosen:
-            if lane.gate.take(message, now, lane.meter.rate(now)):
-                self.states.append(TaskState(message.target, lane.component, lane.gate.rate))
+        if message.kind in ("hold", "resume"):
+            gate, measured = self._whole[message.target], 0.0  # also where all it sends stays in the slot
+        else:
+            lane = self._lanes[message.target][component]
+            gate, measured = lane.gate, lane.meter.rate(now)
+        if gate.take(message, now, measured):
+            self.states.append(TaskState(message.target, component, gate.rate))
 
     def heard(self, state: TaskState) -> None:
         """What a task somewhere did about its messages."""
