@@ -1,13 +1,12 @@
 """The decisions of the message boards."""
 
-import builtins
+import importlib.util
 import math
-import sys
 
 import pytest
 
 from penstock.control.signals import TaskMessage, TaskState
-from penstock.coordinator.boards import Boards, Waiting, open_board, parse_url
+from penstock.coordinator.boards import Boards, Waiting, check_board, open_board, parse_url
 from penstock.coordinator.messages import JoinBoards, dumps, loads
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.plan.model import SlotId
@@ -114,18 +113,17 @@ def test_other_urls_are_refused(url):
 
 
 def test_without_kazoo_it_says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without_kazoo(name, *args):
-        if name.startswith("kazoo"):
-            raise ModuleNotFoundError(name)
-        return real(name, *args)
-
-    monkeypatch.delitem(sys.modules, "penstock.coordinator.zookeeper", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without_kazoo)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "kazoo" else found(name))
     with pytest.raises(EnvironmentFault) as caught:
         open_board("zookeeper://a:1/x", "run", [1], print, print, None)
     assert str(caught.value) == (
         "board zookeeper://a:1/x: the package kazoo talks to ZooKeeper; got it is not installed. "
         'Install it with: pip install "penstock[zookeeper]".'
     )
+
+
+def test_credits_need_the_coordinators_board():
+    with pytest.raises(SettingError, match="credit grants many times a second.*flow=step, or board=coordinator"):
+        check_board("zookeeper://a:1/x", "credit")
+    check_board("coordinator", "credit")

@@ -8,6 +8,7 @@ and fetch; ``zookeeper`` has the other implementation.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
@@ -67,17 +68,33 @@ def open_board(
     ``run_id`` is one for each start of a query: messages of an earlier start must not reach this one."""
     if url == "coordinator":
         return CoordinatorBoard(control_client, received, changed)
+    check_board(url)
+    from penstock.coordinator.zookeeper import ZooKeeperBoard
+
     hosts, path = parse_url(url)
-    try:
-        from penstock.coordinator.zookeeper import ZooKeeperBoard
-    except ImportError:
+    return ZooKeeperBoard(hosts, f"{path}/{run_id}", tasks, received, changed)
+
+
+def check_board(url: str, flow: str = "step") -> None:
+    """Raise what would keep the board from being opened, as far as that can be told without it: on the driver,
+    before a topology starts."""
+    if url == "coordinator":
+        return
+    parse_url(url)
+    if flow == "credit":
+        raise SettingError(
+            "setting flow",
+            "credit grants many times a second, more than ZooKeeper takes",
+            f"board={url}",
+            "Use flow=step, or board=coordinator.",
+        )
+    if importlib.util.find_spec("kazoo") is None:
         raise EnvironmentFault(
             f"board {url}",
             "the package kazoo talks to ZooKeeper",
             "it is not installed",
             'Install it with: pip install "penstock[zookeeper]".',
-        ) from None
-    return ZooKeeperBoard(hosts, f"{path}/{run_id}", tasks, received, changed)
+        )
 
 
 def parse_url(url: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from penstock.coordinator.boards import check_board
 from penstock.coordinator.commit_thread import CommitThread
 from penstock.coordinator.commits import Commits
 from penstock.coordinator.control_thread import ControlThread
@@ -232,6 +233,7 @@ class RunningTopology:
     def start(self) -> None:
         """Start and return once the spouts emit. Raises what keeps the topology from running."""
         try:
+            check_board(self._settings.board, self._settings.flow)
             self._check_slots()
             folder = "" if self._state is None else self._state.store.url
             job = make_job(self.topology, self.plan, folder, dumps)

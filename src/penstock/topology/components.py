@@ -122,9 +122,9 @@ class SpoutCollector(Protocol):
         """Emit one tuple on a direct stream to the task of that id."""
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
-        """What is emitted on this stream now leaves at once. False: a receiver is overloaded and it would wait. A
-        spout with several streams that asks keeps the others at their rate; one that does not ask is held back as a
-        whole once too much waits."""
+        """What is emitted on this stream now leaves at once. False: a receiver is overloaded and it would wait.
+        A spout with several streams that asks keeps the others at their rate; one that does not ask is held back
+        as a whole once too much waits."""
 
 
 class BatchCollector(Protocol):
@@ -161,9 +161,9 @@ class BatchSpoutCollector(Protocol):
         """Emit many tuples on a direct stream to the task of that id."""
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
-        """What is emitted on this stream now leaves at once. False: a receiver is overloaded and it would wait. A
-        spout with several streams that asks keeps the others at their rate; one that does not ask is held back as a
-        whole once too much waits."""
+        """What is emitted on this stream now leaves at once. False: a receiver is overloaded and it would wait.
+        A spout with several streams that asks keeps the others at their rate; one that does not ask is held back
+        as a whole once too much waits."""
 
 
 class Component(ABC):
@@ -236,8 +236,8 @@ class BaseBolt(Component):
     """Seconds between tick tuples unless the topology says otherwise with ``set_tick_interval``."""
 
     in_parts: ClassVar[bool] = False
-    """True: tuples of one key may be executed by any task of this bolt, whatever the grouping, because what it emits
-    is parts that the bolts behind it merge (``penstock.merging``). Only such bolts are ever migrated."""
+    """True: tuples of one key may be executed by any task of this bolt, whatever the grouping, because what it
+    emits is parts that the bolts behind it merge (``penstock.merging``). Only such bolts are ever migrated."""
 
     merges_parts: ClassVar[bool] = False
     """True: this bolt merges parts, from any task, in any order. Migration towards a bolt needs it of all bolts
