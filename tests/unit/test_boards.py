@@ -124,6 +124,6 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
 
 
 def test_credits_need_the_coordinators_board():
-    with pytest.raises(SettingError, match="credit grants many times a second.*flow=step, or board=coordinator"):
+    with pytest.raises(SettingError, match=r"credit grants many times a second.*flow=step, or board=coordinator"):
         check_board("zookeeper://a:1/x", "credit")
     check_board("coordinator", "credit")

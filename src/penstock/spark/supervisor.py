@@ -27,12 +27,13 @@ from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.runs import Run
 from penstock.coordinator.server import Coordinator
-from penstock.errors import NotEnoughSlots, PenstockError, SettingError, StateError, TopologyFailed
+from penstock.errors import PenstockError, SettingError, StateError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
 from penstock.runtime.job import Job, make_job
 from penstock.spark import shipping
+from penstock.spark.capacity import release, reserve
 from penstock.spark.dataflow import start_query
 from penstock.spark.pickling import dumps
 from penstock.spark.session import (
@@ -41,7 +42,6 @@ from penstock.spark.session import (
     open_session,
     reachable_address,
     session_folder,
-    total_slots,
 )
 from penstock.spark.stage import StageFunction
 from penstock.state.store import StateStore
@@ -56,9 +56,6 @@ _WORKED = 1.0  # seconds of running after which a start was not in vain: the nex
 _GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
 _FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each one that was in vain
 _LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
-
-_slots_in_use: dict[int, int] = {}
-_slots_lock = threading.Lock()
 
 
 class RunningTopology:
@@ -234,7 +231,7 @@ class RunningTopology:
         """Start and return once the spouts emit. Raises what keeps the topology from running."""
         try:
             check_board(self._settings.board, self._settings.flow)
-            self._check_slots()
+            reserve(self._spark, self.topology.name, id(self), self.plan.slots, self._settings.start_timeout)
             folder = "" if self._state is None else self._state.store.url
             job = make_job(self.topology, self.plan, folder, dumps)
             self._ship()
@@ -276,26 +273,6 @@ class RunningTopology:
         modules = shipping.user_zip(session_folder())
         if modules is not None:
             context.addPyFile(str(modules))
-
-    def _check_slots(self) -> None:
-        """Real-Time Mode holds a slot per task for as long as the query runs; too few, and it dies later."""
-        deadline = time.monotonic() + self._settings.start_timeout
-        master = self._spark.sparkContext.master
-        while True:
-            with _slots_lock:
-                taken = sum(_slots_in_use.values())
-                free = total_slots(self._spark) - taken
-                if free >= self.plan.slots:
-                    _slots_in_use[id(self)] = self.plan.slots
-                    return
-            if is_local(master) or time.monotonic() > deadline:
-                raise NotEnoughSlots(
-                    f"topology '{self.topology.name}'",
-                    f"needs {self.plan.slots} task slots of Spark's, one per executor of each component",
-                    f"{free} free of {free + taken} on {master}",
-                    "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
-                )
-            time.sleep(_LOOK)
 
     def _start_query(self, job: Job) -> None:
         """One attempt: query, connections, tasks open, spouts active."""
@@ -510,8 +487,7 @@ class RunningTopology:
             self.coordinator.stop()
             shutil.rmtree(self._folder, ignore_errors=True)
         finally:
-            with _slots_lock:
-                _slots_in_use.pop(id(self), None)
+            release(id(self))
             self.state = state
             self._ended.set()
 

@@ -1,0 +1,45 @@
+"""Spark's task slots and who holds them. Real-Time Mode holds a slot per task for as long as the query runs: with
+too few, ``start`` succeeds and the query dies later, so they are counted before."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import NotEnoughSlots
+from penstock.spark.session import is_local, total_slots
+
+_LOOK = 0.2  # seconds between two looks at a cluster whose nodes may still be joining
+
+_held: dict[int, int] = {}
+_lock = threading.Lock()
+
+
+def reserve(spark: SparkSession, topology: str, holder: int, wanted: int, timeout: float) -> None:
+    """Hold so many slots. Raises ``NotEnoughSlots`` where there are fewer: at once in local mode, where none can
+    come, else after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    master = spark.sparkContext.master
+    while True:
+        with _lock:
+            taken = sum(_held.values())
+            free = total_slots(spark) - taken
+            if free >= wanted:
+                _held[holder] = wanted
+                return
+        if is_local(master) or time.monotonic() > deadline:
+            raise NotEnoughSlots(
+                f"topology '{topology}'",
+                f"needs {wanted} task slots of Spark's, one per executor of each component",
+                f"{free} free of {free + taken} on {master}",
+                "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
+            )
+        time.sleep(_LOOK)
+
+
+def release(holder: int) -> None:
+    """Give them back, if any."""
+    with _lock:
+        _held.pop(holder, None)
