@@ -28,12 +28,14 @@ faults: .venv/ready  ## the short form of the next
 fault: .venv/ready  ## kill everything that can be killed, over all seeds; half an hour; writes results/faults.json
 	$(BIN)/pytest tests/fault --full -v
 
-bench: .venv/ready  ## all benchmarks in full; an hour
+bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the word count from Kafka
 	mkdir -p results
 	$(BIN)/penstock bench ladder --json results/ladder.json
 	$(BIN)/penstock bench peers --json results/peers.json
 	$(BIN)/penstock bench delivery --json results/delivery.json
 	$(BIN)/penstock bench state --json results/state.json
+	$(BIN)/penstock bench backpressure $(if $(TEXT),--text $(TEXT)) --json results/backpressure.json
+	$(BIN)/penstock bench migration --json results/migration.json
 
 kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; needs Maven the first time
 	$(BIN)/python -m penstock.testing.kafka
