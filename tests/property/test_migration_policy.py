@@ -63,7 +63,11 @@ def test_suggestions_keep_to_the_rules_and_lead_from_one_route_table_to_the_next
             assert known[name].queue_use >= policy.recovery
             assert light in known
             assert not is_heavy(known[light], policy)
-        if any(b.queue_use <= policy.overload and b.name not in policy.routes for b in branches if b.name not in before):
+        if any(
+            b.queue_use <= policy.overload and b.name not in policy.routes
+            for b in branches
+            if b.name not in before
+        ):
             for branch in branches:  # somebody could take it
                 assert not is_heavy(branch, policy) or branch.name in policy.routes
 
@@ -99,7 +103,9 @@ def test_pressure_does_not_depend_on_units(branches, alpha, beta, unit):
         assert abs(again[name] - value) <= 1e-6 * max(1.0, value)
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["b", "c", None]), st.integers(0, 50)), max_size=40))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["b", "c", None]), st.integers(0, 50)), max_size=40)
+)
 def test_the_ledger_against_a_list_of_every_tuple(steps):
     """A sender that writes down the target of each tuple, one by one, has the same segments."""
     ledger, sent, going = SegmentLedger(keep=5), {"a": [], "b": []}, {}

@@ -163,7 +163,9 @@ def test_static_shares_follow_what_each_branch_bears():
     class Counted(StaticStrategy):
         def set_up(self, env, network, source, paths):
             super().set_up(env, network, source, paths)
-            source.on_sent = lambda packet, link: sent.update({link.spec.target: sent.get(link.spec.target, 0) + 1})
+            source.on_sent = lambda packet, link: sent.update(
+                {link.spec.target: sent.get(link.spec.target, 0) + 1}
+            )
 
     run(Counted(), 1_400, 1)
     assert sent == {"a": 300, "b": 600, "c": 500}

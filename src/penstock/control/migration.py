@@ -74,8 +74,8 @@ Suggestion = Migrate | Restore
 def scores(branches: Iterable[Branch], alpha: float, beta: float) -> dict[str, float]:
     """The pressure of each branch (D eq. 4): P = (α·Q + (1 − α)·Δ) / B^β.
 
-    D adds shares, bytes a second and bandwidths as they are. Here Δ is relative to the largest positive one (0 where
-    none is) and B to the largest, so that the weights mean the same at any rate (SPEC 3.2).
+    D adds shares, bytes a second and bandwidths as they are. Here Δ is relative to the largest positive one (0
+    where none is) and B to the largest, so that the weights mean the same at any rate (SPEC 3.2).
     """
     branches = list(branches)
     for branch in branches:
@@ -95,11 +95,11 @@ def scores(branches: Iterable[Branch], alpha: float, beta: float) -> dict[str, f
 class MigrationPolicy:
     """D's algorithm 1, steps 2 to 6. Remembers what is migrated; ``decide`` is called once an interval.
 
-    A branch is heavy when one of its nodes has more than ``overload`` of its queue in use and takes in more than it
-    puts out. Then its data goes to the branch with the least pressure, until its queue use is below ``recovery``.
-    A branch that is heavy, migrated itself or has a queue above ``overload`` takes nothing: the last may stand still
-    only because its senders were stopped, and then its Δ says nothing. Where no branch is left nothing is suggested:
-    backpressure acts alone.
+    A branch is heavy when one of its nodes has more than ``overload`` of its queue in use and takes in more than
+    it puts out. Then its data goes to the branch with the least pressure, until its queue use is below
+    ``recovery``. A branch that is heavy, migrated itself or has a queue above ``overload`` takes nothing: the last
+    may stand still only because its senders were stopped, and then its Δ says nothing. Where no branch is left
+    nothing is suggested: backpressure acts alone.
     """
 
     def __init__(
@@ -108,7 +108,12 @@ class MigrationPolicy:
         _check("alpha", alpha, "lies between 0 and 1", 0 < alpha < 1)
         _check("beta", beta, "is above 0", 0 < beta < math.inf)
         _check("overload", overload, "lies between 0 and 1", 0 < overload < 1)
-        _check("recovery", recovery, f"lies between 0 and the overload threshold {overload:g}", 0 < recovery < overload)
+        _check(
+            "recovery",
+            recovery,
+            f"lies between 0 and the overload threshold {overload:g}",
+            0 < recovery < overload,
+        )
         self.alpha, self.beta, self.overload, self.recovery = alpha, beta, overload, recovery
         self._routes: dict[str, str] = {}
         self.routes: Mapping[str, str] = MappingProxyType(self._routes)
@@ -154,7 +159,9 @@ class MigrationPolicy:
             if name not in known:
                 yield self._restore(name, f"branch {name} is gone")
             elif (use := known[name].queue_use) < self.recovery:
-                yield self._restore(name, f"branch {name} is down to {use:.0%} of its queue, below {self.recovery:.0%}")
+                yield self._restore(
+                    name, f"branch {name} is down to {use:.0%} of its queue, below {self.recovery:.0%}"
+                )
 
     def _migrate(self, name: str, light: str, reason: str) -> Migrate:
         self._routes[name] = light
@@ -188,8 +195,8 @@ class Segment:
 
 
 class SegmentLedger:
-    """A sender's record of what it migrated (D algorithm 1, step 4). Segments of a branch never overlap; empty ones
-    are not kept. Memory is bounded: the newest ``keep`` segments, and totals of all."""
+    """A sender's record of what it migrated (D algorithm 1, step 4). Segments of a branch never overlap; empty
+    ones are not kept. Memory is bounded: the newest ``keep`` segments, and totals of all."""
 
     def __init__(self, keep: int = 1_000) -> None:
         self._closed: deque[Segment] = deque(maxlen=keep)
@@ -201,7 +208,7 @@ class SegmentLedger:
         """Segments begun so far that are not empty, kept or not."""
 
     def open(self, branch: str, target: str, offset: int) -> None:
-        """The branch's tuples from ``offset`` on go to ``target``. Ends the branch's open segment, if there is one."""
+        """The branch's tuples from ``offset`` on go to ``target``. Ends the open segment, if there is one."""
         self.close(branch)
         if offset < self._ends.get(branch, 0):
             raise ValueError(f"segments do not overlap: {branch} has one up to {self._ends[branch]}, not {offset}")
@@ -219,7 +226,8 @@ class SegmentLedger:
         self.migrated[branch] = self.migrated.get(branch, 0) + rows
 
     def close(self, branch: str) -> Segment | None:
-        """The branch's tuples go their own way again. Returns the segment that ended, if one was open and not empty."""
+        """The branch's tuples go their own way again. Returns the segment that ended, if one did and was not
+        empty."""
         segment = self._open.pop(branch, None)
         if segment is None or not segment.length:
             return None

@@ -1,8 +1,9 @@
 """D's experiment: a source, three branches that differ, a sink that merges (D figure 3, tables 1 and 2).
 
-D gives the shape of the network, 1 MB packets, stop at a full queue and resume at half, and the four sizes. What it
-leaves open was chosen once, for all sizes and strategies, out of some 150 sets of round values, as the one whose times
-lie near D's table 2 at all sizes; each value stands here with its reason. The policy's own values are D's.
+D gives the shape of the network, 1 MB packets, stop at a full queue and resume at half, and the four sizes. What
+it leaves open was calibrated once, for all sizes and strategies: of 93 sets of round values, the one whose times
+and gains with seeds 0 to 4 lay nearest to D's table 2 (in the last round without its 5 GB). Each value stands here
+with its reason; the policy's own are D's.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ class SetUp:
 
 
 QUEUE = 30
-"""Packets of a branch node's queue: 5 to 10 s of its work. Much shorter, and a queue fills between two looks of the
-policy; much longer, and it swallows whole bursts, so that no strategy is ever put to the test."""
+"""Packets of a branch node's queue: 5 to 10 s of its work. Much shorter, and a queue fills between two looks of
+the policy; much longer, and it swallows whole bursts, so that no strategy is ever put to the test."""
 
 FIGURE_3 = SetUp(
     nodes=(
-        # Speeds: together 14 MB/s for 10.7 offered, so the data fits if it is spread, and no branch alone can take its
-        # burst. The slowest has the widest links: bandwidth says little about what a branch bears, which is what D
-        # concludes from its table 1.
+        # Speeds: together 14 MB/s for 10.7 offered, so the data fits if it is spread, and no branch alone can
+        # take its burst of 8.7. The slowest has the widest links: D concludes from its table 1 that bandwidth
+        # matters least.
         NodeSpec("a", speed=3.0, queue=QUEUE),
         NodeSpec("b", speed=6.0, queue=QUEUE),
         NodeSpec("c", speed=5.0, queue=QUEUE),
         NodeSpec(SINK, speed=60.0, queue=3 * QUEUE),  # merging is cheap; room for each branch
     ),
     links=(
-        # Six that differ. All are faster than the node they lead to; a burst that is migrated on top of a branch's own
-        # data comes near the narrower ones. Delays of a site's network: they count in signals, not in throughput.
+        # Six that differ. All are faster than their branch's node; a burst on top of a light branch's own data
+        # fills the narrower ones. Delays of a site's network: they count in signals, not in throughput.
         LinkSpec(SOURCE, "a", bandwidth=16.0, delay=0.002),
         LinkSpec(SOURCE, "b", bandwidth=12.0, delay=0.005),
         LinkSpec(SOURCE, "c", bandwidth=8.0, delay=0.010),
@@ -57,9 +58,9 @@ FIGURE_3 = SetUp(
         LinkSpec("b", SINK, bandwidth=15.0, delay=0.004),
         LinkSpec("c", SINK, bandwidth=10.0, delay=0.008),
     ),
-    # 8.1 MB/s in a calm, 14.1 in a burst, 10.7 on average: D's migration moves 9.5 to 10.4 MB/s. A calm and a burst
-    # take about half a minute, as D's 1 GB shows a few peaks in 100 s (figure 6), so 500 MB see one burst or two and
-    # mostly find the queues empty.
+    # 8.1 MB/s in a calm, 14.1 in a burst, 10.7 on average: D's migration moves 9.5 to 10.4. A calm and a burst
+    # take about half a minute, so 500 MB see one burst or two and mostly find the queues empty: D's smallest size
+    # gains least.
     shape=Shape(calm=(14.0, 26.0), burst=(10.0, 20.0), base=2.7, peak=6.0),
 )
 

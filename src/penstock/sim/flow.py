@@ -19,7 +19,7 @@ GRANT_INTERVAL = 0.1
 
 
 class StopResume(Gate):
-    """Closed by the receiver when its queue is full, opened when it is down to half; both after the link's delay."""
+    """Closed by the receiver when its queue is full, opened when it is down to half; after the link's delay."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -47,8 +47,8 @@ class StopResume(Gate):
 
 
 class Credit(Gate):
-    """Open while fewer packets were sent than the receiver granted: those of this link it took, and the link's share of
-    its queue. So what is sent always has room (D figure 5)."""
+    """Open while fewer packets were sent than the receiver granted: those of this link it took, and the link's
+    share of its queue. So what is sent always has room (D figure 5)."""
 
     def __init__(self, env: simpy.Environment, link: Link) -> None:
         self._link = link

@@ -1,9 +1,9 @@
 """Nodes with a speed and a queue of fixed length, links with a bandwidth and a delay. D figures 3 and 4.
 
-Sizes are in MB, times in seconds. A node takes a packet from its queue, works on it for size / speed and sends it on.
-A sender asks its router for the link each packet takes, and waits while that link is not ready; whenever something
-changed it asks again, so that a packet which waits can be sent another way. Nothing is ever dropped: a packet that
-comes to a full queue waits at the end of its link.
+Sizes are in MB, times in seconds. A node takes a packet from its queue, works on it for size / speed and sends it
+on. A sender asks its router for the link each packet takes, and waits while that link is not ready; whenever
+something changed it asks again, so that a packet which waits can be sent another way. Nothing is ever dropped: a
+packet that comes to a full queue waits at the end of its link.
 
 Steps are callbacks of SimPy's timeouts: three a packet and hop, where processes and stores would need a dozen.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import simpy
 
 LINK_BUFFER = 2
-"""Packets a link takes before its sender must wait: one on the wire, one behind it, as in a small socket buffer."""
+"""Packets a link takes before its sender must wait: one on the wire, one behind it, as in a small buffer."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""How data gets to the branches: Flink's credits, shares fixed beforehand, or migration. Each sets up a network's gates
-and its source's router; the decisions of migration are those of ``penstock.control.migration``."""
+"""How data gets to the branches: Flink's credits, shares fixed beforehand, or migration. Each sets up a network's
+gates and its source's router; the decisions of migration are those of ``penstock.control.migration``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MB = 1_000_000
 """Bytes: the network counts MB, the policy bytes."""
 
 MONITOR_INTERVAL = 1.0
-"""Seconds between two looks at the load. D names none; long enough to count a few packets of each node, short against
-the time a queue takes to fill."""
+"""Seconds between two looks at the load. D names none; long enough to count a few packets of each node, short
+against the time a queue takes to fill."""
 
 Paths = Mapping[str, list[Link]]
 
@@ -38,13 +38,16 @@ class CreditStrategy:
 
 
 class StaticStrategy:
-    """D's static allocation: shares fixed beforehand from what each branch is known to bear, whatever a packet is bound
-    for. It is told what the others must find out."""
+    """D's static allocation: shares fixed beforehand from what each branch is known to bear, whatever a packet is
+    bound for. It is told what the others must find out, so it is a bound on what can be reached."""
 
     def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
         for link in network.links:
             StopResume(link)
-        bears = {name: min(min(link.spec.bandwidth, link.target.spec.speed) for link in path) for name, path in paths.items()}
+        bears = {
+            name: min(min(link.spec.bandwidth, link.target.spec.speed) for link in path)
+            for name, path in paths.items()
+        }
         self._shares = {name: rate / sum(bears.values()) for name, rate in bears.items()}
         self._due = dict.fromkeys(bears, 0.0)
         self._chosen: tuple[int, str] | None = None

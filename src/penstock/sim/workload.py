@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.sim.network import Packet
 
 FLOWS = 64
-"""Identities that are counted at the sink; enough that a lost or doubled packet cannot be made up for by another."""
+"""Identities counted at the sink, so that a lost packet and a doubled one do not make up for each other."""
 
 
 @dataclass(frozen=True)
