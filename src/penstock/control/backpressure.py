@@ -141,7 +141,7 @@ class StepWatch(Watch):
             return None  # if it grows, it will have grown
         if not came or not (length or timer.length):
             # Nothing comes, or all is taken at once. Is it for good, or between two frames?
-            patience = min(LONGEST, _FEW_FRAMES * STEP**self.steps / self._rate)
+            patience = min(LONGEST, _FEW_FRAMES * STEP**self.steps / max(self._rate, 1.0))
         else:
             patience = LONGEST if 2 * came - grown < _TELLING_TRAFFIC * self.capacity else 0.0
         return None if now < timer.due + patience else grown <= _BALANCED * self.capacity + self._lump
