@@ -1,4 +1,4 @@
-"""Overload on a simulated clock: who is slowed and who is not, and that no mode of flow control changes a result."""
+"""Overload on a simulated clock: who is slowed and who is not, and that no mode changes a result."""
 
 import math
 import uuid

@@ -22,8 +22,7 @@ SHORTEST = 0.01  # seconds; a signal's way there and back: a shorter sensitivity
 LONGEST = 1.0  # seconds; for a queue that fills slowly, or whose rate is not known
 _MOST_STEPS = 10  # a thousandth of the rate is as good as none, and ten cancels bring it back
 _TELLING_GROWTH = 0.1  # share of its capacity by which a queue has grown or shrunk, not just swayed
-_TELLING_TRAFFIC = 0.5  # share of its capacity that has come and gone: by then a growth of a few percent shows
-_BALANCED = 0.02  # share of its capacity; what has grown by less has not grown
+_TELLING_TRAFFIC = 1.0  # share of its capacity that has come and gone: by then a growth of a few percent shows
 _FEW_FRAMES = 32  # tuples: two of the smallest frames that slowed senders send
 _GRANT_SHARE = 8  # a sender's credit is renewed when an eighth of it is used: eight messages per full inbox
 
@@ -144,7 +143,7 @@ class StepWatch(Watch):
             patience = min(LONGEST, _FEW_FRAMES * STEP**self.steps / max(self._rate, 1.0))
         else:
             patience = LONGEST if 2 * came - grown < _TELLING_TRAFFIC * self.capacity else 0.0
-        return None if now < timer.due + patience else grown <= _BALANCED * self.capacity + self._lump
+        return None if now < timer.due + patience else grown <= self._lump
 
     def _wanted(self, length: int) -> str | None:
         if length > self._high and self.steps < _MOST_STEPS:
