@@ -1,5 +1,6 @@
 """What docs/overload.md and decision 7 say is so: the code runs, the defaults are those, the figures come out."""
 
+import dataclasses
 import itertools
 import re
 import time
@@ -58,6 +59,14 @@ def test_the_server_to_try_with_is_started_as_shown(monkeypatch, capsys):
     assert parse_url(url) == (addresses[0], "/penstock")
 
 
+def test_the_comparison_shown_for_migrated_bolts_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "migration.md").read_text(), re.S)
+    names = {}
+    for code in blocks:
+        exec(code, names)  # the last one asserts
+    assert names["totals"]({}) == [("tea", 2, 6.0, 3.0, 2)]
+
+
 @pytest.mark.parametrize("page", [PAGE, DOCS / "migration.md"], ids=lambda page: page.stem)
 def test_the_defaults_are_those_of_the_settings(page):
     found = {name: text.split()[0] for name, text, _ in rows(page, "setting") if " " not in name}
@@ -65,6 +74,12 @@ def test_the_defaults_are_those_of_the_settings(page):
     for name, text in found.items():
         default = getattr(Settings(), name)
         assert text in (str(default), str(default).lower()), name
+
+
+def test_operations_names_every_setting():
+    said = (DOCS / "operations.md").read_text()
+    for field in dataclasses.fields(Settings):
+        assert f"`{field.name}`" in said or f"`{field.name}." in said, field.name
 
 
 # ---- decision 7 --------------------------------------------------------------------------------------------
