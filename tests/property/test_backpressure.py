@@ -177,9 +177,9 @@ def test_a_task_never_signals_twice_within_a_sensitivity(case):
 @settings(max_examples=30)
 def test_on_a_steady_overload_the_rate_stays_around_the_sustainable_one(case):
     """Two neighbouring steps, whatever the delay of the signals, up to five sensitivities here: a task waits for
-    the answer before it judges. A third one, the next faster, is tried now and then where the rate that is a little
-    too fast is so by less than a fifth (a queue that grows so slowly looks like one in balance), or where frames are
-    more than a fiftieth of the queue."""
+    the answer before it judges. A third one, the next faster, is tried now and then where the rate that is a
+    little too fast is so by less than a fifth (a queue that grows so slowly looks like one in balance), or where
+    frames are more than a fiftieth of the queue."""
     world, drain = case
     world.run(4.0 + 2.5 * drain)
     settled = len(world.steps)

@@ -75,9 +75,11 @@ class Spill:
 
     def _to_disk(self, parcel: Parcel) -> None:
         try:
-            if not self._segments or self._segments[-1].size >= _SEGMENT:
-                self._segments.append(_Segment())
-            self._segments[-1].write(parcel)
+            begun = bool(self._segments) and self._segments[-1].size < _SEGMENT
+            segment = self._segments[-1] if begun else _Segment()
+            segment.write(parcel)
+            if not begun:
+                self._segments.append(segment)  # not before: an empty one cannot be read
         except OSError as error:
             raise PenstockError(
                 "frames that wait",
