@@ -8,7 +8,7 @@ that is held. So what is held is bounded in memory, not in number: beyond a limi
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from penstock.runtime.parcel import Parcel
@@ -26,6 +26,8 @@ class Alignment:
         self._upstream = upstream
         self._markers: defaultdict[int, set[int]] = defaultdict(set)
         self._held: defaultdict[int, Spill] = defaultdict(lambda: Spill(_MOST_IN_MEMORY))
+        self._rows: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        """Tuples held, by epoch and task."""
         self._lock = threading.Lock()
 
     def marker(self, epoch: int, source_slot: int) -> None:
@@ -41,13 +43,13 @@ class Alignment:
             if epoch < self.epoch or (epoch == self.epoch and not self._held.get(epoch)):
                 return False
             self._held[epoch].add(parcel)
+            self._rows[epoch][parcel.header.target_task] += parcel.header.rows
             return True
 
     @property
     def complete(self) -> bool:
         """Every frame of this epoch has come, and none of them waits here."""
-        came = len(self._markers.get(self.epoch, ())) == self._upstream > 0
-        return came and not self._held.get(self.epoch)
+        return self._ended(self.epoch) and not self._held.get(self.epoch)
 
     def begin(self, epoch: int, put: Callable[[Parcel], bool]) -> None:
         """Work on this epoch from now on."""
@@ -69,13 +71,34 @@ class Alignment:
             frames = self._held[self.epoch]
             while (parcel := frames.first()) is not None and put(parcel):
                 frames.drop()
+                self._rows[self.epoch][parcel.header.target_task] -= parcel.header.rows
             if not frames:
                 self._held.pop(self.epoch).close()
+                self._rows.pop(self.epoch)
 
     @property
     def waiting(self) -> bool:
         """Frames of this epoch wait for room."""
         return self.epoch in self._held
+
+    def behind(self) -> Counter[int]:
+        """Tuples held for each task that wait for this slot alone: those of this epoch, and of each later one that
+        all markers before it have come for. The others wait for a slow slot elsewhere, and who sends them is not
+        to blame."""
+        total: Counter[int] = Counter()
+        if self._held:
+            with self._lock:
+                epoch = self.epoch
+                while True:
+                    total += self._rows.get(epoch, Counter())
+                    if not self._ended(epoch):
+                        break
+                    epoch += 1
+        return total
+
+    def _ended(self, epoch: int) -> bool:
+        """The last frame of the epoch has come from everywhere."""
+        return len(self._markers.get(epoch, ())) == self._upstream > 0
 
     @property
     def on_disk(self) -> int:

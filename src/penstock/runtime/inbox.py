@@ -22,8 +22,11 @@ class Inbox:
 
     def __init__(self, capacity: int, overflow: int = 0) -> None:
         self.capacity = capacity
-        self.arrived = self.arrived_bytes = 0
+        self.arrived_bytes = 0
         """Ever taken in."""
+        self.behind = 0
+        """Tuples that wait outside only because the tasks are behind (exactly once: those of the next epochs)."""
+        self._arrived = 0
         self._limit = overflow
         self._inside = 0
         self._parcels: deque[Parcel] = deque()
@@ -31,9 +34,14 @@ class Inbox:
         self._lock = threading.Lock()
 
     @property
+    def arrived(self) -> int:
+        """Tuples that ever came."""
+        return self._arrived + self.behind
+
+    @property
     def length(self) -> int:
         """Tuples that wait."""
-        return self._inside + self._overflow.rows
+        return self._inside + self._overflow.rows + self.behind
 
     @property
     def overflowing(self) -> int:
@@ -95,5 +103,5 @@ class Inbox:
         self._count(parcel)
 
     def _count(self, parcel: Parcel) -> None:
-        self.arrived += parcel.header.rows
+        self._arrived += parcel.header.rows
         self.arrived_bytes += parcel.bytes

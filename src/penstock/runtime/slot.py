@@ -225,6 +225,7 @@ class Slot:
         self._relay_frames()
         if self._alignment is not None:
             self._alignment.refill(self._accept)
+            self._note_behind(self._alignment)
         self._run_ticks()
         for spout in self._spouts:
             spout.expire()
@@ -266,7 +267,17 @@ class Slot:
         return self._inboxes[parcel.header.target_task].offer_inside(parcel)
 
     def _observe(self) -> None:
-        self.flow.observe(0 if self._alignment is None else self._alignment.on_disk)
+        alignment = self._alignment
+        if alignment is None:
+            self.flow.observe()
+            return
+        self._note_behind(alignment)
+        self.flow.observe(alignment.on_disk)
+
+    def _note_behind(self, alignment: Alignment) -> None:
+        behind = alignment.behind()
+        for task, inbox in self._inboxes.items():
+            inbox.behind = behind[task]
 
     def _relay_frames(self) -> None:
         while self._relay:
