@@ -1,0 +1,291 @@
+"""Data migration: forced, left out or flapping at any moment, by hand or by the control loop, the merged results
+are those of a sequential run."""
+
+import random
+import uuid
+from collections import defaultdict
+
+import pytest
+
+from penstock import BasicBolt, Settings, Spout, TopologyBuilder
+from penstock.merging import Count, Max, Mean, Sum, Variance
+from penstock.reduce import Reduce
+from penstock.testing import LocalRunner
+from tests.consistency.components import Crash, die, run_until
+
+COUNT = 150
+TASKS = 3
+LEVELS = ("at_most_once", "at_least_once", "exactly_once")
+MERGES = {"count": Count(), "total": Sum("x"), "mean": Mean("x"), "spread": Variance("x"), "most": Max("x")}
+
+
+def value_of(n):
+    return (n * 37 % 101) / 7 - 5
+
+
+def key_of(n):
+    """Most are of one key: what migration is for."""
+    return "hot" if n % 5 else f"k{n % 11}"
+
+
+class Values(Spout):
+    """⟨key, x⟩ a few at a time; where it is, is its state."""
+
+    def __init__(self, count, burst=7):
+        self._count, self._burst = count, burst
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("key", str), ("x", float), ("n", int))
+
+    def open(self, conf, context, collector):
+        self._collector, self._task = collector, context.index
+        self.position = context.state.value("position", 0)
+        self.acked = set()
+
+    def next_tuple(self):
+        begin = self.position.value
+        for n in range(begin, min(begin + self._burst, self._count)):
+            self._collector.emit([key_of(n), value_of(n) * (1 + self._task), n], msg_id=n)
+        self.position.value = min(begin + self._burst, self._count)
+
+    @property
+    def done(self):
+        return self.position.value == self._count
+
+    def ack(self, msg_id):
+        self.acked.add(msg_id)
+
+
+def topology(delivery="at_most_once", count=COUNT, group="fields", rate=10_000, **options):
+    reduce = Reduce("key", **MERGES)
+    builder = TopologyBuilder()
+    builder.set_spout("values", Values(count), 2).set_max_rate(rate)
+    parts = builder.set_bolt("parts", reduce.parts(), TASKS)
+    parts.fields_grouping("values", "key") if group == "fields" else parts.shuffle_grouping("values")
+    builder.set_bolt("total", reduce.merged(), 2).fields_grouping("parts", "key")
+    given = {"delivery": delivery, "frame_bytes": 400, "inbox_capacity": 20, "epoch_interval": 0.004, **options}
+    return builder.build("t", Settings(**given))
+
+
+def results(runner):
+    """⟨key, name⟩ → what came out."""
+    found = {}
+    for bolt in runner.component("total"):
+        for name, merge in MERGES.items():
+            for key, part in bolt.parts[name].items():
+                assert (key, name) not in found, "all parts of a key are merged by one task"
+                found[key, name] = merge.result(part)
+    return found
+
+
+def oracle(count=COUNT):
+    values = defaultdict(list)
+    for task in range(2):
+        for n in range(count):
+            values[key_of(n)].append(value_of(n) * (1 + task))
+    found = {}
+    for key, xs in values.items():
+        mean = sum(xs) / len(xs)
+        found[key, "count"] = len(xs)
+        found[key, "total"], found[key, "mean"], found[key, "most"] = sum(xs), mean, max(xs)
+        found[key, "spread"] = MERGES["spread"].result(MERGES["spread"].total(xs))
+    return found
+
+
+def check(runner, count=COUNT):
+    assert results(runner) == pytest.approx(oracle(count), rel=1e-9, abs=1e-9)
+    assert runner.errors == []
+
+
+def flap(runner, draw, until, seconds=0.002):
+    """Other routes every now and then."""
+    end = runner.clock.now() + 10.0
+    while not until():
+        assert runner.clock.now() < end, "stuck"
+        heavy = draw.sample(range(TASKS), draw.randrange(TASKS))
+        light = [task for task in range(TASKS) if task not in heavy]
+        runner.reroute("parts", {task: draw.choice(light) for task in heavy})
+        runner.run(draw.uniform(0.0, seconds))
+
+
+def all_sent(runner):
+    return lambda: all(spout.done for spout in runner.component("values"))
+
+
+# ---- by hand -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["fields", "shuffle"])
+@pytest.mark.parametrize("delivery", LEVELS)
+@pytest.mark.parametrize("how", ["off", "on", "flapping"])
+def test_results_are_equal_with_and_without(delivery, how, group):
+    runner = LocalRunner(topology(delivery, group=group, migration=False), seed=3, uneven=True)
+    if how == "on":
+        runner.reroute("parts", {0: 2, 1: 2})
+    if how == "flapping":
+        flap(runner, random.Random(delivery + group), all_sent(runner))
+    run_until(runner, all_sent(runner))
+    runner.run_until_idle()
+    check(runner)
+    executed = [stats.executed for stats in runner.stats("parts")]
+    assert sum(executed) == 2 * COUNT
+    if how == "on":
+        assert executed == [0, 0, 2 * COUNT]
+    if delivery == "at_least_once":
+        assert all(spout.acked == set(range(COUNT)) for spout in runner.component("values"))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_ledger_says_what_went_another_way(seed):
+    """Its segments do not overlap, and add up to what the tasks got that was bound for others."""
+    runner = LocalRunner(topology(migration=False), seed=seed)
+    flap(runner, random.Random(seed), all_sent(runner))
+    runner.run_until_idle()
+    runner.reroute("parts", {})
+    by_sender = defaultdict(list)
+    for slot in runner._slots.values():
+        for task, segment in slot.segments:
+            by_sender[task, segment.branch].append(segment)
+    assert by_sender
+    for segments in by_sender.values():
+        ends = 0
+        for segment in segments:
+            assert segment.length > 0
+            assert segment.offset >= ends
+            assert segment.branch != segment.target
+            ends = segment.offset + segment.length
+    executed = {f"parts/{index}": stats.executed for index, stats in enumerate(runner.stats("parts"))}
+    plain = LocalRunner(topology(migration=False), seed=seed)
+    plain.run_until_idle()
+    for index, stats in enumerate(plain.stats("parts")):
+        name = f"parts/{index}"
+        lost = sum(segment.length for segment in runner.segments if segment.branch == name)
+        won = sum(segment.length for segment in runner.segments if segment.target == name)
+        assert executed[name] == stats.executed - lost + won
+    assert len(runner.segments) == sum(map(len, by_sender.values()))
+
+
+@pytest.fixture
+def state():
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize("step", ["marked", "cut", "written", "reported", "committed", "published"])
+def test_exactly_once_with_crashes_in_between(step, state):
+    draw = random.Random(step)
+    crashed = 0
+    for attempt in range(3):
+        crash_at = f"{step}:{2 + 3 * attempt}"
+        runner = LocalRunner(
+            topology("exactly_once", rate=3000, crash_at=crash_at),
+            seed=attempt,
+            folder=state,
+            die=die,
+            uneven=True,
+        )
+        try:
+            flap(runner, draw, all_sent(runner))
+        except Crash:
+            crashed += 1
+    assert crashed >= 2
+    runner = LocalRunner(topology("exactly_once"), seed=9, folder=state, uneven=True)
+    flap(runner, draw, all_sent(runner))
+    runner.run_until_idle()
+    check(runner)
+
+
+# ---- by the control loop -----------------------------------------------------------------------------------
+
+
+def slow_down(runner, component, index, share):
+    """A task's slot takes its turn in so few rounds."""
+    runner._pace[runner.plan.routes.slot_of[runner.plan.tasks_of[component][index]]] = share
+
+
+QUICK = {
+    "inbox_capacity": 400,
+    "frame_bytes": 4000,
+    "migration_interval": 0.05,
+    "epoch_interval": 0.05,
+    "rate": 6000,
+}
+"""Frames large enough for a task in every turn to keep up with what three are sent."""
+
+
+@pytest.mark.parametrize("delivery", LEVELS)
+def test_an_overloaded_task_is_migrated_and_restored(delivery):
+    count = 1500
+    runner = LocalRunner(topology(delivery, count, "shuffle", **QUICK))
+    slow_down(runner, "parts", 0, 0.005)
+    run_until(runner, all_sent(runner))
+    (text,) = (decision.text for decision in runner.migrations.decisions)
+    assert text.startswith("parts/0 → parts/")
+    assert "100% of a queue in use, above 80%" in text
+    executed = [stats.executed for stats in runner.stats("parts")]
+    assert executed[0] < 100
+    assert max(executed) > 1.3 * sorted(executed)[1], "one of them does the work of two"
+    slow_down(runner, "parts", 0, 1.0)
+    runner.run_until_idle()
+    runner.run(0.2)
+    text = runner.migrations.decisions[-1].text
+    assert text.startswith("parts/0 restored")
+    assert "below 50%" in text
+    check(runner, count)
+    assert sum(segment.length for segment in runner.segments) > 500
+
+
+def test_migration_shortens_the_time_to_the_end():
+    """Against step by step backpressure alone."""
+
+    def seconds(migration):
+        options = {**QUICK, "inbox_capacity": 100, "migration": migration}
+        runner = LocalRunner(topology(count=600, group="shuffle", **options))
+        slow_down(runner, "parts", 0, 0.02)
+        runner.run_until_idle()
+        check(runner, 600)
+        return runner.clock.now()
+
+    assert seconds(True) < 0.8 * seconds(False)
+
+
+class Whole(BasicBolt):
+    """Counts each key itself: no other task may get its tuples."""
+
+    def prepare(self, conf, context):
+        self.counts = defaultdict(int)
+
+    def execute(self, tup, collector):
+        self.counts[tup.key] += 1
+
+
+def test_a_bolt_that_does_not_work_in_parts_is_never_migrated():
+    builder = TopologyBuilder()
+    builder.set_spout("values", Values(200), 2).set_max_rate(2000)
+    builder.set_bolt("parts", Whole(), TASKS).fields_grouping("values", "key")
+    settings = Settings(inbox_capacity=50, frame_bytes=400, migration_interval=0.02)
+    runner = LocalRunner(builder.build("t", settings))
+    hot = max(range(TASKS), key=lambda index: _keys_of(index).count("hot"))
+    slow_down(runner, "parts", hot, 0.02)
+    full = False
+    end = runner.clock.now() + 60.0
+    while not all_sent(runner)() and runner.clock.now() < end:
+        runner.run(0.02)
+        full = full or runner.stats("parts")[hot].peak > 0.8 * 50
+    runner.run_until_idle()
+    assert full
+    assert runner.plan.not_migrated["parts"] == "does not work in parts"
+    assert runner.migrations.idle
+    assert not runner.migrations.decisions
+    assert runner.segments == []
+    keys = [set(bolt.counts) for bolt in runner.component("parts")]
+    assert sum(map(len, keys)) == len(set.union(*keys)), "each key at one task"
+
+
+def _keys_of(index):
+    """The keys of one task, by the grouping itself."""
+    builder = TopologyBuilder()
+    builder.set_spout("values", Values(60), 1)
+    builder.set_bolt("parts", Whole(), TASKS).fields_grouping("values", "key")
+    runner = LocalRunner(builder.build("t", Settings()))
+    runner.run_until_idle()
+    return list(runner.component("parts")[index].counts)
