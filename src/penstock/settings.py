@@ -39,7 +39,7 @@ class Settings:
     flow: str = _setting(
         "step",
         "",
-        "how an overloaded task slows its senders: step by step, by stopping the spouts, by credits, or not at all",
+        "how an overloaded task slows its senders: step by step, by stopping the spouts, by credits, or not",
         ("step", "spout", "credit", "none"),
     )
     load_factor: float = _setting(0.8, "", "L: the share of its inbox from which a task counts as overloaded")
@@ -115,6 +115,17 @@ class Settings:
         if not 0.5 < self.load_factor < 1:
             raise SettingError(
                 "setting load_factor", "lies between 0.5 and 1", repr(self.load_factor), "SPEC's value is 0.8."
+            )
+        if not self.migration_alpha < 1:
+            raise SettingError(
+                "setting migration_alpha", "lies between 0 and 1", repr(self.migration_alpha), "Try 0.3."
+            )
+        if not self.recovery < self.load_factor:
+            raise SettingError(
+                "setting recovery",
+                f"lies below load_factor, {self.load_factor:g}: a branch recovers before it is overloaded again",
+                repr(self.recovery),
+                "Try 0.5.",
             )
         if self.step_factor <= 1:
             raise SettingError(

@@ -35,8 +35,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def handle(options: argparse.Namespace) -> int:
     console = Console()
     if options.topology is None:
-        for run in runs.running():
+        every = runs.running()
+        for run in every:
             console.print(f"{run.topology}  process {run.pid}", highlight=False)
+        if not every:
+            console.print("nothing runs here as this user")
         return 0
     run = runs.find(options.topology)
     if not options.watch:

@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     rates = dict(map(_rate, options.assignments))
-    runs.find(options.topology).ask(Command("set", {spout: str(rate) for spout, rate in rates.items()}))
+    runs.find(options.topology).ask(Command("set", dict(rates)))
     for spout, rate in rates.items():
         limit = "without a limit" if math.isinf(rate) else f"at most {rate:,g} tuples/s"
         print(f"'{spout}' of '{options.topology}' now emits {limit}")

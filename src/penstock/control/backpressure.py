@@ -51,6 +51,11 @@ class Watch(ABC):
         """Tuples a second it was sent before it slowed its senders; 0 while it does not."""
         return 0.0
 
+    @property
+    def due(self) -> float:
+        """When to look again even if nothing comes or goes; inf: not for that."""
+        return math.inf
+
 
 class StepWatch(Watch):
     """A algorithm 1, on one queue.
@@ -69,11 +74,13 @@ class StepWatch(Watch):
         upstream: Collection[int],
         capacity: int,
         load_factor: float = LOAD_FACTOR,
+        step: float = STEP,
         shortest: float = SHORTEST,
     ) -> None:
         super().__init__(upstream, capacity)
         self.steps = 0
-        """Signals sent and not taken back."""
+        """Signals sent and not taken back; at most ``_MOST_STEPS``, where a further signal repeats the last."""
+        self._step = step
         self._high, self._low = load_factor * capacity, (1 - load_factor) * capacity
         self._shortest = shortest
         self._meter = Meter()
@@ -88,6 +95,11 @@ class StepWatch(Watch):
     @property
     def demand(self) -> float:
         return self._rate if self.steps else 0.0
+
+    @property
+    def due(self) -> float:
+        timer, answer_by = self._timer, self._answer_by
+        return timer.due if timer is not None else math.inf if answer_by is None else answer_by
 
     def sensitivity(self, length: int) -> float:
         if self._rate <= 0:
@@ -122,7 +134,7 @@ class StepWatch(Watch):
         self._timer = None
         if not verdict:
             return []
-        self.steps += 1 if wanted == "slow" else -1
+        self.steps = min(self.steps + 1, _MOST_STEPS) if wanted == "slow" else self.steps - 1
         self._answer_by = now + LONGEST
         return [(task, wanted, float(self.steps)) for task in self.upstream]
 
@@ -140,13 +152,13 @@ class StepWatch(Watch):
             return None  # if it grows, it will have grown
         if not came or not (length or timer.length):
             # Nothing comes, or all is taken at once. Is it for good, or between two frames?
-            patience = min(LONGEST, _FEW_FRAMES * STEP**self.steps / max(self._rate, 1.0))
+            patience = min(LONGEST, _FEW_FRAMES * self._step**self.steps / max(self._rate, 1.0))
         else:
             patience = LONGEST if 2 * came - grown < _TELLING_TRAFFIC * self.capacity else 0.0
         return None if now < timer.due + patience else grown <= self._lump
 
     def _wanted(self, length: int) -> str | None:
-        if length > self._high and self.steps < _MOST_STEPS:
+        if length > self._high:
             return "slow"
         if length < self._low and self.steps:
             return "cancel"
@@ -209,17 +221,44 @@ class CreditWatch(Watch):
 
 
 class Gate:
-    """Between a task and one component it sends to. This one is always open."""
+    """Between a task and one component it sends to. This one is open, unless a task behind it says wait: it has
+    more of a later epoch than it can keep, and this sender is ahead of the others (exactly once)."""
 
     patient = False
     """Tuples it holds back may wait while the task goes on with what is for other components."""
 
+    def __init__(self) -> None:
+        self.waited_for: frozenset[int] = frozenset()
+        """Tasks behind it that said wait."""
+
     def take(self, message: TaskMessage, now: float, measured: float) -> bool:
         """What a task behind it says; ``measured``: the rate it was sent to lately. True: the rate is another."""
-        return False
+        before = self.rate
+        if message.kind == "wait":
+            self.waited_for |= {message.source}
+        elif message.kind == "proceed":
+            self.waited_for -= {message.source}
+        else:
+            self._take(message, now, measured)
+        return self.rate != before
 
     def room(self, target: int, now: float) -> float:
         """How many tuples may go to that task now; the last may bring more than fit."""
+        return 0.0 if self.waited_for else self._room(target, now)
+
+    @property
+    def rate(self) -> float:
+        """Tuples a second that may go."""
+        return 0.0 if self.waited_for else self._rate
+
+    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
+        """What the mode makes of a message."""
+
+    def _room(self, target: int, now: float) -> float:
+        return math.inf
+
+    @property
+    def _rate(self) -> float:
         return math.inf
 
     def sent(self, target: int, rows: int) -> None:
@@ -229,23 +268,20 @@ class Gate:
         """Seconds until there may be room, where that is known; else inf: a message will tell."""
         return math.inf
 
-    @property
-    def rate(self) -> float:
-        """Tuples a second that may go."""
-        return math.inf
-
 
 class StepGate(Gate):
     """A algorithm 1 at the sender: remembers its initial rate at the first signal, halves it at each, doubles it
     at each cancel, and leaves the state when it is back.
 
     The tasks of the component signal each on its own; the one that asks for the most steps decides, so that four
-    tasks with full queues do not cost four steps at once.
+    tasks with full queues do not cost four steps at once. A signal also says how many steps that task has asked
+    for altogether, so one that is lost or doubled does no lasting harm.
     """
 
     patient = True
 
     def __init__(self, step: float = STEP) -> None:
+        super().__init__()
         self.initial: float | None = None
         self.steps: dict[int, int] = {}
         """Asked for by each task, where there are any."""
@@ -254,47 +290,40 @@ class StepGate(Gate):
         self._step = step
         self._pace = Pace()
 
-    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
-        before = self.rate
-        asked = self.steps.get(message.source, 0)
+    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
+        asked = dict(self.steps)  # a copy, put in place whole: reports read it from another thread
         if message.kind == "slow":
             if self.initial is None:
                 if measured <= 0:
-                    return False  # who sends nothing cannot send less
+                    return  # who sends nothing cannot send less
                 self.initial = measured
-            self._ask(message.source, min(asked + 1, int(message.value)))
-        elif message.kind == "cancel" and asked:
-            self._ask(message.source, min(asked - 1, int(message.value)))
+            asked[message.source] = min(asked.get(message.source, 0) + 1, int(message.value))
+        elif message.kind == "cancel" and message.source in asked:
+            asked[message.source] = min(asked[message.source] - 1, int(message.value))
+        self.steps = {task: steps for task, steps in asked.items() if steps > 0}
         if not self.steps:
             self.initial = None
-        self._pace.set(self.rate, now)
-        return self.rate != before
-
-    def _ask(self, task: int, steps: int) -> None:
-        self.steps[task] = steps
-        if steps <= 0:
-            del self.steps[task]
+        self._pace.set(self._rate, now)
 
     def pass_by(self, tasks: Iterable[int], now: float) -> None:
         """Nothing is sent to these from now on."""
         self.passed_by = frozenset(tasks)
-        self._pace.set(self.rate, now)
+        self._pace.set(self._rate, now)
 
     @property
-    def rate(self) -> float:
-        if self.initial is None:
-            return math.inf
+    def _rate(self) -> float:
+        initial = self.initial
         most = max((asked for task, asked in self.steps.items() if task not in self.passed_by), default=0)
-        return math.inf if not most else self.initial / self._step**most
+        return math.inf if initial is None or not most else initial / self._step**most
 
-    def room(self, target: int, now: float) -> float:
+    def _room(self, target: int, now: float) -> float:
         return self._pace.room(now)
 
     def sent(self, target: int, rows: int) -> None:
         self._pace.spend(rows)
 
     def wait(self, now: float) -> float:
-        return self._pace.wait(now)
+        return math.inf if self.waited_for else self._pace.wait(now)
 
     def validate(self) -> None:
         assert (self.initial is None) == (not self.steps), "in backpressure as long as a task asks for it"
@@ -305,21 +334,20 @@ class SpoutGate(Gate):
     """Closed as long as any task of the topology holds the spouts."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.holders: set[int] = set()
 
-    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
-        before = bool(self.holders)
+    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
         if message.kind == "hold":
             self.holders.add(message.source)
         elif message.kind == "resume":
             self.holders.discard(message.source)
-        return bool(self.holders) != before
 
-    def room(self, target: int, now: float) -> float:
-        return 0.0 if self.holders else math.inf
+    def _room(self, target: int, now: float) -> float:
+        return self._rate
 
     @property
-    def rate(self) -> float:
+    def _rate(self) -> float:
         return 0.0 if self.holders else math.inf
 
 
@@ -327,15 +355,15 @@ class CreditGate(Gate):
     """Each task behind it says how many tuples it may be sent altogether; before its first word, nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._granted: dict[int, float] = {}
         self._sent: dict[int, int] = {}
 
-    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
+    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
         if message.kind == "grant":
             self._granted[message.source] = max(message.value, self._granted.get(message.source, 0.0))
-        return False
 
-    def room(self, target: int, now: float) -> float:
+    def _room(self, target: int, now: float) -> float:
         return self._granted.get(target, 0.0) - self._sent.get(target, 0)
 
     def sent(self, target: int, rows: int) -> None:
@@ -343,11 +371,16 @@ class CreditGate(Gate):
 
 
 def make_watch(
-    mode: str, upstream: Collection[int], spouts: Collection[int], capacity: int, load_factor: float
+    mode: str,
+    upstream: Collection[int],
+    spouts: Collection[int],
+    capacity: int,
+    load_factor: float,
+    step: float = STEP,
 ) -> Watch | None:
     """The watch of a mode over one task's inbox."""
     if mode == "step":
-        return StepWatch(upstream, capacity, load_factor)
+        return StepWatch(upstream, capacity, load_factor, step)
     if mode == "spout":
         return SpoutWatch(spouts, capacity, load_factor)
     return CreditWatch(upstream, capacity) if mode == "credit" else None

@@ -12,7 +12,8 @@ class TaskMessage:
     source: int
     target: int
     kind: str
-    """``slow`` and ``cancel`` (step), ``hold`` and ``resume`` (spout), ``grant`` (credit)."""
+    """``slow`` and ``cancel`` (step), ``hold`` and ``resume`` (spout), ``grant`` (credit); in any of them ``wait``
+    and ``proceed``, to a sender that is epochs ahead."""
     value: float = 0.0
     """Of ``slow`` and ``cancel``: the steps the source has asked for and not taken back. Of a grant: how many
     tuples the target may have sent altogether."""

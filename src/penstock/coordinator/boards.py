@@ -13,6 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from urllib.parse import quote
 
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator.client import ControlClient
@@ -72,7 +73,7 @@ def open_board(
     from penstock.coordinator.zookeeper import ZooKeeperBoard
 
     hosts, path = parse_url(url)
-    return ZooKeeperBoard(hosts, f"{path}/{run_id}", tasks, received, changed)
+    return ZooKeeperBoard(hosts, f"{path}/{quote(run_id, safe='')}", tasks, received, changed)
 
 
 def check_board(url: str, flow: str = "step") -> None:

@@ -3,6 +3,7 @@ decide to the slots."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from penstock.coordinator.messages import Message
 from penstock.coordinator.migrations import Migrations
 from penstock.metrics.bus import MetricsBus
+
+log = logging.getLogger("penstock.migration")
 
 
 class ControlThread:
@@ -31,5 +34,8 @@ class ControlThread:
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
-            for order in self._migrations.look(time.monotonic(), self._bus.tasks()):
-                self._send(order)
+            try:
+                for order in self._migrations.look(time.monotonic(), self._bus.loads()):
+                    self._send(order)
+            except Exception:  # a policy that fails must not leave the routes as they are for ever, unseen
+                log.exception("data migration: looked in vain, tries again")

@@ -6,6 +6,7 @@ The file has the coordinator's address and the run's secret, and is readable by 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -15,6 +16,8 @@ from pathlib import Path
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import Answer, Command
 from penstock.errors import ControlRefused, SettingError, StateError
+
+log = logging.getLogger("penstock.coordinator")
 
 _ANSWER_TIMEOUT = 30.0  # seconds
 
@@ -36,16 +39,22 @@ class Run:
 
     def announce(self) -> None:
         """Let it be found, until ``withdraw``."""
-        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        place = folder()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = place.lstat()
+        if seen.st_uid != os.getuid() or seen.st_mode & 0o077:
+            log.warning("%s is not this user's alone: penstock set and queues will not find this run", place)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(self.path, flags, 0o600), "w") as file:
             json.dump(asdict(self), file)
 
     def withdraw(self) -> None:
         self.path.unlink(missing_ok=True)
 
     def ask(self, command: Command) -> str:
-        """Have the topology carry out a command; returns what it says. Raises ``SettingError`` with its reason where
-        it refuses it, ``ControlRefused`` where it cannot be reached."""
+        """Have the topology carry out a command; returns what it says. Raises ``SettingError`` with its reason
+        where it refuses it, ``ControlRefused`` where it cannot be reached."""
         answered = threading.Event()
         try:
             client = ControlClient((self.host, self.port), bytes.fromhex(self.secret), answered.set)

@@ -238,7 +238,11 @@ class ZooKeeperBoard(Board):
                 self._client.create(node, data)
                 self._versions[node] = 0
         except (NodeExistsError, BadVersionError):  # by the try before
-            self._versions[node] = self._client.exists(node).version
+            stat = self._client.exists(node)
+            if stat is None:
+                self._versions.pop(node, None)
+            else:
+                self._versions[node] = stat.version
             raise ForceRetryError from None
 
     def _leave(self) -> None:
@@ -246,7 +250,8 @@ class ZooKeeperBoard(Board):
         for task in self._tasks:
             self._client.delete(self._target(task), recursive=True)
         for node in self._versions:
-            self._client.delete(node)
+            with contextlib.suppress(NoNodeError):
+                self._client.delete(node)
         self._members.leave()
         with contextlib.suppress(NotEmptyError, NoNodeError):
             for node in ("/members", "/taskstate", "/taskmessage", ""):

@@ -93,6 +93,7 @@ class MetricsBus:
         self._now: dict[int, TaskStats] = {}
         self._base: dict[int, TaskStats] = {}
         self._samples: deque[_Sample] = deque()
+        self._peaks: dict[int, int] = {}
         self._published: dict[int, list[list[Any]]] = {}
         self._errors: deque[str] = deque(maxlen=64)
         self._segments: deque[tuple[int, Segment]] = deque(maxlen=10_000)
@@ -109,7 +110,8 @@ class MetricsBus:
                 self._now, self._attempt = {}, attempt
                 self._samples.clear()
             for task, data in report.tasks.items():
-                self._now[int(task)] = TaskStats.from_json(data)
+                stats = self._now[int(task)] = TaskStats.from_json(data)
+                self._peaks[int(task)] = max(stats.peak, self._peaks.get(int(task), 0))
             for task, rows in report.published.items():
                 self._published[int(task)] = rows
             self._errors.extend(report.errors)
@@ -173,6 +175,12 @@ class MetricsBus:
         with self._lock:
             return list(self._segments)
 
+    def loads(self) -> dict[int, TaskStats]:
+        """The same for a control loop: ``peak`` is the largest of all reports since the last call."""
+        with self._lock:
+            peaks, self._peaks = self._peaks, {}
+            return {task: replace(now, peak=max(now.peak, peaks.get(task, 0))) for task, now in self._now.items()}
+
     def tasks(self) -> dict[int, TaskStats]:
         """The newest counters of each task since the last start. Not to be changed."""
         with self._lock:
@@ -234,6 +242,7 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.received += one.received
         result.received_bytes += one.received_bytes
         result.executed += one.executed
+        result.expired += one.expired
         result.emitted += one.emitted
         result.sent += one.sent
         result.sent_bytes += one.sent_bytes

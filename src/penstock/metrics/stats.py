@@ -22,6 +22,8 @@ class TaskStats:
     executed: int = 0
     emitted: int = 0
     """Tuples emitted; a copy for each subscriber is not counted."""
+    expired: int = 0
+    """Tuples not executed because all they stem from had timed out."""
     sent: int = 0
     """Tuples sent over all edges, copies counted."""
     sent_bytes: int = 0
@@ -68,6 +70,7 @@ _PLAIN = (
     "received",
     "received_bytes",
     "executed",
+    "expired",
     "emitted",
     "sent",
     "sent_bytes",

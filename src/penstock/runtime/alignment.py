@@ -28,6 +28,8 @@ class Alignment:
         self._held: defaultdict[int, Spill] = defaultdict(lambda: Spill(_MOST_IN_MEMORY))
         self._rows: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Tuples held, by epoch and task."""
+        self._senders: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        """Tasks something is held for and who sent it, by epoch."""
         self._lock = threading.Lock()
 
     def marker(self, epoch: int, source_slot: int) -> None:
@@ -44,6 +46,7 @@ class Alignment:
                 return False
             self._held[epoch].add(parcel)
             self._rows[epoch][parcel.header.target_task] += parcel.header.rows
+            self._senders[epoch].add((parcel.header.target_task, parcel.header.source_task))
             return True
 
     @property
@@ -75,6 +78,7 @@ class Alignment:
             if not frames:
                 self._held.pop(self.epoch).close()
                 self._rows.pop(self.epoch)
+                self._senders.pop(self.epoch)
 
     @property
     def waiting(self) -> bool:
@@ -101,9 +105,19 @@ class Alignment:
         return len(self._markers.get(epoch, ())) == self._upstream > 0
 
     @property
-    def on_disk(self) -> int:
-        """Tuples held back beyond what fits in memory: a reason to slow whoever sends them."""
-        return sum(frames.rows_on_disk for frames in list(self._held.values())) if self._held else 0
+    def next_task(self) -> int | None:
+        """The task whose frame is the next to leave here."""
+        with self._lock:
+            first = self._held[self.epoch].first() if self.epoch in self._held else None
+            return None if first is None else first.header.target_task
+
+    def ahead(self) -> set[tuple[int, int]]:
+        """Tasks and senders of later epochs, where more is held than fits in memory: they are ahead of a sender
+        this slot still waits for, and should wait for it too. Not that sender: it would never come."""
+        if not any(frames.rows_on_disk for frames in list(self._held.values())):
+            return set()
+        with self._lock:
+            return {pair for epoch, pairs in self._senders.items() if epoch > self.epoch for pair in pairs}
 
     @property
     def held(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -17,6 +18,7 @@ from penstock.columns import to_values
 from penstock.control.backpressure import Watch
 from penstock.errors import ComponentError, FrameError, SinkRefused
 from penstock.frames import codec
+from penstock.frames.header import Header
 from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
 from penstock.runtime.executor import Executor
 from penstock.runtime.failures import blame
@@ -33,6 +35,8 @@ from penstock.topology.components import (
 from penstock.topology.streams import Stream
 from penstock.topology.tuples import TICK, Tuple, tuple_type
 
+_TIMEOUT_SLACK = 1.0  # seconds by which the youngest tuple of a frame may be younger than the oldest, its ``born``
+
 B = TypeVar("B", bound=BaseBolt)
 
 
@@ -46,8 +50,10 @@ class BoltExecutor(Executor[B]):
         streams: tuple[Stream, ...],
         tick_interval: float | None = None,
         watch: Watch | None = None,
+        timeout: float = math.inf,
     ) -> None:
         super().__init__(*args)
+        self._timeout = timeout
         self.inbox = inbox
         self._watch = watch
         self.frames_done = 0
@@ -87,6 +93,11 @@ class BoltExecutor(Executor[B]):
             if parcel is None:
                 return False
             self._begin(parcel)
+            if self._given_up(parcel.header):
+                self.stats.expired += parcel.header.rows
+                self._end()
+                return True
+            self._take(self._decode(parcel))
         assert self._parcel is not None
         header = self._parcel.header
         started = self._clock.monotonic()
@@ -97,8 +108,7 @@ class BoltExecutor(Executor[B]):
         self._note_birth(header.born)
         if not self._left:
             self.stats.latency.record(max(self._clock.now() - header.born, 0.0), header.rows)
-            self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
-            self._parcel = self._lineage = None
+            self._end()
         return True
 
     def tick(self) -> None:
@@ -148,7 +158,20 @@ class BoltExecutor(Executor[B]):
         self._lineage = parcel.lineage
         if self.tracker is not None and header.lineage_bytes and isinstance(parcel.content, pa.Buffer):
             self._lineage = lineages.unpack(codec.lineage_of(header, parcel.content), self.tracker.key)
-        self._take(self._decode(parcel))
+
+    def _end(self) -> None:
+        assert self._parcel is not None
+        self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
+        self._parcel = self._lineage = None
+        self._left = 0
+
+    def _given_up(self, header: Header) -> bool:
+        """Every tuple of the parcel stems from roots that have timed out: their spouts send them again, so to
+        execute them now would only make the next ones late too."""
+        lineage = self._lineage
+        if lineage is None or self._clock.now() - header.born < self._timeout + _TIMEOUT_SLACK:
+            return False
+        return len(np.unique(lineage.group)) == len(lineage.ends)  # none of them is untracked
 
     def _source(self) -> Source:
         assert self._parcel is not None

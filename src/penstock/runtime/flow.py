@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pyarrow as pa
 
@@ -26,6 +26,8 @@ from penstock.settings import Settings
 _HELD_MEMORY = 1024 * 1024  # bytes a lane holds in memory: a few frames
 _FRAME_TIME = 0.01  # seconds of its rate a frame on a slowed lane carries: small steps, not lumps
 _LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
+_AT_ONCE = 4 * 1024 * 1024  # bytes a lane releases in one turn; all it may hold would not fit in memory
+_VERDICT_PAUSE = 0.02  # seconds between two looks at a queue whose timer has ended and whose way is not known yet
 
 Dispatch = Callable[[Header, bytes | pa.Buffer], None]
 
@@ -34,11 +36,18 @@ class Lane:
     """From one task to one component. What may go now goes; what may not waits here, in order."""
 
     def __init__(
-        self, component: str, targets: Sequence[int], gate: Gate, limit: int, dispatch: Dispatch, clock: Clock
+        self,
+        component: str,
+        targets: Sequence[int],
+        gate: Gate,
+        limit: int,
+        longest: float,
+        dispatch: Dispatch,
+        clock: Clock,
     ) -> None:
         self.component, self.targets, self.gate = component, tuple(targets), gate
         self.meter = Meter()
-        self._limit = limit if gate.patient else 0
+        self._limit, self._longest = limit if gate.patient else 0, longest
         self._held = Spill(_HELD_MEMORY)
         self._dispatch, self._now = dispatch, clock.monotonic
 
@@ -49,8 +58,10 @@ class Lane:
 
     @property
     def full(self) -> bool:
-        """So much waits that the task must not go on, whatever else it could do."""
-        return bool(self._held) and self._held.bytes >= self._limit
+        """So much waits that the task must not go on, whatever else it could do: more than may wait on disk, or
+        more than can be sent in the time a tuple has."""
+        held = self._held
+        return bool(held) and (held.bytes >= self._limit or held.rows > self.gate.rate * self._longest)
 
     @property
     def frame_rows(self) -> float:
@@ -72,12 +83,18 @@ class Lane:
             self._send(header, frame)
 
     def release(self, everything: bool = False) -> None:
-        """Send what may go by now; or all of it, at the end of an epoch: its marker must not overtake it."""
-        while (parcel := self._held.first()) is not None:
+        """Send what may go by now, a few megabytes of it; ``everything``: whether it may or not, at the end of an
+        epoch, for its marker must not overtake it."""
+        left = _AT_ONCE
+        while left > 0 and (parcel := self._held.first()) is not None:
             if not everything and self.gate.room(parcel.header.target_task, self._now()) <= 0:
                 return
             self._held.drop()
+            left -= parcel.bytes
             self._send(parcel.header, parcel.content)
+
+    def close(self) -> None:
+        self._held.close()
 
     def wait(self) -> float:
         """Seconds until ``release`` has something to do."""
@@ -143,6 +160,11 @@ class Flow:
         """To be published there."""
         self._plan, self._settings, self._clock = plan, settings, clock
         self._inboxes, self._dispatch = inboxes, dispatch
+        tracked = settings.delivery == "at_least_once"
+        self._patience = settings.message_timeout / 2 if tracked else math.inf
+        """Seconds a tuple may wait in a lane: as long again in an inbox, and it counts as failed."""
+        self._asked_to_wait: set[tuple[int, int]] = set()
+        """Tasks of this slot and senders that are epochs ahead of the others."""
         self._whole: dict[int, Gate] = {}
         """By task: shared by all its lanes where the mode knows only stop and go."""
         self._lanes: dict[int, dict[str, Lane]] = {}
@@ -162,13 +184,22 @@ class Flow:
         for target in plan.downstream_of[component]:
             gate = whole if settings.flow == "spout" else make_gate(settings.flow, settings.step_factor)
             targets = plan.tasks_of[target]
-            lanes[target] = Lane(target, targets, gate, settings.overflow_bytes, self._dispatch, self._clock)
+            lanes[target] = Lane(
+                target, targets, gate, settings.overflow_bytes, self._patience, self._dispatch, self._clock
+            )
         self._lanes[task] = lanes
         self._lane_of[task] = {target: lane for lane in lanes.values() for target in lane.targets}
         if plan.upstream_of[component]:
             upstream = [each for source in plan.upstream_of[component] for each in plan.tasks_of[source]]
             spouts = [each for source in plan.spouts for each in plan.tasks_of[source]]
-            watch = make_watch(settings.flow, upstream, spouts, settings.inbox_capacity, settings.load_factor)
+            watch = make_watch(
+                settings.flow,
+                upstream,
+                spouts,
+                settings.inbox_capacity,
+                settings.load_factor,
+                settings.step_factor,
+            )
             if watch is not None:
                 self._watches[task] = watch
 
@@ -185,9 +216,9 @@ class Flow:
 
     # ---- what the slot drives --------------------------------------------------------------------------
 
-    def observe(self, pressure: int = 0) -> None:
-        """Look at the inboxes. Called by the reader and by the main loop; one at a time is enough. ``pressure``:
-        tuples that wait elsewhere for all of them."""
+    def observe(self, ahead: Collection[tuple[int, int]] = ()) -> None:
+        """Look at the inboxes. Called by the reader and the main loop; one at a time is enough. ``ahead``: tasks
+        and senders of which so much of a later epoch has come that they must wait for the others."""
         if not self._watches or not self._observing.acquire(blocking=False):
             return
         try:
@@ -196,23 +227,40 @@ class Flow:
                 inbox = self._inboxes[task]
                 if inbox.length > self._peaks.get(task, 0):
                     self._peaks[task] = inbox.length
-                for target, kind, value in watch.observe(now, inbox.length + pressure, inbox.arrived):
+                for target, kind, value in watch.observe(now, inbox.length, inbox.arrived):
                     self.messages.append(TaskMessage(task, target, kind, value))
+            if ahead or self._asked_to_wait:
+                self._let_wait(set(ahead))
         finally:
             self._observing.release()
 
-    def release(self, everything: bool = False) -> None:
+    def _let_wait(self, ahead: set[tuple[int, int]]) -> None:
+        for task, sender in ahead - self._asked_to_wait:
+            self.messages.append(TaskMessage(task, sender, "wait"))
+        for task, sender in self._asked_to_wait - ahead:
+            self.messages.append(TaskMessage(task, sender, "proceed"))
+        self._asked_to_wait = ahead
+
+    def release(self, everything: bool = False) -> bool:
+        """Let the lanes send what they may. True: none holds anything now."""
         for lanes in self._lanes.values():
             for lane in lanes.values():
                 if lane.held:
                     lane.release(everything)
+        return not self.held
+
+    def close(self) -> None:
+        """Give the disk back."""
+        for lanes in self._lanes.values():
+            for lane in lanes.values():
+                lane.close()
 
     def wait(self) -> float:
-        """Seconds until a lane that holds something may send it."""
-        return min(
-            (lane.wait() for lanes in self._lanes.values() for lane in lanes.values() if lane.held),
-            default=math.inf,
-        )
+        """Seconds until a lane that holds something may send it, or a queue is to be looked at."""
+        now = self._clock.monotonic()
+        waits = [lane.wait() for lanes in self._lanes.values() for lane in lanes.values() if lane.held]
+        waits += [max(watch.due - now, _VERDICT_PAUSE) for watch in self._watches.values()]
+        return min(waits, default=math.inf)
 
     @property
     def held(self) -> int:

@@ -49,6 +49,11 @@ class Inbox:
         return self._overflow.rows
 
     @property
+    def has_room(self) -> bool:
+        """``offer_inside`` would take something."""
+        return self._inside < self.capacity and not self._overflow
+
+    @property
     def full(self) -> bool:
         return self.length >= self.capacity
 

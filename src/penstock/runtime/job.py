@@ -133,6 +133,7 @@ def make_executor(
         streams=plan.streams,
         tick_interval=job.ticks.get(component),
         watch=flow.watch(task),
+        timeout=settings.message_timeout,
     )
 
 

@@ -79,6 +79,7 @@ class StreamOutput:
         self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
         self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
         self._lanes = [edge.lane for edge in edges if edge.lane is not None]
+        self._lane_of = {task: lane for lane in self._lanes for task in lane.targets}
 
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
@@ -210,7 +211,8 @@ class StreamOutput:
         """Send a batch to one task in frames of about the wanted size."""
         rows = batch.num_rows
         born = self._now() if self.born is None else self.born
-        wanted = min([self._frame_rows, *(lane.frame_rows for lane in self._lanes)])
+        lane = self._lane_of.get(task)
+        wanted = self._frame_rows if lane is None else min(self._frame_rows, lane.frame_rows)
         frames = max(1, round(rows / wanted))  # even frames, none of them a small rest
         for number in range(frames):
             begin, end = rows * number // frames, rows * (number + 1) // frames

@@ -95,7 +95,7 @@ class Slot:
         ]
         self._slot_of = dict(job.plan.routes.slot_of)
         self._version = job.plan.routes.version
-        self.segments: list[tuple[int, Segment]] = []
+        self.segments: deque[tuple[int, Segment]] = deque()
         """Migrated segments that have ended, with the task that sent them; for the report."""
         self._warm: set[int] = set()
         self._dirty: dict[int, float] = {}
@@ -182,6 +182,7 @@ class Slot:
                 executor.close()
             except PenstockError as error:
                 self.errors.append(error)
+        self.flow.close()
         for inbox in self._inboxes.values():
             inbox.close()
 
@@ -212,9 +213,7 @@ class Slot:
                 f"slot {self.id}", f"runs tasks {list(self._tasks)}", f"a frame for task {header.target_task}"
             )
         parcel = Parcel(header, frame)
-        if self._alignment is not None and self._alignment.hold(parcel):
-            return True
-        taken = inbox.offer(parcel)
+        taken = (self._alignment is not None and self._alignment.hold(parcel)) or inbox.offer(parcel)
         self._observe()  # here too: the main loop may be in a long execute
         return taken
 
@@ -246,7 +245,8 @@ class Slot:
             return 0.0
         if self._epoch_over and not any(bolt.busy for bolt in self._bolts):
             return 0.0
-        if self._alignment is not None and self._alignment.waiting:
+        waiting = None if self._alignment is None else self._alignment.next_task
+        if waiting is not None and self._inboxes[waiting].has_room:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
         only_spouts = self._oldest is None and not self._dirty and not self._bolts
@@ -254,7 +254,8 @@ class Slot:
             return pause  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
-        waits += [bolt.next_tick - now for bolt in self._bolts if bolt.next_tick is not None]
+        ticking = [bolt for bolt in self._bolts if bolt.next_tick is not None and not bolt.outlets.held_back]
+        waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
         if any(spout.room > 0 for spout in self._spouts):
             waits.append(pause)
         if self._oldest is not None:
@@ -272,7 +273,7 @@ class Slot:
             self.flow.observe()
             return
         self._note_behind(alignment)
-        self.flow.observe(alignment.on_disk)
+        self.flow.observe(alignment.ahead())
 
     def _note_behind(self, alignment: Alignment) -> None:
         behind = alignment.behind()
@@ -299,7 +300,8 @@ class Slot:
 
     def _run_ticks(self) -> None:
         for bolt in self._bolts:
-            if bolt.next_tick is not None and bolt.next_tick <= self._clock.monotonic():
+            due = bolt.next_tick is not None and bolt.next_tick <= self._clock.monotonic()
+            if due and not bolt.outlets.held_back:  # what it emits must be able to leave
                 bolt.tick()
 
     # ---- rows out --------------------------------------------------------------------------------------
@@ -372,7 +374,7 @@ class Slot:
             if component not in self._plan.downstream_of[executor.context.component]:
                 continue
             for output in executor.outputs.values():
-                self.segments += [(source, segment) for segment in output.reroute(tasks, routes)]
+                self.segments.extend((source, segment) for segment in output.reroute(tasks, routes))
             self.flow.pass_by(source, component, tuple(routes))
 
     def set_rate(self, component: str, rate: float) -> None:
@@ -447,7 +449,8 @@ class Slot:
             executor.flush()
         if any(bolt.busy for bolt in self._bolts):
             return True  # a chained bolt has got work by that
-        self.flow.release(everything=True)
+        if not self.flow.release(everything=True):
+            return True
         epoch = alignment.epoch
         for executor in self.executors:
             executor.epoch_ends(epoch)
@@ -490,6 +493,8 @@ class Slot:
             bolt.stats.arrived, bolt.stats.arrived_bytes = bolt.inbox.arrived, bolt.inbox.arrived_bytes
         for executor in self.executors:
             executor.stats.limit = self.flow.rate(executor.context.task)
+            if isinstance(executor, SpoutExecutor):
+                executor.stats.limit = min(executor.stats.limit, executor.pace.rate)
             with contextlib.suppress(RuntimeError):  # the task adds a state under our eyes: next time
                 state = executor.context.state
                 executor.stats.state_keys, executor.stats.state_bytes = state.counted, state.bytes

@@ -170,7 +170,8 @@ class SlotDriver:
     # ---- input -----------------------------------------------------------------------------------------
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Move frames into the inboxes; while one is full, wait: Spark's buffers then hold the sender."""
+        """Move frames into the inboxes; while even an overflow is full, wait: Spark's buffers then hold the
+        sender."""
         try:
             for batch in batches:
                 for value in batch.column(1) if batch.num_columns > 1 else ():
@@ -375,8 +376,10 @@ class SlotDriver:
     def _report(self, probe: int) -> None:
         slot = self._slot
         with self._reporting:  # one at a time, so that reports leave in the order they were made
+            # Counters first: where the loop changes one under our eyes, what is only told once is still there.
+            tasks = {str(task): stats.to_json() for task, stats in slot.stats().items()}
             published, slot.published = slot.published, {}
-            ended, slot.segments = slot.segments, []
+            ended = [slot.segments.popleft() for _ in range(len(slot.segments))]
             segments = [[task, s.branch, s.target, s.offset, s.length] for task, s in ended]
             errors = [str(slot.errors.popleft()) for _ in range(len(slot.errors))]
             self._control.send(
@@ -386,7 +389,7 @@ class SlotDriver:
                     slot.pending(),
                     time.process_time(),
                     resident_bytes(),
-                    {str(task): stats.to_json() for task, stats in slot.stats().items()},
+                    tasks,
                     {str(task): rows for task, rows in list(published.items())},
                     errors,
                     segments,

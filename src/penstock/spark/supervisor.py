@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -160,21 +160,26 @@ class RunningTopology:
     def set_max_rate(self, spout: str, rate: float) -> None:
         """Let a spout emit at most so many tuples a second from now on, its tasks together; ``inf`` for no limit.
         It stays so across restarts of the query."""
-        if spout not in self.plan.spouts:
-            raise SettingError(
-                f"{spout}.max_rate", "is a limit of a spout", f"the spouts are {', '.join(self.plan.spouts)}"
-            )
-        if not rate > 0:
-            raise SettingError(f"{spout}.max_rate", "is greater than 0 tuples a second", f"{rate:g}")
-        self._rates[spout] = rate
-        self.coordinator.send(SetRate(spout, rate))
+        self.set_max_rates({spout: rate})
+
+    def set_max_rates(self, rates: Mapping[str, float]) -> None:
+        """The same for several spouts; all of them, or none where one is wrong."""
+        for spout, rate in rates.items():
+            if spout not in self.plan.spouts:
+                raise SettingError(
+                    f"{spout}.max_rate", "is a limit of a spout", f"the spouts are {', '.join(self.plan.spouts)}"
+                )
+            if not isinstance(rate, int | float) or not rate > 0:
+                raise SettingError(f"{spout}.max_rate", "is greater than 0 tuples a second", repr(rate))
+        for spout, rate in rates.items():
+            self._rates[spout] = float(rate)
+            self.coordinator.send(SetRate(spout, float(rate)))
 
     def _operate(self, command: Command) -> Answer:
         """What ``penstock set`` and ``penstock queues`` want."""
         try:
             if command.name == "set":
-                for spout, rate in command.arguments.items():
-                    self.set_max_rate(spout, float(rate))
+                self.set_max_rates(command.arguments)
                 return Answer("")
             if command.name == "queues":
                 return Answer(json.dumps([dataclasses.asdict(queue) for queue in self.bus.queues()]))
@@ -305,7 +310,7 @@ class RunningTopology:
         self._start_commits()
         self._start_control()
         self._running_since = time.monotonic()
-        for spout, rate in self._rates.items():
+        for spout, rate in list(self._rates.items()):  # an operator may set one meanwhile
             coordinator.send(SetRate(spout, rate))
         if self._wanted == "active":
             coordinator.send(Activate())
