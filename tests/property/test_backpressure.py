@@ -149,7 +149,7 @@ def worlds(draw, overload=(1.1, 12.0), delays=(0.0, 0.005, 0.02, 0.05), **option
 
 
 @given(worlds(overload=(1.5, 12.0)))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_when_the_overload_ends_every_sender_is_back_at_its_rate(case):
     world, drain = case
     world.run(1.0 + drain)
@@ -162,7 +162,7 @@ def test_when_the_overload_ends_every_sender_is_back_at_its_rate(case):
 
 
 @given(worlds(delays=(0.0, 0.001, 0.02, 0.1)))
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_a_task_never_signals_twice_within_a_sensitivity(case):
     world, drain = case
     world.run(1.0 + 2 * drain)
@@ -174,7 +174,7 @@ def test_a_task_never_signals_twice_within_a_sensitivity(case):
 
 
 @given(worlds())
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_on_a_steady_overload_the_rate_stays_around_the_sustainable_one(case):
     """Two neighbouring steps, whatever the delay of the signals, up to five sensitivities here: a task waits for
     the answer before it judges. A third one, the next faster, is tried now and then where the rate that is a
@@ -196,7 +196,7 @@ def test_on_a_steady_overload_the_rate_stays_around_the_sustainable_one(case):
 
 
 @given(worlds())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_the_consumers_never_starve_for_long(case):
     """Backpressure costs no throughput: what can be done is done, but for the first descent."""
     world, drain = case
@@ -209,7 +209,7 @@ def test_the_consumers_never_starve_for_long(case):
 
 
 @given(worlds(), st.randoms(use_true_random=False), st.floats(0.0, 0.4))
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_doubled_and_lost_messages_leave_no_sender_slow(case, draw, share):
     """Each message says how many steps are asked for, so the next makes up for those that were lost or doubled.
     Only the last cancel has no next one: the boards must deliver it."""
@@ -225,22 +225,21 @@ def test_doubled_and_lost_messages_leave_no_sender_slow(case, draw, share):
 
 @given(st.lists(st.tuples(st.sampled_from([7, 8]), st.sampled_from(["slow", "cancel"]), st.integers(0, 10))))
 def test_whatever_comes_in_whatever_order_the_gate_is_sound(messages):
-    """Late, doubled, lost: never below a thousandth, never slowed by a task that asks for nothing, and a cancel of
-    all steps is always believed."""
+    """Late, doubled, lost: one step a message at most, never slowed by a task that asks for nothing, and a cancel
+    of all steps is always believed."""
     gate = StepGate()
     for number, (source, kind, value) in enumerate(messages):
         asked = gate.steps.get(source, 0)
         gate.take(TaskMessage(source, 1, kind, float(value)), number * 0.01, 1000.0)
         gate.validate()
-        assert gate.rate == math.inf or gate.rate >= 1000 / 2**10
-        assert gate.steps.get(source, 0) <= max(asked + (kind == "slow"), 0)
-        if value == 0:
-            assert source not in gate.steps
+        assert gate.steps.get(source, 0) <= min(value, asked + (kind == "slow"))
+        most = max(gate.steps.values(), default=0)
+        assert gate.rate == (1000 / 2**most if most else math.inf)
 
 
-@given(st.integers(1, 10), st.floats(0.1, 2.0))
-@settings(max_examples=20)
-def test_a_sender_that_was_idle_when_told_to_slow_gets_its_share_later(steps, pause):
+@given(st.floats(0.1, 2.0))
+@settings(max_examples=6)
+def test_a_sender_that_was_idle_when_told_to_slow_gets_its_share_later(pause):
     """It is not held to a rate it never had: the next signal finds it sending, and halves that."""
     world = World([4000, 0], [500], 100)
     world.run(0.5)
@@ -277,7 +276,7 @@ def test_with_credits_no_more_is_on_the_way_than_was_granted(case):
 
 
 @given(worlds(mode="credit", delays=(0.0, 0.02)))
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_credits_come_to_no_deadlock(case):
     world, drain = case
     world.run(1.0)

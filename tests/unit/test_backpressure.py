@@ -274,10 +274,24 @@ def test_more_senders_than_places():
 def test_each_mode_has_its_pair():
     pairs = {"step": (StepWatch, StepGate), "credit": (CreditWatch, CreditGate), "spout": (SpoutWatch, Gate)}
     for mode, (watch, gate) in pairs.items():
-        assert type(make_watch(mode, [1], [2], 10, 0.8)) is watch
+        assert type(make_watch(mode, [1], [2], 10, 0.8, 2.0)) is watch
         assert type(make_gate(mode, 2.0)) is gate
-    assert make_watch("none", [1], [2], 10, 0.8) is None
-    assert make_watch("spout", [1], [2], 10, 0.8).upstream == (2,)
+    assert make_watch("none", [1], [2], 10, 0.8, 2.0) is None
+    assert make_watch("spout", [1], [2], 10, 0.8, 2.0).upstream == (2,)
+
+
+@pytest.mark.parametrize(
+    "gate", [Gate(), StepGate(), SpoutGate(), CreditGate()], ids=lambda gate: type(gate).__name__
+)
+def test_a_sender_that_is_epochs_ahead_waits_in_every_mode(gate):
+    gate.take(message("grant", 10.0), 0.0, 0.0)
+    assert gate.take(message("wait", source=5), 0.0, 100.0)
+    gate.take(message("wait", source=9), 0.0, 100.0)
+    assert (gate.room(9, 1.0), gate.rate, gate.wait(1.0)) == (0.0, 0.0, math.inf)
+    gate.take(message("proceed", source=5), 1.0, 100.0)
+    assert gate.room(9, 1.0) == 0.0
+    assert gate.take(message("proceed", source=9), 1.0, 100.0)
+    assert gate.room(9, 1.0) > 0
 
 
 # ---- rates -------------------------------------------------------------------------------------------------
