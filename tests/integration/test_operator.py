@@ -1,0 +1,199 @@
+"""``penstock set`` and ``penstock queues`` against a topology that runs in a process of its own."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from penstock import Settings, TopologyBuilder
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.errors import PenstockError
+from tests.integration.components import Numbers, Witness
+
+pytestmark = pytest.mark.spark
+
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
+PATIENCE = 60.0  # seconds; a busy machine
+FREE = 5_000  # tuples a second at most, without a limit
+LIMIT = 400
+STEADY = 10  # looks in a row, a tenth of a second apart
+
+TOPOLOGY = f"""
+    import time
+    from penstock import BasicBolt, Spout, TopologyBuilder
+
+    class Steady(Spout):
+        def declare_output_fields(self, declarer):
+            declarer.declare(("n", int))
+
+        def open(self, conf, context, collector):
+            self.collector, self.n, self.began = collector, 0, time.monotonic()
+
+        def next_tuple(self):
+            if self.n < {FREE} * (time.monotonic() - self.began):
+                self.collector.emit([self.n])
+                self.n += 1
+
+    class Counts(BasicBolt):
+        def execute(self, tup, collector):
+            pass
+
+    builder = TopologyBuilder()
+    builder.set_spout("steady", Steady())
+    builder.set_bolt("counts", Counts(), 2).shuffle_grouping("steady")
+    topology = builder.build("operated")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Runs of this test alone are found."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def penstock(*arguments):
+    return subprocess.run(
+        [*PENSTOCK, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+class Process:
+    """``penstock run``, and what it says."""
+
+    def __init__(self, path, log):
+        self.log = log
+        with log.open("w") as out:
+            self.process = subprocess.Popen([*PENSTOCK, "run", str(path)], stdout=out, stderr=subprocess.STDOUT)
+
+    def until(self, condition, what):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{what}\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.1)  # another process: there is nothing to wait on
+
+    def rate(self):
+        """Tuples a second the bolt gets, over the last three; 0 while nothing can be asked."""
+        try:
+            tasks = json.loads(runs.find("operated").ask(Command("queues")))
+        except PenstockError:
+            return 0.0
+        return sum(task["rate_in"] for task in tasks)
+
+    def goes(self, low, high):
+        """Wait until the rate is between these, and stays there."""
+        fits = []
+
+        def steady():
+            fits.append(low <= self.rate() <= high)
+            return len(fits) >= STEADY and all(fits[-STEADY:])
+
+        self.until(steady, f"{low} to {high} tuples a second")
+
+    def slots(self):
+        """The Python workers, which have threads, of its tasks."""
+        found = set()
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "penstock.spark.daemon" in process.cmdline() and process.num_threads() > 1:
+                    found.add(process.pid)
+        return found
+
+    def kill(self):
+        """kill -9, and wait for all that it has started to end."""
+        if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            self.process.wait(30)
+            _, alive = psutil.wait_procs(family, 30)
+            for orphan in alive:
+                orphan.kill()
+
+
+@pytest.fixture
+def operated(tmp_path):
+    path = tmp_path / "operated.py"
+    path.write_text(textwrap.dedent(TOPOLOGY))
+    process = Process(path, tmp_path / "log")
+    yield process
+    process.kill()
+
+
+def test_a_running_topology_is_found_shown_and_slowed(operated):
+    operated.goes(2 * LIMIT, math.inf)
+    assert penstock("queues").stdout == f"operated  process {operated.process.pid}\n"
+    (path,) = runs.folder().glob("*.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it has the run's secret"
+
+    done = penstock("set", "operated", f"steady.max_rate={LIMIT}")
+    assert (done.returncode, done.stdout) == (0, f"'steady' of 'operated' now emits at most {LIMIT} tuples/s\n")
+    operated.goes(0.9 * LIMIT, 1.1 * LIMIT)
+
+    before = operated.slots()
+    victim = max(before)
+    os.kill(victim, signal.SIGKILL)
+    operated.until(lambda: "starting again" in operated.log.read_text(), "the query is started again")
+    operated.until(lambda: len(operated.slots() - {victim}) == len(before), "with as many workers")
+    operated.goes(0.9 * LIMIT, 1.1 * LIMIT)
+
+    table = penstock("queues", "operated").stdout
+    assert re.search(r"counts/0 [^\n]* 16,384 ", table), table
+    assert all(task in table for task in ("steady/0", "counts/0", "counts/1"))
+
+    done = penstock("set", "operated", "steady.max_rate=none")
+    assert done.stdout == "'steady' of 'operated' now emits without a limit\n"
+    operated.goes(2 * LIMIT, math.inf)
+    wrong_words()
+    two_of_one_name()
+    operated.kill()
+    assert path.exists(), "nobody was left to remove it"
+    assert "operated" not in penstock("queues").stdout
+    assert not path.exists()
+
+
+def wrong_words():
+    for arguments, code, message in (
+        (["set", "operatet", "steady.max_rate=9"], 4, "topology 'operatet': must run once.*'operated'"),
+        (["set", "operated", "counts.max_rate=9"], 2, "counts.max_rate: is a limit of a spout.*steady"),
+        (["set", "operated", "nobody.max_rate=9"], 2, "nobody.max_rate: is a limit of a spout.*steady"),
+        (["set", "operated", "steady.max_rate=0"], 2, "a number of tuples a second above 0, or none; got '0'"),
+        (["set", "operated", "steady.min_rate=9"], 2, "must read SPOUT.max_rate=N"),
+        (["queues", "operatet"], 4, "topology 'operatet': must run once.*'operated'"),
+    ):
+        done = penstock(*arguments)
+        assert done.returncode == code, arguments
+        assert re.search(message, done.stderr), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def two_of_one_name():
+    (found,) = runs.running()
+    twin = runs.Run("operated", found.host, found.port + 1, found.secret, os.getpid())
+    twin.announce()
+    done = penstock("set", "operated", "steady.max_rate=9")
+    assert done.returncode == 4
+    assert f"process {found.pid}" in done.stderr
+    assert f"process {twin.pid}" in done.stderr
+    twin.withdraw()
+
+
+def test_a_topology_that_ends_is_found_no_more(run):
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(10))
+    builder.set_bolt("witness", Witness()).shuffle_grouping("numbers")
+    handle = run.submit(builder.build("short", Settings(conf={"folder": str(run.folder)})))
+    assert runs.find("short").pid == os.getpid()
+    handle.kill()
+    assert runs.running() == []
+    assert list(runs.folder().glob("*.json")) == []
