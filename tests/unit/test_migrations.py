@@ -78,9 +78,6 @@ def test_the_plan_says_who_is_migrated_and_why_not(topology, why):
     assert Migrations(plan, topology.settings).idle == bool(why)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="not_migrated knows nothing of chains; Plan.migratable leaves them out silently"
-)
 def test_the_plan_tells_the_truth_about_chained_bolts():
     """They have no way to choose: their tuples never leave the slot."""
     builder = TopologyBuilder()

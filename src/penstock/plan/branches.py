@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from penstock.topology.builder import Node, Topology
 from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import All, Direct, Global
@@ -9,13 +11,16 @@ from penstock.topology.groupings import All, Direct, Global
 _FIXED = (All, Direct, Global)
 
 
-def why_not_migrated(topology: Topology, node: Node) -> str:
-    """Why tuples for one task of the component are never sent to another; empty where they may be."""
+def why_not_migrated(topology: Topology, node: Node, chained: Collection[str]) -> str:
+    """Why tuples for one task of the component are never sent to another; empty where they may be. ``chained``: the
+    components that share slots with the one they read."""
     bolt = node.component
     if not isinstance(bolt, BaseBolt) or not bolt.in_parts:
         return "does not work in parts"
     if node.tasks < 2:
         return "has one task"
+    if node.id in chained:
+        return f"is chained to '{node.inputs[0].component}'"
     for subscription in node.inputs:
         if isinstance(subscription.grouping, _FIXED):
             return f"reads '{subscription.component}' by {subscription.grouping} grouping"

@@ -87,9 +87,8 @@ class Plan:
 
     @property
     def migratable(self) -> tuple[str, ...]:
-        """Components that may have their data migrated. Those chained to what they read have no way to choose."""
-        chained = {edge.target for edge in self.edges if edge.chained}
-        return tuple(c for c, why in self.not_migrated.items() if not why and c not in chained)
+        """Components that may have their data migrated."""
+        return tuple(component for component, why in self.not_migrated.items() if not why)
 
     @property
     def slots(self) -> int:

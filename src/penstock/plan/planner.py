@@ -21,7 +21,9 @@ def make_plan(topology: Topology) -> Plan:
     tasks = number_tasks(topology)
     routes = place_tasks(topology, stages, tasks)
     streams, edges = number_streams(topology, chains)
-    why_not = {node.id: why_not_migrated(topology, node) for node in topology.nodes.values() if not node.is_spout}
+    chained = {component for chain in chains for component in chain[1:]}
+    bolts = [node for node in topology.nodes.values() if not node.is_spout]
+    why_not = {node.id: why_not_migrated(topology, node, chained) for node in bolts}
     plan = Plan(topology.name, stages, tasks, streams, edges, routes, why_not)
     plan.validate()
     return plan

@@ -61,7 +61,10 @@ class Lane:
         """So much waits that the task must not go on, whatever else it could do: more than may wait on disk, or
         more than can be sent in the time a tuple has."""
         held = self._held
-        return bool(held) and (held.bytes >= self._limit or held.rows > self.gate.rate * self._longest)
+        if not held:
+            return False
+        late = math.isfinite(self._longest) and held.rows > self.gate.rate * self._longest
+        return late or held.bytes >= self._limit
 
     @property
     def frame_rows(self) -> float:
@@ -290,7 +293,8 @@ class Flow:
         else:
             lane = self._lanes[message.target][component]
             gate, measured = lane.gate, lane.meter.rate(now)
-        if gate.take(message, now, measured):
+        changed = gate.take(message, now, measured)
+        if changed or message.kind in ("slow", "cancel"):  # an answer to those, for the next is not sent before
             self.states.append(TaskState(message.target, component, gate.rate))
 
     def heard(self, state: TaskState) -> None:

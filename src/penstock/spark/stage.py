@@ -192,6 +192,7 @@ class SlotDriver:
             self._reader_waits = True
             if self._slot.offer(frame):  # room was made before the loop could see that we wait
                 break
+            self._post()
             self._space.wait(_READER_RETRY)
         self._reader_waits = False
         self._wake.set()
