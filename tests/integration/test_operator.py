@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import os
 import re
@@ -165,7 +166,10 @@ def test_a_running_topology_is_found_shown_and_slowed(operated, capsys):
 
 def refused(capsys, *arguments):
     """Code and text of a command that is refused; in this process, which is quicker."""
+    log = logging.getLogger("penstock")
+    handlers = log.handlers[:]
     code, text = main(arguments), capsys.readouterr().err
+    log.handlers[:] = handlers  # the command's writes to what is captured here
     assert "Traceback" not in text
     return code, text
 
