@@ -86,7 +86,7 @@ def two_branches(slow: float, rate: float, settings: Settings) -> Topology:
 
 
 def one_branch(seconds: float, rate: float, burst: tuple[float, float, float], settings: Settings) -> Topology:
-    """A spout that sends ``rate`` tuples a second, more in the burst, to a bolt that takes ``seconds`` for each."""
+    """A spout that sends ``rate`` tuples a second, more in the burst; the bolt takes ``seconds`` for each."""
     builder = TopologyBuilder()
     builder.set_spout("source", PacedSpout(("default",), rate, burst))
     builder.set_bolt("work", TakesTime(seconds)).shuffle_grouping("source")

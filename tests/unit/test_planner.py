@@ -238,7 +238,12 @@ def test_the_plan_as_text():
           split (word, n: int64)
             -> count  fields(word, n)
           count (word)
-            -> sink  global""")
+            -> sink  global
+
+        data migration between tasks
+          split            no: does not work in parts
+          count            no: does not work in parts
+          sink             no: does not work in parts""")
 
 
 def test_the_plan_as_mermaid():

@@ -12,8 +12,8 @@ _FIXED = (All, Direct, Global)
 
 
 def why_not_migrated(topology: Topology, node: Node, chained: Collection[str]) -> str:
-    """Why tuples for one task of the component are never sent to another; empty where they may be. ``chained``: the
-    components that share slots with the one they read."""
+    """Why tuples for one task of the component are never sent to another; empty where they may be. ``chained``:
+    the components that share slots with the one they read."""
     bolt = node.component
     if not isinstance(bolt, BaseBolt) or not bolt.in_parts:
         return "does not work in parts"
