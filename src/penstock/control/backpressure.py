@@ -146,7 +146,10 @@ class StepWatch(Watch):
         came, grown = arrived - timer.arrived, length - timer.length
         if not self.steps:
             return grown >= 0
-        if abs(grown) >= max(_TELLING_GROWTH * self.capacity, 2 * self._lump):
+        telling = max(1, 2 * self._lump)  # more than a frame that has just come or is still to be taken
+        if timer.kind == "slow":
+            telling = max(telling, int(_TELLING_GROWTH * self.capacity))  # a cancel is late when the queue is empty
+        if abs(grown) >= telling:
             return (grown > 0) == (timer.kind == "slow")
         if timer.kind == "slow":
             return None  # if it grows, it will have grown
