@@ -65,8 +65,8 @@ class PacedSpout(BatchSpout):
 
 
 class TakesTime(BatchBolt):
-    """Waits so long for each tuple, as for a database; it costs no CPU, so nothing but the waiting is measured. What
-    a sleep takes too long is made up for in the next, else many small batches would take longer than few large."""
+    """Waits so long for each tuple, as for a database; it costs no CPU, so nothing but the waiting is measured.
+    What a sleep takes too long is made up for in the next: small batches must not take longer than large ones."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -148,7 +148,7 @@ class StepWatch(Watch):
             return grown >= 0
         telling = max(1, 2 * self._lump)  # more than a frame that has just come or is still to be taken
         if timer.kind == "slow":
-            telling = max(telling, int(_TELLING_GROWTH * self.capacity))  # a cancel is late when the queue is empty
+            telling = max(telling, int(_TELLING_GROWTH * self.capacity))  # but a cancel must not find it empty
         if abs(grown) >= telling:
             return (grown > 0) == (timer.kind == "slow")
         if timer.kind == "slow":

@@ -24,7 +24,7 @@ from penstock.runtime.spill import Spill
 from penstock.settings import Settings
 
 _HELD_MEMORY = 1024 * 1024  # bytes a lane holds in memory: a few frames
-_FRAME_TIME = 0.025  # seconds of its rate a frame on a slowed lane carries: small steps; at 10 ms they cost 2 %
+_FRAME_TIME = 0.05  # seconds of its rate a frame on a slowed lane carries: small steps; at 10 ms they cost 4 %
 _LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
 _AT_ONCE = 4 * 1024 * 1024  # bytes a lane releases in one turn; all it may hold would not fit in memory
 _VERDICT_PAUSE = 0.02  # seconds between two looks at a queue whose timer has ended and whose way is not known yet
