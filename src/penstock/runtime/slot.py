@@ -100,6 +100,12 @@ class Slot:
         self._warm: set[int] = set()
         self._dirty: dict[int, float] = {}
         self._oldest: float | None = None
+        self._flushed = 0.0
+        targets = max([1, *(self._targets(task) for task in self._tasks)])
+        self._linger = min(job.settings.linger * targets, job.settings.busy_linger)
+        """As long for each task that gets a frame: a frame costs the same whatever is in it."""
+        self._spacing = max(0.0, self._linger - job.settings.linger)
+        """Between two times a bolt sends at once; 0 where it sends to one task."""
         self._spout_emitted = False
         aligned = job.settings.delivery == "exactly_once"
         upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
@@ -259,10 +265,15 @@ class Slot:
         if any(spout.room > 0 for spout in self._spouts):
             waits.append(pause)
         if self._oldest is not None:
-            waits.append(self._oldest + self._settings.linger - now)
+            waits.append(min(self._oldest + self._linger, self._flushed + self._spacing) - now)
         if self._dirty:
             waits.append(min(self._dirty.values()) + self._settings.linger - now)
         return max(0.0, min(waits))
+
+    def _targets(self, task: int) -> int:
+        """How many tasks in other slots a task sends to."""
+        plan = self._plan
+        return sum(len(plan.tasks_of[target]) for target in plan.downstream_of[plan.task[task].component])
 
     def _accept(self, parcel: Parcel) -> bool:
         return self._inboxes[parcel.header.target_task].offer_inside(parcel)
@@ -308,11 +319,16 @@ class Slot:
 
     def _flush(self, idle: bool) -> None:
         """Send full frames always, the rest when it is due. A bolt with nothing more to do sends at once: its
-        input came in frames already. A spout's tuples wait for company as long as the linger says. A slot
+        input came in frames already; but one that sends to many tasks not all the time, for each of them gets a
+        frame, and what follows multiplies them. A spout's tuples wait for company as long as the linger says. A slot
         that never pauses waits longer: it has tuples enough, and each frame costs every hop."""
-        linger = self._settings.linger if idle else self._settings.busy_linger
+        now = self._clock.monotonic()
+        linger = self._linger if idle else self._settings.busy_linger
         at_once = idle and not any(spout.room > 0 for spout in self._spouts)
-        due = self._oldest is not None and self._clock.monotonic() - self._oldest >= linger
+        at_once = at_once and now - self._flushed >= self._spacing
+        due = self._oldest is not None and now - self._oldest >= linger
+        if (at_once or due) and self._holds_rows():
+            self._flushed = now
         for executor in self.executors:
             executor.flush(only_full=not (at_once or due))
 
