@@ -102,9 +102,10 @@ class Slot:
         self._oldest: float | None = None
         self._flushed = 0.0
         targets = max([1, *(self._targets(task) for task in self._tasks)])
-        self._linger = min(job.settings.linger * targets, job.settings.busy_linger)
+        linger, busy_linger = job.settings.linger, job.settings.busy_linger
+        self._linger = max(linger, min(linger * targets, busy_linger))
         """As long for each task that gets a frame: a frame costs the same whatever is in it."""
-        self._spacing = max(0.0, self._linger - job.settings.linger)
+        self._spacing = self._linger - linger
         """Between two times a bolt sends at once; 0 where it sends to one task."""
         self._spout_emitted = False
         aligned = job.settings.delivery == "exactly_once"
@@ -320,8 +321,8 @@ class Slot:
     def _flush(self, idle: bool) -> None:
         """Send full frames always, the rest when it is due. A bolt with nothing more to do sends at once: its
         input came in frames already; but one that sends to many tasks not all the time, for each of them gets a
-        frame, and what follows multiplies them. A spout's tuples wait for company as long as the linger says. A slot
-        that never pauses waits longer: it has tuples enough, and each frame costs every hop."""
+        frame, and what follows multiplies them. A spout's tuples wait for company as long as the linger says. A
+        slot that never pauses waits longer: it has tuples enough, and each frame costs every hop."""
         now = self._clock.monotonic()
         linger = self._linger if idle else self._settings.busy_linger
         at_once = idle and not any(spout.room > 0 for spout in self._spouts)
