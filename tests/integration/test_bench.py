@@ -36,3 +36,13 @@ def test_peers_measures_the_systems_it_is_asked_for(tmp_path):
     (row,) = result["rows"]
     assert (row["case"], row["system"]) == ("1/1/1", "penstock batch")
     assert row["words/s"] > 10_000
+
+
+def test_migration_in_the_simulator_is_near_to_the_paper(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # figures go to results/
+    _, result = bench(tmp_path, "migration", "--only", "sim")
+    bars = {bar["name"]: bar["value"] for bar in result["bars"]}
+    sizes = [f"migration.sim.vs_credit.{size}" for size in ("500MB", "1GB", "2GB", "5GB")]
+    assert set(bars) == {"migration.sim.vs_credit", *sizes}
+    assert all(bars[size] > 0 for size in sizes), "migration takes less time than credits"
+    assert list((tmp_path / "results").glob("*.png"))
