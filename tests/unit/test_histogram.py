@@ -1,5 +1,6 @@
 """The histogram of durations."""
 
+import dataclasses
 import json
 import random
 
@@ -62,7 +63,9 @@ def test_minus_of_an_earlier_copy_is_what_came_since():
 
 
 def test_stats_travel_as_json():
-    stats = TaskStats(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 9, "text", recorded(0.1, 0.1, 3))
+    plain = [spec for spec in dataclasses.fields(TaskStats) if spec.name != "latency"]
+    values = {spec.name: type(spec.default)(number + 1) for number, spec in enumerate(plain)}  # none is a default
+    stats = TaskStats(**values, latency=recorded(0.1, 0.1, 3))
     back = TaskStats.from_json(json.loads(json.dumps(stats.to_json())))
     assert back.latency.counts == stats.latency.counts
     back.latency = stats.latency
