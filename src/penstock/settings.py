@@ -73,7 +73,7 @@ class Settings:
         131_072, "bytes", "aim for a full frame; the knee of cost per byte lies at 64-256 KB"
     )
     inbox_capacity: int = _setting(
-        16_384, "tuples", "a task's inbox; more only adds waiting time (DESIGN: 64 frames tripled latency)"
+        16_384, "tuples", "a task's inbox, or 0.1 s of its own rate if that is more; more only adds waiting time"
     )
     spout_pause: float = _setting(
         0.001, "s", "pause after a next_tuple that emitted nothing; SPEC 1.2 asks for about 1 ms"

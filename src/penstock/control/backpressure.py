@@ -36,6 +36,10 @@ class Watch(ABC):
     def __init__(self, upstream: Collection[int], capacity: int) -> None:
         self.upstream, self.capacity = tuple(upstream), capacity
 
+    def resize(self, capacity: int) -> None:
+        """The inbox holds so many from now on."""
+        self.capacity = capacity
+
     @abstractmethod
     def observe(self, now: float, length: int, arrived: int) -> Messages:
         """What to say, now that ``length`` tuples wait, overflow included, and ``arrived`` ever came."""
@@ -80,8 +84,7 @@ class StepWatch(Watch):
         super().__init__(upstream, capacity)
         self.steps = 0
         """Signals sent and not taken back; at most ``_MOST_STEPS``, where a further signal repeats the last."""
-        self._step = step
-        self._high, self._low = load_factor * capacity, (1 - load_factor) * capacity
+        self._step, self._load_factor = step, load_factor
         self._shortest = shortest
         self._meter = Meter()
         self._arrived = self._gone = 0
@@ -161,9 +164,9 @@ class StepWatch(Watch):
         return None if now < timer.due + patience else grown <= self._lump
 
     def _wanted(self, length: int) -> str | None:
-        if length > self._high:
+        if length > self._load_factor * self.capacity:
             return "slow"
-        if length < self._low and self.steps:
+        if length < (1 - self._load_factor) * self.capacity and self.steps:
             return "cancel"
         return None
 
@@ -187,11 +190,11 @@ class SpoutWatch(Watch):
 
     def __init__(self, spouts: Collection[int], capacity: int, load_factor: float = LOAD_FACTOR) -> None:
         super().__init__(spouts, capacity)
-        self._high, self._low = load_factor * capacity, (1 - load_factor) * capacity
+        self._load_factor = load_factor
         self._holds = False
 
     def observe(self, now: float, length: int, arrived: int) -> Messages:
-        holds = length > (self._low if self._holds else self._high)
+        holds = length > (1 - self._load_factor if self._holds else self._load_factor) * self.capacity
         if holds == self._holds:
             return []
         self._holds = holds

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.control.backpressure import Gate, SpoutGate, StepGate, Watch, make_gate, make_watch
+from penstock.control.backpressure import CreditWatch, Gate, SpoutGate, StepGate, Watch, make_gate, make_watch
 from penstock.control.pace import Meter
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.frames.header import Header
@@ -26,6 +26,7 @@ from penstock.settings import Settings
 _HELD_MEMORY = 1024 * 1024  # bytes a lane holds in memory: a few frames
 _FRAME_TIME = 0.05  # seconds of its rate a frame on a slowed lane carries: small steps; at 10 ms they cost 4 %
 _LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
+_LEAST_TIME = 0.1  # seconds of a task's own rate that its inbox holds at least: signals need a tenth of that
 _AT_ONCE = 4 * 1024 * 1024  # bytes a lane releases in one turn; all it may hold would not fit in memory
 _VERDICT_PAUSE = 0.02  # seconds between two looks at a queue whose timer has ended and whose way is not known yet
 
@@ -174,6 +175,8 @@ class Flow:
         self._lane_of: dict[int, dict[int, Lane]] = {}
         self._watches: dict[int, Watch] = {}
         self._peaks: dict[int, int] = {}
+        self._taken: dict[int, tuple[Meter, int]] = {task: (Meter(), 0) for task in inboxes}
+        """How fast each task takes tuples, and how many it had taken."""
         self._observing = threading.Lock()
         for task in plan.routes.tasks_of(slot):
             self._add(task)
@@ -228,6 +231,7 @@ class Flow:
             now = self._clock.monotonic()
             for task, watch in self._watches.items():
                 inbox = self._inboxes[task]
+                self._resize(task, inbox, watch, now)
                 if inbox.length > self._peaks.get(task, 0):
                     self._peaks[task] = inbox.length
                 for target, kind, value in watch.observe(now, inbox.length, inbox.arrived):
@@ -236,6 +240,20 @@ class Flow:
                 self._let_wait(set(ahead))
         finally:
             self._observing.release()
+
+    def _resize(self, task: int, inbox: Inbox, watch: Watch, now: float) -> None:
+        """An inbox holds a tenth of a second's work, if that is more than the setting says: at two million tuples
+        a second the default would be empty before a signal has come anywhere."""
+        taken = inbox.arrived - inbox.length
+        meter, before = self._taken[task]
+        if taken > before:
+            meter.add(taken - before, now)
+            self._taken[task] = (meter, taken)
+        capacity = max(self._settings.inbox_capacity, int(meter.rate(now) * _LEAST_TIME))
+        if capacity != inbox.capacity:
+            inbox.capacity = capacity
+            if not isinstance(watch, CreditWatch):  # whose shares are given out already
+                watch.resize(capacity)
 
     def _let_wait(self, ahead: set[tuple[int, int]]) -> None:
         for task, sender in ahead - self._asked_to_wait:
