@@ -72,8 +72,12 @@ class Settings:
     frame_bytes: int = _setting(
         131_072, "bytes", "aim for a full frame; the knee of cost per byte lies at 64-256 KB"
     )
-    inbox_capacity: int = _setting(
-        16_384, "tuples", "a task's inbox, or 0.1 s of its own rate if that is more; more only adds waiting time"
+    inbox_capacity: int = _setting(16_384, "tuples", "a task's inbox, at least; more only adds waiting time")
+    inbox_time: float = _setting(
+        0.1,
+        "s",
+        "of a task's own rate that its inbox holds, if that is more: signals need a tenth of it",
+        zero=True,
     )
     spout_pause: float = _setting(
         0.001, "s", "pause after a next_tuple that emitted nothing; SPEC 1.2 asks for about 1 ms"

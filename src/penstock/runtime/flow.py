@@ -26,7 +26,6 @@ from penstock.settings import Settings
 _HELD_MEMORY = 1024 * 1024  # bytes a lane holds in memory: a few frames
 _FRAME_TIME = 0.05  # seconds of its rate a frame on a slowed lane carries: small steps; at 10 ms they cost 4 %
 _LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
-_LEAST_TIME = 0.1  # seconds of a task's own rate that its inbox holds at least: signals need a tenth of that
 _AT_ONCE = 4 * 1024 * 1024  # bytes a lane releases in one turn; all it may hold would not fit in memory
 _VERDICT_PAUSE = 0.02  # seconds between two looks at a queue whose timer has ended and whose way is not known yet
 
@@ -249,7 +248,7 @@ class Flow:
         if taken > before:
             meter.add(taken - before, now)
             self._taken[task] = (meter, taken)
-        capacity = max(self._settings.inbox_capacity, int(meter.rate(now) * _LEAST_TIME))
+        capacity = max(self._settings.inbox_capacity, int(meter.rate(now) * self._settings.inbox_time))
         if capacity != inbox.capacity:
             inbox.capacity = capacity
             if not isinstance(watch, CreditWatch):  # whose shares are given out already
