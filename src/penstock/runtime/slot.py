@@ -263,10 +263,12 @@ class Slot:
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
         ticking = [bolt for bolt in self._bolts if bolt.next_tick is not None and not bolt.outlets.held_back]
         waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
-        if any(spout.room > 0 for spout in self._spouts):
+        emits = any(spout.room > 0 for spout in self._spouts)
+        if emits:
             waits.append(pause)
-        if self._oldest is not None:
-            waits.append(min(self._oldest + self._linger, self._flushed + self._spacing) - now)
+        if self._oldest is not None:  # a spout's tuples wait for company, a bolt's only for the spacing
+            due = self._oldest + self._linger
+            waits.append((due if emits else min(due, self._flushed + self._spacing)) - now)
         if self._dirty:
             waits.append(min(self._dirty.values()) + self._settings.linger - now)
         return max(0.0, min(waits))
