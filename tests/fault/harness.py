@@ -118,26 +118,25 @@ class Run:
         return status.get("state") == "active" and bool(status.get("slots"))
 
     def recovered(self, kind, before):
-        """Note a fault once there is new output of a new start."""
+        """Note a fault once a new start has new output or, where all input is through already, a new epoch."""
         struck = time.time()
 
         def back():
             status = self.status()
             restarted = status.get("pid") != before["pid"] or status.get("restarts", 0) > before["restarts"]
-            return restarted and status["state"] == "active" and self.new_output(status, before)
+            return restarted and status["state"] == "active" and self.new_output(status)
 
         self._mark = None
         self.await_(f"recovery from a {kind} fault", back)
         self.faults.append((kind, round(time.time() - struck, 2)))
 
-    def new_output(self, status, before):
-        if self._mark is None:
-            self._mark = (status["pid"], status["restarts"], status["executed"])
-        pid, restarts, executed = self._mark
-        if (pid, restarts) != (status["pid"], status["restarts"]):
-            self._mark = (status["pid"], status["restarts"], status["executed"])
+    def new_output(self, status):
+        start = (status["pid"], status["restarts"])
+        if self._mark is None or self._mark[0] != start:
+            self._mark = (start, status["executed"], status["committed"])
             return False
-        return status["executed"] > executed
+        _, executed, committed = self._mark
+        return status["executed"] > executed or status["committed"] > committed
 
     def kill_worker(self):
         before = self.status()

@@ -13,7 +13,7 @@ LEVELS = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @LEVELS
 @pytest.mark.seeds(1, 2)
 def test_workers_killed(tmp_path, campaign, full, delivery, seed):
-    with Run(tmp_path, seed, delivery, count=30_000 if full else 10_000) as run:
+    with Run(tmp_path, seed, delivery, count=30_000 if full else 20_000) as run:
         for _ in range(6 if full else 2):
             run.wait_a_while()
             run.kill_worker()
