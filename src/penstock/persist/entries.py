@@ -1,0 +1,75 @@
+"""What the queue holds: batches of rows, each with the name that tells a second delivery from a new one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import EnvironmentFault
+
+_HEADER = struct.Struct("<4sQQIH")  # magic, life, number, rows, length of the writer's name
+_MAGIC = b"pst1"
+
+
+class EntryDamaged(EnvironmentFault):
+    """Bytes in the queue are not an entry."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Rows that were put together. ⟨writer, life, number⟩ is theirs alone: put a second time, or read a second time,
+    they are known by it. A writer has one life after another, each with a greater number, and counts its entries
+    upwards within each."""
+
+    writer: str
+    life: int
+    number: int
+    rows: int
+    content: pa.Buffer
+    """The rows as an Arrow stream."""
+
+    def table(self) -> pa.Table:
+        with pa.ipc.open_stream(self.content) as reader:
+            return reader.read_all()
+
+
+def pack(writer: str, life: int, number: int, rows: pa.Table) -> bytes:
+    """An entry as bytes."""
+    out = pa.BufferOutputStream()
+    name = writer.encode()
+    out.write(_HEADER.pack(_MAGIC, life, number, rows.num_rows, len(name)) + name)
+    with pa.ipc.new_stream(out, rows.schema) as stream:
+        stream.write_table(rows)
+    packed: bytes = out.getvalue().to_pybytes()
+    return packed
+
+
+def unpack(data: bytes) -> Entry:
+    """An entry from its bytes; its rows are decoded when they are asked for."""
+    if len(data) < _HEADER.size or data[:4] != _MAGIC:
+        raise EntryDamaged(
+            "the delayed persistent queue",
+            "holds what this version of penstock put there",
+            f"{len(data)} bytes that begin with {data[:8]!r}",
+            "Let nothing else write to the queue; drain it before an upgrade.",
+        )
+    _, life, number, rows, length = _HEADER.unpack_from(data)
+    begin = _HEADER.size + length
+    writer = data[_HEADER.size : begin].decode()
+    return Entry(writer, life, number, rows, pa.py_buffer(data)[begin:])
+
+
+def split(rows: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
+    """The rows in parts of at most about so many bytes, always the same ones for the same rows; a row is never
+    divided."""
+    parts = max(1, -(-rows.nbytes // most_bytes))
+    size = max(1, -(-rows.num_rows // parts))
+    for begin in range(0, rows.num_rows, size):
+        part = rows.slice(begin, size)
+        if part.num_rows > 1 and part.nbytes > 2 * most_bytes:  # rows of very different sizes
+            yield from split(part, most_bytes)
+        else:
+            yield part

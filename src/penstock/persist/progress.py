@@ -1,0 +1,37 @@
+"""How far a queue's entries are in the store. It is written there in one transaction with the rows, and so makes
+every redelivery harmless: by a processor that died between the store's commit and the queue's release, by a writer
+that did not hear whether its entry arrived, by a worker that was replaced and wakes up later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from penstock.persist.entries import Entry
+
+
+class Progress:
+    """The newest ⟨life, number⟩ of each writer that is in the store. Anything not newer has been there or, from
+    an earlier life, was never acknowledged."""
+
+    def __init__(self, newest: Mapping[str, tuple[int, int]] | None = None) -> None:
+        self._newest = dict(newest or {})
+
+    def is_new(self, entry: Entry) -> bool:
+        newest = self._newest.get(entry.writer)
+        return newest is None or newest < (entry.life, entry.number)
+
+    def take(self, entry: Entry) -> None:
+        """From now on this entry is known."""
+        self._newest[entry.writer] = (entry.life, entry.number)
+
+    def copy(self) -> Progress:
+        return Progress(self._newest)
+
+    def encode(self) -> str:
+        return json.dumps(self._newest, sort_keys=True)
+
+    @classmethod
+    def decode(cls, text: str) -> Progress:
+        """From what ``encode`` gave; of an empty text, that of a store that has nothing."""
+        return cls({writer: (life, number) for writer, (life, number) in json.loads(text or "{}").items()})
