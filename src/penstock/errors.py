@@ -93,6 +93,10 @@ class SinkRefused(ComponentError):
     """Another system did not take what an epoch was to bring it. Starting again may help."""
 
 
+class SinkBusy(ComponentError):
+    """Another system takes nothing just now. Nothing is lost, and asking again is right."""
+
+
 class FrameError(PenstockError):
     """Bytes that arrived at a slot are not a frame, or not one it can decode."""
 

@@ -1,5 +1,5 @@
 """Never wait for the database: results wait in a queue outside the worker, and are written in bulk.
 
-The bolt puts results in the queue and acks them; a processor of its own writes them to the store when the flush period
-has passed or enough of them wait (SPEC 5).
+The bolt puts results in the queue and acks them; a processor of its own writes them to the store when the flush
+period has passed or enough of them wait (SPEC 5).
 """

@@ -20,9 +20,9 @@ class EntryDamaged(EnvironmentFault):
 
 @dataclass(frozen=True)
 class Entry:
-    """Rows that were put together. ⟨writer, life, number⟩ is theirs alone: put a second time, or read a second time,
-    they are known by it. A writer has one life after another, each with a greater number, and counts its entries
-    upwards within each."""
+    """Rows that were put together. ⟨writer, life, number⟩ is theirs alone: put or read a second time, they are
+    known by it. A writer has one life after another, each with a greater number, and counts its entries upwards
+    within each."""
 
     writer: str
     life: int

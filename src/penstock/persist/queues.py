@@ -78,6 +78,10 @@ class QueueClient(ABC):
         """The entries up to this position are in the store and may go. Never goes back: releasing less than was
         released before does nothing."""
 
+    warning: str = ""
+    """Why the queue promises less than it could, for the user to read; empty where it does not, and before the
+    first call that reached it."""
+
     @property
     @abstractmethod
     def losses(self) -> int:

@@ -94,6 +94,8 @@ def make_executor(
         delivery=settings.delivery,
         state=state,
         folder=f"{job.folder}/tasks/{component}-{plan.task[task].index}" if job.folder else "",
+        shared=f"{job.folder or f'{settings.state_dir}/{plan.topology}'}/shared/{component}",
+        report=around.report(stats),
         publish=around.publish(task),
     )
     instance = job.instance(component)

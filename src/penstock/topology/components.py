@@ -49,6 +49,11 @@ class Context:
     """The task's state: values and maps that survive the process, at least once and exactly once."""
     folder: str = ""
     """A folder (a path or fsspec URL) of this task's own that survives the process; empty at most once."""
+    shared: str = ""
+    """A folder (a path or fsspec URL) that all tasks of the component share and that survives them, at every
+    level. Not made yet."""
+    report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
+    """Show a ``PenstockError`` in the live view and count it: for what goes wrong beside the tuples."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows this task shows in the live view. For a few rows a few times a second, not for data:
     only the newest rows of each report interval travel."""
@@ -296,7 +301,8 @@ class TransactionalSink(BaseBolt):
     """
 
     commit_interval: ClassVar[float] = 1.0
-    """Seconds between a task's own commits, other than exactly once; its tuples stay unacked for so long."""
+    """Seconds between a task's own commits, other than exactly once; its tuples stay unacked for so long. 0: it
+    commits whenever no more tuples wait for it, for sinks whose commit takes a moment only."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         """Called once in the task's process before anything else."""
@@ -306,6 +312,11 @@ class TransactionalSink(BaseBolt):
         """Called once after ``prepare``, before the first ``write``: commit these, which an earlier process of
         this task prepared, and drop whatever else it prepared or left half written."""
 
+    def ready(self) -> bool:
+        """Whether the sink takes tuples now. While it does not its inbox fills, and backpressure does the rest;
+        it is asked again every few milliseconds."""
+        return True
+
     @abstractmethod
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
         """Take rows into the open transaction."""
@@ -313,7 +324,8 @@ class TransactionalSink(BaseBolt):
     @abstractmethod
     def prepare_commit(self, epoch: int) -> Any:
         """Make what was written since the last call durable and return a token (JSON) that ``commit`` will know
-        it by, in this process or a later one; None where there is nothing. Epochs grow from call to call."""
+        it by, in this process or a later one; None where there is nothing. Epochs grow from call to call. Other
+        than exactly once it may raise ``SinkBusy``: it is called again soon, and ``write`` not before that."""
 
     @abstractmethod
     def commit(self, token: Any) -> None:

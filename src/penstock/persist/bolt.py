@@ -1,0 +1,238 @@
+"""The bolt that never waits for the database."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from penstock.connectors.staging import StagedSink
+from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, TopologyError
+from penstock.persist.embedded import EmbeddedQueue
+from penstock.persist.entries import pack, split
+from penstock.persist.keeper import Keeper
+from penstock.persist.processor import Status
+from penstock.persist.queues import ENTRY_BYTES, Queue, QueueAway, QueueClient
+from penstock.persist.spec import SPEC, ProcessorSpec
+from penstock.persist.stores import Store
+from penstock.replay.segments import replace_file
+from penstock.topology.components import Conf, Context, Source
+
+log = logging.getLogger("penstock.persist")
+
+_PART_BITS = 20  # of an entry's number, for the parts of an epoch
+
+
+class QueueFull(ComponentError):
+    """More waits for the store than the queue may hold."""
+
+
+class PersistBolt(StagedSink):
+    """Puts results in a queue and acks them; a processor of its own writes them to the store in bulk.
+
+    ``store`` is where they end up: ``SQLiteStore``, ``PostgresStore``, ``ParquetStore`` or your own. ``queue`` is
+    where they wait: ``EmbeddedQueue`` (on local disk, the default), ``RedisQueue`` or ``MemcachedQueue``. The
+    processor writes ``flush_every`` seconds after its last write, or when ``flush_rows`` rows wait. Results of
+    one key are written in the order in which they were put.
+
+    While the queue is full (its ``max_bytes``) or away the bolt takes no tuples, and backpressure does the rest.
+    While the store is away, or a call of it takes longer than ``timeout`` seconds, the processor tries again and
+    says so in the live view. A row the store refuses for good is a dead letter, in the state directory or in the
+    local folder ``dead_letters``.
+
+    At the end of the topology the processor has ``drain_for`` seconds to empty the queue. What is left then is
+    written by the next start, or by ``penstock drain``.
+
+    Exactly once, results enter the queue when their epoch is committed. Otherwise a result that was put and whose
+    tuple comes again is put again: give the store a ``key`` where that matters.
+    """
+
+    commit_interval: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue | None = None,
+        *,
+        flush_every: float = 1.0,
+        flush_rows: int = 10_000,
+        timeout: float = 60.0,
+        drain_for: float = 3.0,
+        dead_letters: str | None = None,
+    ) -> None:
+        queue = EmbeddedQueue() if queue is None else queue
+        if not isinstance(store, Store) or not isinstance(queue, Queue):
+            raise TopologyError(
+                "PersistBolt",
+                "has a store and a queue",
+                f"{type(store).__name__} and {type(queue).__name__}",
+                "Write PersistBolt(SQLiteStore('results.db', 'results')).",
+            )
+        if not flush_every > 0 or flush_rows < 1 or not timeout > 0 or drain_for < 0:
+            raise TopologyError(
+                "PersistBolt",
+                "flush_every, flush_rows and timeout are greater than 0, drain_for is not negative",
+                f"{flush_every}, {flush_rows}, {timeout}, {drain_for}",
+            )
+        self._target, self._mrwq = store, queue
+        self._flush_every, self._flush_rows = flush_every, flush_rows
+        self._timeout, self._drain_for = timeout, drain_for
+        self._dead_letters = None if dead_letters is None else os.path.abspath(dead_letters)
+
+    # ---- the task --------------------------------------------------------------------------------------
+
+    def connect(self, conf: Conf, context: Context) -> None:
+        self._target.check(self.where)
+        self._mrwq.check(self.where, context.shared)
+        self._epochs = context.delivery == "exactly_once"
+        self._writer = f"{context.component}/{context.index}"
+        self._number = 0
+        self._in_hand: list[bytes] = []
+        self._room = 0
+        spec = self._spec(context)
+        self._name = spec.name
+        self._client = self._mrwq.open(spec.name, context.shared)
+        self._publisher: QueueClient | None = None  # exactly once: of the thread that commits
+        self._life: int | None = self._client.register(self._writer) if self._epochs else None
+        self._shown = Status()
+        self._keeper: Keeper | None = None
+        if context.index == 0:  # a component has one queue, and a queue one processor
+            home = Path(spec.home)
+            home.mkdir(parents=True, exist_ok=True)
+            data = spec.dumps()
+            replace_file(home / SPEC, data)
+            self._keeper = Keeper(data, self._show)
+
+    def ready(self) -> bool:
+        """There is room in the queue. Asked for whenever as much was put as there was room for."""
+        if self._room <= 0:
+            with contextlib.suppress(QueueAway):
+                free = self._mrwq.max_bytes - self._client.waiting()
+                self._room = free // self.context.parallelism if free > 0 else 0
+        return self._room > 0
+
+    def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        if self._epochs:
+            super().write(batch, source)
+        else:
+            self._buffer.add(batch, source)
+
+    def prepare_commit(self, epoch: int) -> Any:
+        """Exactly once stage the epoch. Otherwise put what was written: it is as good as persisted."""
+        if self._epochs:
+            token = super().prepare_commit(epoch)
+            return None if token is None else {**token, "life": self._life}
+        if not self._in_hand and self._buffer.rows:
+            self._in_hand = self._pack(self._buffer.table())
+            self._buffer.clear()
+        if self._in_hand:
+            try:
+                self._client.put(self._in_hand)
+            except QueueAway as error:  # the same entries again, by the same names: they may have arrived
+                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
+            self._room -= sum(map(len, self._in_hand))
+            self._in_hand = []
+        return None
+
+    def cleanup(self) -> None:
+        if self._keeper is not None and not self._keeper.close(self._drain_for):
+            log.warning(
+                "%s: not all results are in %s yet; the next start or 'penstock drain %s' writes the rest",
+                self.where,
+                self._target,
+                self.context.topology,
+            )
+        self._client.close()
+        if self._publisher is not None:
+            self._publisher.close()
+        super().cleanup()
+
+    # ---- exactly once ----------------------------------------------------------------------------------
+
+    def commit(self, token: Any) -> None:
+        if token is not None:
+            self._committing = int(token["life"])
+        super().commit(token)
+
+    def published(self) -> int:
+        """Not known here, and of no matter: the processor passes over what it has seen."""
+        return -1
+
+    def publish(self, epoch: int, rows: pa.Table) -> None:
+        """Put an epoch's rows. By the life that staged them: a later process that does it again does it by the
+        same names."""
+        if self._publisher is None:
+            self._publisher = self._mrwq.open(self._name, self.context.shared)
+        if self._publisher.waiting() > self._mrwq.max_bytes:
+            raise QueueFull(
+                self.where, f"{self._mrwq} has room", "more than max_bytes wait", f"Is {self._target} there?"
+            )
+        for number, part in enumerate(split(rows, ENTRY_BYTES)):
+            self._publisher.put([pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)])
+
+    # ---- parts -----------------------------------------------------------------------------------------
+
+    def _pack(self, rows: pa.Table) -> list[bytes]:
+        if self._life is None:
+            try:
+                self._life = self._client.register(self._writer)
+            except QueueAway as error:
+                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
+        entries = []
+        for part in split(rows, ENTRY_BYTES):
+            self._number += 1
+            entries.append(pack(self._writer, self._life, self._number, part))
+        return entries
+
+    def _spec(self, context: Context) -> ProcessorSpec:
+        shared = context.shared.removeprefix("file://")
+        if "://" in shared and self._dead_letters is None:
+            raise EnvironmentFault(
+                self.where,
+                "dead letters need a local folder",
+                f"the state directory {context.shared}",
+                "Write PersistBolt(..., dead_letters='/var/lib/penstock').",
+            )
+        return ProcessorSpec(
+            context.topology,
+            context.component,
+            self._mrwq,
+            self._target,
+            context.shared,
+            self._dead_letters or shared,
+            self._flush_every,
+            self._flush_rows,
+            self._timeout,
+        )
+
+    def _show(self, status: Status) -> None:
+        """Bring the processor's status to the live view. From the keeper's thread."""
+        state = f"writing to {self._target}"
+        if status.trouble:
+            state = f"attempt {status.attempts} failed, next in {status.pause:.1f} s: {status.trouble}"
+        rows: list[tuple[str, Any]] = [
+            ("written", status.written),
+            ("waiting bytes", status.waiting),
+            ("state", state),
+        ]
+        if status.rejected:
+            rows.append(("dead letters", status.rejected))
+        if status.lost:
+            rows.append(("entries lost by the queue", status.lost))
+        if status.warning:
+            rows.append(("warning", status.warning))
+        self.context.publish(rows)
+        if status.rejected > self._shown.rejected:
+            self.context.report(
+                ComponentError(
+                    f"{self.where}, {self._target}",
+                    "takes every row",
+                    f"{status.rejected - self._shown.rejected} that it refused",
+                    f"Look at them with: penstock dlq list --topology {self.context.topology}",
+                )
+            )
+        self._shown = status

@@ -1,0 +1,110 @@
+"""Keeps a processor's process alive, from the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.persist.policy import Patience
+from penstock.persist.process import LENGTH
+from penstock.persist.processor import Status
+
+log = logging.getLogger("penstock.persist")
+
+_STEADY = 10.0  # s after which a processor has proved itself, and the next death is a first one
+
+
+class Keeper:
+    """Starts a processor, hears what it says, starts another when it dies. ``heard`` is called from a thread of
+    its own."""
+
+    def __init__(self, spec: bytes, heard: Callable[[Status], None]) -> None:
+        self._spec, self._heard = spec, heard
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="persist-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def close(self, seconds: float) -> bool:
+        """Have the queue emptied, and wait so long for it; True: it is empty. A processor that needs longer goes
+        on for a moment, then ends."""
+        with self._lock:
+            self._ending.set()
+            process = self._process
+        if process is None:
+            return False
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(b"%g\n" % seconds)
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds + 1.0)
+        self._thread.join(1.0)
+        return process.returncode == 0
+
+    def _keep(self) -> None:
+        patience, status = Patience(), Status()
+        while True:
+            with self._lock:
+                if self._ending.is_set():
+                    return
+                self._process = process = _start()
+            began = time.monotonic()
+            status = self._listen(process, status)
+            code = process.wait()
+            if self._ending.is_set():
+                return
+            now = time.monotonic()
+            if now - began > _STEADY:
+                patience.succeeded()
+            patience.failed(now)
+            status.trouble = status.trouble or f"the processor ended with {code}"
+            status.attempts, status.pause = max(patience.attempts, status.attempts), patience.wait(now)
+            log.warning("%s; another starts in %.1f s", status.trouble, status.pause)
+            self._heard(status)
+            self._ending.wait(status.pause)
+
+    def _listen(self, process: subprocess.Popen[bytes], status: Status) -> Status:
+        """Until the process ends; returns its last status. Its counts go on from those of the one before."""
+        assert process.stdin is not None and process.stdout is not None
+        before = (status.written, status.rejected, status.again, status.lost)
+        with contextlib.suppress(OSError):  # it may be dead already
+            process.stdin.write(LENGTH.pack(len(self._spec)) + self._spec)
+            process.stdin.flush()
+        for line in process.stdout:
+            with contextlib.suppress(ValueError, TypeError):  # half a line of one that was killed
+                status = Status(**json.loads(line))
+                status.written, status.rejected, status.again, status.lost = (
+                    mine + theirs
+                    for mine, theirs in zip(
+                        (status.written, status.rejected, status.again, status.lost), before, strict=True
+                    )
+                )
+                self._heard(status)
+        return status
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """With this process's modules, wherever they come from, and out of the reach of Ctrl-C: the worker says when
+    to end."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock.persist.process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )

@@ -1,0 +1,50 @@
+"""Rows the store will never take, kept with its words until someone looks at them: ``penstock dlq``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.persist.stores import StoreAway
+from penstock.replay.dead_letters import DiskDeadLetters
+from penstock.replay.records import Record
+
+
+class DeadRow(NamedTuple):
+    """A row, known by the entry that brought it and its place there."""
+
+    id: str
+    values: Mapping[str, Any]
+    error: str
+    time: float
+
+
+class DeadRows:
+    """The dead letters of one component, in a local folder. A row that is added a second time is kept once: a
+    processor that died after it had kept a row, and before it had written the others, meets it again."""
+
+    def __init__(self, folder: Path, component: str) -> None:
+        self._letters = DiskDeadLetters(folder)
+        self._component = component
+        self._known = {letter.record.payload[0] for letter in self._letters.letters()}
+
+    def add(self, rows: Sequence[DeadRow]) -> None:
+        """Durable on return."""
+        new = [row for row in rows if row.id not in self._known]
+        try:
+            self._letters.add([self._record(row) for row in new])
+        except OSError as error:
+            raise StoreAway(
+                f"component '{self._component}', dead letters",
+                "a row the store refuses is kept",
+                f"{type(error).__name__}: {error}",
+                "See to space and rights in the state directory; until then nothing is written.",
+            ) from error
+        self._known.update(row.id for row in new)
+
+    def close(self) -> None:
+        self._letters.close()
+
+    def _record(self, row: DeadRow) -> Record:
+        return Record((row.id, dict(row.values)), 1, row.error, self._component, row.time)

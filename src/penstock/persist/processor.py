@@ -1,0 +1,226 @@
+"""The processor: reads the queue and writes to the store in bulk.
+
+It has nothing of its own to lose. A write, in steps: (1) read entries, passing over those the store has; (2) hand
+rows that the store will never take to the dead letters; (3) write the rest and the new progress in one
+transaction; (4) release the entries. Killed in any gap, the next processor reads the same entries again, and the
+progress in the store says which of them are new.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.clock import Clock
+from penstock.persist.entries import Entry, unpack
+from penstock.persist.letters import DeadRow, DeadRows
+from penstock.persist.policy import Flushing, Patience
+from penstock.persist.progress import Progress
+from penstock.persist.queues import QueueAway, QueueClient
+from penstock.persist.stores import Overtaken, Rejected, StoreAway, StoreClient
+
+log = logging.getLogger("penstock.persist")
+
+_READ_ENTRIES = 256  # asked for at a time: at most 128 MB, usually far less
+_MOST_BYTES = 32 << 20  # of entries held in memory: then they are written, however few rows they are
+_POLL = 0.02  # s between two looks at an empty queue: small beside a flush period, and costs 0.1 % of a core
+
+
+@dataclass
+class Status:
+    """What the processor tells the worker, which shows it."""
+
+    written: int = 0
+    """Rows in the store, since this processor began."""
+    rejected: int = 0
+    """Rows among the dead letters."""
+    again: int = 0
+    """Entries passed over because the store had them."""
+    lost: int = 0
+    """Entries the queue has lost."""
+    waiting: int = 0
+    """Bytes in the queue."""
+    trouble: str = ""
+    """What keeps it from writing now; empty while nothing does."""
+    attempts: int = 0
+    """How often that has happened in a row."""
+    pause: float = 0.0
+    """Seconds until the next attempt."""
+    warning: str = ""
+    """Why the queue promises less than it could."""
+
+
+class Processor:
+    """One queue into one store. ``turn`` does what is due; who calls it waits ``wait()`` seconds in between."""
+
+    def __init__(
+        self,
+        name: str,
+        queue: QueueClient,
+        store: StoreClient,
+        dead: DeadRows,
+        flushing: Flushing,
+        clock: Clock,
+        crash: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self.status = Status()
+        self._name, self._queue, self._store, self._dead = name, queue, store, dead
+        self._flushing, self._clock, self._crash = flushing, clock, crash
+        self._patience = Patience()
+        self._recorded: str | None = None
+        """The store's progress; None where it has to be asked for."""
+        self._entries: list[tuple[int, Entry]] = []
+        """In hand, with their positions."""
+        self._rows = self._bytes = 0
+        self._position = self._released = -1
+        self._saw_end = False
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is in hand, and the last look found nothing more in the queue."""
+        return self._saw_end and not self._entries and self._released == self._position
+
+    def turn(self, flush: bool = False) -> None:
+        """Read what has come, and write it if that is due, or wanted now."""
+        now = self._clock.monotonic()
+        if self._patience.wait(now):
+            return
+        try:
+            if self._recorded is None:
+                self._begin()
+            self._read()
+            if flush or self._bytes >= _MOST_BYTES or self._flushing.due(now, self._rows):
+                self._write()
+            self._release()
+        except Overtaken as error:
+            log.info("%s", error)
+            self._recorded = None
+        except (StoreAway, QueueAway) as error:
+            self._patience.failed(self._clock.monotonic())
+            self.status.trouble, self.status.attempts = str(error), self._patience.attempts
+        else:
+            self._patience.succeeded()
+            self.status.trouble, self.status.attempts = "", 0
+
+    def wait(self) -> float:
+        """Seconds until the next turn has something to do, or something may have come."""
+        now = self._clock.monotonic()
+        return self._patience.wait(now) or (_POLL if self._saw_end else 0.0)
+
+    def report(self) -> Status:
+        self.status.lost, self.status.warning = self._queue.losses, self._queue.warning
+        self.status.pause = self._patience.wait(self._clock.monotonic())
+        if not self.status.trouble:
+            try:
+                self.status.waiting = self._queue.waiting()
+            except QueueAway as error:
+                self.status.trouble = str(error)
+        return self.status
+
+    def close(self) -> None:
+        self._queue.close()
+        self._store.close()
+        self._dead.close()
+
+    def _begin(self) -> None:
+        """Take up what the queue has not released, with what the store knows of it."""
+        self._queue.rewind()
+        recorded = self._store.progress(self._name)
+        self._progress = Progress.decode(recorded)
+        """The store's, and what is in hand."""
+        self._entries, self._rows, self._bytes = [], 0, 0
+        self._position = self._released = -1
+        self._saw_end = False
+        self._recorded = recorded
+
+    def _read(self) -> None:
+        self._saw_end = False
+        while self._rows < self._flushing.rows and self._bytes < _MOST_BYTES:
+            found = self._queue.read(_READ_ENTRIES)
+            if not found:
+                self._saw_end = True
+                return
+            for position, data in found:
+                entry = unpack(data)
+                self._position = position
+                if self._progress.is_new(entry):
+                    self._progress.take(entry)
+                    self._entries.append((position, entry))
+                    self._rows += entry.rows
+                    self._bytes += len(data)
+                else:
+                    self.status.again += 1
+
+    def _write(self) -> None:
+        """Write what is in hand; where its types do not go together, one kind after another."""
+        while self._entries:
+            assert self._recorded is not None
+            entries, table = _together([entry for _, entry in self._entries])
+            progress = Progress.decode(self._recorded)
+            for entry in entries:
+                progress.take(entry)
+            after = progress.encode()
+            self._rejected = 0
+            self._store.write(self._name, table, self._recorded, after, self._rejecter(entries, table))
+            self._crash("written")
+            self._recorded = after
+            self._entries = self._entries[len(entries) :]
+            self.status.written += table.num_rows - self._rejected
+            self.status.rejected += self._rejected
+            self._flushing.wrote(self._clock.monotonic())
+        self._rows = self._bytes = 0
+
+    def _rejecter(self, entries: Sequence[Entry], table: pa.Table) -> Callable[[Sequence[Rejected]], None]:
+        """Keeps rows the store refuses, each known by its entry and its place there."""
+        firsts = list(itertools.accumulate((entry.rows for entry in entries), initial=0))
+
+        def reject(rejected: Sequence[Rejected]) -> None:
+            rows = []
+            for each in rejected:
+                place = bisect.bisect_right(firsts, each.row) - 1
+                entry = entries[place]
+                id = f"{entry.writer}.{entry.life}.{entry.number}.{each.row - firsts[place]}"
+                rows.append(DeadRow(id, table.slice(each.row, 1).to_pylist()[0], each.error, self._clock.now()))
+            self._dead.add(rows)
+            self._rejected = len(rows)
+            self._crash("rejected")
+
+        return reject
+
+    def _release(self) -> None:
+        """Whatever was read and is not in hand is in the store."""
+        done = self._entries[0][0] - 1 if self._entries else self._position
+        if done > self._released:
+            self._queue.release(done)
+            self._released = done
+            self._crash("released")
+
+
+def _together(entries: Sequence[Entry]) -> tuple[Sequence[Entry], pa.Table]:
+    """The rows of as many of the first entries as go together without a value changing: a field whose type differs
+    ends them, unless one of the two knows only None."""
+    tables = [entry.table() for entry in entries]
+    schema, count = tables[0].schema, 1
+    for table in tables[1:]:
+        if table.schema != schema:
+            try:
+                schema = pa.unify_schemas([schema, table.schema])
+            except pa.ArrowException:
+                break
+        count += 1
+    return entries[:count], pa.concat_tables(tables[:count], promote_options="default")
+
+
+def drained(processor: Processor, until: float, clock: Clock, pause: Callable[[float], None]) -> bool:
+    """Write all that is in the queue, however few rows, for as long as ``until`` says; True: it is empty."""
+    while clock.monotonic() < until:
+        processor.turn(flush=True)
+        if processor.empty:
+            return True
+        pause(min(processor.wait(), max(0.0, until - clock.monotonic())))
+    return False

@@ -1,0 +1,71 @@
+"""What a processor is told: enough to work without the topology, also by ``penstock drain`` after it has ended."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.clock import Clock
+from penstock.errors import ComponentError
+from penstock.persist.letters import DeadRows
+from penstock.persist.policy import Flushing
+from penstock.persist.processor import Processor
+from penstock.persist.queues import Queue
+from penstock.persist.stores import Store
+
+DEAD = "dead"
+SPEC = "spec.pickle"
+
+
+@dataclass(frozen=True)
+class ProcessorSpec:
+    """One component's queue, and where it goes."""
+
+    topology: str
+    component: str
+    queue: Queue
+    store: Store
+    folder: str
+    """The component's shared folder, for a queue that wants one."""
+    home: str
+    """A local folder for dead letters, and for this."""
+    flush_every: float
+    flush_rows: int
+    timeout: float
+    """Seconds a call of the store may take."""
+
+    @property
+    def name(self) -> str:
+        """The queue's."""
+        return f"{self.topology}/{self.component}"
+
+    def dumps(self) -> bytes:
+        try:
+            return pickle.dumps(self)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ComponentError(
+                f"component '{self.component}'",
+                "its store and queue travel to the processor's process",
+                f"{type(error).__name__}: {error}",
+                "Define your own store in a module, not in the file that is run, and connect in open().",
+            ) from error
+
+    def processor(self, clock: Clock, crash: Callable[[str], None] = lambda step: None) -> Processor:
+        return Processor(
+            self.name,
+            self.queue.open(self.name, self.folder),
+            self.store.open(),
+            DeadRows(Path(self.home) / DEAD, self.component),
+            Flushing(self.flush_every, self.flush_rows),
+            clock,
+            crash,
+        )
+
+
+def load(data: bytes) -> ProcessorSpec:
+    """From what ``dumps`` gave. Unpickles: the state directory is as trusted as the topology's code."""
+    spec = pickle.loads(data)
+    assert isinstance(spec, ProcessorSpec)
+    return spec
