@@ -1,6 +1,11 @@
-"""Hypothesis draws the same examples in every run: a red test stays red until it is mended."""
+"""Hypothesis draws the same examples in every run: a red test stays red until it is mended. And servers that tests
+of several kinds want."""
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from penstock.errors import EnvironmentFault
+from penstock.testing.zookeeper import ZooKeeperServer
 
 settings.register_profile(
     "penstock",
@@ -10,3 +15,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("penstock")
+
+
+def started(server):
+    """A server for a fixture that yields it: started, or the tests that want it are skipped; closed at the end."""
+    try:
+        server.start()
+    except EnvironmentFault as fault:
+        server.close()
+        pytest.skip(f"not run: {fault}")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def zookeeper_server():
+    """A ZooKeeper. A test that stops it starts it again."""
+    yield from started(ZooKeeperServer())

@@ -1,26 +1,30 @@
-"""One real Kafka broker for all tests that want one."""
+"""One real server of each kind for all tests that want one. A test that stops it starts it again."""
 
 import itertools
 
 import pytest
 
-from penstock.errors import EnvironmentFault
 from penstock.testing.kafka import KafkaServer
+from penstock.testing.memcached import MemcachedServer
+from penstock.testing.redis import RedisServer
+from tests.conftest import started
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def kafka():
-    """A broker for the whole session. A test that stops it starts it again."""
-    server = KafkaServer()
-    try:
-        server.start()
-    except EnvironmentFault as fault:
-        server.close()
-        pytest.skip(f"not run: {fault}")
-    yield server
-    server.close()
+    yield from started(KafkaServer())
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    yield from started(RedisServer())
+
+
+@pytest.fixture(scope="session")
+def memcached_server():
+    yield from started(MemcachedServer())
 
 
 @pytest.fixture

@@ -18,10 +18,8 @@ from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import Hello
 from penstock.coordinator.server import Coordinator
 from penstock.coordinator.zookeeper import ZooKeeperBoard
-from penstock.errors import EnvironmentFault
 from penstock.metrics.bus import MetricsBus
 from penstock.testing import CaptureBolt, FeederSpout
-from penstock.testing.zookeeper import ZooKeeperServer
 from tests.helpers import Pass, line_topology
 
 PATIENCE = 30.0  # seconds; a loaded machine
@@ -163,25 +161,12 @@ class OnZooKeeper:
         self.client.close()
 
 
-@pytest.fixture(scope="module")
-def server():
-    """A ZooKeeper for all tests here. A test that stops it starts it again."""
-    zookeeper = ZooKeeperServer()
-    try:
-        zookeeper.start()
-    except EnvironmentFault as fault:
-        zookeeper.close()
-        pytest.skip(f"not run: {fault}")
-    yield zookeeper
-    zookeeper.close()
-
-
 @pytest.fixture
-def zookeeper(server):
-    server.start()
-    world = OnZooKeeper(server)
+def zookeeper(zookeeper_server):
+    zookeeper_server.start()
+    world = OnZooKeeper(zookeeper_server)
     yield world
-    server.start()
+    zookeeper_server.start()
     world.close()
 
 

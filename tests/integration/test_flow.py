@@ -6,8 +6,6 @@ from collections import Counter
 import pytest
 
 from penstock import Settings, TopologyBuilder
-from penstock.errors import EnvironmentFault
-from penstock.testing.zookeeper import ZooKeeperServer
 from tests.integration.flow_components import Offers, Takes, branches_in_parts, oracle
 
 pytestmark = pytest.mark.spark
@@ -234,20 +232,8 @@ def test_with_little_room_on_disk_senders_wait(run, delivery, overflow):
 # ---- the board on ZooKeeper --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def zookeeper():
-    server = ZooKeeperServer()
-    try:
-        server.start()
-    except EnvironmentFault as fault:
-        server.close()
-        pytest.skip(f"not run: {fault}")
-    yield server
-    server.close()
-
-
-def test_signals_over_zookeeper_outlive_its_outages(run, zookeeper):
-    board = f"zookeeper://{zookeeper.address}/penstock"
+def test_signals_over_zookeeper_outlive_its_outages(run, zookeeper_server):
+    board = f"zookeeper://{zookeeper_server.address}/penstock"
     running = Running(run, two_branches(run, board=board, delivery="exactly_once"))
 
     def goes_on(why):
@@ -256,19 +242,19 @@ def test_signals_over_zookeeper_outlive_its_outages(run, zookeeper):
 
     running.until(running.overloaded, "the slow bolt is overloaded, and its sender hears of it")
     assert healthy_share(running) > 0.9
-    zookeeper.pause()
+    zookeeper_server.pause()
     try:
         goes_on("while the server hangs")
     finally:
-        zookeeper.resume()
+        zookeeper_server.resume()
     goes_on("when it is back")
-    zookeeper.kill()
+    zookeeper_server.kill()
     try:
         running.say("healed")
         goes_on("while there is no server")
         assert running.slowed(), "nobody could tell the source that the overload is over"
     finally:
-        zookeeper.start()
+        zookeeper_server.start()
     running.until(lambda: not running.slowed(), "rates return with the server")
     running.say("enough")
     running.end(BRANCHES)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import contextlib
 import re
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from typing import Any
 from penstock.errors import EnvironmentFault
 from penstock.spark.java import ensure_java
 from penstock.testing.jars import JavaProduct, Progress
-from penstock.testing.server_process import ServerProcess, free_ports
+from penstock.testing.server_process import Server
 
 VERSION = "4.3.1"
 KAFKA = JavaProduct(
@@ -70,84 +69,38 @@ appender.out.name=out
 appender.out.layout.type=PatternLayout
 appender.out.layout.pattern=%d %p %c: %m%n
 """
-_START_SECONDS = 60.0  # up in about 3 s; a loaded two-core machine has needed 20
+_TOPIC_SECONDS = 60.0  # a moment, usually; for a loaded machine
 
 
-class KafkaServer:
-    """One broker. ``start`` returns when it answers. ``with`` starts it, and at the end stops it and removes
-    its data; without ``with``, call ``close``. A broker never outlives the Python process that started it."""
+class KafkaServer(Server):
+    """One broker."""
+
+    title = "Kafka"
+    noun = "broker"
+    ports = 2
 
     def __init__(self, folder: str | Path | None = None, progress: Progress = lambda line: None) -> None:
-        """``folder`` keeps the data after ``close``; without it the data lives in a temporary folder."""
-        self._process = ServerProcess("kafka", folder)
+        super().__init__(folder)
         self._folder = self._process.folder
         self._progress = progress
-        self._port, self._controller = free_ports(2)
+        (self._controller,) = self._more_ports
         self._admin: Any = None
-
-    def __enter__(self) -> KafkaServer:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def bootstrap(self) -> str:
         """Where clients connect; the same for the server's whole life."""
-        return f"127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The broker's process. Only while it runs."""
-        return self._running().pid
-
-    @property
-    def log(self) -> Path:
-        """What the broker said: warnings and errors."""
-        return self._process.log
+        return self.address
 
     @property
     def _meta(self) -> Path:
         return self._folder / "data" / "meta.properties"
-
-    def start(self) -> None:
-        """Start the broker, on the data and port it had before if it ran already, and wait until it answers."""
-        if self._process.started:
-            return
-        admin_client = _admin_client()
-        java = str(Path(ensure_java()) / "bin" / "java")
-        command = [java, "-Xmx512m", "-cp", f"{KAFKA.jars(self._progress)}/*"]
-        settings = self._prepare(command)
-        self._progress(f"starting Kafka {VERSION} at {self.bootstrap} ...")
-        logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"
-        self._process.launch([*command[:1], logging, *command[1:], "kafka.Kafka", str(settings)])
-        self._admin = admin_client({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        self._wait_until_up()
-
-    def stop(self) -> None:
-        """End the broker cleanly; ``start`` starts it again. Without one running, nothing."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End the broker as a power cut would (SIGKILL)."""
-        self._end(signal.SIGKILL)
-
-    def close(self) -> None:
-        """Stop, and remove the data unless it is in a folder of the caller's."""
-        self._admin = None
-        self._process.close()
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic and wait until clients can use it."""
         from confluent_kafka.admin import NewTopic
 
         self._running()
-        self._admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_START_SECONDS)
+        self._admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_TOPIC_SECONDS)
         self._wait_for_partitions(name, partitions)
 
     def add_partitions(self, name: str, total: int) -> None:
@@ -155,17 +108,21 @@ class KafkaServer:
         from confluent_kafka.admin import NewPartitions
 
         self._running()
-        self._admin.create_partitions([NewPartitions(name, total)])[name].result(_START_SECONDS)
+        self._admin.create_partitions([NewPartitions(name, total)])[name].result(_TOPIC_SECONDS)
         self._wait_for_partitions(name, total)
 
     def _wait_for_partitions(self, name: str, partitions: int) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _TOPIC_SECONDS
         while True:
             found = self._admin.list_topics(name, timeout=5).topics[name].partitions.values()
             if len(found) >= partitions and all(partition.leader >= 0 for partition in found):
                 return
             if time.monotonic() > deadline:
-                raise self._fault(f"topic '{name}' gets a leader for each of its partitions", "not all have one")
+                raise self._fault(
+                    f"topic '{name}' gets a leader for each of its partitions",
+                    self._process.first_error() or "not all have one",
+                    "Its log says more while it runs.",
+                )
             time.sleep(0.01)
 
     def _prepare(self, java: list[str]) -> Path:
@@ -195,33 +152,29 @@ class KafkaServer:
             )
         return settings
 
-    def _wait_until_up(self) -> None:
+    def _command(self) -> list[str]:
+        admin_client = _admin_client()
+        java = str(Path(ensure_java()) / "bin" / "java")
+        command = [java, "-Xmx512m", "-cp", f"{KAFKA.jars(self._progress)}/*"]
+        settings = self._prepare(command)
+        self._progress(f"starting Kafka {VERSION} at {self.bootstrap} ...")
+        self._admin = admin_client({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"
+        return [*command[:1], logging, *command[1:], "kafka.Kafka", str(settings)]
+
+    def _answers(self) -> bool:
         from confluent_kafka import KafkaException
 
-        deadline = time.monotonic() + _START_SECONDS
-        cluster = re.findall(r"cluster\.id=(.+)", self._meta.read_text())[0]
-        while self._process.alive and time.monotonic() < deadline:
-            with contextlib.suppress(KafkaException):
-                answer = self._admin.list_topics(timeout=0.5)
-                if answer.brokers and answer.cluster_id == cluster:  # and not a stranger's on this port
-                    return
-        self.kill()
-        raise self._fault("the broker answers soon after its start", f"no answer within {_START_SECONDS:.0f} s")
-
-    def _fault(self, rule: str, got: str) -> EnvironmentFault:
-        reason = self._process.first_error() or got
-        return EnvironmentFault(f"Kafka at {self.bootstrap}", rule, reason, "Its log says more while it runs.")
-
-    def _running(self) -> ServerProcess:
-        if not self._process.started:
-            raise EnvironmentFault(
-                f"Kafka at {self.bootstrap}", "the broker must run for this", "none", "Call start()."
-            )
-        return self._process
+        (cluster,) = re.findall(r"cluster\.id=(.+)", self._meta.read_text())
+        try:
+            answer = self._admin.list_topics(timeout=0.5)
+        except KafkaException:
+            return False
+        return bool(answer.brokers) and answer.cluster_id == cluster
 
     def _end(self, signum: signal.Signals) -> None:
         self._admin = None
-        self._process.end(signum)
+        super()._end(signum)
 
 
 def _admin_client() -> Callable[[dict[str, Any]], Any]:
