@@ -1,8 +1,9 @@
 """``penstock dlq``: look at dead letters, send them back, drop them.
 
-Works on the files in the state directory, with the topology running or not, on the machine where the spout's
-tasks keep them. Sending back appends to the task's From queue, which any process may do at any time: a running
-topology finds the letters within a second, another one when it starts. With ``--kafka`` the same on topics.
+Works on the files in the state directory, with the topology running or not, on the machine where the tasks keep
+them. A spout's letters go back to its From queue, those of a PersistBolt to its delayed persistent queue. Any process
+may append to either at any time: a running topology finds the letters within a second, another one when it
+starts. With ``--kafka`` the same for spouts, on topics.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.errors import LoadError
-from penstock.replay.dead_letters import Letter, send_back
+from penstock.persist.letters import put_again
+from penstock.persist.spec import DEAD, ProcessorSpec, find
+from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters, Letter, send_back
 from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
 from penstock.settings import Settings
@@ -34,7 +38,24 @@ class _Box:
 
     component: str
     index: int
-    queues: Queues
+    dead: DeadLetters
+    send_back: Callable[[Collection[int]], int]
+    close: Callable[[], None]
+
+    @classmethod
+    def of_spout(cls, component: str, index: int, queues: Queues) -> _Box:
+        return cls(component, index, queues.dead, lambda ids: send_back(queues, ids), queues.close)
+
+    @classmethod
+    def of_bolt(cls, spec: ProcessorSpec) -> _Box:
+        dead = DiskDeadLetters(Path(spec.home) / DEAD)
+        queue = spec.queue.open(spec.name, spec.folder)
+
+        def close() -> None:
+            dead.close()
+            queue.close()
+
+        return cls(spec.component, 0, dead, lambda ids: put_again(dead, queue, ids), close)
 
     def id(self, letter: Letter) -> str:
         """What the user knows a letter by: unique in its topology."""
@@ -57,7 +78,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             action.add_argument("ids", metavar="ID", nargs="*", help="as the list shows it")
             action.add_argument("--all", action="store_true", help="all of them")
         action.add_argument("--topology", metavar="NAME", required=True, help="the topology's name")
-        action.add_argument("--component", metavar="ID", help="only this spout's, on Kafka this source topic's")
+        action.add_argument(
+            "--component", metavar="ID", help="only this component's, on Kafka this source topic's"
+        )
         action.add_argument(
             "--state-dir",
             metavar="DIR",
@@ -73,7 +96,7 @@ def handle(options: argparse.Namespace) -> int:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     boxes = _find_on_kafka(options) if options.kafka else _find(options)
     try:
-        found = {box.id(letter): (box, letter) for box in boxes for letter in box.queues.dead.letters()}
+        found = {box.id(letter): (box, letter) for box in boxes for letter in box.dead.letters()}
         if options.action == "list":
             _list(console, options.topology, found)
             return 0
@@ -84,46 +107,55 @@ def handle(options: argparse.Namespace) -> int:
         for box in boxes:
             ids = {letter.id for owner, letter in chosen.values() if owner is box}
             if options.action == "send-back":
-                send_back(box.queues, ids)
+                box.send_back(ids)
             else:
-                box.queues.dead.remove(ids)
+                box.dead.remove(ids)
         done = "sent back" if options.action == "send-back" else "dropped"
         console.print(f"{len(chosen)} dead letter{'' if len(chosen) == 1 else 's'} {done}", highlight=False)
         return 0
     finally:
         for box in boxes:
-            box.queues.close()
+            box.close()
 
 
 def _find(options: argparse.Namespace) -> list[_Box]:
     """The dead letters of each task of the topology, wherever below the state directory its folder is."""
     state_dir, topology, component = Path(options.state_dir), options.topology, options.component
     abouts = {path: json.loads(path.read_text()) for path in sorted(state_dir.rglob(f"{FOLDER}/{ABOUT}"))}
-    mine = {path: about for path, about in abouts.items() if about["topology"] == topology}
-    if not mine:
+    spouts = [(about, path.parent) for path, about in abouts.items() if about["topology"] == topology]
+    bolts = find(options.state_dir, topology)
+    owners = {about["component"] for about, _ in spouts} | {spec.component for spec in bolts}
+    if not owners:
         names = sorted({about["topology"] for about in abouts.values()})
         raise LoadError(
             f"{state_dir}",
-            f"topology '{topology}' must have replay queues here",
-            f"those of {', '.join(names)}" if names else "none of any topology",
+            f"topology '{topology}' must have replay queues or a PersistBolt here",
+            f"replay queues of {', '.join(names)}" if names else "none of any topology",
             "Check --topology and --state-dir. For queues on Kafka give --kafka HOST:PORT.",
         )
-    boxes = [(about, path.parent) for path, about in mine.items() if component in (None, about["component"])]
-    if not boxes:
+    if component is not None and component not in owners:
         raise LoadError(
             f"topology '{topology}'",
-            f"component '{component}' must be a spout with replay queues",
-            ", ".join(sorted({about["component"] for about in mine.values()})),
+            f"component '{component}' must be a spout with replay queues or a PersistBolt",
+            ", ".join(sorted(owners)),
             "Name one of these.",
         )
-    boxes.sort(key=lambda box: (box[0]["component"], box[0]["index"]))
-    return [_Box(about["component"], about["index"], open_beside(folder)) for about, folder in boxes]
+    spouts.sort(key=lambda spout: (spout[0]["component"], spout[0]["index"]))
+    wanted = owners if component is None else {component}
+    return [
+        *(
+            _Box.of_spout(about["component"], about["index"], open_beside(folder))
+            for about, folder in spouts
+            if about["component"] in wanted
+        ),
+        *(_Box.of_bolt(spec) for spec in bolts if spec.component in wanted),
+    ]
 
 
 def _find_on_kafka(options: argparse.Namespace) -> list[_Box]:
     from penstock.connectors.kafka_replay import stores_of
 
-    boxes = [_Box(*found) for found in stores_of(options.kafka, options.topology, options.component)]
+    boxes = [_Box.of_spout(*found) for found in stores_of(options.kafka, options.topology, options.component)]
     if not boxes:
         whose = f", source '{options.component}'" if options.component else ""
         raise LoadError(
@@ -176,7 +208,7 @@ def _show(console: Console, id: str, found: tuple[_Box, Letter]) -> None:
     record = letter.record
     lines = [
         f"id            {id}",
-        f"spout         {box.component}, task {box.index}",
+        f"kept by       {box.component}, task {box.index}",
         f"attempts      {record.attempts}",
         f"first failed  {_time(record.first_failed)}",
         f"failed at     {record.component or 'timed out'}",

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from penstock.persist.policy import Patience
-from penstock.persist.process import LENGTH
 from penstock.persist.processor import Status
+from penstock.persist.spec import LENGTH
 
 log = logging.getLogger("penstock.persist")
 

@@ -1,14 +1,24 @@
-"""Rows the store will never take, kept with its words until someone looks at them: ``penstock dlq``."""
+"""Rows the store will never take, kept with its words until someone looks at them: ``penstock dlq``.
+
+Sent back, a row is put in the queue again: (1) put it, (2) strike out the letter. A crash between the two leaves
+it in both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
+from penstock.persist.entries import pack
+from penstock.persist.queues import QueueClient
 from penstock.persist.stores import StoreAway
-from penstock.replay.dead_letters import DiskDeadLetters
+from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters
 from penstock.replay.records import Record
+
+_SENDER = "dead letters"  # as a writer of the queue
 
 
 class DeadRow(NamedTuple):
@@ -48,3 +58,13 @@ class DeadRows:
 
     def _record(self, row: DeadRow) -> Record:
         return Record((row.id, dict(row.values)), 1, row.error, self._component, row.time)
+
+
+def put_again(letters: DeadLetters, queue: QueueClient, ids: Collection[int]) -> int:
+    """Give dead letters to the processor once more, behind all that waits. Returns how many."""
+    chosen = [letter for letter in letters.letters() if letter.id in ids]
+    life = queue.register(_SENDER)
+    for number, letter in enumerate(chosen):
+        queue.put([pack(_SENDER, life, number, pa.Table.from_pylist([letter.record.payload[1]]))])
+    letters.remove([letter.id for letter in chosen])
+    return len(chosen)

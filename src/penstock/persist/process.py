@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import struct
 import sys
 import threading
 import time
@@ -20,9 +19,8 @@ from typing import IO
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.persist.processor import Processor, Status, drained
-from penstock.persist.spec import ProcessorSpec, load
+from penstock.persist.spec import LENGTH, ProcessorSpec, load
 
-LENGTH = struct.Struct("<Q")
 HANGS = 4
 """Exit code: the store did not answer in time."""
 FAILED = 5

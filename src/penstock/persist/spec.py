@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.persist.stores import Store
 
 DEAD = "dead"
 SPEC = "spec.pickle"
+LENGTH = struct.Struct("<Q")  # before a specification on a pipe
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,13 @@ class ProcessorSpec:
             clock,
             crash,
         )
+
+
+def find(state_dir: str, topology: str) -> list[ProcessorSpec]:
+    """Of each component of a topology that has, or had, a processor."""
+    folders = sorted(Path(state_dir.removeprefix("file://")).glob(f"*/shared/*/{SPEC}"))
+    specs = [load(path.read_bytes()) for path in folders]
+    return [spec for spec in specs if spec.topology == topology]
 
 
 def load(data: bytes) -> ProcessorSpec:
