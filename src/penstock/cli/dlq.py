@@ -1,8 +1,8 @@
 """``penstock dlq``: look at dead letters, send them back, drop them.
 
 Works on the files in the state directory, with the topology running or not, on the machine where the tasks keep
-them. A spout's letters go back to its From queue, those of a PersistBolt to its delayed persistent queue. Any process
-may append to either at any time: a running topology finds the letters within a second, another one when it
+them. A spout's letters go back to its From queue, those of a PersistBolt to its delayed persistent queue. Any
+process may append to either at any time: a running topology finds the letters within a second, another one when it
 starts. With ``--kafka`` the same for spouts, on topics.
 """
 
@@ -130,7 +130,7 @@ def _find(options: argparse.Namespace) -> list[_Box]:
         raise LoadError(
             f"{state_dir}",
             f"topology '{topology}' must have replay queues or a PersistBolt here",
-            f"replay queues of {', '.join(names)}" if names else "none of any topology",
+            f"those of {', '.join(names)}" if names else "none of any topology",
             "Check --topology and --state-dir. For queues on Kafka give --kafka HOST:PORT.",
         )
     if component is not None and component not in owners:
