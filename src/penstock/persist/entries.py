@@ -40,7 +40,8 @@ def pack(writer: str, life: int, number: int, rows: pa.Table) -> bytes:
     """An entry as bytes."""
     out = pa.BufferOutputStream()
     name = writer.encode()
-    out.write(_HEADER.pack(_MAGIC, life, number, rows.num_rows, len(name)) + name)
+    head = _HEADER.pack(_MAGIC, life, number, rows.num_rows, len(name)) + name
+    out.write(head.ljust(_aligned(len(head)), b"\0"))
     with pa.ipc.new_stream(out, rows.schema) as stream:
         stream.write_table(rows)
     packed: bytes = out.getvalue().to_pybytes()
@@ -57,9 +58,14 @@ def unpack(data: bytes) -> Entry:
             "Let nothing else write to the queue; drain it before an upgrade.",
         )
     _, life, number, rows, length = _HEADER.unpack_from(data)
-    begin = _HEADER.size + length
-    writer = data[_HEADER.size : begin].decode()
-    return Entry(writer, life, number, rows, pa.py_buffer(data)[begin:])
+    end = _HEADER.size + length
+    writer = data[_HEADER.size : end].decode()
+    return Entry(writer, life, number, rows, pa.py_buffer(data)[_aligned(end) :])
+
+
+def _aligned(size: int) -> int:
+    """Where the rows begin behind a head of that size: Arrow wants its buffers aligned."""
+    return -(-size // 64) * 64
 
 
 def split(rows: pa.Table, most_bytes: int) -> Iterator[pa.Table]:

@@ -61,7 +61,7 @@ class Keeper:
             with self._lock:
                 if self._ending.is_set():
                     return
-                self._process = process = _start()
+                self._process = process = _start(self._spec)
             began = time.monotonic()
             status = self._listen(process, status)
             code = process.wait()
@@ -79,11 +79,8 @@ class Keeper:
 
     def _listen(self, process: subprocess.Popen[bytes], status: Status) -> Status:
         """Until the process ends; returns its last status. Its counts go on from those of the one before."""
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout is not None
         before = (status.written, status.rejected, status.again, status.lost)
-        with contextlib.suppress(OSError):  # it may be dead already
-            process.stdin.write(LENGTH.pack(len(self._spec)) + self._spec)
-            process.stdin.flush()
         for line in process.stdout:
             with contextlib.suppress(ValueError, TypeError):  # half a line of one that was killed
                 status = Status(**json.loads(line))
@@ -97,14 +94,18 @@ class Keeper:
         return status
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(spec: bytes) -> subprocess.Popen[bytes]:
     """With this process's modules, wherever they come from, and out of the reach of Ctrl-C: the worker says when
     to end."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "penstock.persist.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         start_new_session=True,
     )
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it may be dead already
+        process.stdin.write(LENGTH.pack(len(spec)) + spec)
+        process.stdin.flush()
+    return process

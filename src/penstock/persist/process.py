@@ -92,17 +92,24 @@ class _Reporter:
 
 
 def main() -> int:
-    control = sys.stdin.buffer
+    control = open(0, "rb", buffering=0)  # noqa: SIM115 - a thread waits in it to the end, and a buffer has a lock
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a store prints must not look like a status
-    (length,) = LENGTH.unpack(control.read(LENGTH.size))
-    spec = load(control.read(length))
+    (length,) = LENGTH.unpack(_read(control, LENGTH.size))
+    spec = load(_read(control, length))
     reporter = _Reporter(out)
     try:
         return _run(spec, _Ending(control), reporter)
     except PenstockError as error:
         reporter.trouble(str(error))
         return FAILED
+
+
+def _read(control: IO[bytes], size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += control.read(size - len(data)) or sys.exit("penstock.persist.process is started by a PersistBolt")
+    return data
 
 
 def _run(spec: ProcessorSpec, ending: _Ending, reporter: _Reporter) -> int:

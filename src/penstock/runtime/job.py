@@ -25,6 +25,7 @@ from penstock.runtime.sinks import SinkExecutor
 from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import MessageIds, Origins, Tracker
 from penstock.settings import Settings
+from penstock.state.store import StateStore
 from penstock.state.values import TaskState
 from penstock.topology.builder import Node, Topology
 from penstock.topology.components import (
@@ -53,6 +54,8 @@ class Job:
     """Tuples a second each spout may emit, its tasks together, where that is limited."""
     folder: str = ""
     """Where the topology's state survives: a path or fsspec URL; empty where nothing does."""
+    shared: str = ""
+    """Where components may keep what survives at every level."""
     key: int = field(default_factory=new_seed)
     """Of the roots' ledgers; secret to no one in the run, and different in the next."""
 
@@ -94,7 +97,7 @@ def make_executor(
         delivery=settings.delivery,
         state=state,
         folder=f"{job.folder}/tasks/{component}-{plan.task[task].index}" if job.folder else "",
-        shared=f"{job.folder or f'{settings.state_dir}/{plan.topology}'}/shared/{component}",
+        shared=f"{job.shared}/{component}",
         report=around.report(stats),
         publish=around.publish(task),
     )
@@ -180,6 +183,7 @@ def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any],
         {node.id: node.tick_interval for node in nodes if node.tick_interval},
         {node.id: node.max_rate for node in nodes if node.is_spout},
         folder,
+        f"{folder or StateStore(topology.settings.state_dir).child(topology.name).url}/shared",
     )
 
 
