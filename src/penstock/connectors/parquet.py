@@ -211,7 +211,7 @@ class ParquetSink(TransactionalSink):
         self._buffer.clear()
         try:
             with self._io():
-                for folder, part in self._partitions(rows):
+                for folder, part in hive_partitions(rows, self._partition_by):
                     self._file(folder, part.schema).writer.write_table(part)
         except ComponentError as error:
             self._lost = error
@@ -234,25 +234,6 @@ class ParquetSink(TransactionalSink):
         self._open[folder] = _OpenFile(name, folder, handle, writer, schema)
         return self._open[folder]
 
-    def _partitions(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """The rows of each partition, in order, with the partition's folder."""
-        if not self._partition_by:
-            yield "", rows
-            return
-        values = rows.select(self._partition_by)
-        values = values.cast(pa.schema([(name, pa.string()) for name in self._partition_by]))
-        values = values.append_column("", pa.array(range(rows.num_rows), pa.int64()))
-        groups = values.group_by(list(self._partition_by), use_threads=False).aggregate([("", "list")])
-        content = rows.drop_columns(list(self._partition_by))
-        for group in groups.to_batches():
-            indices = group.column("_list")
-            for index, key in zip(indices, group.select(self._partition_by).to_pylist(), strict=True):
-                folders = (
-                    f"{urllib.parse.quote(name, '')}={_NULL if value is None else urllib.parse.quote(value, '')}"
-                    for name, value in key.items()
-                )
-                yield "/".join(folders), content.take(index.values)
-
     def _close(self, folder: str) -> None:
         """Make a file complete and durable."""
         file = self._open.pop(folder)
@@ -273,13 +254,8 @@ class ParquetSink(TransactionalSink):
             self._sync_folder(path)
 
     def _sync_folder(self, path: str) -> None:
-        """Make names durable: on a file system a file's own sync leaves them out."""
         if self._local:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_folder(path)
 
     def _discard(self) -> None:
         """Forget the open epoch. What would not go to disk may refuse again here; ``recover`` removes the rest."""
@@ -305,3 +281,33 @@ class ParquetSink(TransactionalSink):
                 f"{type(error).__name__}: {error}",
                 "See to space and rights there; what was committed is complete.",
             ) from error
+
+
+def hive_partitions(rows: pa.Table, fields: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each partition, in order and without the fields, with the partition's folder; without fields all
+    rows, and no folder."""
+    if not fields:
+        yield "", rows
+        return
+    values = rows.select(fields)
+    values = values.cast(pa.schema([(name, pa.string()) for name in fields]))
+    values = values.append_column("", pa.array(range(rows.num_rows), pa.int64()))
+    groups = values.group_by(list(fields), use_threads=False).aggregate([("", "list")])
+    content = rows.drop_columns(list(fields))
+    for group in groups.to_batches():
+        indices = group.column("_list")
+        for index, key in zip(indices, group.select(fields).to_pylist(), strict=True):
+            folders = (
+                f"{urllib.parse.quote(name, '')}={_NULL if value is None else urllib.parse.quote(value, '')}"
+                for name, value in key.items()
+            )
+            yield "/".join(folders), content.take(index.values)
+
+
+def sync_folder(path: str) -> None:
+    """Make names durable: on a file system a file's own sync leaves them out."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,370 @@
+"""Results into a folder of Parquet files, on local disk or behind an fsspec URL.
+
+The folder has a chain of numbered commits in ``_penstock/commits``; the newest says how far each queue is. Readers
+pass over names with a leading underscore.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import posixpath
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import fsspec.core
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from penstock.connectors.parquet import hive_partitions, sync_folder
+from penstock.connectors.tables import last_of_each
+from penstock.errors import EnvironmentFault, StateError, TopologyError
+from penstock.persist.stores import (
+    Overtaken,
+    Reject,
+    Rejected,
+    Store,
+    StoreAway,
+    StoreClient,
+    checked_key,
+    write_all_but_rejected,
+)
+from penstock.persist.tables import NullInKey, refuse_null_keys
+from penstock.state.store import StateStore, is_missing
+
+_OWN = "_penstock"
+_COMMITS = "commits"
+_KEYED = "rows.parquet"
+
+
+class ParquetStore(Store):
+    """A folder of Parquet files. ``partition_by`` names the fields whose values become folders
+    (``day=2024-01-01/``), as Hive, Spark and ``pyarrow.dataset`` read them.
+
+    Without a ``key`` each write adds a file, or one in each partition it has rows for. With a key each partition
+    is one file, ``rows.parquet``, that a write replaces by one with the new rows in it: readers find one row for
+    each key, and a write costs as much as the whole partition. For that the folder must be on a file system,
+    where a file is replaced in one step, and ``partition_by`` must be part of the key.
+
+    A field's type is that of the first value other than None; all files agree on it, so that the folder reads as
+    one table. A value that fits it unchanged (2.0 among integers) is converted, a row with any other is rejected.
+    A new field is added: earlier files lack it.
+
+    A write of several files becomes visible file by file. As exclusive as ``StateStore.create`` is on the folder's
+    file system, two processors at once do no harm.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        key: Sequence[str] = (),
+        partition_by: Sequence[str] | None = None,
+        compression: str = "zstd",
+    ) -> None:
+        url = os.fspath(folder)
+        where = f"ParquetStore for {url}"
+        if isinstance(partition_by, str):
+            raise TopologyError(
+                where, "partition_by is a sequence of fields", repr(partition_by), f"Write [{partition_by!r}]."
+            )
+        self.key = checked_key(where, key)
+        self.partition_by = tuple(partition_by or ())
+        self.compression = compression
+        if self.key and "://" in url and not url.startswith("file://"):
+            raise TopologyError(
+                where,
+                "with a key the folder is a path: an object store does not replace a file in one step",
+                f"key={self.key!r}",
+                "Leave the key out and take the last row of each when reading, or use PostgresStore.",
+            )
+        if self.key and not set(self.partition_by) <= set(self.key):
+            raise TopologyError(
+                where,
+                "with a key a row stays in its partition: partition_by is part of the key",
+                f"partition_by={self.partition_by!r}, key={self.key!r}",
+                "Add the field to the key, or leave it out of partition_by.",
+            )
+        self.url = url if "://" in url else os.path.abspath(url)
+
+    def check(self, where: str) -> None:
+        try:
+            fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise EnvironmentFault(
+                f"{where}, ParquetStore for {self.url}",
+                "folder is a local path or a URL that fsspec knows",
+                str(error),
+                "Install the package that fsspec names for it.",
+            ) from error
+
+    def open(self) -> StoreClient:
+        return _Client(self)
+
+    def __str__(self) -> str:
+        return f"Parquet files in {self.url}"
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """A step of the folder. Its record is created once and never changed, and the newest one never removed."""
+
+    number: int
+    queues: dict[str, str]
+    """The progress of each."""
+    files: list[tuple[str, str]]
+    """Where each new file was staged and where it belongs, both below the folder."""
+    schema: pa.Schema
+    """Of all rows so far, without the fields to partition by."""
+
+    @property
+    def name(self) -> str:
+        return f"{_COMMITS}/{self.number:015d}.json"
+
+    def encode(self) -> bytes:
+        schema = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
+        return json.dumps({"queues": self.queues, "files": self.files, "schema": schema}).encode()
+
+    @classmethod
+    def decode(cls, name: str, data: bytes) -> _Commit:
+        content = json.loads(data)
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
+        files = [(staged, target) for staged, target in content["files"]]
+        return cls(int(posixpath.basename(name).partition(".")[0]), content["queues"], files, schema)
+
+
+class _Client(StoreClient):
+    """A write, in numbered steps: (1) files, complete and durable, under names that readers pass over; (2) the
+    next commit's record, which says how far the queue is and which files belong to it; (3) rename the files; (4)
+    remove what earlier commits and attempts left. The write is done with step 2: whoever comes next does 3 and 4,
+    as often as need be.
+
+    Step 2 is the comparison too: of all who read commit n, one creates n + 1. Earlier records go in step 4, so one
+    who slept since may succeed to create a number that was there before; it then finds a greater one, and has not
+    written. Files staged for n + 1 stay until that commit is made: they may be those of a process at work.
+    """
+
+    def __init__(self, store: ParquetStore) -> None:
+        self._store = store
+        self._fs, path = fsspec.core.url_to_fs(store.url)
+        self._folder = path.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+        self._own = StateStore(f"{store.url}/{_OWN}")
+        self._settled = -1
+        """The newest commit whose steps are known to be done."""
+
+    def progress(self, queue: str) -> str:
+        with self._io():
+            newest = self._newest()
+            self._settle(newest)
+        return newest.queues.get(queue, "")
+
+    def write(self, queue: str, rows: pa.Table, before: str, after: str, reject: Reject) -> None:
+        told: list[Rejected] = []
+        while True:  # once, unless another queue's write to the folder comes between
+            with self._io():
+                newest = self._newest()
+                if newest.queues.get(queue, "") != before:
+                    raise Overtaken(
+                        str(self._store), f"one processor at a time writes for '{queue}'", "a write of another"
+                    )
+                self._settle(newest)
+            fitting, rejected = self._fitting(rows, newest.schema)
+            if rejected and rejected != told:
+                reject(rejected)
+                told = rejected
+            with self._io():
+                number = newest.number + 1
+                files = self._stage(number, fitting)
+                commit = _Commit(number, {**newest.queues, queue: after}, files, self._content(fitting.schema))
+                if self._record(commit):
+                    self._settle(commit)
+                    return
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def _newest(self) -> _Commit:
+        while names := self._own.list(f"{_COMMITS}/"):
+            try:
+                return _Commit.decode(names[-1], self._own.read(names[-1]))
+            except StateError as error:
+                if not is_missing(error):  # else it was, but is no longer, the newest
+                    raise
+        return _Commit(0, {}, [], pa.schema([]))
+
+    def _fitting(self, rows: pa.Table, known: pa.Schema) -> tuple[pa.Table, list[Rejected]]:
+        """The rows under one schema with all that was written before, and those that do not fit it."""
+        if not rows.num_rows:
+            return known.empty_table(), []
+        wanted = {*self._store.key, *self._store.partition_by}
+        missing = sorted(wanted - set(rows.column_names))
+        if missing or set(self._store.partition_by) >= set(rows.column_names):
+            raise StoreAway(
+                str(self._store),
+                f"the rows have the fields {', '.join(sorted(wanted))}, and one that is not for partitions",
+                f"({', '.join(rows.column_names)})",
+                "Partition by fields of the rows; they wait in the queue.",
+            )
+        schema = _widened(known, rows.schema)
+        for name in self._store.partition_by:
+            if name not in schema.names:  # nothing but None
+                schema = schema.append(pa.field(name, pa.string()))
+        parts: list[pa.Table] = []
+
+        def fit(part: pa.Table) -> None:
+            refuse_null_keys(part, self._store.key)
+            parts.append(pa.table([_column(part, field) for field in schema], schema))
+
+        rejected = write_all_but_rejected(rows, fit, (NullInKey, pa.ArrowException))
+        return pa.concat_tables(parts) if parts else schema.empty_table(), rejected
+
+    def _content(self, schema: pa.Schema) -> pa.Schema:
+        return pa.schema([field for field in schema if field.name not in self._store.partition_by])
+
+    def _stage(self, number: int, rows: pa.Table) -> list[tuple[str, str]]:
+        """Step 1."""
+        if not rows.num_rows:
+            return []
+        files = []
+        token = secrets.token_hex(4)  # two attempts at one number never share a file
+        try:
+            for index, (folder, part) in enumerate(hive_partitions(rows, self._store.partition_by)):
+                staged = f"{_OWN}/staged/{number:015d}-{token}-{index}.staged"
+                target = posixpath.join(folder, _KEYED if self._store.key else f"{number:015d}-{token}.parquet")
+                files.append((staged, target))
+                self._write(staged, self._merged(target, part) if self._store.key else part)
+        except BaseException:
+            self._discard(files)
+            raise
+        return files
+
+    def _merged(self, target: str, rows: pa.Table) -> pa.Table:
+        """A partition's new content."""
+        path = self._path(target)
+        if self._fs.exists(path):
+            with self._fs.open(path, "rb") as file:
+                rows = pa.concat_tables([pq.read_table(file), rows], promote_options="default")
+        return last_of_each(rows, [name for name in self._store.key if name not in self._store.partition_by])
+
+    def _write(self, name: str, rows: pa.Table) -> None:
+        path = self._path(name)
+        self._make_folder(posixpath.dirname(path))
+        with self._fs.open(path, "wb") as file:
+            pq.write_table(rows, file, compression=self._store.compression)
+            if self._local:
+                file.flush()
+                os.fsync(file.fileno())
+        if self._local:
+            sync_folder(posixpath.dirname(path))
+
+    def _record(self, commit: _Commit) -> bool:
+        """Step 2; False if another was first."""
+        created = self._own.create(commit.name, commit.encode())
+        if created and self._newest().number == commit.number:
+            return True
+        if created:
+            self._own.remove(commit.name)
+        self._discard(commit.files)
+        return False
+
+    def _settle(self, commit: _Commit) -> None:
+        """Steps 3 and 4, for a commit that was the newest."""
+        if self._settled == commit.number:
+            return
+        if self._settled < 0:
+            self._own.sweep(_COMMITS)
+        for staged, target in commit.files:
+            self._rename(self._path(staged), self._path(target))
+        for name in self._own.list(f"{_COMMITS}/"):
+            if name < commit.name:
+                self._own.remove(name)
+        for name in self._own.list("staged/"):
+            if int(posixpath.basename(name).partition("-")[0]) <= commit.number:
+                self._own.remove(name)
+        self._settled = commit.number
+
+    def _rename(self, staged: str, target: str) -> None:
+        """Unless it was done: then the target may have been moved by a reader, and is not looked for."""
+        if not self._fs.exists(staged):
+            return
+        self._make_folder(posixpath.dirname(target))
+        with contextlib.suppress(FileNotFoundError):  # another one does the same
+            if self._local:
+                os.replace(staged, target)
+                sync_folder(posixpath.dirname(target))
+            else:
+                self._fs.mv(staged, target)
+
+    def _discard(self, files: list[tuple[str, str]]) -> None:
+        for staged, _ in files:
+            with contextlib.suppress(OSError):
+                self._fs.rm_file(self._path(staged))
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder, each level durable in the one above."""
+        if self._fs.isdir(path):
+            return
+        self._fs.makedirs(path, exist_ok=True)
+        while self._local and len(path) > len(self._folder):
+            path = posixpath.dirname(path)
+            sync_folder(path)
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._folder, name)
+
+    @contextlib.contextmanager
+    def _io(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, StateError) as error:
+            raise StoreAway(
+                str(self._store),
+                "the folder takes the rows",
+                f"{type(error).__name__}: {error}",
+                "See to space and rights there; the rows wait in the queue.",
+            ) from error
+
+
+def _widened(known: pa.Schema, new: pa.Schema) -> pa.Schema:
+    """What is known, with types for the fields that had none, and the new fields behind."""
+    fields = {field.name: field.type for field in known if not pa.types.is_null(field.type)}
+    for field in new:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not pa.types.is_null(kind):
+            fields.setdefault(field.name, kind)
+    # Of a row of nothing but None there would be nothing left.
+    return pa.schema(list((fields or {field.name: field.type for field in new}).items()))
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    """The rows' values of a field, unchanged in its type; raises where one would change."""
+    if field.name not in rows.column_names:
+        return pa.nulls(rows.num_rows, field.type)
+    column = rows[field.name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if kind != field.type and not pa.types.is_null(kind) and not _alike(kind, field.type):
+        raise pa.ArrowTypeError(f"field '{field.name}' is of type {field.type} in all earlier rows, not {kind}")
+    return column.cast(field.type)
+
+
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Does Arrow's safe conversion from one to the other either change no value or raise?"""
+    types = pa.types
+    if types.is_integer(other) and (types.is_integer(one) or types.is_floating(one)):
+        return True
+    if types.is_timestamp(one) and types.is_timestamp(other):
+        return (one.tz is None) == (other.tz is None)
+    if types.is_decimal(one) and not types.is_decimal(other):
+        return False
+    try:
+        both = pa.unify_schemas([pa.schema([("", kind)]) for kind in (one, other)], promote_options="permissive")
+    except pa.ArrowException:
+        return False
+    return bool(both.field(0).type == other)

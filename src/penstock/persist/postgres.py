@@ -1,0 +1,268 @@
+"""Results into a PostgreSQL table. Needs psycopg 3: ``pip install "penstock[postgres]"``.
+
+Rows travel by COPY, as text that Arrow writes column by column; with a key by way of a staging table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.connectors import postgres_rows
+from penstock.connectors.tables import Columns, last_of_each
+from penstock.errors import EnvironmentFault, TopologyError
+from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient, write_all_but_rejected
+from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
+
+if TYPE_CHECKING:
+    import psycopg
+
+_ROWS_FAULT = (  # classes of SQLSTATE; with any other the same row may be taken later
+    "21",  # a row twice in one upsert, where the column's type calls two keys equal: goes away with the halving
+    "22",  # data
+    "23",  # constraints
+    "44",  # a view's check option
+    "54",  # a limit of PostgreSQL's own, as the length of a key
+    "P0",  # a trigger's RAISE
+)
+_LOOKS = 10  # how often within the timeout a connection's watch looks
+
+
+class PostgresStore(TableStore):
+    """A table of PostgreSQL, ``table`` or ``schema.table``; see ``TableStore`` for the options.
+
+    ``timeout``, in seconds, is the longest a statement may take: a server that hangs is left after it, and a
+    processor that hangs in mid write gives way to its successor after it.
+
+    How far each queue is stands in the table ``penstock_queues``, found by the same search path.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        key: Sequence[str] = (),
+        columns: Columns = None,
+        create: bool = True,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(table, key, columns, create)
+        self.dsn = dsn
+        self.timeout = timeout
+
+    def check(self, where: str) -> None:
+        try:
+            import psycopg
+            from psycopg.conninfo import conninfo_to_dict
+        except ImportError as error:
+            raise EnvironmentFault(
+                where, "PostgresStore needs psycopg 3", str(error), 'pip install "penstock[postgres]"'
+            ) from error
+        try:
+            conninfo_to_dict(self.dsn)
+        except psycopg.ProgrammingError as error:
+            raise TopologyError(
+                f"{where}, PostgresStore for table '{self.table}'",
+                "dsn is a connection string of PostgreSQL",
+                str(error).strip(),
+                "For example 'host=db.example dbname=results user=penstock'.",
+            ) from error
+
+    def open(self) -> StoreClient:
+        return _Client(self)
+
+    def __str__(self) -> str:
+        return f"PostgreSQL table '{self.table}' at {postgres_rows.address(self.dsn)}"
+
+
+class _RowRefused(Exception):
+    """PostgreSQL does not take rows of a part, for a reason of theirs."""
+
+
+class _Client(StoreClient):
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._session: _Session | None = None
+
+    def progress(self, queue: str) -> str:
+        with self._connected() as session:
+            return session.progress(queue) or ""
+
+    def write(self, queue: str, rows: pa.Table, before: str, after: str, reject: Reject) -> None:
+        """In numbered steps, in one transaction: (1) lock the queue's progress and compare it; (2) rows, in as
+        few parts as need be, each within a savepoint; (3) the rejected ones to ``reject``; (4) the new progress. A
+        connection lost at COMMIT leaves open whether it was done: the next call finds out in step 1."""
+        with self._connected() as session:
+            session.execute("BEGIN")
+            if session.locked_progress(queue) != before:
+                raise Overtaken(
+                    str(self._store), f"one processor at a time writes for '{queue}'", "a write of another"
+                )
+            if rows.num_rows:
+                self._write_rows(session, self._store.shaped(rows), reject)
+            session.execute("UPDATE penstock_queues SET progress = %s WHERE queue = %s", (after, queue))
+            session.execute("COMMIT")
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _write_rows(self, session: _Session, rows: pa.Table, reject: Reject) -> None:
+        table, key, columns = self._store.table, self._store.key, rows.column_names
+        if self._store.create:
+            postgres_rows.create_table(session.execute, table, rows.schema, key)
+        target = postgres_rows.staged() if key else postgres_rows.identifier(table)
+        if key:
+            session.execute(postgres_rows.create_staged(table, columns))
+            upsert = postgres_rows.upsert_staged(table, columns, key)
+
+        def write(part: pa.Table) -> None:
+            with session.savepoint():
+                if not key:
+                    session.copy(target, part)
+                    return
+                refuse_null_keys(part, key)
+                session.copy(target, last_of_each(part, key))
+                session.execute(upsert)
+                if part.num_rows < rows.num_rows:  # another part follows
+                    session.execute("TRUNCATE pg_temp.penstock_rows")
+
+        if rejected := write_all_but_rejected(rows, write, (_RowRefused, NullInKey, pa.ArrowException)):
+            reject(rejected)
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[_Session]:
+        """The session, made if there is none. It does not outlive an error, and neither does its transaction."""
+        import psycopg
+
+        try:
+            if self._session is None:
+                self._session = _Session(self._store)
+            yield self._session
+        except psycopg.Error as error:
+            self.close()
+            raise StoreAway(
+                str(self._store),
+                f"PostgreSQL takes the rows, each statement within {self._store.timeout:g} s",
+                str(error).strip() + (f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""),
+                "Start it, or mend the table, the rights or the dsn; the rows wait in the queue.",
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+
+class _Session:
+    """A connection on which every statement ends in time, whatever the server does."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._connection = postgres_rows.connect(store.dsn)
+        self._watch = _Watch(self._connection.fileno(), store.timeout)
+        try:
+            # Ends a transaction whose processor stands still: it has the lock that its successor waits for.
+            limits = ("statement_timeout", "idle_in_transaction_session_timeout")
+            for limit in limits:
+                self.execute("SELECT set_config(%s, %s, false)", (limit, str(round(store.timeout * 1000))))
+            # What is committed is released from the queue, so it has to outlive the server's crash.
+            self.execute(
+                "SELECT set_config('synchronous_commit', 'on', false)"
+                " WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            self._create_queues()
+        except BaseException:
+            self.close()
+            raise
+
+    def execute(self, statement: Any, parameters: Sequence[Any] = ()) -> psycopg.Cursor:
+        with self._watch:
+            return self._connection.execute(statement, parameters or None)
+
+    def copy(self, table: Any, rows: pa.Table) -> None:
+        with self._watch:
+            postgres_rows.copy_rows(self._connection, table, rows)
+
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What happens inside happens whole, or is undone and raises ``_RowRefused`` or what was raised."""
+        import psycopg
+
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except psycopg.Error as error:
+            if (error.sqlstate or "")[:2] not in _ROWS_FAULT:
+                raise
+            self._undo()
+            raise _RowRefused(str(error)) from error
+        except (NullInKey, pa.ArrowException):
+            self._undo()
+            raise
+        self.execute("RELEASE part")
+
+    def progress(self, queue: str, lock: str = "") -> str | None:
+        found = self.execute(f"SELECT progress FROM penstock_queues WHERE queue = %s {lock}", (queue,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def locked_progress(self, queue: str) -> str:
+        """Nobody else changes it until the transaction ends."""
+        found = self.progress(queue, "FOR UPDATE")
+        if found is None:
+            self.execute("INSERT INTO penstock_queues VALUES (%s, '') ON CONFLICT (queue) DO NOTHING", (queue,))
+            found = self.progress(queue, "FOR UPDATE")
+        return found or ""
+
+    def close(self) -> None:
+        self._watch.close()
+        self._connection.close()
+
+    def _undo(self) -> None:
+        self.execute("ROLLBACK TO part")
+        self.execute("RELEASE part")
+
+    def _create_queues(self) -> None:
+        if self.execute("SELECT to_regclass('penstock_queues')").fetchone() == (None,):
+            self.execute("BEGIN")
+            postgres_rows.lock_creation(self.execute)
+            self.execute(
+                "CREATE TABLE IF NOT EXISTS penstock_queues (queue text PRIMARY KEY, progress text NOT NULL)"
+            )
+            self.execute("COMMIT")
+
+
+class _Watch:
+    """Shuts a connection when the server has not answered in time, from a thread of its own: a server that is
+    stopped keeps the connection alive, and psycopg waits for it."""
+
+    def __init__(self, descriptor: int, timeout: float) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))  # still this one when psycopg has closed its own
+        self._timeout = timeout
+        self._due: float | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="penstock-postgres-watch", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._due = time.monotonic() + self._timeout
+
+    def __exit__(self, *_: object) -> None:
+        self._due = None
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        with self._socket:
+            while not self._closed.wait(self._timeout / _LOOKS):
+                due = self._due
+                if due is not None and time.monotonic() > due:
+                    with contextlib.suppress(OSError):  # gone by itself
+                        self._socket.shutdown(socket.SHUT_RDWR)
+                    return

@@ -1,0 +1,233 @@
+"""Results into a table of an SQLite file: the default store, with nothing to install."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.connectors.tables import Columns, last_of_each
+from penstock.errors import TopologyError
+from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient, write_all_but_rejected
+from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
+
+_STRICT = sqlite3.sqlite_version_info >= (3, 37)  # before, SQLite stores any value in any column
+_CODES = 0xFF  # the part of an SQLite error code that names its kind
+
+_REFUSED = (  # a row's own fault
+    sqlite3.IntegrityError,  # a constraint; in a strict table, a type
+    sqlite3.DataError,  # longer than SQLite takes
+    OverflowError,  # an integer of more than 64 bits
+    NullInKey,
+    pa.ArrowException,
+)
+_WAYS_OUT = {
+    sqlite3.SQLITE_BUSY: "Another program holds the file's write lock: let it commit.",
+    sqlite3.SQLITE_LOCKED: "Another program holds the file's write lock: let it commit.",
+    sqlite3.SQLITE_FULL: "Free some space there.",
+    sqlite3.SQLITE_READONLY: "Give the processor's user the right to write there.",
+    sqlite3.SQLITE_CANTOPEN: "Give the processor's user the right to write in the folder.",
+    sqlite3.SQLITE_NOTADB: "Give the store a file of its own.",
+    sqlite3.SQLITE_ERROR: "Alter the table, or choose fields with columns.",
+}
+
+
+class SQLiteStore(TableStore):
+    """A table in a file on local disk; see ``TableStore`` for the options. Missing folders are made. The file is
+    in WAL mode: readers see whole writes, and neither wait for the processor nor hold it up.
+
+    The table that ``create`` makes is strict: a value of another type is rejected unless it converts without loss.
+    bool, integers, float, str and bytes are kept as they are; dates and times as ISO text, in UTC where they have
+    a zone; a duration as microseconds; a decimal as text, to the digit; lists and structs as JSON. SQLite has no
+    NaN: it becomes NULL. An unsigned integer beyond 2⁶³ − 1 is rejected.
+
+    Another program's write lock is waited for ``timeout`` seconds.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        table: str,
+        *,
+        key: Sequence[str] = (),
+        columns: Columns = None,
+        create: bool = True,
+        timeout: float = 5.0,
+    ) -> None:
+        super().__init__(table, key, columns, create)
+        path = os.fspath(path)
+        if path == ":memory:" or path.startswith("file:") or "://" in path:
+            raise TopologyError(
+                f"SQLiteStore for table '{table}'",
+                "path is a file on a local disk, which outlives the processor",
+                repr(path),
+                "Use PostgresStore for several machines.",
+            )
+        self.path = os.path.abspath(path)  # of the driver: the processor may run in another folder
+        self.timeout = timeout
+
+    def check(self, where: str) -> None:
+        """Python brings all it needs."""
+
+    def open(self) -> StoreClient:
+        return _Client(self)
+
+    def __str__(self) -> str:
+        return f"SQLite table '{self.table}' in {self.path}"
+
+
+class _Client(StoreClient):
+    def __init__(self, store: SQLiteStore) -> None:
+        self._store = store
+        self._connection: sqlite3.Connection | None = None
+
+    def progress(self, queue: str) -> str:
+        with self._connected() as connection:
+            return _progress(connection, queue)
+
+    def write(self, queue: str, rows: pa.Table, before: str, after: str, reject: Reject) -> None:
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                if _progress(connection, queue) != before:
+                    raise Overtaken(
+                        str(self._store), f"one processor at a time writes for '{queue}'", "a write of another"
+                    )
+                if rows.num_rows:
+                    rows = self._store.shaped(rows)
+                    if self._store.create:
+                        connection.execute(_create(self._store, rows.schema))
+                    rejected = write_all_but_rejected(rows, lambda part: self._insert(connection, part), _REFUSED)
+                    if rejected:
+                        reject(rejected)
+                connection.execute(
+                    "INSERT INTO penstock_queues VALUES (?, ?)"
+                    " ON CONFLICT (queue) DO UPDATE SET progress = excluded.progress",
+                    (queue, after),
+                )
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # SQLite may have rolled back by itself
+                    connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _insert(self, connection: sqlite3.Connection, rows: pa.Table) -> None:
+        """All of the rows, or none."""
+        key, names = self._store.key, rows.column_names
+        columns = ", ".join(map(_quoted, names))
+        statement = f"INSERT INTO {_quoted(self._store.table)} ({columns}) VALUES ({', '.join('?' * len(names))})"
+        if key:
+            refuse_null_keys(rows, key)
+            rows = last_of_each(rows, key)
+            updates = ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in names if name not in key)
+            statement += f" ON CONFLICT ({', '.join(map(_quoted, key))}) DO "
+            statement += f"UPDATE SET {updates}" if updates else "NOTHING"
+        connection.execute("SAVEPOINT part")
+        try:
+            connection.executemany(statement, zip(*map(_values, rows.columns), strict=True))
+        except _REFUSED:
+            connection.execute("ROLLBACK TO part")
+            connection.execute("RELEASE part")
+            raise
+        connection.execute("RELEASE part")
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """The connection, made if there is none. What goes wrong with it, beyond a row, is the store's."""
+        try:
+            if self._connection is None:
+                self._connection = _connect(self._store.path, self._store.timeout)
+            yield self._connection
+        except sqlite3.Error as error:
+            self.close()
+            code = getattr(error, "sqlite_errorcode", 0) & _CODES
+            raise StoreAway(
+                str(self._store),
+                "the file takes the rows",
+                f"{type(error).__name__}: {error}",
+                _WAYS_OUT.get(code, "Look at the file, its folder and its disk.") + " The rows wait in the queue.",
+            ) from error
+
+
+def _connect(path: str, timeout: float) -> sqlite3.Connection:
+    with contextlib.suppress(OSError):  # then SQLite says that it cannot open the file
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a committed write outlives a power cut
+        connection.execute("CREATE TABLE IF NOT EXISTS penstock_queues (queue TEXT PRIMARY KEY, progress TEXT)")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _progress(connection: sqlite3.Connection, queue: str) -> str:
+    found = connection.execute("SELECT progress FROM penstock_queues WHERE queue = ?", (queue,)).fetchone()
+    return "" if found is None else str(found[0])
+
+
+def _create(store: SQLiteStore, schema: pa.Schema) -> str:
+    columns = [f"{_quoted(field.name)} {_type(field.type)}" for field in schema]
+    options = ["STRICT"] if _STRICT else []
+    if store.key:
+        columns.append(f"PRIMARY KEY ({', '.join(map(_quoted, store.key))})")
+        options.append("WITHOUT ROWID")  # the rows are in the key's own tree: half the work for an upsert
+    return f"CREATE TABLE IF NOT EXISTS {_quoted(store.table)} ({', '.join(columns)}) {', '.join(options)}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _type(kind: pa.DataType) -> str:
+    """The column type for what ``_values`` makes of an Arrow type."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _type(kind.value_type)
+    if types.is_null(kind):
+        return "ANY"
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_duration(kind):
+        return "INTEGER"
+    if types.is_floating(kind):
+        return "REAL"
+    return "BLOB" if _is_binary(kind) else "TEXT"
+
+
+def _values(column: pa.ChunkedArray) -> Iterable[Any]:
+    """A column as values that SQLite takes."""
+    types, kind = pa.types, column.type
+    if types.is_dictionary(kind):
+        return _values(column.cast(kind.value_type))
+    if types.is_nested(kind):
+        return [None if value is None else json.dumps(value, default=str) for value in column.to_pylist()]
+    if types.is_duration(kind):
+        column = column.cast(pa.duration("us"), safe=False).cast(pa.int64())
+    elif types.is_timestamp(kind) and kind.tz:
+        column = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.string())
+    elif types.is_floating(kind):
+        column = column.cast(pa.float64())
+    elif not (types.is_boolean(kind) or types.is_integer(kind) or types.is_null(kind) or _is_binary(kind)):
+        column = column.cast(pa.string())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(
+        test(kind)
+        for test in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    )
