@@ -3,3 +3,11 @@
 The bolt puts results in the queue and acks them; a processor of its own writes them to the store when the flush
 period has passed or enough of them wait (SPEC 5).
 """
+
+from penstock.persist.bolt import PersistBolt
+from penstock.persist.embedded import EmbeddedQueue
+from penstock.persist.queues import Queue
+from penstock.persist.sqlite import SQLiteStore
+from penstock.persist.stores import Store
+
+__all__ = ["EmbeddedQueue", "PersistBolt", "Queue", "SQLiteStore", "Store"]

@@ -74,10 +74,10 @@ class _Reporter:
         self._last = Status()
         self._due = 0.0
 
-    def report(self, processor: Processor) -> None:
-        """Now and then, and whenever there is news of trouble."""
+    def report(self, processor: Processor, last: bool = False) -> None:
+        """Now and then, whenever there is news of trouble, and at the end."""
         now = time.monotonic()
-        if now >= self._due or processor.status.trouble != self._last.trouble:
+        if last or now >= self._due or processor.status.trouble != self._last.trouble:
             self._due = now + _REPORT_INTERVAL
             self._write(dataclasses.replace(processor.report()))
 
@@ -124,7 +124,7 @@ def _run(spec: ProcessorSpec, ending: _Ending, reporter: _Reporter) -> int:
         if wait := processor.wait():
             ending.wake.wait(wait)
     empty = drained(processor, ending.until, clock, time.sleep)
-    reporter.report(processor)
+    reporter.report(processor, last=True)
     processor.close()
     return 0 if empty else 1
 

@@ -1,0 +1,287 @@
+"""The processor, on a real queue and a real store, with a clock of the test's."""
+
+import itertools
+import sqlite3
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.clock import SimulatedClock
+from penstock.persist import EmbeddedQueue, SQLiteStore
+from penstock.persist.entries import pack
+from penstock.persist.letters import DeadRows, put_again
+from penstock.persist.policy import Flushing, Patience
+from penstock.persist.processor import Processor, drained
+from penstock.persist.queues import QueueAway
+from penstock.persist.stores import StoreAway
+from penstock.replay.dead_letters import DiskDeadLetters
+
+
+class Killed(BaseException):
+    """What a crash looks like from inside."""
+
+
+class Bench:
+    """One queue, one store, and as many processors after one another as a test likes."""
+
+    def __init__(self, folder, key=("word",), period=1.0, rows=100):
+        self.folder, self.clock = Path(folder), SimulatedClock(1000.0)
+        self.queue = EmbeddedQueue(str(self.folder / "queue"))
+        self.store = SQLiteStore(str(self.folder / "results.db"), "results", key=key)
+        self.period, self.rows = period, rows
+        self.writer = self.queue.open("t/persist", "")
+        self._numbers = itertools.count(1)
+        self.life = self.writer.register("persist/0")
+
+    def put(self, *pairs, life=None, number=None, writer="persist/0"):
+        number = next(self._numbers) if number is None else number
+        table = pa.table({"word": [word for word, _ in pairs], "n": [n for _, n in pairs]})
+        self.writer.put([pack(writer, life or self.life, number, table)])
+        return number
+
+    def processor(self, crash=lambda step: None, store=None):
+        return Processor(
+            "t/persist",
+            self.queue.open("t/persist", ""),
+            (store or self.store).open(),
+            DeadRows(self.folder / "dead", "persist"),
+            Flushing(self.period, self.rows),
+            self.clock,
+            crash,
+        )
+
+    def drain(self, processor):
+        assert drained(processor, self.clock.monotonic() + 100, self.clock, self.clock.advance)
+
+    def stored(self):
+        with sqlite3.connect(self.folder / "results.db") as connection:
+            order = "word" if self.store.key else "rowid"
+            return connection.execute(f"SELECT word, n FROM results ORDER BY {order}").fetchall()
+
+    def letters(self):
+        return [letter.record for letter in DiskDeadLetters(self.folder / "dead").letters()]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def test_algorithm_3_writes_on_the_period_or_on_the_length():
+    flushing = Flushing(period=2.0, rows=10)
+    assert not flushing.due(5.0, 0)
+    assert flushing.due(5.0, 1)  # nothing was written for ever
+    flushing.wrote(5.0)
+    assert not flushing.due(6.9, 9)
+    assert flushing.due(6.9, 10)
+    assert flushing.due(7.0, 1)
+    assert not flushing.due(100.0, 0)
+
+
+def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success():
+    patience, pauses = Patience(), []
+    for _ in range(10):
+        patience.failed(50.0)
+        pauses.append(round(patience.wait(50.0), 3))
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
+    patience.succeeded()
+    assert patience.wait(50.0) == 0
+    patience.failed(60.0)
+    assert patience.wait(60.0) == pytest.approx(0.1)
+
+
+def test_the_first_row_is_written_at_once_and_the_next_after_the_period(bench):
+    processor = bench.processor()
+    bench.put(("a", 1))
+    processor.turn()
+    assert bench.stored() == [("a", 1)]
+    bench.put(("b", 2))
+    bench.clock.advance(0.99)
+    processor.turn()
+    assert bench.stored() == [("a", 1)]
+    bench.clock.advance(0.02)
+    processor.turn()
+    assert bench.stored() == [("a", 1), ("b", 2)]
+    assert processor.status.written == 2
+
+
+def test_enough_rows_are_written_without_waiting(bench):
+    processor = bench.processor()
+    bench.put(("a", 1))
+    processor.turn()
+    bench.put(*((f"w{n}", n) for n in range(99)))
+    processor.turn()
+    assert len(bench.stored()) == 1
+    bench.put(("last", 1))
+    processor.turn()
+    assert len(bench.stored()) == 101
+
+
+def test_a_key_has_the_row_that_was_put_last(bench):
+    processor = bench.processor()
+    bench.put(("a", 1), ("b", 1), ("a", 2))
+    bench.put(("a", 3))
+    bench.drain(processor)
+    bench.put(("b", 9), ("a", 4))
+    bench.drain(processor)
+    assert bench.stored() == [("a", 4), ("b", 9)]
+
+
+def test_what_was_written_is_released(bench):
+    processor = bench.processor()
+    bench.put(("a", 1))
+    assert bench.writer.waiting() > 0
+    bench.drain(processor)
+    assert bench.writer.waiting() == 0
+    assert processor.empty
+
+
+@pytest.mark.parametrize("step", ["rejected", "written", "released"])
+def test_a_crash_in_any_gap_doubles_and_loses_nothing(tmp_path, step):
+    """Rows are appended: a second writing would show."""
+    bench = Bench(tmp_path, key=())
+    bench.put(("a", 1), ("b", 2))
+    with sqlite3.connect(bench.folder / "results.db") as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS results (word TEXT, n INTEGER CHECK (n <> 13)) STRICT")
+    bench.put(("bad", 13), ("c", 3))
+
+    def die(reached):
+        if reached == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        bench.drain(bench.processor(die))
+    bench.put(("d", 4))
+    bench.drain(bench.processor())
+    assert bench.stored() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert [record.payload[1] for record in bench.letters()] == [{"word": "bad", "n": 13}]
+
+
+def test_an_entry_that_was_put_twice_is_written_once(tmp_path):
+    bench = Bench(tmp_path, key=())
+    number = bench.put(("a", 1))
+    bench.put(("a", 1), number=number)  # the writer did not hear that it had arrived
+    bench.put(("b", 2))
+    processor = bench.processor()
+    bench.drain(processor)
+    assert bench.stored() == [("a", 1), ("b", 2)]
+    assert processor.status.again == 1
+    bench.put(("a", 1), number=number)
+    bench.drain(processor)
+    assert len(bench.stored()) == 2
+
+
+def test_what_a_replaced_worker_puts_later_is_not_written(tmp_path):
+    bench = Bench(tmp_path, key=())
+    old = bench.life
+    bench.put(("old", 1))
+    new = bench.writer.register("persist/0")
+    assert new > old
+    bench.put(("new", 1), life=new, number=1)
+    bench.put(("zombie", 1), life=old, number=7)
+    bench.put(("other task", 1), life=old, number=1, writer="persist/1")
+    bench.drain(bench.processor())
+    assert bench.stored() == [("old", 1), ("new", 1), ("other task", 1)]
+
+
+def test_two_processors_at_once_write_everything_once(tmp_path):
+    bench = Bench(tmp_path, key=())
+    one, other = bench.processor(), bench.processor()
+    for n in range(20):
+        bench.put((f"w{n}", n))
+        (one if n % 3 else other).turn(flush=True)
+        bench.clock.advance(0.5)
+        other.turn(flush=n % 2 == 0)
+    bench.drain(one)
+    bench.drain(other)
+    assert bench.stored() == [(f"w{n}", n) for n in range(20)]
+
+
+def test_types_that_do_not_go_together_are_written_one_after_another(tmp_path):
+    bench = Bench(tmp_path, key=())
+    with sqlite3.connect(bench.folder / "results.db") as connection:
+        connection.execute("CREATE TABLE results (word, n)")
+    bench.put(("a", 1))
+    bench.put(("b", "two"))
+    bench.put(("c", 3))
+    bench.put(("d", None))
+    bench.drain(bench.processor())
+    assert bench.stored() == [("a", 1), ("b", "two"), ("c", 3), ("d", None)]
+
+
+class AwayStore(SQLiteStore):
+    """Refuses the first few writes."""
+
+    refusals = 3
+
+    def open(self):
+        client = super().open()
+        write, left = client.write, itertools.count()
+
+        def refusing(*args):
+            if next(left) < self.refusals:
+                raise StoreAway("the store", "answers", "nothing")
+            write(*args)
+
+        client.write = refusing
+        return client
+
+
+def test_a_store_that_is_away_is_tried_again_with_growing_pauses(bench):
+    processor = bench.processor(store=AwayStore(str(bench.folder / "results.db"), "results", key=["word"]))
+    bench.put(("a", 1))
+    waits = []
+    for _ in range(3):
+        processor.turn()
+        assert "the store" in processor.status.trouble
+        waits.append(round(processor.wait(), 3))
+        processor.turn()  # too soon: nothing is asked
+        assert processor.status.attempts == len(waits)
+        bench.clock.advance(processor.wait() + 1e-6)
+    assert waits == [0.1, 0.2, 0.4]
+    processor.turn()
+    assert processor.status.trouble == ""
+    assert bench.stored() == [("a", 1)]
+
+
+def test_a_queue_that_is_away_keeps_what_is_in_hand(bench, monkeypatch):
+    processor = bench.processor()
+    bench.put(("first", 0))
+    processor.turn()
+    bench.put(("a", 1))
+    processor.turn()  # in hand, not due
+
+    def away(*args):
+        raise QueueAway("the queue", "answers", "nothing")
+
+    monkeypatch.setattr(processor._queue, "read", away)
+    bench.clock.advance(2)
+    processor.turn()
+    assert "the queue" in processor.status.trouble
+    monkeypatch.undo()
+    bench.clock.advance(2)
+    processor.turn()
+    assert bench.stored() == [("a", 1), ("first", 0)]
+
+
+def test_a_rejected_row_is_a_dead_letter_and_comes_back_when_it_is_sent(bench):
+    with sqlite3.connect(bench.folder / "results.db") as connection:
+        connection.execute("CREATE TABLE results (word TEXT PRIMARY KEY, n INTEGER CHECK (n <> 13))")
+    bench.put(("a", 1), ("bad", 13), ("b", 2))
+    processor = bench.processor()
+    bench.drain(processor)
+    assert bench.stored() == [("a", 1), ("b", 2)]
+    assert (processor.status.written, processor.status.rejected) == (2, 1)
+    (record,) = bench.letters()
+    assert record.component == "persist"
+    assert "CHECK" in record.error
+    with sqlite3.connect(bench.folder / "results.db") as connection:
+        connection.execute("ALTER TABLE results RENAME TO old")
+        connection.execute("CREATE TABLE results (word TEXT PRIMARY KEY, n INTEGER)")
+    dead = DiskDeadLetters(bench.folder / "dead")
+    (letter,) = dead.letters()
+    assert put_again(dead, bench.writer, [letter.id]) == 1
+    bench.drain(processor)
+    assert bench.stored() == [("bad", 13)]
+    assert bench.letters() == []
