@@ -1,0 +1,176 @@
+"""A queue on local disk: no server needed, and the default.
+
+What was put is on disk (``fdatasync``) and survives a kill of any process and a power cut. All tasks of the
+component and its processor must see the same folder: one machine, or a file system that the machines share and
+that knows ``flock``. With workers on several machines and no such file system, take ``RedisQueue``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from penstock.errors import EnvironmentFault
+from penstock.persist.names import safe
+from penstock.persist.queues import Queue, QueueAway, QueueClient
+from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, replace_file
+
+_LEAST_SEGMENT = 64 << 10  # bytes
+_FRAME = 8  # bytes a record has in a segment beside its own
+
+
+class EmbeddedQueue(Queue):
+    """A log in ``folder``, or where the topology keeps its state. Up to ``max_bytes`` of results wait, and take a
+    little more than that on disk."""
+
+    def __init__(self, folder: str | None = None, max_bytes: int = 1 << 30) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+
+    def check(self, where: str, folder: str) -> None:
+        path = self._path(folder)
+        if path and "://" not in path:
+            return
+        raise EnvironmentFault(
+            where,
+            "the embedded queue needs a folder on a local path",
+            f"'{path}'" if path else "none",
+            "Give it one: EmbeddedQueue(folder=...), or set state_dir. Or take RedisQueue, which needs none.",
+        )
+
+    def open(self, name: str, folder: str) -> EmbeddedClient:
+        # Segments of a sixteenth: files that are done with go before they take much of what may wait.
+        segment_bytes = max(_LEAST_SEGMENT, min(SEGMENT_BYTES, self.max_bytes // 16))
+        return EmbeddedClient(name, Path(self._path(folder)) / f"queue-{safe(name)}", segment_bytes)
+
+    def __str__(self) -> str:
+        return f"on local disk in {self.folder}" if self.folder else "on local disk"
+
+    def _path(self, folder: str) -> str:
+        return (self.folder or folder).removeprefix("file://")
+
+
+class EmbeddedClient(QueueClient):
+    """The log in one folder, and beside it:
+
+    - ``position``: the number of the oldest record not released, the segment it is in, and how many bytes of that
+      segment come before it;
+    - ``life-...``: the last life of a writer.
+
+    Both are replaced as a whole, under a lock of their own: appending does not wait for it.
+    """
+
+    def __init__(self, name: str, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._name, self._folder, self._segment_bytes = name, folder, segment_bytes
+        self._reader: LogReader | None = None
+        self._read: deque[tuple[int, int]] = deque()  # numbers and sizes of what was read and not released
+
+    def register(self, writer: str) -> int:
+        with self._away("register a writer"), self._locked():
+            path = self._folder / f"life-{safe(writer)}"
+            last = int(path.read_bytes()) if path.exists() else 0
+            life = max(last + 1, int(time.time() * 1000))
+            replace_file(path, b"%d" % life)
+            return life
+
+    def put(self, entries: Sequence[bytes]) -> None:
+        with self._away("append"):
+            self._log.append(entries, self._position()[0])
+
+    def waiting(self) -> int:
+        with self._away("look how much waits"):
+            _, first, done = self._position()
+            sizes = self._segment_sizes()
+            # What is in the segments from that one on, less its beginning. It may be gone since: then so is that.
+            begun = min(done, sizes.get(first, 0))
+            return sum(size for segment, size in sizes.items() if segment >= first) - begun
+
+    def read(self, limit: int) -> list[tuple[int, bytes]]:
+        with self._away("read"):
+            if self._reader is None:
+                self._reader = self._log.reader(self._position()[0])
+            found = self._reader.read(limit)
+        self._read.extend((number, _FRAME + len(data)) for number, data in found)
+        return found
+
+    def rewind(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        self._read.clear()
+
+    def release(self, position: int) -> None:
+        """(1) replace the position file; (2) remove the segments it has passed, whole ones only."""
+        with self._away("release"):
+            with self._locked():
+                number, segment, done = self._position()
+                if position >= number:
+                    beyond = position + 1
+                    first = max((each for each in self._log.segments() if each <= beyond), default=beyond)
+                    passed = sum(size for each, size in self._read if max(number, first) <= each <= position)
+                    done = passed + (done if segment == first else 0)
+                    replace_file(self._position_file, b"%d %d %d" % (beyond, first, done))
+            self._log.drop_before(position + 1)
+        while self._read and self._read[0][0] <= position:
+            self._read.popleft()
+
+    @property
+    def losses(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.rewind()
+        if "_log" in self.__dict__:
+            self._log.close()
+
+    @cached_property
+    def _log(self) -> SegmentLog:
+        return SegmentLog(self._folder, self._segment_bytes)
+
+    @property
+    def _position_file(self) -> Path:
+        return self._folder / "position"
+
+    def _position(self) -> tuple[int, int, int]:
+        """The oldest record not released, its segment, and the bytes before it there."""
+        try:
+            number, segment, done = map(int, self._position_file.read_bytes().split())
+        except FileNotFoundError:
+            return 0, 0, 0
+        return number, segment, done
+
+    def _segment_sizes(self) -> dict[int, int]:
+        sizes = {}
+        for first in self._log.segments():
+            with contextlib.suppress(FileNotFoundError):  # released since it was listed
+                sizes[first] = self._log.path(first).stat().st_size
+        return sizes
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone, among all processes, with the position and the lives."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self._folder / "position.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _away(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise QueueAway(
+                f"queue '{self._name}' in {self._folder}",
+                f"the disk lets the queue {what}",
+                str(error),
+                "Free some space or mend the disk: it goes on by itself.",
+            ) from error

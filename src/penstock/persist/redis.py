@@ -1,0 +1,196 @@
+"""A queue on Redis, for workers on several machines.
+
+What was put survives a kill of the server if it runs with ``appendonly yes`` and ``appendfsync always`` and evicts
+nothing; the client looks, and ``warning`` says what is weaker. A failover to a replica loses what had not reached
+it. Needs Redis 6.2 and ``pip install "penstock[redis]"``.
+
+A queue is a stream. Every operation is one script, so it happens as a whole or not at all, whoever else is at it.
+Entries are numbered by the server's clock in microseconds, each at least one more than the one before: a server
+that has lost its newest entries, or all, never gives a number a second time, so nobody takes a new entry for one he
+knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.errors import EnvironmentFault, TopologyError
+from penstock.persist.names import safe
+from penstock.persist.queues import Queue, QueueAway, QueueClient
+
+_ANSWER_SECONDS = 3.0  # an fsync of a busy disk takes a second at times
+_READ_COUNT = 32  # entries asked for at a time: at most 16 MB
+
+# KEYS: the stream, its counts; ARGV: the entries. Each keeps the sum of all bytes put up to its end.
+_PUT = """
+local counts = redis.call('HMGET', KEYS[2], 'tail', 'tail_bytes')
+local time = redis.call('TIME')
+local number = math.max(tonumber(counts[1] or 0), time[1] * 1000000 + time[2])
+local bytes = tonumber(counts[2] or 0)
+for _, entry in ipairs(ARGV) do
+    number = number + 1
+    bytes = bytes + #entry
+    redis.call('XADD', KEYS[1], string.format('%.0f-0', number), 'e', entry, 'b', string.format('%.0f', bytes))
+end
+redis.call('HSET', KEYS[2], 'tail', string.format('%.0f', number), 'tail_bytes', string.format('%.0f', bytes))
+"""
+# KEYS: the same; ARGV: the position. What is not there any more was released before.
+_RELEASE = """
+local last = redis.call('XREVRANGE', KEYS[1], ARGV[1] .. '-0', '-', 'COUNT', 1)[1]
+if last then
+    redis.call('HSET', KEYS[2], 'head_bytes', last[2][4])
+    redis.call('XTRIM', KEYS[1], 'MINID', '=', string.format('%.0f-0', ARGV[1] + 1))
+end
+"""
+# KEYS: the last lives of all writers; ARGV: the writer, the least that the new one is.
+_REGISTER = """
+local life = math.max((redis.call('HGET', KEYS[1], ARGV[1]) or 0) + 1, ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', life))
+return life
+"""
+
+
+class RedisQueue(Queue):
+    """A stream in the database of ``url``: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for
+    TLS, ``unix://`` for a socket. Up to ``max_bytes`` of results wait; the server needs memory for them."""
+
+    def __init__(self, url: str = "redis://127.0.0.1:6379/0", max_bytes: int = 256 << 20) -> None:
+        self.url = url
+        self.max_bytes = max_bytes
+
+    def check(self, where: str, folder: str) -> None:
+        library = _library(where)
+        try:
+            library.connection.parse_url(self.url)
+        except ValueError as error:
+            raise TopologyError(
+                where, "url is that of a Redis", str(error), "Write RedisQueue('redis://host:6379/0')."
+            ) from None
+
+    def open(self, name: str, folder: str) -> RedisClient:
+        return RedisClient(name, self.url, str(self))
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        return f"on Redis at {parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class RedisClient(QueueClient):
+    """One connection to Redis. The keys of a queue have its name in braces: a cluster keeps them together."""
+
+    def __init__(self, name: str, url: str, place: str) -> None:
+        library = _library(f"queue '{name}'")
+        self._where = f"queue '{name}' {place}"
+        self._error: type[Exception] = library.RedisError
+        self._refused: type[Exception] = library.ResponseError
+        # A connection that a restart has closed is made anew at once; one that hangs is not waited for twice.
+        once = library.retry.Retry(library.backoff.NoBackoff(), 1, (library.ConnectionError,))
+        self._redis: Any = library.Redis.from_url(
+            url, socket_timeout=_ANSWER_SECONDS, socket_connect_timeout=_ANSWER_SECONDS, retry=once
+        )
+        prefix = f"penstock:{{{safe(name)}}}"
+        self._stream, self._counts, self._lives = f"{prefix}:stream", f"{prefix}:counts", f"{prefix}:lives"
+        self._put, self._release, self._register = map(self._redis.register_script, (_PUT, _RELEASE, _REGISTER))
+        self._cursor = 0  # the position of the last entry read
+        self._checked = False
+
+    def register(self, writer: str) -> int:
+        arguments = [writer, int(time.time() * 1000)]
+        return int(self._call(self._register, [self._lives], arguments))
+
+    def put(self, entries: Sequence[bytes]) -> None:
+        self._call(self._put, [self._stream, self._counts], entries)
+
+    def waiting(self) -> int:
+        tail, head = self._call(self._redis.hmget, self._counts, "tail_bytes", "head_bytes")
+        return int(tail or 0) - int(head or 0)
+
+    def read(self, limit: int) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        while len(found) < limit:
+            count = min(limit - len(found), _READ_COUNT)
+            after = f"({self._cursor}-0" if self._cursor else "-"
+            more = self._call(self._redis.xrange, self._stream, after, "+", count)
+            found += [(int(id.partition(b"-")[0]), fields[b"e"]) for id, fields in more]
+            if found:
+                self._cursor = found[-1][0]
+            if len(more) < count:
+                break
+        return found
+
+    def rewind(self) -> None:
+        self._cursor = 0
+
+    def release(self, position: int) -> None:
+        self._call(self._release, [self._stream, self._counts], [position])
+
+    @property
+    def losses(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _call(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask Redis. Every error is an outage to the caller: a server that loads its data, has no memory left, is
+        a replica for the moment or refuses our password does not ask us to give up what is to be put."""
+        try:
+            if not self._checked:
+                self.warning = self._weakness()
+                self._checked = True
+            return ask(*arguments)
+        except self._error as error:
+            self._checked = False  # the next one that answers may be another server
+            raise QueueAway(
+                self._where,
+                f"Redis answers within {_ANSWER_SECONDS:g} s, and does as it is asked",
+                f"{type(error).__name__}: {error}",
+                "It goes on by itself once Redis does; if that runs, see what it says of memory, disk and rights.",
+            ) from error
+
+    def _weakness(self) -> str:
+        """What of the server's settings breaks the promise; empty if nothing."""
+        try:
+            found = {**self._redis.config_get("append*"), **self._redis.config_get("maxmemory*")}
+        except self._refused as error:
+            return (
+                f"{self._where}: could not look whether appendonly is yes and appendfsync is always ({error}). "
+                "Without them a crash of Redis loses results."
+            )
+        weak = [
+            f"{name} {found[name]}" for name, wanted in _DURABLE.items() if name in found and found[name] != wanted
+        ]
+        if weak:
+            return (
+                f"{self._where}: a crash of Redis loses results, for it runs with {' and '.join(weak)}. "
+                "Set appendonly yes and appendfsync always."
+            )
+        if found.get("maxmemory", "0") != "0" and found.get("maxmemory-policy", "").startswith("allkeys"):
+            return (
+                f"{self._where}: Redis deletes results when memory runs out, for it runs with maxmemory-policy "
+                f"{found['maxmemory-policy']}. Set it to noeviction."
+            )
+        return ""
+
+
+_DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+
+
+def _library(where: str) -> Any:
+    """The module ``redis``: loaded where it is used, so that building a topology does not need it."""
+    try:
+        import redis
+        import redis.backoff
+        import redis.connection
+        import redis.retry
+    except ImportError:
+        raise EnvironmentFault(
+            where,
+            "the package redis talks to Redis",
+            "it is not installed",
+            'Install it with: pip install "penstock[redis]".',
+        ) from None
+    return redis
