@@ -24,6 +24,7 @@ from penstock.topology.components import Conf, Context, Source
 
 log = logging.getLogger("penstock.persist")
 
+_PUT = "put"  # file in the task's folder with the newest epoch that is in the queue
 _PART_BITS = 20  # of an entry's number, for the parts of an epoch
 
 
@@ -159,12 +160,11 @@ class PersistBolt(StagedSink):
         super().commit(token)
 
     def published(self) -> int:
-        """Not known here, and of no matter: the processor passes over what it has seen."""
-        return -1
+        return int(self._store.read(_PUT)) if _PUT in self._store.list() else -1
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
-        """Put an epoch's rows. By the life that staged them: a later process that does it again does it by the
-        same names."""
+        """(1) put an epoch's rows, by the life that staged them; (2) record the epoch. A crash in between has them
+        put again, by the same names, which the processor knows."""
         if self._publisher is None:
             self._publisher = self._mrwq.open(self._name, self.context.shared)
         if self._publisher.waiting() > self._mrwq.max_bytes:
@@ -173,6 +173,7 @@ class PersistBolt(StagedSink):
             )
         for number, part in enumerate(split(rows, ENTRY_BYTES)):
             self._publisher.put([pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)])
+        self._store.write(_PUT, b"%d" % epoch)
 
     # ---- parts -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,269 @@
+"""The bolt with its real queue, processor and store, in a topology on simulated time. The processor is a process
+of its own: where a test needs its work done it closes the bolt, which drains the queue."""
+
+import os
+import signal
+import sqlite3
+import time
+
+import pytest
+
+from penstock import Settings, Spout, TopologyBuilder
+from penstock.cli.main import main
+from penstock.errors import ComponentError, TopologyError
+from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
+from penstock.persist.stores import StoreAway, StoreClient
+from penstock.testing import LocalRunner
+
+
+class Numbers(Spout):
+    """Emits ⟨word, n⟩ with its position in state; a restart goes on from there."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def declare_output_fields(self, declarer):
+        declarer.declare("word", "n")
+
+    def open(self, conf, context, collector):
+        self.collector = collector
+        self.next = context.state.value("next", 0)
+        self.acked = 0
+
+    def next_tuple(self):
+        n = self.next.value
+        if n < self.count:
+            self.collector.emit([f"w{n % 7}", n], msg_id=n)
+            self.next.value = n + 1
+
+    def ack(self, msg_id):
+        self.acked += 1
+
+
+class NoStore(Store):
+    """Is away for ever."""
+
+    key = ()
+
+    def check(self, where):
+        pass
+
+    def open(self):
+        return NoClient()
+
+    def __str__(self):
+        return "nowhere"
+
+
+class NoClient(StoreClient):
+    def progress(self, queue):
+        raise StoreAway("the store", "is there", "nothing")
+
+    write = progress
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a topology with a PersistBolt in the test's folder; ends it with the test if that did not."""
+    runners = []
+
+    def begin(bolt, count=1000, delivery="at_least_once", tasks=1, **settings):
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Numbers(count))
+        builder.set_bolt("persist", bolt, tasks).fields_grouping("numbers", "word")
+        state = str(tmp_path / "state")
+        topology = builder.build(
+            "shop", Settings(delivery=delivery, state_dir=state, message_timeout=1000.0, **settings)
+        )
+        runner = LocalRunner(topology, folder=None if delivery == "at_most_once" else state)
+        runners.append(runner)
+        return runner
+
+    yield begin
+    for runner in runners:
+        runner.close()
+
+
+def sqlite(tmp_path, **more):
+    return SQLiteStore(str(tmp_path / "shop.db"), "results", **more)
+
+
+def stored(tmp_path):
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        return connection.execute("SELECT word, n FROM results ORDER BY n").fetchall()
+
+
+WANTED = [(f"w{n % 7}", n) for n in range(1000)]
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_results_are_acked_at_once_and_stored_in_the_end(start, tmp_path, delivery):
+    runner = start(PersistBolt(sqlite(tmp_path)), delivery=delivery, tasks=2)
+    runner.run(2.0)
+    assert runner.component("numbers")[0].acked == 1000
+    runner.close()
+    assert runner.errors == []
+    assert stored(tmp_path) == WANTED
+
+
+def test_exactly_once_results_enter_the_queue_with_their_epoch(start, tmp_path):
+    runner = start(PersistBolt(sqlite(tmp_path)), delivery="exactly_once", tasks=2)
+    runner.run(2.0)
+    bolt = runner.component("persist")[0]
+    assert bolt._client.waiting() == 0
+    runner.commit()
+    runner.close()
+    assert stored(tmp_path) == WANTED
+
+
+def test_exactly_once_an_epoch_that_was_never_committed_leaves_nothing(start, tmp_path):
+    first = start(PersistBolt(sqlite(tmp_path)), delivery="exactly_once", count=300)
+    first.run(2.0)
+    first.commit()
+    first.component("numbers")[0].count = 600
+    first.run(2.0)  # staged, not committed
+    first.close()
+    again = start(PersistBolt(sqlite(tmp_path)), delivery="exactly_once")
+    again.run(3.0)
+    again.commit()
+    again.close()
+    assert stored(tmp_path) == WANTED
+
+
+@pytest.mark.parametrize("step", ["committed:1:driver", "published:1:1.0"])
+def test_exactly_once_an_epoch_that_is_published_twice_is_stored_once(start, tmp_path, step):
+    class Died(BaseException):
+        pass
+
+    def die():
+        raise Died
+
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(1000))
+    builder.set_bolt("persist", PersistBolt(sqlite(tmp_path))).fields_grouping("numbers", "word")
+    settings = Settings(delivery="exactly_once", state_dir=str(tmp_path / "state"), crash_at=step)
+    runner = LocalRunner(builder.build("shop", settings), folder=str(tmp_path / "state"), die=die)
+    runner.run(2.0)
+    with pytest.raises(Died):
+        runner.commit()
+    runner.component("persist")[0]._keeper.close(3.0)
+    again = start(PersistBolt(sqlite(tmp_path)), delivery="exactly_once")
+    again.run(1.0)
+    again.commit()
+    again.close()
+    assert stored(tmp_path) == WANTED
+
+
+def test_a_full_queue_stops_the_bolt_and_nothing_else(start, tmp_path):
+    bolt = PersistBolt(NoStore(), EmbeddedQueue(max_bytes=20_000), drain_for=0.0)
+    runner = start(bolt, count=100_000)
+    runner.run(20.0)
+    task = runner.component("persist")[0]
+    acked = runner.component("numbers")[0].acked
+    assert 20_000 <= task._client.waiting() < 20_000 + 600_000, "full, and by no more than one entry"
+    assert not task.ready()
+    assert 0 < acked < 100_000
+    assert runner.errors == [], "full is not an error"
+    runner.run(5.0)
+    assert runner.component("numbers")[0].acked == acked
+
+
+def test_what_is_left_at_the_end_is_written_by_penstock_drain(start, tmp_path, capsys):
+    runner = start(PersistBolt(sqlite(tmp_path), flush_every=100.0, flush_rows=10**6, drain_for=0.0))
+    runner.run(2.0)
+    keeper = runner.component("persist")[0]._keeper
+    os.kill(keeper.pid, signal.SIGKILL)
+    keeper._ending.set()
+    runner.close()
+    assert main(["drain", "shop", "--state-dir", str(tmp_path / "state")]) == 0
+    assert "persist: " in capsys.readouterr().out
+    assert stored(tmp_path) == WANTED
+    assert main(["drain", "shop", "--state-dir", str(tmp_path / "state")]) == 0
+    assert "persist: 0 rows written" in capsys.readouterr().out
+    assert main(["drain", "shopp", "--state-dir", str(tmp_path / "state")]) == 2
+    assert "topology 'shopp' must have a PersistBolt that has run here" in capsys.readouterr().err
+
+
+def test_a_processor_that_is_killed_is_replaced(start, tmp_path):
+    runner = start(PersistBolt(sqlite(tmp_path), flush_every=0.05))
+    keeper = runner.component("persist")[0]._keeper
+    runner.run(0.2)
+    first = _pid(keeper)
+    os.kill(first, signal.SIGKILL)
+    _wait(lambda: keeper.pid != first)
+    runner.run(2.0)
+    runner.close()
+    assert stored(tmp_path) == WANTED
+
+
+def test_trouble_is_shown_and_a_row_the_store_refuses_is_reported(start, tmp_path):
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("CREATE TABLE results (word TEXT, n INTEGER CHECK (n <> 13))")
+    runner = start(PersistBolt(sqlite(tmp_path)))
+    runner.run(2.0)
+    runner.close()
+    assert len(stored(tmp_path)) == 999
+    (error,) = runner.errors
+    assert "takes every row; got 1 that it refused" in str(error)
+    assert "penstock dlq list --topology shop" in str(error)
+
+
+def test_dead_letters_are_listed_and_sent_back(start, tmp_path, capsys):
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("CREATE TABLE results (word TEXT, n INTEGER CHECK (n <> 13))")
+    runner = start(PersistBolt(sqlite(tmp_path)))
+    runner.run(2.0)
+    runner.close()
+    where = ["--topology", "shop", "--state-dir", str(tmp_path / "state")]
+    assert main(["dlq", "list", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "CHECK constraint failed" in shown
+    assert "'n': 13" in shown
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("DROP TABLE results")
+        connection.execute("CREATE TABLE results (word TEXT, n INTEGER)")
+    assert main(["dlq", "send-back", "--all", *where]) == 0
+    assert main(["drain", "shop", "--state-dir", str(tmp_path / "state")]) == 0
+    assert stored(tmp_path) == [("w6", 13)]
+    assert main(["dlq", "list", *where]) == 0
+    assert "no dead letters" in capsys.readouterr().out
+
+
+def test_mistakes_are_named_when_the_bolt_is_made(tmp_path):
+    with pytest.raises(TopologyError, match=r"has a store and a queue; got str and EmbeddedQueue. Write"):
+        PersistBolt("results.db")
+    with pytest.raises(TopologyError, match="flush_rows"):
+        PersistBolt(sqlite(tmp_path), flush_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "says"),
+    [
+        (lambda folder: EmbeddedQueue(), "the embedded queue needs a folder on a local path"),
+        (lambda folder: EmbeddedQueue(folder), "dead letters need a local folder"),
+    ],
+)
+def test_a_state_directory_elsewhere_needs_local_folders(tmp_path, queue, says):
+    bolt = PersistBolt(ParquetStore(str(tmp_path / "out")), queue(str(tmp_path / "queue")))
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(10))
+    builder.set_bolt("persist", bolt).shuffle_grouping("numbers")
+    topology = builder.build("shop", Settings(state_dir="memory://state"))
+    with pytest.raises(ComponentError, match=says):
+        LocalRunner(topology)
+
+
+def _pid(keeper):
+    _wait(lambda: keeper.pid is not None)
+    return keeper.pid
+
+
+def _wait(condition):
+    """For another process: there is nothing to wait on."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
