@@ -1,6 +1,8 @@
 """Hypothesis draws the same examples in every run: a red test stays red until it is mended. And servers that tests
 of several kinds want."""
 
+import subprocess
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -32,3 +34,15 @@ def started(server):
 def zookeeper_server():
     """A ZooKeeper. A test that stops it starts it again."""
     yield from started(ZooKeeperServer())
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 4 MB. Needs the right to mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("cannot mount a small tmpfs here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -23,6 +25,8 @@ from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, repla
 
 _LEAST_SEGMENT = 64 << 10  # bytes
 _FRAME = 8  # bytes a record has in a segment beside its own
+_SLOT = struct.Struct("<QQQI")  # a position: record, segment, bytes before it; crc
+_SLOT_BYTES = 4096  # a slot has a block of its own: a torn write does not reach the other
 
 
 class EmbeddedQueue(Queue):
@@ -57,13 +61,12 @@ class EmbeddedQueue(Queue):
 
 
 class EmbeddedClient(QueueClient):
-    """The log in one folder, and beside it:
+    """The log in one folder, and beside it, under a lock of their own:
 
     - ``position``: the number of the oldest record not released, the segment it is in, and how many bytes of that
-      segment come before it;
-    - ``life-...``: the last life of a writer.
-
-    Both are replaced as a whole, under a lock of their own: appending does not wait for it.
+      segment come before it. It is written over the older of two slots, so that a crash leaves the other, and so
+      that releasing needs no space: a full disk would else stay full;
+    - ``life-...``: the last life of a writer, in a file that is replaced as a whole.
     """
 
     def __init__(self, name: str, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -106,17 +109,18 @@ class EmbeddedClient(QueueClient):
         self._read.clear()
 
     def release(self, position: int) -> None:
-        """(1) replace the position file; (2) remove the segments it has passed, whole ones only."""
+        """(1) write the position; (2) remove the segments it has passed, whole ones only."""
         with self._away("release"):
+            log = self._log  # made before the lock is taken: that takes it too
             with self._locked():
                 number, segment, done = self._position()
                 if position >= number:
                     beyond = position + 1
-                    first = max((each for each in self._log.segments() if each <= beyond), default=beyond)
+                    first = max((each for each in log.segments() if each <= beyond), default=beyond)
                     passed = sum(size for each, size in self._read if max(number, first) <= each <= position)
                     done = passed + (done if segment == first else 0)
-                    replace_file(self._position_file, b"%d %d %d" % (beyond, first, done))
-            self._log.drop_before(position + 1)
+                    self._write_position(beyond, first, done)
+            log.drop_before(position + 1)
         while self._read and self._read[0][0] <= position:
             self._read.popleft()
 
@@ -131,19 +135,38 @@ class EmbeddedClient(QueueClient):
 
     @cached_property
     def _log(self) -> SegmentLog:
+        with self._locked():
+            if not self._position_file.exists():
+                replace_file(self._position_file, bytes(2 * _SLOT_BYTES))
         return SegmentLog(self._folder, self._segment_bytes)
 
     @property
     def _position_file(self) -> Path:
         return self._folder / "position"
 
+    def _slots(self) -> list[tuple[int, int, int]]:
+        """What is in the two slots; zeros of one that is new or torn."""
+        data = self._position_file.read_bytes() if self._position_file.exists() else b""
+        found = []
+        for offset in (0, _SLOT_BYTES):
+            slot = data[offset : offset + _SLOT.size]
+            *values, crc = _SLOT.unpack(slot) if len(slot) == _SLOT.size else (0, 0, 0, 0)
+            found.append(tuple(values) if crc == zlib.crc32(slot[:-4]) else (0, 0, 0))
+        return found
+
     def _position(self) -> tuple[int, int, int]:
         """The oldest record not released, its segment, and the bytes before it there."""
+        return max(self._slots())
+
+    def _write_position(self, number: int, segment: int, done: int) -> None:
+        slots = self._slots()
+        packed = struct.pack("<QQQ", number, segment, done)
+        file = os.open(self._position_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            number, segment, done = map(int, self._position_file.read_bytes().split())
-        except FileNotFoundError:
-            return 0, 0, 0
-        return number, segment, done
+            os.pwrite(file, packed + struct.pack("<I", zlib.crc32(packed)), slots.index(min(slots)) * _SLOT_BYTES)
+            os.fdatasync(file)
+        finally:
+            os.close(file)
 
     def _segment_sizes(self) -> dict[int, int]:
         sizes = {}

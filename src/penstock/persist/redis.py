@@ -6,8 +6,8 @@ it. Needs Redis 6.2 and ``pip install "penstock[redis]"``.
 
 A queue is a stream. Every operation is one script, so it happens as a whole or not at all, whoever else is at it.
 Entries are numbered by the server's clock in microseconds, each at least one more than the one before: a server
-that has lost its newest entries, or all, never gives a number a second time, so nobody takes a new entry for one he
-knows.
+that has lost its newest entries, or all, never gives a number a second time, so no new entry is taken for one that
+was read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ for _, entry in ipairs(ARGV) do
 end
 redis.call('HSET', KEYS[2], 'tail', string.format('%.0f', number), 'tail_bytes', string.format('%.0f', bytes))
 """
-# KEYS: the same; ARGV: the position. What is not there any more was released before.
+# KEYS: the same; ARGV: the position. What is not there any more was released before. Trimming comes first: a
+# server without memory refuses a script that begins with the other.
 _RELEASE = """
 local last = redis.call('XREVRANGE', KEYS[1], ARGV[1] .. '-0', '-', 'COUNT', 1)[1]
 if last then
-    redis.call('HSET', KEYS[2], 'head_bytes', last[2][4])
     redis.call('XTRIM', KEYS[1], 'MINID', '=', string.format('%.0f-0', ARGV[1] + 1))
+    redis.call('HSET', KEYS[2], 'head_bytes', last[2][4])
 end
 """
 # KEYS: the last lives of all writers; ARGV: the writer, the least that the new one is.
