@@ -46,3 +46,11 @@ def test_migration_in_the_simulator_is_near_to_the_paper(tmp_path, monkeypatch):
     assert set(bars) == {"migration.sim.vs_credit", *sizes}
     assert all(bars[size] > 0 for size in sizes), "migration takes less time than credits"
     assert list((tmp_path / "results").glob("*.png"))
+
+
+def test_persistence_in_bulk_is_far_ahead_of_row_by_row(tmp_path):
+    _, result = bench(tmp_path, "persistence", "--only", "stores", "--only", "queues")
+    rates = {(row["what"], row["case"]): row.get("rows/s") for row in result["rows"]}
+    assert rates["SQLite, append", "delayed"] > 5 * rates["SQLite, append", "row by row"]
+    assert rates["Parquet, append", "delayed"] > 5 * rates["Parquet, append", "row by row"]
+    assert ("put of 2 KB", "embedded") in rates

@@ -1,0 +1,315 @@
+"""The delayed persistent queue: latency and memory while the store sleeps (A 6.3), what a kill costs, rows a
+second into each store, and what the queues take."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from benchmarks.book import micros
+from benchmarks.harness import Results, median, run_parts, say
+from benchmarks.persistence_bulk import measure_queues, measure_stores, queue_servers
+from benchmarks.persistence_topology import (
+    WORDS,
+    IntArray,
+    acked,
+    rows_stored,
+    stored,
+    times,
+    times_stored,
+    words_to_store,
+)
+from penstock.persist.queues import Queue
+from penstock.spark.supervisor import RunningTopology, submit
+
+PARTS = ("sleep", "kill", "stores", "queues")
+RATE = 2_000  # results a second
+HOPELESS = ("direct", "inner")
+"""Cases whose results would need an hour to get to the store."""
+_PATIENCE = 60.0  # s for whatever should take a moment
+_SPEAK = 30  # s between two lines of progress
+
+Floats = npt.NDArray[np.float64]
+
+
+def main(options: argparse.Namespace) -> int:
+    """``penstock bench persistence``"""
+    measures = (measure_sleep, measure_kill, measure_stores, measure_queues)
+    return run_parts("persistence", dict(zip(PARTS, measures, strict=True)), options)
+
+
+# ---- a store that sleeps -------------------------------------------------------------------------------
+
+
+@dataclass
+class Course:
+    """One case over time."""
+
+    seconds: Floats = field(default_factory=lambda: np.empty(0))
+    """Since it began to count, a number for each second in which results were persisted."""
+    p50: Floats = field(default_factory=lambda: np.empty(0))
+    """ms from when a result's line was due until it was persisted, of the results of that second."""
+    p95: Floats = field(default_factory=lambda: np.empty(0))
+    in_store: Floats = field(default_factory=lambda: np.empty(0))
+    """ms until a result was in the store, p95 of those that came there in a second."""
+    points: list[dict[str, float]] = field(default_factory=list)
+    """About once a second: seconds, MB of the worker and of the processor, rows not in the store."""
+
+    def series(self, name: str) -> tuple[Floats, Floats]:
+        return np.array([point["seconds"] for point in self.points]), np.array([p[name] for p in self.points])
+
+
+def measure_sleep(results: Results, options: argparse.Namespace) -> None:
+    """2,000 results a second into a store that takes 50 ms for a write. ``delayed`` and ``instant`` by turns, for
+    their ratio; then every case alone, over time."""
+    warm_up, seconds = (3, 12) if options.quick else (10, 120)
+    with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:
+        p95s = _by_turns(Path(root), options)
+        courses: dict[str, Course] = {}
+        with contextlib.ExitStack() as servers:
+            others = {} if options.quick else servers.enter_context(queue_servers())
+            queues: dict[str, Queue | None] = {"delayed": None, "instant": None, "direct": None, "inner": None}
+            queues |= {f"delayed {name.lower()}": queue for name, queue in others.items()}
+            for case, mrwq in queues.items():
+                folder = Path(root) / case.replace(" ", "-")
+                courses[case], wrong = _alone(case, folder, mrwq, warm_up, seconds)
+                _row(results, case, courses[case], wrong)
+                if case == "delayed":
+                    results.bar("delayed.rows_wrong", wrong, "results missing or doubled in the store at the end")
+    ratio = median([ours / theirs for ours, theirs in zip(p95s["delayed"], p95s["instant"], strict=True)])
+    turns = {case: " ".join(f"{value:.1f}" for value in values) for case, values in p95s.items()}
+    results.row(
+        what="by turns", case="delayed", **{"p95 ms": median(p95s["delayed"]), "×": ratio}, turns=turns["delayed"]
+    )
+    results.row(what="by turns", case="instant", **{"p95 ms": median(p95s["instant"])}, turns=turns["instant"])
+    results.bar("delayed.p95_vs_instant", ratio, "× the p95 with an instant store")
+    for case in ("delayed", "direct"):
+        results.bar(f"{case}.p95_slope", rise(courses[case]), "% a minute")
+    results.bar("direct.p95_growth", growth(courses["direct"].p95), "× its first, at the end")
+    for case in ("delayed", "inner"):
+        results.bar(f"{case}.worker_growth", slope(*courses[case].series("worker MB")) * 60, "MB a minute")
+    draw(courses, Path(options.json).parent if options.json else Path("results"))
+
+
+def _by_turns(root: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    """p95 of each turn, ms. Both topologies are up all the time, one is active: what the machine does meanwhile
+    happens to both."""
+    settle, seconds = (1.0, 5.0) if options.quick else (2.0, 10.0)
+    turns = options.repeats or (2 if options.quick else 12)
+    p95s: dict[str, list[float]] = {"delayed": [], "instant": []}
+    folders = {case: _made(root / f"turns-{case}") for case in p95s}
+    handles: dict[str, RunningTopology] = {}
+    try:
+        for case, folder in folders.items():
+            handles[case] = submit(words_to_store(case, folder, RATE))
+            handles[case].deactivate()
+        for turn in range(turns + 1):
+            for case in list(p95s) if turn % 2 else reversed(list(p95s)):
+                value = _turn(handles[case], folders[case], settle, seconds)
+                if turn:  # the first are the JVM's
+                    p95s[case].append(value)
+            if turn:
+                say(f"  turn {turn} of {turns}: " + ", ".join(f"{c} p95 {v[-1]:.1f} ms" for c, v in p95s.items()))
+    finally:
+        for handle in handles.values():
+            handle.kill(drain=False)
+    return p95s
+
+
+def _turn(handle: RunningTopology, folder: Path, settle: float, seconds: float) -> float:
+    handle.activate()
+    time.sleep(settle)
+    begun = micros()
+    time.sleep(seconds)
+    ended = micros()
+    handle.deactivate()
+    handle.drain(_PATIENCE)
+    since, came = times(folder)
+    chosen = (came >= begun) & (came < ended)
+    return float(np.percentile((came - since)[chosen], 95)) / 1000
+
+
+def _alone(case: str, folder: Path, mrwq: Queue | None, warm_up: float, seconds: float) -> tuple[Course, int]:
+    """A case over time; of one that is delayed also how many results are missing or doubled in the end."""
+    course = Course()
+    say(f"  {case}: {warm_up + seconds:g} s")
+    handle = submit(words_to_store(case, _made(folder), RATE, mrwq))
+    try:
+        time.sleep(warm_up)
+        begun, start = micros(), time.monotonic()
+        while (elapsed := time.monotonic() - start) < seconds:
+            course.points.append({"seconds": elapsed, **_look(handle, folder)})
+            if len(course.points) % _SPEAK == 0:
+                say(
+                    f"    {elapsed:.0f} s: " + ", ".join(f"{k} {v:,.0f}" for k, v in _look(handle, folder).items())
+                )
+            time.sleep(max(0.0, start + len(course.points) - time.monotonic()))
+        ended = micros()
+        if case not in HOPELESS:
+            handle.deactivate()
+            handle.drain(_PATIENCE)
+    finally:
+        handle.kill(drain=False)
+    course.seconds, (course.p50, course.p95) = by_second(*times(folder), begun, ended, (50, 95))
+    _, (course.in_store,) = by_second(*times_stored(folder), begun, ended, (95,))
+    return course, wrong_results(acked(folder), stored(folder))
+
+
+def _look(handle: RunningTopology, folder: Path) -> dict[str, float]:
+    worker = psutil.Process(_persist_pid(handle))
+    found = {"worker MB": worker.memory_info().rss / 2**20, "processor MB": 0.0}
+    for child in worker.children():
+        with contextlib.suppress(psutil.Error):  # it may end just now
+            if "penstock.persist.process" in child.cmdline():
+                found["processor MB"] = child.memory_info().rss / 2**20
+    found["waiting"] = float(handle.bus.totals()["count"].emitted - rows_stored(folder))
+    return found
+
+
+def _persist_pid(handle: RunningTopology) -> int:
+    (task,) = handle.plan.tasks_of["persist"]
+    return int(handle.coordinator.slots[handle.plan.routes.slot_of[task]].hello.pid)
+
+
+def _row(results: Results, case: str, course: Course, wrong: int) -> None:
+    results.row(
+        what=f"{RATE:,} results/s",
+        case=case,
+        **{
+            "p50 ms": median(list(course.p50)),
+            "p95 ms": median(list(course.p95)),
+            "p95 %/min": rise(course),
+            "in store p95 ms": median(list(course.in_store)),
+            "MB": course.points[-1]["worker MB"],
+            "MB/min": slope(*course.series("worker MB")) * 60,
+            "waiting": int(course.points[-1]["waiting"]),
+        },
+        **({} if case in HOPELESS else {"wrong": wrong}),
+    )
+
+
+# ---- kill -9 -------------------------------------------------------------------------------------------
+
+
+def measure_kill(results: Results, options: argparse.Namespace) -> None:
+    """The worker with the persist bolt is killed under load: results that were acked before and never reach the
+    store."""
+    seconds = 5 if options.quick else 20
+    kills = options.repeats or (1 if options.quick else 3)
+    for case in ("delayed", "inner"):
+        before, lost = 0, 0
+        for number in range(kills):
+            with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:
+                mine, gone = _killed(case, Path(root), seconds)
+            say(f"  kill {number + 1}: {case} lost {gone:,} of {mine:,} acked results")
+            before, lost = before + mine, lost + gone
+        results.row(what=f"{kills} × kill -9", case=case, acked=before, lost=lost)
+        results.bar(f"{case}.lost", lost, f"of {before:,} results acked before {kills} kills")
+
+
+def _killed(case: str, folder: Path, seconds: float) -> tuple[int, int]:
+    """Results acked before the kill, and those of them that are not in the store in the end."""
+    handle = submit(words_to_store(case, folder, RATE))
+    try:
+        time.sleep(seconds)
+        before = acked(folder)
+        restarts = handle.restarts
+        os.kill(_persist_pid(handle), signal.SIGKILL)
+        up = handle.coordinator.wait(lambda: handle.restarts > restarts and handle.state == "active", _PATIENCE)
+        if not up:
+            raise SystemExit(f"{case}: the topology did not start again within {_PATIENCE:g} s")
+        time.sleep(seconds / 2)
+        handle.deactivate()
+        handle.drain(_PATIENCE)
+    finally:
+        handle.kill(drain=False)
+    wanted = results_of(before)
+    return len(wanted), len(np.setdiff1d(wanted, stored(folder)))
+
+
+# ---- figures out of numbers ----------------------------------------------------------------------------
+
+
+def by_second(
+    since: IntArray, came: IntArray, begun: int, ended: int, percents: tuple[int, ...]
+) -> tuple[Floats, list[Floats]]:
+    """Percentiles, in ms, of what came in each whole second from ``begun`` to ``ended``; a second in which nothing
+    came is left out."""
+    chosen = (came >= begun) & (came < ended)
+    seconds, waited = (came[chosen] - begun) // 1_000_000, (came - since)[chosen] / 1000
+    kept = [second for second in range((ended - begun) // 1_000_000) if (seconds == second).any()]
+    found = [np.array([np.percentile(waited[seconds == second], p) for second in kept]) for p in percents]
+    return np.array(kept, float), found
+
+
+def slope(x: Floats, y: Floats) -> float:
+    """How much y grows for one x: the median over all pairs (Theil and Sen), which outliers do not bend."""
+    i, j = np.triu_indices(len(x), 1)
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else 0.0
+
+
+def rise(course: Course) -> float:
+    """Of the p95, % of its median a minute."""
+    return slope(course.seconds, course.p95) * 60 / median(list(course.p95)) * 100
+
+
+def growth(values: Floats) -> float:
+    """The last tenth against the first."""
+    tenth = max(1, len(values) // 10)
+    return float(np.median(values[-tenth:]) / np.median(values[:tenth]))
+
+
+def results_of(lines: IntArray) -> IntArray:
+    """The numbers of the results that come of these lines."""
+    return (np.unique(lines)[:, None] * WORDS + np.arange(WORDS)).ravel()
+
+
+def wrong_results(lines: IntArray, rows: IntArray) -> int:
+    """Results of these lines that the rows lack, and rows there are too many."""
+    wanted = results_of(lines)
+    return len(np.setdiff1d(wanted, rows)) + len(rows) - len(np.intersect1d(wanted, rows))
+
+
+def draw(courses: Mapping[str, Course], folder: Path) -> None:
+    """Latency over time (A figure 16), and memory and what waits."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    panel = figure.subplots()
+    for case, course in courses.items():
+        (line,) = panel.plot(course.seconds, course.p95, label=f"{case}, p95")
+        panel.plot(course.seconds, course.p50, color=line.get_color(), alpha=0.4, linestyle=":")
+    panel.set(yscale="log", xlabel="s", ylabel="ms until persisted (dotted: p50)")
+    panel.set_title(f"{RATE:,} results/s into a store that takes 50 ms for a write")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "persistence-latency.png", dpi=120)
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    names = {"worker MB": "worker, MB", "processor MB": "processor, MB", "waiting": "results not in the store"}
+    for panel, (name, title) in zip(figure.subplots(1, 3), names.items(), strict=True):
+        for case, course in courses.items():
+            if name != "processor MB" or course.series(name)[1].any():
+                panel.plot(*course.series(name), label=case)
+        panel.set(xlabel="s", title=title, ylim=(0, None))
+        panel.grid(alpha=0.3)
+        if panel.lines:
+            panel.legend()
+    figure.savefig(folder / "persistence-memory.png", dpi=120)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
