@@ -36,9 +36,7 @@ def test_only_the_rows_of_a_part_are_packed():
 
 @pytest.mark.parametrize("data", [b"", b"pst1", b"{}" * 30, b"pst2" + bytes(60)])
 def test_what_is_no_entry_is_refused(data):
-    with pytest.raises(
-        EntryDamaged, match=f"what this version of penstock put there; got {len(data)} bytes"
-    ):
+    with pytest.raises(EntryDamaged, match=f"what this version of penstock put there; got {len(data)} bytes"):
         unpack(data)
 
 

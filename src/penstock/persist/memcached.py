@@ -251,15 +251,13 @@ class MemcachedClient(QueueClient):
 
     def release(self, position: int) -> None:
         number = position - self._passed_before
-        if number <= 0:
-            return  # of a queue that is gone
         with self._away():
             units = self._passed.get(number)
             if units is None:
                 self._open_queue()
                 units = _units_of(self._server.get(self._key(number)) or b"")
             if units is None:
-                return  # released before
+                return  # released before, or of a queue that is gone
             while number + 1 in self._passed and self._passed[number + 1] is None:
                 number += 1
             self._move_head(number, units)
