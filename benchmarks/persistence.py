@@ -141,7 +141,7 @@ def _turn(handle: RunningTopology, folder: Path, settle: float, seconds: float) 
 
 
 def _alone(case: str, folder: Path, mrwq: Queue | None, warm_up: float, seconds: float) -> tuple[Course, int]:
-    """A case over time; of one that is delayed also how many results are missing or doubled in the end."""
+    """A case over time, and how many acked results are missing from the store, or doubled there, in the end."""
     course = Course()
     say(f"  {case}: {warm_up + seconds:g} s")
     handle = submit(words_to_store(case, _made(folder), RATE, mrwq))
@@ -173,7 +173,8 @@ def _look(handle: RunningTopology, folder: Path) -> dict[str, float]:
         with contextlib.suppress(psutil.Error):  # it may end just now
             if "penstock.persist.process" in child.cmdline():
                 found["processor MB"] = child.memory_info().rss / 2**20
-    found["waiting"] = float(handle.bus.totals()["count"].emitted - rows_stored(folder))
+    emitted = handle.bus.totals()["count"].emitted  # as last reported: the store may be ahead of it
+    found["waiting"] = float(max(0, emitted - rows_stored(folder)))
     return found
 
 
