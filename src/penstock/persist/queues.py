@@ -67,7 +67,8 @@ class QueueClient(ABC):
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, bytes]]:
         """Up to ``limit`` entries that follow what this client has read, with their positions, in order; none when
-        there are no more now. Does not wait. Begins with the oldest entry not released."""
+        there are no more now. Does not wait. Begins with the oldest entry not released. A position is good for
+        the client that gave it, and grows from call to call until ``rewind``."""
 
     @abstractmethod
     def rewind(self) -> None:
