@@ -49,6 +49,12 @@ class TopologyError(PenstockError):
     exit_code = 2
 
 
+class NotRunning(PenstockError):
+    """No topology of that name runs here, or more than one."""
+
+    exit_code = 2
+
+
 class EnvironmentFault(PenstockError):
     """The surroundings lack something: Java, a master, a free port, enough slots."""
 

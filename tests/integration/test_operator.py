@@ -134,7 +134,8 @@ def operated(tmp_path):
 
 def test_a_running_topology_is_found_shown_and_slowed(operated, capsys):
     operated.goes(2 * LIMIT, math.inf)
-    assert penstock("queues").stdout == f"operated  process {operated.process.pid}\n"
+    (listed,) = json.loads(penstock("list", "--json").stdout)
+    assert (listed["topology"], listed["pid"]) == ("operated", operated.process.pid)
     (path,) = runs.folder().glob("*.json")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it has the run's secret"
 
@@ -160,7 +161,7 @@ def test_a_running_topology_is_found_shown_and_slowed(operated, capsys):
     two_of_one_name(capsys)
     operated.kill()
     assert path.exists(), "nobody was left to remove it"
-    assert "operated" not in penstock("queues").stdout
+    assert penstock("list").stdout == "nothing runs here as this user\n"
     assert not path.exists()
 
 
@@ -176,12 +177,12 @@ def refused(capsys, *arguments):
 
 def wrong_words(capsys):
     for arguments, code, message in (
-        (["set", "operatet", "steady.max_rate=9"], 4, "topology 'operatet': must run once.*'operated'"),
+        (["set", "operatet", "steady.max_rate=9"], 2, "topology 'operatet': must run once.*'operated'"),
         (["set", "operated", "counts.max_rate=9"], 2, "counts.max_rate: is a limit of a spout.*steady"),
         (["set", "operated", "nobody.max_rate=9"], 2, "nobody.max_rate: is a limit of a spout.*steady"),
         (["set", "operated", "steady.max_rate=0"], 2, "a number of tuples a second above 0, or none; got '0'"),
         (["set", "operated", "steady.min_rate=9"], 2, "must read SPOUT.max_rate=N"),
-        (["queues", "operatet"], 4, "topology 'operatet': must run once.*'operated'"),
+        (["queues", "operatet"], 2, "topology 'operatet': must run once.*'operated'"),
     ):
         returned, text = refused(capsys, *arguments)
         assert returned == code, arguments
@@ -193,7 +194,7 @@ def two_of_one_name(capsys):
     twin = runs.Run("operated", found.host, found.port + 1, found.secret, os.getpid())
     twin.announce()
     code, text = refused(capsys, "set", "operated", "steady.max_rate=9")
-    assert code == 4
+    assert code == 2
     assert f"process {found.pid}" in text
     assert f"process {twin.pid}" in text
     twin.withdraw()

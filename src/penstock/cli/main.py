@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 import penstock
-from penstock.cli import bench, dlq, drain, plan, prepare, queues, run, savepoint
+from penstock.cli import activation, bench, dlq, drain, kill, plan, prepare, queues, run, savepoint, status
+from penstock.cli import list as list_
 from penstock.cli import set as set_
 from penstock.errors import PenstockError
 
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, plan, set_, queues, savepoint, drain, dlq, bench, prepare):
+    running = (list_, status, queues, set_, activation, kill)
+    for command in (run, plan, *running, savepoint, drain, dlq, bench, prepare):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     _log_to_terminal()

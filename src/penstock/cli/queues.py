@@ -1,4 +1,4 @@
-"""``penstock queues [TOPOLOGY]``: what runs, and how full its tasks' inboxes are."""
+"""``penstock queues TOPOLOGY``: how full its tasks' inboxes are."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import json
 import time
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.view import number
+from penstock.cli.view import number, wide_console
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
+from penstock.errors import SettingError
 from penstock.metrics.bus import QueueView
 
 _FULL = 0.8  # share of an inbox from which it is shown in yellow: the load factor's default
@@ -24,8 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "queues",
         help="show the inboxes of a running topology",
-        description="Length, capacity and rates of every task's inbox, and who is slowed. "
-        "Without a name: what runs.",
+        description="Length, capacity and rates of every task's inbox, and who is slowed.",
     )
     parser.add_argument("topology", nargs="?", help="the topology's name")
     parser.add_argument("--watch", action="store_true", help="go on showing them, until Ctrl-C")
@@ -33,14 +32,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    console = Console()
     if options.topology is None:
-        every = runs.running()
-        for run in every:
-            console.print(f"{run.topology}  process {run.pid}", highlight=False)
-        if not every:
-            console.print("nothing runs here as this user")
-        return 0
+        raise SettingError("penstock queues", "needs the name of a topology", "none", "See penstock list.")
+    console = wide_console()
     run = runs.find(options.topology)
     if not options.watch:
         console.print(table(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from penstock.cli.loading import load_topology
+from penstock.coordinator.status import Status
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,6 +46,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     begin.add_argument(
         "--fresh", action="store_true", help="begin from nothing, forgetting what was committed before"
     )
+    parser.add_argument(
+        "--http",
+        type=_port,
+        metavar="PORT",
+        help="serve /status, /metrics and /healthz on this port of loopback; 0: any free one (default: off)",
+    )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
     parser.set_defaults(handler=handle)
 
@@ -53,22 +61,31 @@ def handle(options: argparse.Namespace) -> int:
     topology = dataclasses.replace(topology, settings=topology.settings.parse(options.assignments))
     from penstock.cli.view import make_view, summary
     from penstock.spark.session import close_session
-    from penstock.spark.supervisor import submit
+    from penstock.spark.supervisor import RunningTopology, submit
+    from penstock.web.server import StatusServer
 
     console = Console(file=sys.stdout)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    running = None
+    running: RunningTopology | None = None
+    around = contextlib.ExitStack()
+
+    def look() -> Status | None:
+        return None if running is None else running.status()
+
     try:
+        if options.http is not None:  # before Spark: a port that is taken is said at once
+            server = around.enter_context(StatusServer(look, options.http))
+            console.print(f"{server.url}/status, /metrics, /healthz", highlight=False, soft_wrap=True)
         with console.status("starting Spark and the topology …"):
             running = submit(
                 topology, options.master, options.host, options.port, options.savepoint, options.fresh
             )
         if running.epoch:
             console.print(f"goes on from epoch {running.epoch}", highlight=False)
-        begun = time.monotonic()
+        begun, outside = time.monotonic(), False
         with make_view(console, options.plain) as view:
             try:
-                while not running.wait(0.25):
+                while not (outside := running.wait(0.25)):
                     elapsed = time.monotonic() - begun
                     view.update(running, elapsed)
                     if options.seconds is not None and elapsed >= options.seconds:
@@ -78,6 +95,8 @@ def handle(options: argparse.Namespace) -> int:
         elapsed = time.monotonic() - begun
         with console.status("letting tuples in flight finish …"):
             running.kill()
+        if outside:
+            console.print("ended from outside, by penstock kill", highlight=False)
         console.print(summary(running, elapsed), markup=False, highlight=False, soft_wrap=True)
         return 0
     finally:
@@ -85,7 +104,15 @@ def handle(options: argparse.Namespace) -> int:
             if running is not None:
                 running.kill(drain=False)
         finally:
+            around.close()
             close_session()
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is 0 to 65535; got {port}")
+    return port
 
 
 def _as_interrupt(number: int, frame: Any) -> None:

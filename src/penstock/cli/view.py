@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -18,6 +19,7 @@ from penstock.spark.session import say_through
 from penstock.spark.supervisor import RunningTopology
 
 _ERRORS_SHOWN = 5
+_WIDE = 240  # characters of a line in a file or pipe
 _PLAIN_INTERVAL = 2.0  # seconds between two blocks of plain lines
 
 
@@ -33,6 +35,11 @@ class View(Protocol):
 
 def make_view(console: Console, plain: bool) -> View:
     return PlainView(console) if plain or not console.is_terminal else LiveView(console)
+
+
+def wide_console() -> Console:
+    """For tables: where nobody looks at it, no column needs to be cut."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
 
 
 class LiveView:
@@ -174,6 +181,15 @@ def queue(view: ComponentView) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units of it."""
+    whole = int(seconds)
+    for unit, name, lower, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // lower} {rest}"
+    return f"{whole} s"
 
 
 def size(count: float) -> str:

@@ -143,10 +143,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of it; ``error`` has the four parts of the error where it was refused."""
+    """What became of it; ``error`` has the four parts of the error where it was refused, ``kind`` its class."""
 
     text: str
     error: list[str] = field(default_factory=list)
+    kind: str = "SettingError"
 
 
 # ---- coordinator to slot

@@ -1,4 +1,5 @@
-"""Running topologies of this user on this machine: a file each, so that ``penstock set`` finds them by name.
+"""Running topologies of this user on this machine: a file each, so that ``penstock status`` and others find
+them by name.
 
 The file has the coordinator's address and the run's secret, and is readable by its owner alone.
 """
@@ -13,9 +14,10 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock import errors
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import Answer, Command
-from penstock.errors import ControlRefused, SettingError, StateError
+from penstock.errors import ControlRefused, NotRunning, PenstockError
 
 log = logging.getLogger("penstock.coordinator")
 
@@ -43,7 +45,7 @@ class Run:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = place.lstat()
         if seen.st_uid != os.getuid() or seen.st_mode & 0o077:
-            log.warning("%s is not this user's alone: penstock set and queues will not find this run", place)
+            log.warning("%s is not this user's alone: penstock status and others will not find this run", place)
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(self.path, flags, 0o600), "w") as file:
@@ -52,9 +54,9 @@ class Run:
     def withdraw(self) -> None:
         self.path.unlink(missing_ok=True)
 
-    def ask(self, command: Command) -> str:
-        """Have the topology carry out a command; returns what it says. Raises ``SettingError`` with its reason
-        where it refuses it, ``ControlRefused`` where it cannot be reached."""
+    def ask(self, command: Command, timeout: float | None = _ANSWER_TIMEOUT) -> str:
+        """Have the topology carry out a command; returns what it says. Raises its error where it refuses it or
+        fails, ``ControlRefused`` where it cannot be reached or says nothing for ``timeout`` seconds."""
         answered = threading.Event()
         try:
             client = ControlClient((self.host, self.port), bytes.fromhex(self.secret), answered.set)
@@ -62,7 +64,7 @@ class Run:
             raise self._silent(str(error)) from error
         try:
             client.send(command)
-            answered.wait(_ANSWER_TIMEOUT)
+            answered.wait(timeout)
             if not client.inbox:
                 raise self._silent("no answer")
             answer = client.inbox.popleft()
@@ -70,7 +72,8 @@ class Run:
             client.close()
         assert isinstance(answer, Answer)
         if answer.error:
-            raise SettingError(*answer.error)
+            kind: type[PenstockError] = getattr(errors, answer.kind, PenstockError)
+            raise kind(*answer.error)
         return answer.text
 
     def _silent(self, what: str) -> ControlRefused:
@@ -103,13 +106,13 @@ def running() -> list[Run]:
 
 
 def find(topology: str) -> Run:
-    """The running topology of that name. Raises ``StateError`` where there is none, or more than one."""
+    """The running topology of that name. Raises ``NotRunning`` where there is none, or more than one."""
     every = running()
     fitting = [run for run in every if run.topology == topology]
     if len(fitting) == 1:
         return fitting[0]
     names = ", ".join(f"'{run.topology}' (process {run.pid})" for run in fitting or every)
-    raise StateError(
+    raise NotRunning(
         f"topology '{topology}'",
         "must run once, on this machine and as this user",
         f"running: {names or 'none'}",

@@ -16,6 +16,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
 
 _WINDOW = 3.0  # seconds a rate looks back: steady to the eye, and still quick to follow
+_NOTES = 64  # of what happened that are kept: a screen or two
 
 
 class SlotReport(Protocol):
@@ -33,6 +34,8 @@ class SlotReport(Protocol):
     def cpu(self) -> float: ...
     @property
     def rss(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,19 @@ class QueueView:
     """Tuples a second the task may send where it is slowed most; ``inf``: nowhere."""
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something that happened, and why; for people."""
+
+    time: float
+    """On the monotonic clock."""
+    kind: str
+    """``flow``, ``restart``, ``error`` …"""
+    component: str
+    """Which it is about; empty for the whole topology, or where the text says it."""
+    text: str
+
+
 @dataclass
 class _Sample:
     time: float
@@ -96,28 +112,38 @@ class MetricsBus:
         self._peaks: dict[int, int] = {}
         self._published: dict[int, list[list[Any]]] = {}
         self._errors: deque[str] = deque(maxlen=64)
+        self._last_errors: deque[Note] = deque(maxlen=_NOTES)
+        self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._segments: deque[tuple[int, Segment]] = deque(maxlen=10_000)
         self._process: dict[SlotId, tuple[float, int]] = {}
+        self._pending: dict[SlotId, int] = {}
 
     def record(self, attempt: int, slot: SlotId, report: SlotReport) -> None:
         """Take a slot's report."""
         with self._lock:
             if attempt != self._attempt:  # the counters of a new start begin at 0 again
-                self._base = {
-                    task: replace(self._total(task), queued=0, state_keys=0, state_bytes=0)
-                    for task in self._plan.task
-                }
+                self._base = {task: _counted(self._total(task)) for task in self._plan.task}
                 self._now, self._attempt = {}, attempt
+                self._pending.clear()
                 self._samples.clear()
             for task, data in report.tasks.items():
-                stats = self._now[int(task)] = TaskStats.from_json(data)
+                stats = TaskStats.from_json(data)
+                self._note_pressure(int(task), self._now.get(int(task), TaskStats()), stats)
+                self._now[int(task)] = stats
                 self._peaks[int(task)] = max(stats.peak, self._peaks.get(int(task), 0))
             for task, rows in report.published.items():
                 self._published[int(task)] = rows
             self._errors.extend(report.errors)
+            self._last_errors.extend(Note(self._monotonic(), "error", "", text) for text in report.errors)
             self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
             self._process[slot] = (report.cpu, report.rss)
+            self._pending[slot] = report.pending
             self._sample()
+
+    def note(self, kind: str, component: str, text: str) -> None:
+        """Write down what was decided."""
+        with self._lock:
+            self._notes.append(Note(self._monotonic(), kind, component, text))
 
     def view(self) -> list[ComponentView]:
         """All components, in the order of the topology."""
@@ -162,6 +188,28 @@ class MetricsBus:
             self._errors.clear()
             return taken
 
+    def notes(self) -> list[Note]:
+        """The newest decisions that were written down, and where tasks slowed their senders; oldest first."""
+        with self._lock:
+            return list(self._notes)
+
+    def last_errors(self) -> list[Note]:
+        """The newest error texts, oldest first; other than ``take_errors`` it leaves them."""
+        with self._lock:
+            return list(self._last_errors)
+
+    def pending(self) -> int:
+        """Tuples on their way, as far as slots hold them; 0 once nothing is. One that waits for its ack is counted
+        at its spout too."""
+        with self._lock:
+            return sum(self._pending.values())
+
+    def task_totals(self) -> dict[int, TaskStats]:
+        """Everything each task has counted since the topology was first started; queues and limits are those of
+        now."""
+        with self._lock:
+            return {task: self._total(task) for task in self._plan.task}
+
     def totals(self) -> dict[str, TaskStats]:
         """Everything counted since the topology was first started, per component."""
         with self._lock:
@@ -190,6 +238,16 @@ class MetricsBus:
         """CPU seconds and resident bytes of each slot's process."""
         with self._lock:
             return dict(self._process)
+
+    def _note_pressure(self, task: int, before: TaskStats, now: TaskStats) -> None:
+        if (now.demand > 0) == (before.demand > 0):
+            return
+        of = self._plan.task[task]
+        wait = f"{now.queued:,} of {now.capacity:,} tuples wait"
+        text = f"{of.key} lets its senders go: {wait}"
+        if now.demand:
+            text = f"{of.key} slows its senders: {wait}, {now.demand:,.0f} a second came"
+        self._notes.append(Note(self._monotonic(), "flow", of.component, text))
 
     def _sample(self) -> None:
         now = self._monotonic()
@@ -232,6 +290,11 @@ class MetricsBus:
 
     def _total(self, task: int) -> TaskStats:
         return _sum([self._now.get(task, TaskStats()), self._base.get(task, TaskStats())])
+
+
+def _counted(stats: TaskStats) -> TaskStats:
+    """Without what holds for a moment only."""
+    return replace(stats, queued=0, overflowing=0, capacity=0, limit=math.inf, state_keys=0, state_bytes=0)
 
 
 def _sum(stats: list[TaskStats]) -> TaskStats:

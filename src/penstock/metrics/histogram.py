@@ -33,7 +33,7 @@ class Histogram:
 
     def percentile(self, share: float) -> float | None:
         """Seconds below which ``share`` (0 to 1) of the recorded lie; None when nothing was recorded."""
-        total = sum(self.counts.values())
+        total = self.count
         if total == 0:
             return None
         seen = 0
@@ -41,7 +41,21 @@ class Histogram:
             seen += self.counts[bucket]
             if seen >= share * total:
                 break
-        return float(_FLOOR * 2 ** ((bucket + 0.5) / _PER_DOUBLING))
+        return _middle(bucket)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def seconds(self) -> float:
+        """All that was recorded together; within 5 %, as each bucket counts with its middle."""
+        return float(sum(count * _middle(bucket) for bucket, count in self.counts.items()))
+
+    def below(self, doublings: int) -> tuple[float, int]:
+        """A bound, 1 µs doubled so many times, and how many were shorter. Exact: buckets end there."""
+        end = doublings * _PER_DOUBLING
+        return float(_FLOOR * 2**doublings), sum(n for bucket, n in self.counts.items() if bucket < end)
 
     def plus(self, other: Histogram) -> Histogram:
         result = Histogram(self.counts)
@@ -52,3 +66,7 @@ class Histogram:
     def minus(self, earlier: Histogram) -> Histogram:
         changed = {bucket: count - earlier.counts.get(bucket, 0) for bucket, count in self.counts.items()}
         return Histogram({bucket: count for bucket, count in changed.items() if count > 0})
+
+
+def _middle(bucket: int) -> float:
+    return float(_FLOOR * 2 ** ((bucket + 0.5) / _PER_DOUBLING))

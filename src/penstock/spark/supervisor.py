@@ -3,8 +3,6 @@ ends it without noise."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import os
 import re
@@ -22,11 +20,12 @@ from penstock.coordinator.boards import check_board
 from penstock.coordinator.commit_thread import CommitThread
 from penstock.coordinator.commits import Commits
 from penstock.coordinator.control_thread import ControlThread
-from penstock.coordinator.messages import Activate, Answer, Close, Command, Deactivate, SetRate
+from penstock.coordinator.messages import Activate, Close, Deactivate, SetRate
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.runs import Run
 from penstock.coordinator.server import Coordinator
+from penstock.coordinator.status import Status, take
 from penstock.errors import PenstockError, SettingError, StateError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
@@ -35,6 +34,7 @@ from penstock.runtime.job import Job, make_job
 from penstock.spark import shipping
 from penstock.spark.capacity import release, reserve
 from penstock.spark.dataflow import start_query
+from penstock.spark.operator import Operator
 from penstock.spark.pickling import dumps
 from penstock.spark.session import (
     is_local,
@@ -82,7 +82,13 @@ class RunningTopology:
         self._run: Run | None = None
         self._rates: dict[str, float] = {}
         """Of spouts, as they were set while the topology runs."""
-        self.coordinator.operator = self._operate
+        self.coordinator.operator = Operator(self)
+        self.begun: float | None = None
+        """When its spouts first emitted, on the monotonic clock."""
+        self.ending = threading.Event()
+        """Set when the tasks are closed and the query is about to be stopped."""
+        self.left_behind = ""
+        """What became of tuples in flight at the end, where there was no time for them."""
         self._ended = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.RLock()
@@ -127,17 +133,15 @@ class RunningTopology:
         with self._lock:
             if self.state in ("ended", "failed"):
                 return
-            if self.state in ("active", "inactive"):
+            if self.state in ("active", "inactive", "ending"):  # the last: interrupted at the first try
+                self.state = "ending"
                 if drain:
                     self.coordinator.send(Deactivate())
                     if not self.drain() and not self._broken():
                         what = "are lost" if self._state is None else "come again with the next start"
-                        log.warning(
-                            "topology '%s': tuples in flight %s, %g s were not enough to drain",
-                            self.topology.name,
-                            what,
-                            self._settings.drain_timeout,
-                        )
+                        limit = self._settings.drain_timeout
+                        self.left_behind = f"tuples in flight {what}, {limit:g} s were not enough to drain"
+                        log.warning("topology '%s': %s", self.topology.name, self.left_behind)
                     self._commit_last()
                 self.coordinator.send(Close())
                 self.coordinator.wait(self._all_closed, _CLOSE_TIMEOUT)
@@ -175,17 +179,14 @@ class RunningTopology:
             self._rates[spout] = float(rate)
             self.coordinator.send(SetRate(spout, float(rate)))
 
-    def _operate(self, command: Command) -> Answer:
-        """What ``penstock set`` and ``penstock queues`` want."""
-        try:
-            if command.name == "set":
-                self.set_max_rates(command.arguments)
-                return Answer("")
-            if command.name == "queues":
-                return Answer(json.dumps([dataclasses.asdict(queue) for queue in self.bus.queues()]))
-        except PenstockError as error:
-            return Answer("", [error.where, error.rule, error.got, error.way_out])
-        return Answer("", [f"topology '{self.topology.name}'", "has no such command", command.name])
+    @property
+    def max_rates(self) -> dict[str, float]:
+        """What each spout may emit; ``inf`` where there is no limit."""
+        return {spout: self._rates.get(spout, self.topology.nodes[spout].max_rate) for spout in self.plan.spouts}
+
+    def status(self) -> Status:
+        """All there is to see of the topology, now."""
+        return take(self)
 
     def _committing(self) -> CommitThread:
         if self._commits is None:
@@ -242,6 +243,7 @@ class RunningTopology:
             self._ship()
             self.coordinator.start()
             self._start_first(job)
+            self.begun = time.monotonic()
             self._announce()
         except BaseException as error:
             self._stopping.set()
@@ -426,6 +428,7 @@ class RunningTopology:
                         str(loss),
                     )
                 self.state = "restarting"
+            self.bus.note("restart", "", str(loss))
             log.warning("topology '%s': %s; starting again", self.topology.name, loss)
             if self._stopping.wait(min(_FIRST_BACK_OFF * 2**self._in_vain, _LONGEST_BACK_OFF)):
                 return
@@ -483,15 +486,16 @@ class RunningTopology:
     # ---- ending ----------------------------------------------------------------------------------------
 
     def _end(self, state: str) -> None:
+        self.ending.set()
         try:
             self._stop_commits()
             self._stop_control()
-            if self._run is not None:
-                self._run.withdraw()
             self._stop_query()
             self.coordinator.stop()
             shutil.rmtree(self._folder, ignore_errors=True)
         finally:
+            if self._run is not None:  # not before: who waits for the end waits for this
+                self._run.withdraw()
             release(id(self))
             self.state = state
             self._ended.set()

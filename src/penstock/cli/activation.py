@@ -1,0 +1,28 @@
+"""``penstock activate TOPOLOGY`` and ``penstock deactivate TOPOLOGY``."""
+
+from __future__ import annotations
+
+import argparse
+
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for name, help, more in (
+        ("activate", "let the spouts of a running topology emit again", ""),
+        (
+            "deactivate",
+            "let the spouts of a running topology pause",
+            " What is in flight goes on. It stays so across restarts of the query, until penstock activate.",
+        ),
+    ):
+        parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.{more}")
+        parser.add_argument("topology", help="the topology's name (see penstock list)")
+        parser.set_defaults(handler=handle, command=name)
+
+
+def handle(options: argparse.Namespace) -> int:
+    runs.find(options.topology).ask(Command(options.command))
+    print(f"'{options.topology}' is {'active' if options.command == 'activate' else 'inactive'}")
+    return 0

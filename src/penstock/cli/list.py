@@ -1,0 +1,70 @@
+"""``penstock list``: the topologies of this user that run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.view import duration, number, wide_console
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.coordinator.runs import Run
+from penstock.errors import PenstockError
+
+_PATIENCE = 5.0  # seconds for a topology to answer: one that hangs must not hide the others
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "list",
+        help="list the topologies that run",
+        description="Topologies of this user on this machine. in/s: what the spouts emit; out/s: what the bolts "
+        "that nothing follows take.",
+    )
+    parser.add_argument("--json", action="store_true", help="an array of objects, fields as in penstock status")
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    every = [_row(run) for run in runs.running()]
+    if options.json:
+        print(json.dumps(every, indent=2))
+    elif every:
+        wide_console().print(table(every))
+    else:
+        print("nothing runs here as this user")
+    return 0
+
+
+def _row(run: Run) -> dict[str, Any]:
+    row: dict[str, Any] = {"topology": run.topology, "pid": run.pid}
+    try:
+        status = json.loads(run.ask(Command("status"), _PATIENCE))
+    except PenstockError as error:
+        return {**row, "state": "silent", "error": str(error)}
+    row |= {name: status[name] for name in ("state", "uptime", "epoch", "restarts")}
+    return {**row, "tasks": len(status["tasks"]), "rate_in": status["rate_in"], "rate_out": status["rate_out"]}
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    result = Table()
+    for name in ("topology", "state"):
+        result.add_column(name)
+    for name in ("process", "uptime", "epoch", "restarts", "tasks", "in/s", "out/s"):
+        result.add_column(name, justify="right")
+    for row in rows:
+        known = "error" not in row
+        result.add_row(
+            Text(row["topology"]),
+            row["state"],
+            str(row["pid"]),
+            duration(row["uptime"]) if known else "-",
+            str(row["epoch"] or "-") if known else "-",
+            *(str(row[name]) if known else "-" for name in ("restarts", "tasks")),
+            *(number(row[name]) if known else "-" for name in ("rate_in", "rate_out")),
+        )
+    return result

@@ -1,0 +1,125 @@
+"""``penstock status TOPOLOGY``: all there is to see of a running topology."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.view import component_table, duration, number, result_table, size, wide_console
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.coordinator.runs import Run
+from penstock.errors import ControlRefused
+from penstock.metrics.bus import ComponentView
+
+_INTERVAL = 0.5  # seconds between two looks
+_SHOWN = 8  # decisions and errors on the screen; --json has more
+
+_COLUMNS = [spec.name for spec in dataclasses.fields(ComponentView)]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "status",
+        help="show a running topology",
+        description="Its components, slots, limits, decisions with their reasons, last errors, and what its "
+        "components show.",
+    )
+    parser.add_argument("topology", help="the topology's name (see penstock list)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object; with --watch one a line (see docs/operations.md)"
+    )
+    parser.add_argument("--watch", action="store_true", help="go on showing it, until it ends or Ctrl-C")
+    parser.set_defaults(handler=handle)
+
+
+def handle(options: argparse.Namespace) -> int:
+    run = runs.find(options.topology)
+    if not options.watch:
+        status = _ask(run)
+        if options.json:
+            print(json.dumps(status, indent=2))
+        else:
+            wide_console().print(render(status))
+        return 0
+    try:
+        _watch(run, options.json)
+    except ControlRefused:
+        if run in runs.running():
+            raise
+        print(f"'{run.topology}' has ended")
+    return 0
+
+
+def _watch(run: Run, as_json: bool) -> None:
+    if as_json:
+        while True:
+            print(json.dumps(_ask(run)), flush=True)
+            time.sleep(_INTERVAL)
+    with Live(render(_ask(run)), auto_refresh=False) as live:
+        while True:
+            time.sleep(_INTERVAL)
+            live.update(render(_ask(run)), refresh=True)
+
+
+def _ask(run: Run) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(run.ask(Command("status")))
+    return status
+
+
+def render(status: Mapping[str, Any]) -> RenderableType:
+    """The JSON for people."""
+    title = f"{status['topology']}  {status['state']}  {duration(status['uptime'])}  {status['delivery']}"
+    if status["epoch"]:
+        title += f"  epoch {status['epoch']} committed"
+    title += f"  restarts {status['restarts']}  process {status['pid']}"
+    parts: list[RenderableType] = [
+        component_table(title, [_view(row) for row in status["components"]]),
+        _slot_table(status["slots"]),
+    ]
+    for row in status["components"]:
+        if row["max_rate"] is not None:
+            parts.append(Text(f"{row['component']}: max_rate {number(row['max_rate'])}/s"))
+    parts += [result_table(row["component"], row["published"]) for row in status["components"] if row["published"]]
+    for each in status["decisions"][-_SHOWN:]:
+        parts.append(Text(f"{_clock(each['time'])} {each['kind']}: {each['text']}", style="yellow"))
+    parts += [Text(f"{_clock(each['time'])} {each['text']}", style="red") for each in status["errors"][-_SHOWN:]]
+    return Group(*parts)
+
+
+def _view(row: Mapping[str, Any]) -> ComponentView:
+    limit = math.inf if row["limit"] is None else row["limit"]
+    return ComponentView(**{**{name: row[name] for name in _COLUMNS}, "limit": limit})
+
+
+def _slot_table(slots: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for name in ("slot", "node"):
+        table.add_column(name)
+    for name in ("process", "CPU", "memory"):
+        table.add_column(name, justify="right")
+    table.add_column("tasks")
+    for slot in slots:
+        table.add_row(
+            slot["slot"],
+            Text(slot["node"] if slot["connected"] else "not connected", style="" if slot["connected"] else "red"),
+            "-" if slot["pid"] is None else str(slot["pid"]),
+            f"{slot['cpu']:.1f} s",
+            size(slot["rss"]),
+            Text(" ".join(slot["tasks"])),
+        )
+    return table
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

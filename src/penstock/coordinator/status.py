@@ -1,0 +1,222 @@
+"""The status of a running topology at a moment: what ``penstock status`` and the HTTP endpoint show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.clock import Clock, SystemClock
+from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.server import Coordinator
+from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import Plan, Task
+from penstock.topology.builder import Topology
+
+FORMAT = 1
+"""Of the JSON: grows when a field goes or changes its meaning; new fields may come without that."""
+
+_WHOLE = (
+    "topology",
+    "state",
+    "delivery",
+    "pid",
+    "time",
+    "uptime",
+    "epoch",
+    "restarts",
+    "pending",
+    "rate_in",
+    "rate_out",
+)
+_DECISIONS = 64  # the newest that are shown
+
+
+class Running(Protocol):
+    """What is looked at."""
+
+    topology: Topology
+    plan: Plan
+    bus: MetricsBus
+    coordinator: Coordinator
+    migrations: Migrations
+    state: str
+    restarts: int
+
+    @property
+    def begun(self) -> float | None: ...
+    @property
+    def committed(self) -> int: ...
+    @property
+    def max_rates(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """One task."""
+
+    task: Task
+    slot: str
+    queue: QueueView
+    total: TaskStats
+    """Counted since the topology was first started."""
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """One slot: a Python process on a node. Node and process are unknown until it has connected."""
+
+    slot: str
+    node: str
+    pid: int | None
+    connected: bool
+    cpu: float
+    """Seconds so far."""
+    rss: int
+    """Resident bytes."""
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Status:
+    """A topology, now. Times are seconds since 1970, rates tuples a second over the last seconds."""
+
+    topology: str
+    state: str
+    """``starting``, ``active``, ``inactive``, ``restarting``, ``ending``, ``ended`` or ``failed``."""
+    delivery: str
+    pid: int
+    time: float
+    uptime: float
+    epoch: int
+    """The newest committed one; 0 for none."""
+    restarts: int
+    pending: int
+    rate_in: float
+    """What the spouts emit."""
+    rate_out: float
+    """What the bolts that nothing follows take."""
+    components: tuple[ComponentView, ...]
+    spouts: frozenset[str]
+    max_rates: Mapping[str, float]
+    """Of every spout; ``inf`` for no limit."""
+    published: Mapping[str, list[list[Any]]]
+    tasks: tuple[TaskStatus, ...]
+    slots: tuple[SlotStatus, ...]
+    decisions: tuple[Note, ...]
+    errors: tuple[Note, ...]
+    """Both oldest first, with times since 1970."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of plain values, described in docs/operations.md; what is infinite or unknown is null."""
+        plain: dict[str, Any] = _plain(
+            {
+                "format": FORMAT,
+                **{name: getattr(self, name) for name in _WHOLE},
+                "components": [self._component(view) for view in self.components],
+                "tasks": [_task(task) for task in self.tasks],
+                "slots": [dataclasses.asdict(slot) for slot in self.slots],
+                "decisions": [dataclasses.asdict(note) for note in self.decisions],
+                "errors": [{"time": note.time, "text": note.text} for note in self.errors],
+            }
+        )
+        return plain
+
+    def _component(self, view: ComponentView) -> dict[str, Any]:
+        spout = view.component in self.spouts
+        return {
+            **dataclasses.asdict(view),
+            "kind": "spout" if spout else "bolt",
+            "max_rate": self.max_rates.get(view.component),
+            "published": self.published.get(view.component, []),
+        }
+
+
+def take(running: Running, clock: Clock | None = None) -> Status:
+    """Look at a topology; from any thread."""
+    clock = clock or SystemClock()
+    bus, plan = running.bus, running.plan
+    since = clock.now() - clock.monotonic()
+    views, totals = bus.view(), bus.task_totals()
+    last = [component for component in plan.tasks_of if not _followers(plan, component)]
+    migrations = running.migrations.decisions.copy()  # at once: the control thread adds to it meanwhile
+    notes = bus.notes() + [Note(each.time, "migration", each.component, each.text) for each in migrations]
+    return Status(
+        topology=plan.topology,
+        state=running.state,
+        delivery=running.topology.settings.delivery,
+        pid=os.getpid(),
+        time=clock.now(),
+        uptime=0.0 if running.begun is None else clock.monotonic() - running.begun,
+        epoch=running.committed,
+        restarts=running.restarts,
+        pending=bus.pending(),
+        rate_in=sum(view.rate_out for view in views if view.component in plan.spouts),
+        rate_out=sum(view.rate_in for view in views if view.component in last),
+        components=tuple(views),
+        spouts=frozenset(plan.spouts),
+        max_rates=running.max_rates,
+        published=bus.published(),
+        tasks=tuple(
+            TaskStatus(task, str(plan.routes.slot_of[task.id]), queue, totals[task.id])
+            for task, queue in zip(plan.tasks, bus.queues(), strict=True)
+        ),
+        slots=_slots(running),
+        decisions=tuple(_dated(note, since) for note in sorted(notes, key=lambda note: note.time)[-_DECISIONS:]),
+        errors=tuple(_dated(note, since) for note in bus.last_errors()),
+    )
+
+
+def _followers(plan: Plan, component: str) -> list[str]:
+    return [edge.target for edge in plan.edges if plan.source_of(edge) == component]
+
+
+def _slots(running: Running) -> tuple[SlotStatus, ...]:
+    plan, processes = running.plan, running.bus.processes()
+    with running.coordinator.changed:
+        known = dict(running.coordinator.slots)
+    result = []
+    for id in plan.slot_ids():
+        slot, (cpu, rss) = known.get(id), processes.get(id, (0.0, 0))
+        result.append(
+            SlotStatus(
+                str(id),
+                slot.hello.node if slot else "",
+                slot.hello.pid if slot else None,
+                slot is not None and slot.connected,
+                cpu,
+                rss,
+                tuple(plan.task[task].key for task in plan.routes.tasks_of(id)),
+            )
+        )
+    return tuple(result)
+
+
+def _task(status: TaskStatus) -> dict[str, Any]:
+    counted = ("executed", "emitted", "acked", "failed", "errors", "expired", "busy", "last_error")
+    queue = dataclasses.asdict(status.queue)
+    return {
+        "task": queue.pop("task"),
+        "component": status.task.component,
+        "slot": status.slot,
+        "queued": queue.pop("length"),
+        **queue,
+        **{name: getattr(status.total, name) for name in counted},
+    }
+
+
+def _dated(note: Note, since: float) -> Note:
+    return dataclasses.replace(note, time=since + note.time)
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows neither infinity nor NaN; what users publish may have them too."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,78 @@
+"""What a person wants of a running topology, from another process: each command of ``penstock status``, ``set``,
+``kill`` and others arrives here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.coordinator.messages import Answer, Command
+from penstock.errors import PenstockError, SettingError
+
+if TYPE_CHECKING:
+    from penstock.spark.supervisor import RunningTopology
+
+
+class Operator:
+    """Carries out commands on one topology. Called from any thread, several at a time."""
+
+    def __init__(self, running: RunningTopology) -> None:
+        self._running = running
+        self._commands: dict[str, Callable[[Mapping[str, Any]], str]] = {
+            "status": self._status,
+            "queues": self._queues,
+            "set": self._set,
+            "activate": self._activate,
+            "deactivate": self._deactivate,
+            "kill": self._kill,
+        }
+
+    def __call__(self, command: Command) -> Answer:
+        try:
+            carry_out = self._commands.get(command.name)
+            if carry_out is None:
+                raise SettingError(
+                    f"topology '{self._running.topology.name}'",
+                    f"takes the commands {', '.join(self._commands)}",
+                    command.name,
+                    "It may run with another version of Penstock.",
+                )
+            return Answer(carry_out(command.arguments))
+        except PenstockError as error:
+            return Answer("", [error.where, error.rule, error.got, error.way_out], type(error).__name__)
+
+    def _status(self, arguments: Mapping[str, Any]) -> str:
+        return json.dumps(self._running.status().to_json(), default=str)
+
+    def _queues(self, arguments: Mapping[str, Any]) -> str:
+        return json.dumps([dataclasses.asdict(queue) for queue in self._running.bus.queues()])
+
+    def _set(self, arguments: Mapping[str, Any]) -> str:
+        self._running.set_max_rates(arguments)
+        return ""
+
+    def _activate(self, arguments: Mapping[str, Any]) -> str:
+        self._running.activate()
+        return ""
+
+    def _deactivate(self, arguments: Mapping[str, Any]) -> str:
+        self._running.deactivate()
+        return ""
+
+    def _kill(self, arguments: Mapping[str, Any]) -> str:
+        """Answers as soon as the tasks are closed: the end takes the connection to whoever asked along."""
+        running = self._running
+
+        def end() -> None:
+            with contextlib.suppress(PenstockError):  # ``running.error`` has it
+                running.kill(drain=bool(arguments.get("drain", True)))
+
+        threading.Thread(target=end, name="kill", daemon=True).start()
+        running.ending.wait()
+        if running.error is not None:
+            raise running.error
+        return running.left_behind

@@ -1,0 +1,111 @@
+"""The HTTP endpoint: ``/status``, ``/metrics``, ``/healthz``. It listens on loopback only and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from penstock.coordinator.status import Status
+from penstock.errors import PortInUse
+from penstock.web.exposition import CONTENT_TYPE, exposition
+
+log = logging.getLogger("penstock.web")
+
+_HOST = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")
+_IDLE = 30.0  # seconds without a request after which a connection is closed
+_HEALTHY = ("active", "inactive", "ending")
+
+_Page = tuple[HTTPStatus, str, str]
+"""Status code, content type, text."""
+
+
+class StatusServer:
+    """Serves what ``look`` returns; None: the topology is still being started. A context manager: it listens from
+    the moment it is made, and answers inside."""
+
+    def __init__(self, look: Callable[[], Status | None], port: int = 0) -> None:
+        """Raises ``PortInUse`` where the port is taken; 0 is any free one."""
+        try:
+            self._server = _Server((_HOST, port), _handler(look))
+        except OSError as error:
+            raise PortInUse(
+                "HTTP endpoint",
+                f"must be able to listen on {_HOST}:{port or 'a free port'}",
+                str(error),
+                "Choose another with --http, or 0 for any free one.",
+            ) from error
+        self.url = f"http://{_HOST}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+
+    def __enter__(self) -> StatusServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # who asked may leave before the answer
+            log.warning("HTTP endpoint: a request failed", exc_info=True)
+
+
+def _handler(look: Callable[[], Status | None]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = _IDLE
+
+        def do_GET(self) -> None:  # http.server's name
+            code, kind, text = self._page()
+            data = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def _page(self) -> _Page:
+            # A page from elsewhere whose name was made to point here must not read it in somebody's browser.
+            if self.headers.get("Host", "").partition(":")[0] not in _NAMES:
+                return _text(HTTPStatus.FORBIDDEN, f"ask for it as {' or '.join(_NAMES)}\n")
+            return page(self.path.partition("?")[0], look())
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Not on the terminal of the live view."""
+
+    return Handler
+
+
+def page(path: str, status: Status | None) -> _Page:
+    """What is at a path."""
+    if path not in ("/status", "/metrics", "/healthz"):
+        return _text(HTTPStatus.NOT_FOUND, "there are /status, /metrics and /healthz\n")
+    if status is None:
+        return _text(HTTPStatus.SERVICE_UNAVAILABLE, "starting\n")
+    if path == "/healthz":
+        healthy = status.state in _HEALTHY
+        return _text(HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE, f"{status.state}\n")
+    if path == "/metrics":
+        return HTTPStatus.OK, CONTENT_TYPE, exposition(status)
+    return HTTPStatus.OK, "application/json", json.dumps(status.to_json(), default=str)
+
+
+def _text(code: HTTPStatus, text: str) -> _Page:
+    return code, "text/plain; charset=utf-8", text

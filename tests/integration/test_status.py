@@ -1,0 +1,222 @@
+"""A topology in a process of its own, seen and steered from this one."""
+
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.cli.main import main
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.errors import PenstockError
+
+pytestmark = pytest.mark.spark
+
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
+PATIENCE = 60.0  # seconds; a busy machine
+
+TOPOLOGY = """
+    import time
+    from penstock import BasicBolt, Spout, TopologyBuilder
+
+    class Steady(Spout):
+        def declare_output_fields(self, declarer):
+            declarer.declare(("n", int))
+
+        def open(self, conf, context, collector):
+            self.collector, self.n = collector, 0
+
+        def next_tuple(self):
+            self.collector.emit([self.n])
+            self.n += 1
+
+    class Counts(BasicBolt):
+        def prepare(self, conf, context):
+            self.context, self.count = context, 0
+
+        def execute(self, tup, collector):
+            self.count += 1
+            if tup.n == 100:
+                raise ValueError("one hundred is too many")
+            self.context.publish([["counted", self.count]])
+
+    builder = TopologyBuilder()
+    builder.set_spout("steady", Steady()).set_max_rate(2000)
+    builder.set_bolt("counts", Counts(), 2).shuffle_grouping("steady")
+    topology = builder.build("watched")
+"""
+
+
+class Process:
+    """``penstock run``, and what it says."""
+
+    def __init__(self, folder):
+        path, self.log = folder / "watched.py", folder / "log"
+        path.write_text(textwrap.dedent(TOPOLOGY))
+        options = ["--plain", "--http", "0", "--set", "delivery=exactly_once", "--set", "epoch_interval=1"]
+        options += ["--set", f"state_dir={folder / 'state'}"]
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [*PENSTOCK, "run", str(path), *options], stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def status(self):
+        try:
+            return json.loads(runs.find("watched").ask(Command("status")))
+        except PenstockError:
+            return None
+
+    def until(self, condition, what):
+        """Wait until the status fits; returns it."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            status = self.status()
+            if status is not None and condition(status):
+                return status
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{what}\n{status}\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.1)  # another process: there is nothing to wait on
+
+    def end(self):
+        """kill -9, where a test failed on the way."""
+        if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            self.process.wait(30)
+            _, alive = psutil.wait_procs(family, 30)
+            for orphan in alive:
+                orphan.kill()
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    process = Process(tmp_path)
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def penstock(capsys):
+    def penstock(*arguments):
+        """Output of a command that succeeds; in this process, which is quicker."""
+        log = logging.getLogger("penstock")
+        handlers = log.handlers[:]
+        capsys.readouterr()
+        code = main(arguments)
+        log.handlers[:] = handlers
+        shown = capsys.readouterr()
+        assert code == 0, shown.err
+        return shown.out
+
+    return penstock
+
+
+def component(status, name):
+    return {row["component"]: row for row in status["components"]}[name]
+
+
+def test_a_topology_is_seen_and_steered_from_outside(watched, penstock):
+    watched.until(
+        lambda s: s["epoch"] >= 1 and s["rate_out"] > 0 and component(s, "counts")["published"] and s["errors"],
+        "it runs, commits and shows something",
+    )
+    is_listed(watched, penstock)
+    is_shown(watched, penstock)
+    url = is_served(watched)
+    pauses_and_goes_on(watched, penstock)
+    ends(watched, penstock, url)
+
+
+def is_listed(watched, penstock):
+    (row,) = json.loads(penstock("list", "--json"))
+    assert (row["topology"], row["state"], row["pid"]) == ("watched", "active", watched.process.pid)
+    assert (row["tasks"], row["restarts"]) == (3, 0)
+    assert row["epoch"] >= 1
+    assert 0 < row["rate_in"] < 3000
+    assert row["uptime"] > 0
+    assert re.search(r"watched +│ active ", penstock("list"))
+
+
+def is_shown(watched, penstock):
+    status = json.loads(penstock("status", "watched", "--json"))
+    steady, counts = component(status, "steady"), component(status, "counts")
+    assert (steady["kind"], steady["max_rate"], counts["tasks"]) == ("spout", 2000, 2)
+    assert counts["latency_p99"] > 0
+    assert counts["execute_time"] > 0
+    assert [name for name, _ in counts["published"]] == ["counted", "counted"], "each task's"
+    assert counts["errors"] >= 1
+    assert "one hundred is too many" in status["errors"][0]["text"]
+    assert abs(status["errors"][0]["time"] - time.time()) < 300
+    workers = {process.pid for process in psutil.Process(watched.process.pid).children(recursive=True)}
+    assert {slot["pid"] for slot in status["slots"]} <= workers
+    assert all(slot["connected"] and slot["node"] for slot in status["slots"])
+    text = penstock("status", "watched")
+    for part in (
+        "watched  active",
+        "exactly_once",
+        "steady: max_rate 2,000/s",
+        "counts/1",
+        "one hundred is too many",
+    ):
+        assert part in text
+
+
+def is_served(watched):
+    (url,) = re.findall(r"(http://127\.0\.0\.1:\d+)/status, /metrics, /healthz", watched.log.read_text())
+    assert get(f"{url}/healthz") == "active\n"
+    assert component(json.loads(get(f"{url}/status")), "counts")["executed"] > 0
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(get(f"{url}/metrics"))
+        for sample in family.samples
+    }
+    for task in "01":
+        labels = (("component", "counts"), ("task", task), ("topology", "watched"))
+        assert samples["penstock_executed_total", *labels] > 0
+        assert samples["penstock_latency_seconds_count", *labels] > 0
+    return url
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def pauses_and_goes_on(watched, penstock):
+    assert penstock("deactivate", "watched") == "'watched' is inactive\n"
+    before = watched.until(
+        lambda s: s["state"] == "inactive" and s["rate_in"] == 0 and not s["pending"], "a pause"
+    )
+    executed = component(before, "counts")["executed"]
+    assert component(watched.status(), "counts")["executed"] == executed
+    assert penstock("activate", "watched") == "'watched' is active\n"
+    watched.until(lambda s: s["state"] == "active" and component(s, "counts")["executed"] > executed, "it goes on")
+
+
+def ends(watched, penstock, url):
+    epoch = watched.status()["epoch"]
+    assert penstock("kill", "watched") == "'watched' has ended\n"
+    assert runs.running() == []
+    assert watched.process.wait(PATIENCE) == 0
+    text = watched.log.read_text()
+    assert "ended from outside, by penstock kill\n" in text
+    (last,) = re.findall(r"watched ran .* s, 0 restarts, epoch (\d+) committed", text)
+    assert int(last) > epoch, "a last one, as tuples had come since"
+    assert "Traceback" not in text
+    assert not connects(url)
+
+
+def connects(url):
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) == 0

@@ -1,0 +1,255 @@
+"""The commands that work on what runs, over real control connections to a coordinator without Spark."""
+
+import json
+import logging
+import os
+import threading
+
+import pytest
+
+from penstock.cli import kill
+from penstock.cli.main import main
+from penstock.cli.view import duration
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.coordinator.runs import Run
+from penstock.errors import SettingError, TopologyFailed
+from penstock.spark.operator import Operator
+from tests.unit.watched import Watched, busy
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Runs of this test alone are found; what commands add to the log's handlers goes."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    log = logging.getLogger("penstock")
+    handlers = log.handlers[:]
+    yield
+    log.handlers[:] = handlers
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start(name="word-count"):
+        watched = Watched(name)
+        watched.coordinator.start()
+        watched.coordinator.operator = Operator(watched)
+        host, port = watched.coordinator.address
+        run = Run(name, host, port, watched.coordinator.secret.hex(), os.getpid())
+        run.announce()
+        watched.ended = run.withdraw
+        started.append((watched, run))
+        return watched
+
+    yield start
+    for watched, run in started:
+        run.withdraw()
+        watched.coordinator.stop()
+
+
+@pytest.fixture
+def penstock(capsys):
+    def penstock(*arguments):
+        """Exit code, output, errors."""
+        capsys.readouterr()
+        code = main(arguments)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return penstock
+
+
+def cells(text, first):
+    """Of the table's row that begins so."""
+    (line,) = (line for line in text.splitlines() if line.lstrip("│ ").startswith(first))
+    return [cell.strip() for cell in line.strip("│ \n").split("│")]
+
+
+def test_list(start, penstock):
+    assert penstock("list") == (0, "nothing runs here as this user\n", "")
+    watched = start()
+    busy(watched)
+    watched.committed, watched.restarts, watched.begun = 12, 2, -7000.0
+    start("second").state = "inactive"
+    code, text, _ = penstock("list")
+    assert code == 0
+    name, state, pid, uptime, *rest = cells(text, "word-count")
+    assert (name, state, pid, rest) == ("word-count", "active", str(os.getpid()), ["12", "2", "5", "67", "67"])
+    assert uptime.endswith(("h", "m"))
+    assert cells(text, "second")[1] == "inactive"
+    rows = json.loads(penstock("list", "--json")[1])
+    assert {row["topology"]: row["tasks"] for row in rows} == {"word-count": 5, "second": 5}
+
+
+def test_list_shows_the_others_where_one_does_not_answer(start, penstock):
+    start()
+    Run("gone", "127.0.0.1", 9, "00" * 32, os.getpid()).announce()
+    code, text, _ = penstock("list")
+    assert code == 0
+    assert cells(text, "gone")[1:4] == ["silent", str(os.getpid()), "-"]
+    assert cells(text, "word-count")[1] == "active"
+    (silent,) = (row for row in json.loads(penstock("list", "--json")[1]) if row["state"] == "silent")
+    assert "must answer at 127.0.0.1:9" in silent["error"]
+
+
+def test_status(start, penstock):
+    watched = start()
+    busy(watched)
+    watched.committed = 12
+    code, text, _ = penstock("status", "word-count")
+    assert code == 0
+    for part in (
+        "word-count  active",
+        "at_least_once",
+        "epoch 12 committed",
+        "restarts 0",
+        "lines: max_rate 1,000/s",
+    ):
+        assert part in text
+    assert cells(text, "split")[:2] == ["split", "2"]
+    assert cells(text, "1.1") == ["1.1", "node-a", "4321", "1.5 s", "2 MB", "split/1"]
+    assert cells(text, "2.0")[1:3] == ["not connected", "-"]
+    assert "flow: show/0 slows its senders: 15,000 of 16,384 tuples wait" in text
+    assert "component 'show': no ink" in text
+    assert cells(text, "written") == ["written", "400"]
+
+
+def test_status_as_json_is_what_the_endpoint_has(start, penstock):
+    watched = start()
+    busy(watched)
+    code, text, _ = penstock("status", "word-count", "--json")
+    status, expected = json.loads(text), watched.status().to_json()
+    assert code == 0
+    assert status.keys() == expected.keys()
+    for part in ("topology", "tasks", "slots", "decisions", "errors", "pending"):
+        assert status[part] == expected[part]
+
+
+def test_watching_ends_with_the_topology(start, penstock, monkeypatch):
+    watched = start()
+    looks = []
+
+    def pause(seconds):
+        looks.append(seconds)
+        if len(looks) == 2:
+            watched.ended()
+            watched.coordinator.stop()
+
+    monkeypatch.setattr("penstock.cli.status.time.sleep", pause)
+    code, text, _ = penstock("status", "word-count", "--watch", "--json")
+    *lines, last = text.splitlines()
+    assert (code, last) == (0, "'word-count' has ended")
+    assert [json.loads(line)["topology"] for line in lines] == ["word-count"] * 2
+
+
+def test_activate_and_deactivate(start, penstock):
+    watched = start()
+    assert penstock("deactivate", "word-count") == (0, "'word-count' is inactive\n", "")
+    assert watched.state == "inactive"
+    assert penstock("activate", "word-count") == (0, "'word-count' is active\n", "")
+    assert watched.state == "active"
+
+
+def test_what_the_topology_says_no_to_keeps_its_exit_code(start, penstock):
+    watched = start()
+    watched.error = TopologyFailed("topology 'word-count'", "must be running", "restarting")
+    code, _, text = penstock("activate", "word-count")
+    assert (code, text) == (4, "penstock: topology 'word-count': must be running; got restarting.\n")
+
+
+@pytest.mark.parametrize(("arguments", "drain"), [([], True), (["--no-drain"], False)])
+def test_kill(start, penstock, arguments, drain):
+    watched = start()
+    code, text, _ = penstock("kill", "word-count", *arguments)
+    assert (code, text) == (0, "'word-count' has ended\n")
+    assert watched.killed_with is drain
+    assert runs.running() == []
+
+
+def test_kill_says_what_was_left_behind(start, penstock):
+    start().left_behind = "tuples in flight are lost, 10 s were not enough to drain"
+    code, text, _ = penstock("kill", "word-count")
+    assert (code, text) == (
+        0,
+        "'word-count' has ended; tuples in flight are lost, 10 s were not enough to drain\n",
+    )
+
+
+def test_a_topology_that_fails_on_the_way(start, penstock):
+    start().error = TopologyFailed("component 'show'", "must not raise", "ValueError")
+    code, _, text = penstock("kill", "word-count")
+    assert code == 4
+    assert "component 'show': must not raise; got ValueError." in text
+
+
+def test_kill_returns_only_when_it_has_ended_and_shows_how_far_it_is(start, penstock, monkeypatch):
+    watched = start()
+    watched.report((0, 0), {}, pending=1234)
+    shown, seen, done = [], threading.Event(), []
+    progress = kill._progress
+
+    def note(run):
+        shown.append(progress(run))
+        seen.set()
+        return shown[-1]
+
+    def slow(drain=True):
+        assert seen.wait(30)
+        watched.ending.set()
+        done.append(True)
+        watched.ended()
+
+    monkeypatch.setattr(kill, "_progress", note)
+    watched.kill = slow
+    assert penstock("kill", "word-count")[0] == 0
+    assert done
+    assert shown[0] == "letting tuples in flight finish: 1,234 to go …"
+
+
+def test_a_topology_that_never_ends_is_said(start, penstock, monkeypatch):
+    watched = start()
+    watched.ended = lambda: None
+    monkeypatch.setattr(kill, "_PATIENCE", 0.0)
+    code, _, text = penstock("kill", "word-count")
+    assert code == 4
+    assert f"process {os.getpid()} still has it" in text
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["queues"], ["activate"], ["deactivate"], ["kill"], ["set", "lines.max_rate=9"]]
+)
+def test_a_wrong_name_lists_what_runs(start, penstock, command):
+    start()
+    code, out, text = penstock(command[0], "wordcount", *command[1:])
+    assert (code, out) == (2, "")
+    assert "topology 'wordcount': must run once, on this machine and as this user" in text
+    assert f"running: 'word-count' (process {os.getpid()})" in text
+
+
+def test_queues_without_a_name_points_to_list(penstock):
+    code, _, text = penstock("queues")
+    assert code == 2
+    assert "penstock queues: needs the name of a topology; got none. See penstock list." in text
+
+
+def test_a_command_of_another_version(start):
+    start()
+    with pytest.raises(SettingError, match=r"takes the commands status, .*; got dance\. It may run with another"):
+        runs.find("word-count").ask(Command("dance"))
+
+
+def test_no_port_out_of_range(penstock, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["run", "x.py", "--http", "70000"])
+    assert exit.value.code == 2
+    assert "a port is 0 to 65535; got 70000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.9, "0 s"), (59.9, "59 s"), (61, "1 m 1 s"), (3600, "1 h 0 m"), (7384, "2 h 3 m"), (200_000, "2 d 7 h")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,99 @@
+"""A topology to look at, without Spark: the real bus, coordinator and migrations, and a test's own reports."""
+
+import math
+import threading
+
+from penstock import Settings, SimulatedClock, TopologyBuilder, make_plan
+from penstock.coordinator import status
+from penstock.coordinator.messages import Hello, Report
+from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.server import Connection, Coordinator
+from penstock.metrics.bus import MetricsBus
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import SlotId
+from penstock.testing import CaptureBolt, FeederSpout
+
+LINES, ORDERS, SPLIT_0, SPLIT_1, SHOW = 1, 2, 3, 4, 5
+"""Tasks."""
+
+
+def topology(name="word-count"):
+    builder = TopologyBuilder()
+    builder.set_spout("lines", FeederSpout("line")).set_max_rate(1000)
+    builder.set_spout("orders", FeederSpout("line"))
+    split = builder.set_bolt("split", PassOn(), 2)
+    split.shuffle_grouping("lines").shuffle_grouping("orders")
+    builder.set_bolt("show", CaptureBolt()).global_grouping("split")
+    return builder.build(name, Settings(delivery="at_least_once"))
+
+
+class PassOn(CaptureBolt):
+    def declare_output_fields(self, declarer):
+        declarer.declare("line")
+
+
+class Watched:
+    """The double. ``kill``, ``activate`` and ``deactivate`` do what ``RunningTopology`` says they do."""
+
+    def __init__(self, name="word-count"):
+        self.clock = SimulatedClock(1000.0)
+        self.topology = topology(name)
+        self.plan = make_plan(self.topology)
+        self.bus = MetricsBus(self.plan, self.clock.monotonic)
+        self.coordinator = Coordinator(self.bus, self.plan)
+        self.migrations = Migrations(self.plan, self.topology.settings)
+        self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
+        self.max_rates = {"lines": 1000.0, "orders": math.inf}
+        self.ending, self.left_behind, self.error = threading.Event(), "", None
+        self.ended = lambda: None
+        self.killed_with = None
+
+    def report(self, slot, tasks, attempt=0, **more):
+        data = {str(task): stats.to_json() for task, stats in tasks.items()}
+        pending = more.pop("pending", 0)
+        self.bus.record(attempt, SlotId(*slot), Report(0, 0, pending, 1.5, 2_000_000, data, **more))
+
+    def connect(self, slot, pid=4321, node="node-a"):
+        hello = Hello(*slot, 0, pid, node)
+        self.coordinator.slots[SlotId(*slot)] = Connection(hello, None, None, None)
+
+    def status(self):
+        return status.take(self, self.clock)
+
+    def set_max_rates(self, rates):
+        self.max_rates |= rates
+
+    def activate(self):
+        if self.error is not None:
+            raise self.error
+        self.state = "active"
+
+    def deactivate(self):
+        self.state = "inactive"
+
+    def kill(self, drain=True):
+        self.killed_with = drain
+        self.ending.set()
+        self.ended()
+        if self.error is not None:
+            raise self.error
+
+
+def busy(watched):
+    """Two seconds of work: 100 lines a second, each of two words; ``show`` cannot keep up."""
+    slow = {"queued": 15_000, "capacity": 16_384, "demand": 900.0}
+    for second in range(3):
+        n = 100 * second
+        lines = TaskStats(emitted=n, sent=n, sent_bytes=10 * n, acked=n // 2, failed=second, limit=1000.0)
+        split = TaskStats(received=n // 2, executed=n // 2, emitted=n, busy=n * 1e-4, capacity=16_384)
+        split.latency.record(0.003, n)
+        show = TaskStats(received=n, executed=n, errors=second, last_error="no ink", **(slow if second else {}))
+        watched.report((0, 0), {LINES: lines}, pending=7)
+        watched.report((1, 0), {SPLIT_0: split})
+        watched.report((1, 1), {SPLIT_1: split})
+        errors = ["component 'show': no ink"] if second == 2 else []
+        published = {str(SHOW): [["written", 2 * n], ["share", math.nan]]}
+        watched.report((2, 0), {SHOW: show}, published=published, errors=errors, pending=3)
+        watched.clock.advance(1.0)
+    for slot in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        watched.connect(slot)
