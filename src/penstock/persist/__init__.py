@@ -6,8 +6,22 @@ period has passed or enough of them wait (SPEC 5).
 
 from penstock.persist.bolt import PersistBolt
 from penstock.persist.embedded import EmbeddedQueue
+from penstock.persist.memcached import MemcachedQueue
+from penstock.persist.parquet import ParquetStore
+from penstock.persist.postgres import PostgresStore
 from penstock.persist.queues import Queue
+from penstock.persist.redis import RedisQueue
 from penstock.persist.sqlite import SQLiteStore
 from penstock.persist.stores import Store
 
-__all__ = ["EmbeddedQueue", "PersistBolt", "Queue", "SQLiteStore", "Store"]
+__all__ = [
+    "EmbeddedQueue",
+    "MemcachedQueue",
+    "ParquetStore",
+    "PersistBolt",
+    "PostgresStore",
+    "Queue",
+    "RedisQueue",
+    "SQLiteStore",
+    "Store",
+]
