@@ -34,11 +34,16 @@ from penstock.persist.stores import (
     write_all_but_rejected,
 )
 from penstock.persist.tables import NullInKey, refuse_null_keys
-from penstock.state.store import StateStore, is_missing
+from penstock.state.store import TEMPORARY, StateStore, is_missing
 
 _OWN = "_penstock"
 _COMMITS = "commits"
+_STAGED = "staged"
 _KEYED = "rows.parquet"
+_SAME = (  # Arrow types that differ in how they are laid out alone
+    {pa.string(), pa.large_string(), pa.string_view()},
+    {pa.binary(), pa.large_binary(), pa.binary_view()},
+)
 
 
 class ParquetStore(Store):
@@ -189,7 +194,7 @@ class _Client(StoreClient):
         """Nothing is open between calls."""
 
     def _newest(self) -> _Commit:
-        while names := self._own.list(f"{_COMMITS}/"):
+        while names := self._names(_COMMITS, ".json"):
             try:
                 return _Commit.decode(names[-1], self._own.read(names[-1]))
             except StateError as error:
@@ -234,7 +239,7 @@ class _Client(StoreClient):
         token = secrets.token_hex(4)  # two attempts at one number never share a file
         try:
             for index, (folder, part) in enumerate(hive_partitions(rows, self._store.partition_by)):
-                staged = f"{_OWN}/staged/{number:015d}-{token}-{index}.staged"
+                staged = f"{_OWN}/{_STAGED}/{number:015d}-{token}-{index}.staged"
                 target = posixpath.join(folder, _KEYED if self._store.key else f"{number:015d}-{token}.parquet")
                 files.append((staged, target))
                 self._write(staged, self._merged(target, part) if self._store.key else part)
@@ -280,10 +285,10 @@ class _Client(StoreClient):
             self._own.sweep(_COMMITS)
         for staged, target in commit.files:
             self._rename(self._path(staged), self._path(target))
-        for name in self._own.list(f"{_COMMITS}/"):
+        for name in self._names(_COMMITS, ".json"):
             if name < commit.name:
                 self._own.remove(name)
-        for name in self._own.list("staged/"):
+        for name in self._names(_STAGED, ".staged"):
             if int(posixpath.basename(name).partition("-")[0]) <= commit.number:
                 self._own.remove(name)
         self._settled = commit.number
@@ -299,6 +304,16 @@ class _Client(StoreClient):
                 sync_folder(posixpath.dirname(target))
             else:
                 self._fs.mv(staged, target)
+
+    def _names(self, folder: str, suffix: str) -> list[str]:
+        """Sorted. A folder that cannot be read raises: taken for an empty one, it would begin anew."""
+        self._fs.invalidate_cache()  # others write here
+        try:
+            found = self._fs.ls(self._path(f"{_OWN}/{folder}"), detail=False)
+        except FileNotFoundError:
+            return []
+        names = sorted(posixpath.basename(path) for path in found if path.endswith(suffix))
+        return [f"{folder}/{name}" for name in names if not name.startswith(TEMPORARY)]
 
     def _discard(self, files: list[tuple[str, str]]) -> None:
         for staged, _ in files:
@@ -361,6 +376,8 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
         return True
     if types.is_timestamp(one) and types.is_timestamp(other):
         return (one.tz is None) == (other.tz is None)
+    if any({one, other} <= same for same in _SAME):
+        return True
     if types.is_decimal(one) and not types.is_decimal(other):
         return False
     try:

@@ -33,6 +33,7 @@ _ROWS_FAULT = (  # classes of SQLSTATE; with any other the same row may be taken
     "P0",  # a trigger's RAISE
 )
 _LOOKS = 10  # how often within the timeout a connection's watch looks
+_OWN_SHARE = 0.8  # of the timeout, after which a server that is well ends a statement itself, and says why
 
 
 class PostgresStore(TableStore):
@@ -149,11 +150,14 @@ class _Client(StoreClient):
                 self._session = _Session(self._store)
             yield self._session
         except psycopg.Error as error:
+            said = str(error).strip() + (f" (SQLSTATE {error.sqlstate})" if error.sqlstate else "")
+            if self._session is not None and self._session.hung:
+                said = "no answer"
             self.close()
             raise StoreAway(
                 str(self._store),
                 f"PostgreSQL takes the rows, each statement within {self._store.timeout:g} s",
-                str(error).strip() + (f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""),
+                said,
                 "Start it, or mend the table, the rights or the dsn; the rows wait in the queue.",
             ) from error
         except BaseException:
@@ -168,10 +172,10 @@ class _Session:
         self._connection = postgres_rows.connect(store.dsn)
         self._watch = _Watch(self._connection.fileno(), store.timeout)
         try:
-            # Ends a transaction whose processor stands still: it has the lock that its successor waits for.
-            limits = ("statement_timeout", "idle_in_transaction_session_timeout")
-            for limit in limits:
-                self.execute("SELECT set_config(%s, %s, false)", (limit, str(round(store.timeout * 1000))))
+            # The second ends a transaction whose processor stands still: its successor waits for the lock.
+            for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
+                milliseconds = str(round(1000 * _OWN_SHARE * store.timeout))
+                self.execute("SELECT set_config(%s, %s, false)", (limit, milliseconds))
             # What is committed is released from the queue, so it has to outlive the server's crash.
             self.execute(
                 "SELECT set_config('synchronous_commit', 'on', false)"
@@ -181,6 +185,11 @@ class _Session:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def hung(self) -> bool:
+        """Was it shut because there was no answer?"""
+        return self._watch.expired
 
     def execute(self, statement: Any, parameters: Sequence[Any] = ()) -> psycopg.Cursor:
         with self._watch:
@@ -246,6 +255,7 @@ class _Watch:
         self._socket = socket.socket(fileno=os.dup(descriptor))  # still this one when psycopg has closed its own
         self._timeout = timeout
         self._due: float | None = None
+        self.expired = False
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="penstock-postgres-watch", daemon=True).start()
 
@@ -263,6 +273,7 @@ class _Watch:
             while not self._closed.wait(self._timeout / _LOOKS):
                 due = self._due
                 if due is not None and time.monotonic() > due:
+                    self.expired = True
                     with contextlib.suppress(OSError):  # gone by itself
                         self._socket.shutdown(socket.SHUT_RDWR)
                     return
