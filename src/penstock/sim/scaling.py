@@ -1,0 +1,414 @@
+"""A topology that scales itself: a spout, a chain of bolts with service times, a load in steps.
+
+Every tuple is followed. The source keeps what the spout has not emitted; the spout emits while fewer than
+``max_pending`` are under way; what times out goes back to the source, first in line, and what is left of it in the
+queues is thrown away unprocessed, as the executors do. The policy is asked once a look; what it wants is done as
+SPEC 4 says: the new topology is prepared while the old one runs, the spout stops, what is under way finishes or
+times out, state is handed over, the new one starts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import simpy
+
+from penstock.control.scaling import BoltLoad, Look, Scale, ScalingPolicy, SpoutLoad, TaskLoad
+from penstock.sim.flow import Process
+from penstock.sim.network import after
+
+SPOUT = "spout"
+_SWEEP = 0.1
+"""Seconds between two searches for tuples that timed out; short against any time-out."""
+
+
+@dataclass(frozen=True)
+class BoltSpec:
+    name: str
+    service: float
+    """Seconds a tuple takes, on average; exponential."""
+    emits: int = 1
+    """Tuples for each it takes."""
+    parallelism: int = 1
+    fixed: bool = False
+    fields: bool = False
+    """A fields grouping over many keys: each tuple's task is drawn. Otherwise they take turns."""
+    capacity: int = 1_000
+    """Tuples of a task's inbox. Nothing is refused: pending tuples are bounded anyway."""
+
+
+@dataclass(frozen=True)
+class SetUp:
+    bolts: tuple[BoltSpec, ...]
+    """In the order of the stream."""
+    load: tuple[tuple[float, float], ...]
+    """From which second on, how many tuples a second come to the source; Poisson. The first is from 0 on."""
+    seconds: float
+    time_out: float = 5.0
+    max_pending: int = 1_000
+    look: float = 2.0
+    """Seconds of a look; the first after a replacement begins with the new topology."""
+    prepare: float = 3.0
+    """Seconds until the new topology stands by; the old one works on."""
+    hand_over: float = 0.2
+    """Seconds between the old topology's last tuple and the new one's first."""
+    tells: bool = True
+    """The source knows how much comes to it (a lag); otherwise the policy sees only what the spout emits."""
+
+    def enough(self, rate: float) -> dict[str, int]:
+        """The least reachable parallelism of each bolt that bears so many spout tuples a second. All policies are
+        measured by it, so no target use is in it."""
+        found = {}
+        for bolt in self.bolts:
+            tasks = bolt.parallelism
+            while not bolt.fixed and rate * bolt.service >= tasks:
+                tasks *= 2
+            while not bolt.fixed and tasks % 2 == 0 and rate * bolt.service < tasks // 2:
+                tasks //= 2
+            found[bolt.name] = tasks
+            rate *= bolt.emits
+        return found
+
+    @property
+    def phases(self) -> list[tuple[float, float, float]]:
+        """Begin, end and rate of each."""
+        ends = [*(begin for begin, _ in self.load[1:]), self.seconds]
+        return [(begin, end, rate) for (begin, rate), end in zip(self.load, ends, strict=True)]
+
+
+WORDS = SetUp(
+    # A §6.4: split and count slowed, parallelism 1; the load rises eightfold and falls again. At 36/s one task of
+    # each is busy 0.6 of its time; at 288/s eight are, and four are not enough.
+    bolts=(
+        BoltSpec("split", service=1 / 60, emits=2),
+        BoltSpec("count", service=1 / 120, fields=True),
+        BoltSpec("persist", service=1 / 5_000, fixed=True),
+    ),
+    load=((0.0, 36.0), (30.0, 288.0), (120.0, 24.0)),
+    seconds=200.0,
+)
+
+
+@dataclass(slots=True)
+class _Root:
+    """One spout tuple."""
+
+    came: float
+    emitted: float = 0.0
+    left: int = 0
+    """Tuples of it under way; 0: complete."""
+    given_up: bool = False
+
+
+class _Task:
+    def __init__(self) -> None:
+        self.queue: deque[_Root] = deque()
+        self.working = False
+        self.processed = self.arrived = self.emitted = 0
+        self.busy = 0.0
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One second."""
+
+    time: float
+    latency: float | None
+    """Mean, from the source to completion, of what was completed in it."""
+    completed: int
+    failed: int
+    waiting: int
+    """Not emitted yet, at its end."""
+    parallelism: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Change:
+    decided: float
+    done: float
+    """When the new topology began; inf if the run ended before."""
+    scale: Scale
+
+
+@dataclass(frozen=True)
+class Outcome:
+    set_up: SetUp
+    ticks: tuple[Tick, ...]
+    changes: tuple[Change, ...]
+    longest_gap: float
+    """Seconds between two completed tuples."""
+    came: int
+    completed: int
+    failed: int
+    """Times a tuple timed out; it came back."""
+    left: int
+    """At the source or under way at the end."""
+
+    def steps(self, phase: int) -> int:
+        """Decisions from one change of the load to the next."""
+        begin, end, _ = self.set_up.phases[phase]
+        return sum(begin <= change.decided < end for change in self.changes)
+
+    def steps_up(self, phase: int) -> int:
+        """Decisions until every bolt had enough tasks; all of them if that never came."""
+        begin, end, rate = self.set_up.phases[phase]
+        enough = self.set_up.enough(rate)
+        now = self._at(begin)
+        for count, change in enumerate(each for each in self.changes if begin <= each.decided < end):
+            if all(now[name] >= needed for name, needed in enough.items()):
+                return count
+            now = now | dict(change.scale.parallelism)
+        return self.steps(phase)
+
+    def settled(self, phase: int) -> float | None:
+        """Seconds from the change of the load to the end of the last replacement; None: it never had enough."""
+        begin, end, rate = self.set_up.phases[phase]
+        enough = self.set_up.enough(rate)
+        final = self._at(end - 1e-9)
+        if any(final[name] < needed for name, needed in enough.items()):
+            return None
+        return max((each.done - begin for each in self.changes if begin <= each.decided < end), default=0.0)
+
+    def overshoot(self, phase: int) -> float:
+        """The most tasks a bolt had against those that are enough, from the phase's first change on; 1: none."""
+        begin, end, rate = self.set_up.phases[phase]
+        enough = self.set_up.enough(rate)
+        mine = [each for each in self.changes if begin <= each.decided < end and each.done < math.inf]
+        found = [self._at(change.done) for change in mine]
+        return max((tasks[name] / enough[name] for tasks in found for name in enough), default=1.0)
+
+    def _at(self, time: float) -> dict[str, int]:
+        found = {bolt.name: bolt.parallelism for bolt in self.set_up.bolts}
+        for change in self.changes:
+            if change.done <= time:
+                found |= change.scale.parallelism
+        return found
+
+
+def run(policy: ScalingPolicy | None, set_up: SetUp = WORDS, seed: int = 0) -> Outcome:
+    """One run; the same seed brings the same tuples at the same times. A policy serves one run; None: off."""
+    return _Run(policy, set_up, seed).run()
+
+
+class _Run:
+    def __init__(self, policy: ScalingPolicy | None, set_up: SetUp, seed: int) -> None:
+        self._env = simpy.Environment()
+        self._policy, self._set_up = policy, set_up
+        self._arrivals, self._chance = random.Random(seed), random.Random(seed + 1_000_003)
+        self._waiting: deque[_Root] = deque()
+        self._pending: dict[int, _Root] = {}
+        """By identity, in the order they were emitted."""
+        self._active = True
+        self._held_since: float | None = None
+        self._drained: simpy.Event | None = None
+        self._tasks = {bolt.name: [_Task() for _ in range(bolt.parallelism)] for bolt in set_up.bolts}
+        self._turn = dict.fromkeys(self._tasks, 0)
+        self._changes: list[Change] = []
+        self._ticks: list[Tick] = []
+        self._completions: list[float] = [0.0]
+        self._came = self._failed = 0
+        self._new_look()
+        self._latencies: list[float] = []
+
+    def run(self) -> Outcome:
+        for process in (self._load(), self._sweep(), self._looks(), self._clock()):
+            self._env.process(process)
+        self._env.run(self._set_up.seconds + 1e-6)  # its last tick included
+        gap = max((later - earlier for earlier, later in pairwise(self._completions)), default=math.inf)
+        return Outcome(
+            self._set_up,
+            tuple(self._ticks),
+            tuple(self._changes),
+            gap,
+            self._came,
+            len(self._completions) - 1,
+            self._failed,
+            len(self._waiting) + len(self._pending),
+        )
+
+    # ---- the source and the spout
+
+    def _load(self) -> Process:
+        for _, end, rate in self._set_up.phases:
+            while True:
+                gap = self._arrivals.expovariate(rate)
+                if self._env.now + gap >= end:
+                    yield self._env.timeout(end - self._env.now)
+                    break
+                yield self._env.timeout(gap)
+                self._came += 1
+                self._seen_offered += 1
+                self._waiting.append(_Root(self._env.now))
+                self._emit()
+
+    def _emit(self) -> None:
+        """All that may go."""
+        while self._active and self._waiting and len(self._pending) < self._set_up.max_pending:
+            root = self._waiting.popleft()
+            root.emitted, root.left = self._env.now, 1
+            self._pending[id(root)] = root
+            self._seen_emitted += 1
+            self._arrive(0, root)
+        self._note_held(self._active and bool(self._waiting))
+
+    def _note_held(self, held: bool) -> None:
+        now = self._env.now
+        if self._held_since is not None:
+            self._seen_held += now - self._held_since
+        self._held_since = now if held else None
+
+    def _sweep(self) -> Process:
+        while True:
+            yield self._env.timeout(_SWEEP)
+            late = []
+            for root in self._pending.values():
+                if root.emitted + self._set_up.time_out > self._env.now:
+                    break
+                late.append(root)
+            for root in reversed(late):  # the oldest first in line
+                self._failed += 1
+                self._seen_failed += 1
+                root.given_up = True
+                del self._pending[id(root)]
+                self._waiting.appendleft(_Root(root.came))
+            if late:
+                self._went()
+
+    def _complete(self, root: _Root) -> None:
+        del self._pending[id(root)]
+        self._completions.append(self._env.now)
+        self._latencies.append(self._env.now - root.came)
+        self._seen_latency.append(self._env.now - root.emitted)
+        self._went()
+
+    def _went(self) -> None:
+        self._emit()
+        if self._drained is not None and not self._pending and not self._drained.triggered:
+            self._drained.succeed()
+
+    # ---- the bolts
+
+    def _arrive(self, stage: int, root: _Root) -> None:
+        bolt = self._set_up.bolts[stage]
+        tasks = self._tasks[bolt.name]
+        if bolt.fields:
+            task = tasks[self._chance.randrange(len(tasks))]
+        else:
+            self._turn[bolt.name] += 1
+            task = tasks[self._turn[bolt.name] % len(tasks)]
+        task.arrived += 1
+        task.queue.append(root)
+        if not task.working:
+            self._work(stage, task)
+
+    def _work(self, stage: int, task: _Task) -> None:
+        while task.queue and task.queue[0].given_up:
+            task.queue.popleft()
+        task.working = bool(task.queue)
+        if task.working:
+            root = task.queue.popleft()
+            seconds = self._chance.expovariate(1 / self._set_up.bolts[stage].service)
+            after(self._env, seconds, lambda: self._done(stage, task, root, seconds))
+
+    def _done(self, stage: int, task: _Task, root: _Root, seconds: float) -> None:
+        task.processed += 1
+        task.busy += seconds
+        last = stage + 1 == len(self._set_up.bolts)
+        if not root.given_up:
+            emits = 0 if last else self._set_up.bolts[stage].emits
+            task.emitted += emits
+            root.left += emits - 1
+            for _ in range(emits):
+                self._arrive(stage + 1, root)
+            if not root.left:
+                self._complete(root)
+        self._work(stage, task)
+
+    # ---- control
+
+    def _looks(self) -> Process:
+        while True:
+            yield self._env.timeout(self._set_up.look)
+            if self._policy is None:
+                continue
+            look = self._look()
+            self._new_look()
+            scale = self._policy.decide(look)
+            if scale is not None:
+                yield from self._replace(scale)
+                self._policy.settled(self._env.now)
+                self._new_look()
+
+    def _replace(self, scale: Scale) -> Process:
+        decided = self._env.now
+        self._changes.append(Change(decided, math.inf, scale))
+        yield self._env.timeout(self._set_up.prepare)
+        self._active = False
+        if self._pending:
+            self._drained = self._env.event()
+            yield self._drained
+            self._drained = None
+        yield self._env.timeout(self._set_up.hand_over)
+        for name, count in scale.parallelism.items():
+            self._tasks[name] = [_Task() for _ in range(count)]
+        self._changes[-1] = Change(decided, self._env.now, scale)
+        self._active = True
+        self._emit()
+
+    def _new_look(self) -> None:
+        now = self._env.now
+        self._look_begun = now
+        self._seen_emitted = self._seen_failed = self._seen_offered = 0
+        self._seen_held = 0.0
+        self._held_since = None if self._held_since is None else now
+        self._seen_latency: list[float] = []
+        for task in (each for tasks in self._tasks.values() for each in tasks):
+            task.processed = task.arrived = task.emitted = 0
+            task.busy = 0.0
+
+    def _look(self) -> Look:
+        self._note_held(self._held_since is not None)
+        seconds = self._env.now - self._look_begun
+        spout = SpoutLoad(
+            SPOUT,
+            self._seen_emitted,
+            self._seen_failed,
+            self._seen_held / seconds,
+            self._seen_offered if self._set_up.tells else None,
+        )
+        names = [SPOUT, *(bolt.name for bolt in self._set_up.bolts)]
+        bolts = tuple(
+            BoltLoad(bolt.name, (source,), tuple(self._loads(bolt)), bolt.fixed)
+            for source, bolt in zip(names, self._set_up.bolts, strict=False)
+        )
+        return Look(self._env.now, seconds, (spout,), bolts, _mean(self._seen_latency))
+
+    def _loads(self, bolt: BoltSpec) -> Iterable[TaskLoad]:
+        for task in self._tasks[bolt.name]:
+            queued = len(task.queue)
+            yield TaskLoad(task.processed, task.busy, task.arrived, task.emitted, queued, bolt.capacity)
+
+    def _clock(self) -> Process:
+        while True:
+            before, failed = len(self._completions), self._failed
+            yield self._env.timeout(1.0)
+            self._ticks.append(
+                Tick(
+                    self._env.now,
+                    _mean(self._latencies),
+                    len(self._completions) - before,
+                    self._failed - failed,
+                    len(self._waiting),
+                    {name: len(tasks) for name, tasks in self._tasks.items()},
+                )
+            )
+            self._latencies = []
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
