@@ -225,6 +225,25 @@ def test_a_write_of_another_queue_in_between_is_no_trouble(tmp_path: Path) -> No
     assert (one.progress("q"), one.progress("other")) == ("two", "o")
 
 
+def test_what_one_committed_and_did_not_finish_the_next_finishes_whatever_its_queue(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    store = ParquetStore(tmp_path)
+    one: Any = store.open()
+    two = store.open()
+    assert two.progress("other") == ""
+
+    def crash(*arguments: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(one, "_rename", crash)
+    with pytest.raises(Crash):
+        write(one, "", "one", n=[1])
+    two.write("other", pa.table({"n": [2]}), "", "o", no_reject)
+    assert read(tmp_path, "n") == [(1,), (2,)]
+    assert two.progress("q") == "one"
+
+
 def test_a_reader_may_take_files_away(tmp_path: Path) -> None:
     client = ParquetStore(tmp_path).open()
     write(client, "", "one", n=[1])
