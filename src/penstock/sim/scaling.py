@@ -23,8 +23,9 @@ from penstock.sim.flow import Process
 from penstock.sim.network import after
 
 SPOUT = "spout"
-_SWEEP = 0.1
-"""Seconds between two searches for tuples that timed out; short against any time-out."""
+_SWEEP = 0.125
+"""Seconds between two searches for tuples that timed out; short against any time-out. They lie between the ticks,
+so that it is clear which tick a time-out belongs to."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class SetUp:
     """In the order of the stream."""
     load: tuple[tuple[float, float], ...]
     """From which second on, how many tuples a second come to the source; Poisson. The first is from 0 on."""
-    seconds: float
+    seconds: int
     time_out: float = 5.0
     max_pending: int = 1_000
     look: float = 2.0
@@ -89,8 +90,11 @@ WORDS = SetUp(
         BoltSpec("count", service=1 / 120, fields=True),
         BoltSpec("persist", service=1 / 5_000, fixed=True),
     ),
-    load=((0.0, 36.0), (30.0, 288.0), (120.0, 24.0)),
-    seconds=200.0,
+    load=((0.0, 36.0), (30.0, 288.0), (180.0, 24.0)),
+    seconds=260,
+    # Four tasks of each bear 240/s, so 2,000 pending tuples wait for 8 s: with too few tasks tuples time out. Half
+    # as many would wait for less than the 5 s of the time-out, and who counts time-outs would see mere chance.
+    max_pending=2_000,
 )
 
 
@@ -216,9 +220,9 @@ class _Run:
         self._latencies: list[float] = []
 
     def run(self) -> Outcome:
-        for process in (self._load(), self._sweep(), self._looks(), self._clock()):
+        for process in (self._load(), self._sweep(), self._looks()):
             self._env.process(process)
-        self._env.run(self._set_up.seconds + 1e-6)  # its last tick included
+        self._env.run(self._env.process(self._clock()))
         gap = max((later - earlier for earlier, later in pairwise(self._completions)), default=math.inf)
         return Outcome(
             self._set_up,
@@ -263,6 +267,7 @@ class _Run:
         self._held_since = now if held else None
 
     def _sweep(self) -> Process:
+        yield self._env.timeout(_SWEEP / 2)
         while True:
             yield self._env.timeout(_SWEEP)
             late = []
@@ -394,7 +399,7 @@ class _Run:
             yield TaskLoad(task.processed, task.busy, task.arrived, task.emitted, queued, bolt.capacity)
 
     def _clock(self) -> Process:
-        while True:
+        for _ in range(self._set_up.seconds):
             before, failed = len(self._completions), self._failed
             yield self._env.timeout(1.0)
             self._ticks.append(
