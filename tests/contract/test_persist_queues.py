@@ -1,6 +1,7 @@
 """What every queue of results keeps, with real servers; and what each of the three survives."""
 
 import contextlib
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from penstock.clock import SimulatedClock
 from penstock.errors import ComponentError, EnvironmentFault, TopologyError
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.memcached import HOLE_SECONDS, MemcachedQueue
-from penstock.persist.queues import ENTRY_BYTES, QueueAway
+from penstock.persist.queues import ENTRY_BYTES, QueueAway, Superseded
 from penstock.persist.redis import RedisQueue
 from penstock.testing import debian
 from penstock.testing.memcached import MEMCACHED, MemcachedServer
@@ -898,3 +899,58 @@ def test_a_server_that_cannot_start_says_why(redis_server):
     with pytest.raises(EnvironmentFault, match=r"the server answers soon after its start; got .*(bind|listen)"):
         server.start()
     server.close()
+
+
+def test_who_was_replaced_puts_nothing_more(place):
+    old, new = place.open(), place.open()
+    first = old.register("store/0")
+    old.put([b"1"], "store/0", first)
+    second = new.register("store/0")
+    with pytest.raises(Superseded, match="'store/0' is the newest of its name to put"):
+        old.put([b"late"], "store/0", first)
+    new.put([b"2"], "store/0", second)
+    old.put([b"3"], "store/1", old.register("store/1"))
+    assert [data for _, data in place.open().read(10)] == [b"1", b"2", b"3"]
+
+
+def test_a_queue_has_an_id_of_its_own_for_as_long_as_it_remembers(place):
+    one = place.open()
+    id = one.id()
+    assert id
+    assert place.open().id() == id == one.id()
+    assert place.open(f"{place.name} too").id() != id
+
+
+def test_a_queue_that_lost_its_memory_has_another_id(in_memcached):
+    client = in_memcached.open()
+    before = client.id()
+    in_memcached.server.kill()
+    in_memcached.server.start()
+    assert in_memcached.open().id() != before
+
+
+def test_embedded_a_record_that_changed_on_disk_is_told_from_a_torn_one(embedded):
+    client = embedded.open()
+    for number in range(6):
+        client.put([b"entry %d" % number])
+    client.close()
+    (segment,) = Path(embedded.folder).rglob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"entry 2")] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(EnvironmentFault, match="must read back as it was written"):
+        embedded.open().put([b"entry 6"])
+    assert segment.read_bytes() == data, "nothing is cut off"
+
+
+def test_embedded_a_process_that_stands_still_with_the_lock_is_not_waited_for_without_end(embedded, monkeypatch):
+    monkeypatch.setattr("penstock.replay.segments._LOCK_SECONDS", 0.2)
+    client = embedded.open()
+    client.put([b"1"])
+    (lock,) = Path(embedded.folder).rglob("lock")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(QueueAway, match="another process holds the lock"):
+            client.put([b"2"])
+    client.put([b"2"])
+    assert [data for _, data in client.read(10)] == [b"1", b"2"]

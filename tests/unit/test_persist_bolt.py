@@ -10,7 +10,7 @@ import pytest
 
 from penstock import Settings, Spout, TopologyBuilder
 from penstock.cli.main import main
-from penstock.errors import ComponentError, TopologyError
+from penstock.errors import ComponentError, SinkRefused, TopologyError
 from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
 from penstock.persist.stores import StoreAway, StoreClient
 from penstock.testing import LocalRunner
@@ -169,6 +169,77 @@ def test_a_full_queue_stops_the_bolt_and_nothing_else(start, tmp_path):
     assert runner.errors == [], "full is not an error"
     runner.run(5.0)
     assert runner.component("numbers")[0].acked == acked
+
+
+def test_exactly_once_a_full_queue_stops_the_bolt_too(start, tmp_path):
+    bolt = PersistBolt(NoStore(), EmbeddedQueue(max_bytes=20_000), drain_for=0.0)
+    runner = start(bolt, count=3_000, delivery="exactly_once", epoch_interval=1000.0)
+    runner.run(1.0)
+    runner.commit()
+    task, spout = runner.component("persist")[0], runner.component("numbers")[0]
+    assert task._client.waiting() > 20_000
+    executed = runner.stats("persist")[0].executed
+    assert executed == 3_000
+    spout.count = 1_000_000  # room is looked for after as much as there was room for before
+    runner.run(1.0)
+    executed = runner.stats("persist")[0].executed
+    assert executed < 100_000
+    assert not task.ready()
+    runner.run(1.0)
+    assert runner.stats("persist")[0].executed == executed
+
+
+def test_exactly_once_a_full_queue_does_not_keep_the_topology_from_starting(start, tmp_path):
+    queue = EmbeddedQueue(max_bytes=5_000)
+    first = start(PersistBolt(NoStore(), queue, drain_for=0.0), delivery="exactly_once")
+    first.run(1.0)
+    first.commit()
+    first.close()
+    assert not first.component("persist")[0].ready()
+    again = start(PersistBolt(sqlite(tmp_path), queue), delivery="exactly_once")
+    again.run(1.0)
+    again.close()
+    assert stored(tmp_path) == WANTED
+
+
+def test_a_worker_that_was_replaced_stops_instead_of_acking(start, tmp_path):
+    runner = start(PersistBolt(sqlite(tmp_path)), count=1000)
+    runner.run(0.5)
+    bolt = runner.component("persist")[0]
+    bolt._client.register("persist/0")  # as the one that replaces it does
+    spout = runner.component("numbers")[0]
+    assert spout.acked == 1000
+    spout.count = 2000
+    with pytest.raises(SinkRefused, match="another process that has begun since"):
+        runner.run(1.0)
+    assert spout.acked == 1000
+
+
+def test_another_queue_is_refused_while_something_waits_in_the_last_one(start, tmp_path):
+    first = start(PersistBolt(NoStore(), EmbeddedQueue(str(tmp_path / "one")), drain_for=0.0))
+    first.run(1.0)
+    first.close()
+    with pytest.raises(ComponentError, match="penstock drain shop --component persist"):
+        start(PersistBolt(sqlite(tmp_path), EmbeddedQueue(str(tmp_path / "two"))))
+    last = start(PersistBolt(sqlite(tmp_path), EmbeddedQueue(str(tmp_path / "one"))))
+    last.close()
+    start(PersistBolt(sqlite(tmp_path), EmbeddedQueue(str(tmp_path / "two"))))
+
+
+def test_the_specification_is_for_this_user_only(start, tmp_path):
+    start(PersistBolt(sqlite(tmp_path)))
+    (path,) = (tmp_path / "state").rglob("spec.pickle")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_dead_letters_elsewhere_are_found(start, tmp_path, capsys):
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("CREATE TABLE results (word TEXT, n INTEGER CHECK (n <> 13))")
+    runner = start(PersistBolt(sqlite(tmp_path), dead_letters=str(tmp_path / "letters")))
+    runner.run(2.0)
+    runner.close()
+    assert main(["dlq", "list", "--topology", "shop", "--state-dir", str(tmp_path / "state")]) == 0
+    assert "'n': 13" in capsys.readouterr().out
 
 
 def test_what_is_left_at_the_end_is_written_by_penstock_drain(start, tmp_path, capsys):

@@ -104,15 +104,6 @@ def test_an_earlier_life_is_over_once_a_later_one_was_seen():
     assert progress.is_new(entry("other", 1, 1))
 
 
-def test_a_copy_goes_its_own_way():
-    progress = Progress()
-    progress.take(entry("w", 1, 1))
-    copy = progress.copy()
-    copy.take(entry("w", 1, 2))
-    assert progress.is_new(entry("w", 1, 2))
-    assert not copy.is_new(entry("w", 1, 2))
-
-
 def test_the_same_progress_is_the_same_text():
     """Stores compare it."""
     one, other = Progress(), Progress()

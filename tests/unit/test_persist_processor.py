@@ -285,3 +285,58 @@ def test_a_rejected_row_is_a_dead_letter_and_comes_back_when_it_is_sent(bench):
     bench.drain(processor)
     assert bench.stored() == [("bad", 13)]
     assert bench.letters() == []
+
+
+def test_much_that_waits_is_written_in_steps_and_in_smaller_ones_while_the_store_refuses(tmp_path):
+    bench = Bench(tmp_path, key=(), rows=10)
+    sizes = []
+
+    class Counting(SQLiteStore):
+        def open(self):
+            client = super().open()
+            write = client.write
+
+            def counted(queue, rows, *more):
+                sizes.append(rows.num_rows)
+                if rows.num_rows > 3:
+                    raise StoreAway("the store", "takes three rows at a time")
+                write(queue, rows, *more)
+
+            client.write = counted
+            return client
+
+    for n in range(40):
+        bench.put((f"w{n}", n))
+    processor = bench.processor(store=Counting(str(tmp_path / "results.db"), "results"))
+    bench.drain(processor)
+    assert bench.stored() == [(f"w{n}", n) for n in range(40)]
+    assert sizes[:3] == [10, 5, 2]
+    assert max(sizes) == 10
+
+
+def test_two_queues_of_one_name_do_not_share_their_progress(tmp_path):
+    """As two topologies of one name have, that write to one database."""
+    one, other = Bench(tmp_path, key=()), Bench(tmp_path, key=())
+    other.queue = EmbeddedQueue(str(tmp_path / "other"))
+    other.writer = other.queue.open("t/persist", "")
+    other.life = one.life + 1000
+    first, second = one.processor(), other.processor()
+    for n in range(5):
+        one.put(("one", n))
+        first.turn(flush=True)
+        other.put(("other", n))
+        second.turn(flush=True)
+        one.clock.advance(5)
+        other.clock.advance(5)
+    assert sorted(one.stored()) == [(name, n) for name in ("one", "other") for n in range(5)]
+
+
+def test_a_database_file_that_was_deleted_is_made_anew(bench):
+    processor = bench.processor()
+    bench.put(("a", 1))
+    bench.drain(processor)
+    for path in bench.folder.glob("results.db*"):
+        path.unlink()
+    bench.put(("b", 2))
+    bench.drain(processor)
+    assert bench.stored() == [("b", 2)]

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from penstock.errors import LoadError
 from penstock.persist.letters import put_again
-from penstock.persist.spec import DEAD, ProcessorSpec, find
+from penstock.persist.spec import ProcessorSpec, find
 from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters, Letter, send_back
 from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
@@ -48,7 +48,7 @@ class _Box:
 
     @classmethod
     def of_bolt(cls, spec: ProcessorSpec) -> _Box:
-        dead = DiskDeadLetters(Path(spec.home) / DEAD)
+        dead = DiskDeadLetters(Path(spec.dead))
         queue = spec.queue.open(spec.name, spec.folder)
 
         def close() -> None:

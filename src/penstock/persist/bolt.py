@@ -5,31 +5,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from penstock.connectors.staging import StagedSink
-from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, TopologyError
+from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, SinkRefused, TopologyError
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.entries import pack, split
 from penstock.persist.keeper import Keeper
+from penstock.persist.policy import Patience
 from penstock.persist.processor import Status
-from penstock.persist.queues import ENTRY_BYTES, Queue, QueueAway, QueueClient
-from penstock.persist.spec import SPEC, ProcessorSpec
+from penstock.persist.queues import ENTRY_BYTES, Queue, QueueAway, QueueClient, Superseded
+from penstock.persist.spec import ProcessorSpec, keep, kept, local
 from penstock.persist.stores import Store
-from penstock.replay.segments import replace_file
 from penstock.topology.components import Conf, Context, Source
 
 log = logging.getLogger("penstock.persist")
 
 _PUT = "put"  # file in the task's folder with the newest epoch that is in the queue
+_PUT_ENTRIES = 8  # put at a time: at most 4 MB
 _PART_BITS = 20  # of an entry's number, for the parts of an epoch
-
-
-class QueueFull(ComponentError):
-    """More waits for the store than the queue may hold."""
 
 
 class PersistBolt(StagedSink):
@@ -91,34 +89,41 @@ class PersistBolt(StagedSink):
         self._mrwq.check(self.where, context.shared)
         self._epochs = context.delivery == "exactly_once"
         self._writer = f"{context.component}/{context.index}"
+        self._life: int | None = None
         self._number = 0
         self._in_hand: list[bytes] = []
+        self._patience = Patience()
         self._room = 0
+        self._prepared_bytes: dict[int, int] = {}
+        """Exactly once: of epochs that are staged and not in the queue yet."""
+        self._open_bytes = 0
+        self._publisher: QueueClient | None = None  # exactly once: of the thread that commits
+        self._shown = Status()
+        self._keeper: Keeper | None = None
         spec = self._spec(context)
         self._name = spec.name
         self._client = self._mrwq.open(spec.name, context.shared)
-        self._publisher: QueueClient | None = None  # exactly once: of the thread that commits
-        self._life: int | None = self._client.register(self._writer) if self._epochs else None
-        self._shown = Status()
-        self._keeper: Keeper | None = None
+        with contextlib.suppress(
+            QueueAway
+        ):  # now, if it can be: a worker that this one replaces must not be later
+            self._life = self._client.register(self._writer)
         if context.index == 0:  # a component has one queue, and a queue one processor
-            home = Path(spec.home)
-            home.mkdir(parents=True, exist_ok=True)
-            data = spec.dumps()
-            replace_file(home / SPEC, data)
-            self._keeper = Keeper(data, self._show)
+            self._check_last_queue(spec)
+            keep(spec)
+            self._keeper = Keeper(spec.dumps(), self._show)
 
     def ready(self) -> bool:
-        """There is room in the queue. Asked for whenever as much was put as there was room for."""
-        if self._room <= 0:
-            with contextlib.suppress(QueueAway):
-                free = self._mrwq.max_bytes - self._client.waiting()
-                self._room = free // self.context.parallelism if free > 0 else 0
+        """There is room in the queue, and this task is known there. Asked for whenever as much was taken as there
+        was room for."""
+        if self._room <= 0 or self._life is None:
+            self._room = self._free() // self.context.parallelism
         return self._room > 0
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        self._room -= batch.nbytes
         if self._epochs:
             super().write(batch, source)
+            self._open_bytes += batch.nbytes
         else:
             self._buffer.add(batch, source)
 
@@ -126,17 +131,15 @@ class PersistBolt(StagedSink):
         """Exactly once stage the epoch. Otherwise put what was written: it is as good as persisted."""
         if self._epochs:
             token = super().prepare_commit(epoch)
-            return None if token is None else {**token, "life": self._life}
+            if token is None:
+                return None
+            self._prepared_bytes[token["epoch"]], self._open_bytes = self._open_bytes, 0
+            return {**token, "life": self._life}
         if not self._in_hand and self._buffer.rows:
-            self._in_hand = self._pack(self._buffer.table())
+            assert self._life is not None  # else it was not ready
+            self._in_hand = self._pack(self._buffer.table(), self._life)
             self._buffer.clear()
-        if self._in_hand:
-            try:
-                self._client.put(self._in_hand)
-            except QueueAway as error:  # the same entries again, by the same names: they may have arrived
-                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
-            self._room -= sum(map(len, self._in_hand))
-            self._in_hand = []
+        self._put_in_hand()
         return None
 
     def cleanup(self) -> None:
@@ -167,31 +170,92 @@ class PersistBolt(StagedSink):
         put again, by the same names, which the processor knows."""
         if self._publisher is None:
             self._publisher = self._mrwq.open(self._name, self.context.shared)
-        if self._publisher.waiting() > self._mrwq.max_bytes:
-            raise QueueFull(
-                self.where, f"{self._mrwq} has room", "more than max_bytes wait", f"Is {self._target} there?"
-            )
+        if self._life is None:
+            self._life = self._publisher.register(self._writer)
         for number, part in enumerate(split(rows, ENTRY_BYTES)):
-            self._publisher.put([pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)])
+            entry = pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)
+            try:
+                self._publisher.put([entry], self._writer, self._life)
+            except Superseded as error:
+                raise SinkRefused(error.where, error.rule, error.got, error.way_out) from error
         self._store.write(_PUT, b"%d" % epoch)
+        self._prepared_bytes.pop(epoch, None)
 
     # ---- parts -----------------------------------------------------------------------------------------
 
-    def _pack(self, rows: pa.Table) -> list[bytes]:
-        if self._life is None:
-            try:
+    def _free(self) -> int:
+        """Bytes the queue has room for; 0 while it does not answer, which is asked after longer and longer
+        pauses, for an answer that does not come holds up the slot."""
+        now = time.monotonic()
+        if self._patience.wait(now):
+            return 0
+        try:
+            if self._life is None:
                 self._life = self._client.register(self._writer)
+            free = self._mrwq.max_bytes - self._client.waiting() - sum(list(self._prepared_bytes.values()))
+        except QueueAway as error:
+            if not self._patience.attempts:
+                self.context.report(error)
+            self._patience.failed(now)
+            return 0
+        self._patience.succeeded()
+        return max(0, free)
+
+    def _put_in_hand(self) -> None:
+        """Put what is packed, a few entries at a time. What the queue may have is put again by the same names."""
+        assert self._life is not None or not self._in_hand
+        if self._in_hand and self._patience.wait(time.monotonic()):
+            raise SinkBusy(self.where, f"{self._mrwq} answers", "no answer the last time")
+        while self._in_hand:
+            try:
+                self._client.put(self._in_hand[:_PUT_ENTRIES], self._writer, self._life or 0)
             except QueueAway as error:
+                self._patience.failed(time.monotonic())
                 raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
+            except Superseded as error:
+                raise SinkRefused(error.where, error.rule, error.got, error.way_out) from error
+            except ComponentError:
+                self._in_hand = []  # it will never be taken: its tuples fail, the next ones need not
+                raise
+            del self._in_hand[:_PUT_ENTRIES]
+        self._patience.succeeded()
+
+    def _pack(self, rows: pa.Table, life: int) -> list[bytes]:
         entries = []
         for part in split(rows, ENTRY_BYTES):
             self._number += 1
-            entries.append(pack(self._writer, self._life, self._number, part))
+            entries.append(pack(self._writer, life, self._number, part))
         return entries
 
+    def _check_last_queue(self, spec: ProcessorSpec) -> None:
+        """What waits in another queue than this would wait for ever."""
+        last = kept(spec.folder)
+        if last is None or str(last.queue) == str(spec.queue):
+            return
+        client = last.queue.open(last.name, last.folder)
+        try:
+            waiting = client.waiting()
+        except QueueAway as error:
+            waiting, why = 1, f"it does not answer ({error.got})"
+        else:
+            why = f"{waiting:,} bytes wait there"
+        finally:
+            client.close()
+        if waiting:
+            raise EnvironmentFault(
+                self.where,
+                f"the queue that it had before, {last.queue}, is empty",
+                why,
+                f"Empty it first: penstock drain {spec.topology} --component {spec.component}",
+            )
+
     def _spec(self, context: Context) -> ProcessorSpec:
-        shared = context.shared.removeprefix("file://")
-        if "://" in shared and self._dead_letters is None:
+        shared = local(context.shared)
+        if self._dead_letters is not None:
+            dead = Path(self._dead_letters) / context.topology / context.component
+        elif shared is not None:
+            dead = shared / "dead"
+        else:
             raise EnvironmentFault(
                 self.where,
                 "dead letters need a local folder",
@@ -204,7 +268,7 @@ class PersistBolt(StagedSink):
             self._mrwq,
             self._target,
             context.shared,
-            self._dead_letters or shared,
+            str(dead),
             self._flush_every,
             self._flush_rows,
             self._timeout,

@@ -8,8 +8,8 @@ that knows ``flock``. With workers on several machines and no such file system, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import secrets
 import struct
 import time
 import zlib
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from penstock.errors import EnvironmentFault
 from penstock.persist.names import safe
-from penstock.persist.queues import Queue, QueueAway, QueueClient
-from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, replace_file
+from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
+from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, lock, replace_file
 
 _LEAST_SEGMENT = 64 << 10  # bytes
 _FRAME = 8  # bytes a record has in a segment beside its own
@@ -34,7 +34,7 @@ class EmbeddedQueue(Queue):
     little more than that on disk."""
 
     def __init__(self, folder: str | None = None, max_bytes: int = 1 << 30) -> None:
-        self.folder = folder
+        self.folder = folder if folder is None or "://" in folder else os.path.abspath(folder)
         self.max_bytes = max_bytes
 
     def check(self, where: str, folder: str) -> None:
@@ -61,12 +61,12 @@ class EmbeddedQueue(Queue):
 
 
 class EmbeddedClient(QueueClient):
-    """The log in one folder, and beside it, under a lock of their own:
+    """The log in one folder, and beside it, each under a lock of its own:
 
     - ``position``: the number of the oldest record not released, the segment it is in, and how many bytes of that
       segment come before it. It is written over the older of two slots, so that a crash leaves the other, and so
       that releasing needs no space: a full disk would else stay full;
-    - ``life-...``: the last life of a writer, in a file that is replaced as a whole.
+    - ``life-...``: the last life of a writer, and ``id``, the queue's, in files that are replaced as a whole.
     """
 
     def __init__(self, name: str, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -74,17 +74,29 @@ class EmbeddedClient(QueueClient):
         self._reader: LogReader | None = None
         self._read: deque[tuple[int, int]] = deque()  # numbers and sizes of what was read and not released
 
+    def id(self) -> str:
+        path = self._folder / "id"
+        with self._away("know its id"), self._locked("id"):
+            if not path.exists():
+                replace_file(path, secrets.token_hex(8).encode())
+            return path.read_text()
+
     def register(self, writer: str) -> int:
-        with self._away("register a writer"), self._locked():
-            path = self._folder / f"life-{safe(writer)}"
-            last = int(path.read_bytes()) if path.exists() else 0
-            life = max(last + 1, int(time.time() * 1000))
-            replace_file(path, b"%d" % life)
+        with self._away("register a writer"), self._locked("lives"):
+            life = max(self._life(writer) + 1, int(time.time() * 1000))
+            replace_file(self._life_file(writer), b"%d" % life)
             return life
 
-    def put(self, entries: Sequence[bytes]) -> None:
+    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
         with self._away("append"):
-            self._log.append(entries, self._position()[0])
+            log = self._log
+            if not writer:
+                log.append(entries, self._position()[0])
+                return
+            with self._locked("lives", shared=True):  # nobody registers meanwhile, others may put
+                if self._life(writer) > life:
+                    raise superseded(f"queue '{self._name}' in {self._folder}", writer)
+                log.append(entries, self._position()[0])
 
     def waiting(self) -> int:
         with self._away("look how much waits"):
@@ -175,16 +187,23 @@ class EmbeddedClient(QueueClient):
                 sizes[first] = self._log.path(first).stat().st_size
         return sizes
 
+    def _life_file(self, writer: str) -> Path:
+        return self._folder / f"life-{safe(writer)}"
+
+    def _life(self, writer: str) -> int:
+        path = self._life_file(writer)
+        return int(path.read_bytes()) if path.exists() else 0
+
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Alone, among all processes, with the position and the lives."""
+    def _locked(self, what: str = "position", shared: bool = False) -> Iterator[None]:
+        """Alone with it, among all processes, or together with others that only look."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._folder / "position.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(self._folder / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(file, shared)
             yield
         finally:
-            os.close(lock)
+            os.close(file)
 
     @contextlib.contextmanager
     def _away(self, what: str) -> Iterator[None]:

@@ -38,6 +38,7 @@ class Entry:
 
 def pack(writer: str, life: int, number: int, rows: pa.Table) -> bytes:
     """An entry as bytes."""
+    rows = rows.combine_chunks()  # one message, however many batches the rows came in
     out = pa.BufferOutputStream()
     name = writer.encode()
     head = _HEADER.pack(_MAGIC, life, number, rows.num_rows, len(name)) + name
@@ -55,7 +56,7 @@ def unpack(data: bytes) -> Entry:
             "the delayed persistent queue",
             "holds what this version of penstock put there",
             f"{len(data)} bytes that begin with {data[:8]!r}",
-            "Let nothing else write to the queue; drain it before an upgrade.",
+            "Let nothing else write to the queue, and drain it with the version that filled it.",
         )
     _, life, number, rows, length = _HEADER.unpack_from(data)
     end = _HEADER.size + length
@@ -75,7 +76,7 @@ def split(rows: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
     size = max(1, -(-rows.num_rows // parts))
     for begin in range(0, rows.num_rows, size):
         part = rows.slice(begin, size)
-        if part.num_rows > 1 and part.nbytes > 2 * most_bytes:  # rows of very different sizes
+        if part.num_rows > 1 and part.nbytes > most_bytes:  # rows of very different sizes
             yield from split(part, most_bytes)
         else:
             yield part

@@ -51,8 +51,8 @@ class Keeper:
             process.stdin.write(b"%g\n" % seconds)
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds + 1.0)
-        self._thread.join(1.0)
+            process.wait(seconds + 0.5)
+        self._thread.join(0.5)
         return process.returncode == 0
 
     def _keep(self) -> None:

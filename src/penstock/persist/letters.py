@@ -6,13 +6,13 @@ it in both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.persist.entries import pack
+from penstock.persist.entries import pack, unpack
 from penstock.persist.queues import QueueClient
 from penstock.persist.stores import StoreAway
 from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters
@@ -25,7 +25,7 @@ class DeadRow(NamedTuple):
     """A row, known by the entry that brought it and its place there."""
 
     id: str
-    values: Mapping[str, Any]
+    row: pa.Table
     error: str
     time: float
 
@@ -57,14 +57,19 @@ class DeadRows:
         self._letters.close()
 
     def _record(self, row: DeadRow) -> Record:
-        return Record((row.id, dict(row.values)), 1, row.error, self._component, row.time)
+        """For people the values, and for the store, should it be sent back, the row as it was."""
+        (values,) = row.row.to_pylist()
+        payload = (row.id, values, pack(_SENDER, 0, 0, row.row))
+        return Record(payload, 1, row.error, self._component, row.time)
 
 
 def put_again(letters: DeadLetters, queue: QueueClient, ids: Collection[int]) -> int:
     """Give dead letters to the processor once more, behind all that waits. Returns how many."""
     chosen = [letter for letter in letters.letters() if letter.id in ids]
+    if not chosen:
+        return 0
     life = queue.register(_SENDER)
-    for number, letter in enumerate(chosen):
-        queue.put([pack(_SENDER, life, number, pa.Table.from_pylist([letter.record.payload[1]]))])
+    rows = [unpack(letter.record.payload[2]).table() for letter in chosen]
+    queue.put([pack(_SENDER, life, number, row) for number, row in enumerate(rows)])
     letters.remove([letter.id for letter in chosen])
     return len(chosen)

@@ -34,7 +34,7 @@ from typing import Any
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ComponentError, EnvironmentFault, TopologyError
 from penstock.persist.names import safe
-from penstock.persist.queues import Queue, QueueAway, QueueClient
+from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
 
 HOLE_SECONDS = 2.0
 """How long the processor waits for an entry whose number was taken. A put takes a millisecond; a writer that
@@ -132,10 +132,15 @@ class MemcachedClient(QueueClient):
         self._holes: dict[int, float] = {}  # numbers whose entries are missing, and since when
         self._passed: dict[int, int | None] = {}  # units of what was read and not released; None: a tombstone
 
+    def id(self) -> str:
+        with self._away():
+            self._open_queue()
+            return self._id.decode()
+
     # ---- writers -------------------------------------------------------------------------------------------
 
     def register(self, writer: str) -> int:
-        key = f"{self._prefix}:life:{safe(writer)}"
+        key = self._life_key(writer)
         with self._away():
             while True:
                 last, token = self._server.gets(key)
@@ -144,10 +149,18 @@ class MemcachedClient(QueueClient):
                 if self._server.add(key, value) if last is None else self._server.cas(key, value, token):
                     return life
 
-    def put(self, entries: Sequence[bytes]) -> None:
+    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
+        """A later life that is registered at this very moment may be missed: memcached looks at one key at a time.
+        The processor passes over what comes of that."""
         with self._away():
+            newest = self._server.get(self._life_key(writer)) if writer else None
+            if newest is not None and int(newest) > life:
+                raise superseded(self._where, writer)
             for entry in entries:
                 self._put_one(entry)
+
+    def _life_key(self, writer: str) -> str:
+        return f"{self._prefix}:life:{safe(writer)}"
 
     def _put_one(self, entry: bytes) -> None:
         """(1) count up the tail; (2) add the entry under its number; (3) look whether the queue is still there and

@@ -111,7 +111,7 @@ class ParquetStore(Store):
         return _Client(self)
 
     def __str__(self) -> str:
-        return f"Parquet files in {self.url}"
+        return f"Parquet files in {_without_password(self.url)}"
 
 
 @dataclass(frozen=True)
@@ -385,3 +385,8 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     except pa.ArrowException:
         return False
     return bool(both.field(0).type == other)
+
+
+def _without_password(url: str) -> str:
+    scheme, sign, rest = url.partition("://")
+    return f"{scheme}{sign}{rest.rpartition('@')[2]}" if sign else url

@@ -22,10 +22,6 @@ class Flushing:
     def due(self, now: float, rows: int) -> bool:
         return rows >= self.rows or (rows > 0 and now - self.last >= self.period)
 
-    def wait(self, now: float) -> float:
-        """Seconds until a write is due for any row at all."""
-        return max(0.0, self.last + self.period - now)
-
     def wrote(self, now: float) -> None:
         self.last = now
 

@@ -69,13 +69,13 @@ class PostgresStore(TableStore):
             ) from error
         try:
             conninfo_to_dict(self.dsn)
-        except psycopg.ProgrammingError as error:
+        except psycopg.ProgrammingError:
             raise TopologyError(
                 f"{where}, PostgresStore for table '{self.table}'",
                 "dsn is a connection string of PostgreSQL",
-                str(error).strip(),
+                "one that does not parse",  # libpq's words quote it, password included
                 "For example 'host=db.example dbname=results user=penstock'.",
-            ) from error
+            ) from None
 
     def open(self) -> StoreClient:
         return _Client(self)

@@ -50,15 +50,14 @@ class _Watchdog:
     """Ends the process when the store holds it for too long, or when it does not end: a processor can be killed at
     any time, and hanging calls of unknown libraries can be ended in no other way."""
 
-    def __init__(self, timeout: float, ending: _Ending, say: _Reporter) -> None:
-        self._timeout, self._ending, self._say = timeout, ending, say
-        self.busy_since: float | None = None
+    def __init__(self, processor: Processor, timeout: float, ending: _Ending, say: _Reporter) -> None:
+        self._processor, self._timeout, self._ending, self._say = processor, timeout, ending, say
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def _watch(self) -> None:
         while True:
             time.sleep(min(0.25, self._timeout / 4))  # a thread that only watches: nothing wakes it
-            now, since, until = time.monotonic(), self.busy_since, self._ending.until
+            now, since, until = time.monotonic(), self._processor.calling_since, self._ending.until
             if until is not None and now > until + _LAST_WORDS:
                 os._exit(HANGS)
             if since is not None and now - since > self._timeout:
@@ -103,6 +102,9 @@ def main() -> int:
     except PenstockError as error:
         reporter.trouble(str(error))
         return FAILED
+    except Exception as error:  # a user's store may raise anything
+        reporter.trouble(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _read(control: IO[bytes], size: int) -> bytes:
@@ -114,12 +116,10 @@ def _read(control: IO[bytes], size: int) -> bytes:
 
 def _run(spec: ProcessorSpec, ending: _Ending, reporter: _Reporter) -> int:
     clock = SystemClock()
-    watchdog = _Watchdog(spec.timeout, ending, reporter)
     processor = spec.processor(clock)
+    _Watchdog(processor, spec.timeout, ending, reporter)
     while ending.until is None:
-        watchdog.busy_since = time.monotonic()
         processor.turn()
-        watchdog.busy_since = None
         reporter.report(processor)
         if wait := processor.wait():
             ending.wake.wait(wait)

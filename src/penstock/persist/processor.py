@@ -9,9 +9,10 @@ progress in the store says which of them are new.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,8 +27,8 @@ from penstock.persist.stores import Overtaken, Rejected, StoreAway, StoreClient
 
 log = logging.getLogger("penstock.persist")
 
-_READ_ENTRIES = 256  # asked for at a time: at most 128 MB, usually far less
-_MOST_BYTES = 32 << 20  # of entries held in memory: then they are written, however few rows they are
+_READ_ENTRIES = 16  # asked for at a time: at most 8 MB, usually far less
+_MOST_BYTES = 16 << 20  # of entries in hand: then they are written, however few rows they are
 _POLL = 0.02  # s between two looks at an empty queue: small beside a flush period, and costs 0.1 % of a core
 
 
@@ -74,22 +75,26 @@ class Processor:
         self._patience = Patience()
         self._recorded: str | None = None
         """The store's progress; None where it has to be asked for."""
+        self._key = ""
+        """What it is kept by."""
+        self._limit = flushing.rows
+        """Rows for one write; halved when the store did not take them, for it may be that they are too many."""
+        self.calling_since: float | None = None
+        """When the call of the store began that is going on now; for a watchdog in another thread."""
+        self.empty = False
+        """The last turn was told to flush, and left nothing in the queue."""
         self._entries: list[tuple[int, Entry]] = []
         """In hand, with their positions."""
         self._rows = self._bytes = 0
         self._position = self._released = -1
         self._saw_end = False
 
-    @property
-    def empty(self) -> bool:
-        """Nothing is in hand, and the last look found nothing more in the queue."""
-        return self._saw_end and not self._entries and self._released == self._position
-
     def turn(self, flush: bool = False) -> None:
         """Read what has come, and write it if that is due, or wanted now."""
         now = self._clock.monotonic()
         if self._patience.wait(now):
             return
+        self.empty = False
         try:
             if self._recorded is None:
                 self._begin()
@@ -97,10 +102,13 @@ class Processor:
             if flush or self._bytes >= _MOST_BYTES or self._flushing.due(now, self._rows):
                 self._write()
             self._release()
+            self.empty = flush and self._saw_end and not self._entries and self._queue.waiting() <= 0
         except Overtaken as error:
             log.info("%s", error)
             self._recorded = None
         except (StoreAway, QueueAway) as error:
+            if isinstance(error, StoreAway):
+                self._limit = max(1, self._limit // 2)
             self._patience.failed(self._clock.monotonic())
             self.status.trouble, self.status.attempts = str(error), self._patience.attempts
         else:
@@ -130,7 +138,9 @@ class Processor:
     def _begin(self) -> None:
         """Take up what the queue has not released, with what the store knows of it."""
         self._queue.rewind()
-        recorded = self._store.progress(self._name)
+        self._key = f"{self._name} {self._queue.id()}"
+        with self._calling():
+            recorded = self._store.progress(self._key)
         self._progress = Progress.decode(recorded)
         """The store's, and what is in hand."""
         self._entries, self._rows, self._bytes = [], 0, 0
@@ -157,23 +167,33 @@ class Processor:
                     self.status.again += 1
 
     def _write(self) -> None:
-        """Write what is in hand; where its types do not go together, one kind after another."""
+        """Write what is in hand; where it is much, or its types do not go together, in several steps."""
         while self._entries:
             assert self._recorded is not None
-            entries, table = _together([entry for _, entry in self._entries])
+            entries, table = _together([entry for _, entry in self._entries], self._limit)
             progress = Progress.decode(self._recorded)
             for entry in entries:
                 progress.take(entry)
             after = progress.encode()
             self._rejected = 0
-            self._store.write(self._name, table, self._recorded, after, self._rejecter(entries, table))
+            with self._calling():
+                self._store.write(self._key, table, self._recorded, after, self._rejecter(entries, table))
             self._crash("written")
             self._recorded = after
             self._entries = self._entries[len(entries) :]
             self.status.written += table.num_rows - self._rejected
             self.status.rejected += self._rejected
             self._flushing.wrote(self._clock.monotonic())
+            self._limit = min(2 * self._limit, self._flushing.rows)
         self._rows = self._bytes = 0
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        self.calling_since = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self.calling_since = None
 
     def _rejecter(self, entries: Sequence[Entry], table: pa.Table) -> Callable[[Sequence[Rejected]], None]:
         """Keeps rows the store refuses, each known by its entry and its place there."""
@@ -185,7 +205,7 @@ class Processor:
                 place = bisect.bisect_right(firsts, each.row) - 1
                 entry = entries[place]
                 id = f"{entry.writer}.{entry.life}.{entry.number}.{each.row - firsts[place]}"
-                rows.append(DeadRow(id, table.slice(each.row, 1).to_pylist()[0], each.error, self._clock.now()))
+                rows.append(DeadRow(id, table.slice(each.row, 1), each.error, self._clock.now()))
             self._dead.add(rows)
             self._rejected = len(rows)
             self._crash("rejected")
@@ -201,26 +221,30 @@ class Processor:
             self._crash("released")
 
 
-def _together(entries: Sequence[Entry]) -> tuple[Sequence[Entry], pa.Table]:
-    """The rows of as many of the first entries as go together without a value changing: a field whose type differs
-    ends them, unless one of the two knows only None."""
-    tables = [entry.table() for entry in entries]
-    schema, count = tables[0].schema, 1
-    for table in tables[1:]:
+def _together(entries: Sequence[Entry], limit: int) -> tuple[Sequence[Entry], pa.Table]:
+    """The first of the entries, and those after it up to ``limit`` rows as far as they go together without a value
+    changing: a field whose type differs ends them, unless one of the two knows only None."""
+    tables = [entries[0].table()]
+    schema, rows = tables[0].schema, entries[0].rows
+    for entry in entries[1:]:
+        if rows + entry.rows > limit:
+            break
+        table = entry.table()
         if table.schema != schema:
             try:
                 schema = pa.unify_schemas([schema, table.schema])
             except pa.ArrowException:
                 break
-        count += 1
-    return entries[:count], pa.concat_tables(tables[:count], promote_options="default")
+        tables.append(table)
+        rows += entry.rows
+    return entries[: len(tables)], pa.concat_tables(tables, promote_options="default")
 
 
 def drained(processor: Processor, until: float, clock: Clock, pause: Callable[[float], None]) -> bool:
     """Write all that is in the queue, however few rows, for as long as ``until`` says; True: it is empty."""
-    while clock.monotonic() < until:
+    while True:
         processor.turn(flush=True)
-        if processor.empty:
-            return True
-        pause(min(processor.wait(), max(0.0, until - clock.monotonic())))
-    return False
+        left = until - clock.monotonic()
+        if processor.empty or left <= 0:
+            return processor.empty
+        pause(min(processor.wait(), left))

@@ -1,6 +1,6 @@
 """How far a queue's entries are in the store. It is written there in one transaction with the rows, and so makes
 every redelivery harmless: by a processor that died between the store's commit and the queue's release, by a writer
-that did not hear whether its entry arrived, by a worker that was replaced and wakes up later."""
+that did not hear whether its entry arrived."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.persist.entries import Entry
 
 
 class Progress:
-    """The newest ⟨life, number⟩ of each writer that is in the store. Anything not newer has been there or, from
-    an earlier life, was never acknowledged."""
+    """The newest ⟨life, number⟩ of each writer that is in the store. Anything not newer has been there: a queue
+    takes nothing from an earlier life once a later one is registered."""
 
     def __init__(self, newest: Mapping[str, tuple[int, int]] | None = None) -> None:
         self._newest = dict(newest or {})
@@ -24,9 +24,6 @@ class Progress:
     def take(self, entry: Entry) -> None:
         """From now on this entry is known."""
         self._newest[entry.writer] = (entry.life, entry.number)
-
-    def copy(self) -> Progress:
-        return Progress(self._newest)
 
     def encode(self) -> str:
         return json.dumps(self._newest, sort_keys=True)

@@ -18,6 +18,10 @@ class QueueAway(ComponentError):
     again is right."""
 
 
+class Superseded(ComponentError):
+    """Another process has taken this writer's place. Nothing of what was to be put is there."""
+
+
 class Queue(ABC):
     """Where a queue is kept: made by the user on the driver and pickled; ``open`` runs in each process that uses
     it. A component has one queue: any number of tasks put, one processor reads."""
@@ -41,13 +45,18 @@ class Queue(ABC):
 
 
 class QueueClient(ABC):
-    """One process's hold on a queue. All calls come from one thread; a writer calls the first three, the processor
-    the last four. Every call but ``close`` may raise ``QueueAway`` within some seconds, and may then be repeated;
-    after a server came back the same client goes on.
+    """One process's hold on a queue. All calls come from one thread; a writer calls ``register``, ``put`` and
+    ``waiting``, the processor all the others. Every call but ``close`` may raise ``QueueAway`` within some
+    seconds, and may then be repeated; after a server came back the same client goes on.
 
     Two processors at a time do no harm, though only one is meant to be: reading takes nothing away, and releasing
     is only ever done for what is in the store.
     """
+
+    @abstractmethod
+    def id(self) -> str:
+        """Made with the queue and kept in it: another queue of the same name has another, and so has one that has
+        lost its memory. Progress in the store is kept by it."""
 
     @abstractmethod
     def register(self, writer: str) -> int:
@@ -55,10 +64,13 @@ class QueueClient(ABC):
         lost its memory since (so at least the time in milliseconds)."""
 
     @abstractmethod
-    def put(self, entries: Sequence[bytes]) -> None:
+    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
         """Append entries (never empty, at most about ``ENTRY_BYTES`` each), in order, behind all that was put
         before by anyone who has returned. On return they are as durable as this queue makes anything. When it
-        raises, some first ones may be there."""
+        raises ``QueueAway``, some first ones may be there.
+
+        With a writer and its life, raises ``Superseded`` if a later life of it is registered: a worker that was
+        replaced and wakes up must not put old results behind new ones."""
 
     @abstractmethod
     def waiting(self) -> int:
@@ -92,3 +104,12 @@ class QueueClient(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections. Never raises ``QueueAway``."""
+
+
+def superseded(where: str, writer: str) -> Superseded:
+    return Superseded(
+        where,
+        f"'{writer}' is the newest of its name to put",
+        "another process that has begun since",
+        "This one was replaced; or two topologies of one name share the queue: rename one.",
+    )

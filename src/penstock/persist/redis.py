@@ -12,6 +12,7 @@ was read.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,23 +20,29 @@ from urllib.parse import urlsplit
 
 from penstock.errors import EnvironmentFault, TopologyError
 from penstock.persist.names import safe
-from penstock.persist.queues import Queue, QueueAway, QueueClient
+from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
 
 _ANSWER_SECONDS = 3.0  # an fsync of a busy disk takes a second at times
 _READ_COUNT = 32  # entries asked for at a time: at most 16 MB
 
-# KEYS: the stream, its counts; ARGV: the entries. Each keeps the sum of all bytes put up to its end.
+# KEYS: the stream, its counts, the last lives; ARGV: the writer, its life, the entries. Each entry keeps the sum
+# of all bytes put up to its end.
 _PUT = """
+if ARGV[1] ~= '' and tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) > tonumber(ARGV[2]) then
+    return 0
+end
 local counts = redis.call('HMGET', KEYS[2], 'tail', 'tail_bytes')
 local time = redis.call('TIME')
 local number = math.max(tonumber(counts[1] or 0), time[1] * 1000000 + time[2])
 local bytes = tonumber(counts[2] or 0)
-for _, entry in ipairs(ARGV) do
+for place = 3, #ARGV do
+    local entry = ARGV[place]
     number = number + 1
     bytes = bytes + #entry
     redis.call('XADD', KEYS[1], string.format('%.0f-0', number), 'e', entry, 'b', string.format('%.0f', bytes))
 end
 redis.call('HSET', KEYS[2], 'tail', string.format('%.0f', number), 'tail_bytes', string.format('%.0f', bytes))
+return 1
 """
 # KEYS: the same; ARGV: the position. What is not there any more was released before. Trimming comes first: a
 # server without memory refuses a script that begins with the other.
@@ -94,16 +101,25 @@ class RedisClient(QueueClient):
         )
         prefix = f"penstock:{{{safe(name)}}}"
         self._stream, self._counts, self._lives = f"{prefix}:stream", f"{prefix}:counts", f"{prefix}:lives"
+        self._id = f"{prefix}:id"
+        self._id = f"{prefix}:id"
         self._put, self._release, self._register = map(self._redis.register_script, (_PUT, _RELEASE, _REGISTER))
         self._cursor = 0  # the position of the last entry read
         self._checked = False
+
+    def id(self) -> str:
+        self._call(self._redis.set, self._id, secrets.token_hex(8), nx=True)
+        found: bytes = self._call(self._redis.get, self._id)
+        return found.decode()
 
     def register(self, writer: str) -> int:
         arguments = [writer, int(time.time() * 1000)]
         return int(self._call(self._register, [self._lives], arguments))
 
-    def put(self, entries: Sequence[bytes]) -> None:
-        self._call(self._put, [self._stream, self._counts], entries)
+    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
+        keys = [self._stream, self._counts, self._lives]
+        if not self._call(self._put, keys, [writer, life, *entries]):
+            raise superseded(self._where, writer)
 
     def waiting(self) -> int:
         tail, head = self._call(self._redis.hmget, self._counts, "tail_bytes", "head_bytes")
@@ -135,14 +151,14 @@ class RedisClient(QueueClient):
     def close(self) -> None:
         self._redis.close()
 
-    def _call(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, ask: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         """Ask Redis. Every error is an outage to the caller: a server that loads its data, has no memory left, is
         a replica for the moment or refuses our password does not ask us to give up what is to be put."""
         try:
             if not self._checked:
                 self.warning = self._weakness()
                 self._checked = True
-            return ask(*arguments)
+            return ask(*arguments, **more)
         except self._error as error:
             self._checked = False  # the next one that answers may be another server
             raise QueueAway(

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.clock import Clock
-from penstock.errors import ComponentError
+from penstock.errors import ComponentError, LoadError
 from penstock.persist.letters import DeadRows
 from penstock.persist.policy import Flushing
 from penstock.persist.processor import Processor
 from penstock.persist.queues import Queue
 from penstock.persist.stores import Store
+from penstock.replay.segments import replace_file
+from penstock.state.store import StateStore
 
-DEAD = "dead"
-SPEC = "spec.pickle"
+_SPEC = "spec.pickle"
 LENGTH = struct.Struct("<Q")  # before a specification on a pipe
 
 
@@ -31,8 +32,8 @@ class ProcessorSpec:
     store: Store
     folder: str
     """The component's shared folder, for a queue that wants one."""
-    home: str
-    """A local folder for dead letters, and for this."""
+    dead: str
+    """A local folder for dead letters."""
     flush_every: float
     flush_rows: int
     timeout: float
@@ -59,22 +60,51 @@ class ProcessorSpec:
             self.name,
             self.queue.open(self.name, self.folder),
             self.store.open(),
-            DeadRows(Path(self.home) / DEAD, self.component),
+            DeadRows(Path(self.dead), self.component),
             Flushing(self.flush_every, self.flush_rows),
             clock,
             crash,
         )
 
 
+def keep(spec: ProcessorSpec) -> None:
+    """Leave it where ``find`` looks. It may hold a password: on a local path it is for this user only."""
+    path = local(spec.folder)
+    if path is None:
+        StateStore(spec.folder).write(_SPEC, spec.dumps())
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+        replace_file(path / _SPEC, spec.dumps(), 0o600)
+
+
 def find(state_dir: str, topology: str) -> list[ProcessorSpec]:
     """Of each component of a topology that has, or had, a processor."""
-    folders = sorted(Path(state_dir.removeprefix("file://")).glob(f"*/shared/*/{SPEC}"))
-    specs = [load(path.read_bytes()) for path in folders]
-    return [spec for spec in specs if spec.topology == topology]
+    shared = StateStore(state_dir).child(topology).child("shared")
+    return [load(shared.read(name)) for name in shared.list() if name.endswith(f"/{_SPEC}")]
+
+
+def kept(folder: str) -> ProcessorSpec | None:
+    """The one of a component's shared folder."""
+    store = StateStore(folder)
+    return load(store.read(_SPEC)) if _SPEC in store.list() else None
 
 
 def load(data: bytes) -> ProcessorSpec:
     """From what ``dumps`` gave. Unpickles: the state directory is as trusted as the topology's code."""
-    spec = pickle.loads(data)
+    try:
+        spec = pickle.loads(data)
+    except Exception as error:  # whatever a user's class raises while it is built
+        raise LoadError(
+            "a PersistBolt's store and queue",
+            "unpickle with the code that is here",
+            f"{type(error).__name__}: {error}",
+            "Run this where the topology's modules can be imported.",
+        ) from error
     assert isinstance(spec, ProcessorSpec)
     return spec
+
+
+def local(folder: str) -> Path | None:
+    """A folder as a path; None for a URL."""
+    path = folder.removeprefix("file://")
+    return None if "://" in path else Path(path)

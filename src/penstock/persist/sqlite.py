@@ -85,6 +85,7 @@ class _Client(StoreClient):
     def __init__(self, store: SQLiteStore) -> None:
         self._store = store
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
 
     def progress(self, queue: str) -> str:
         with self._connected() as connection:
@@ -146,8 +147,11 @@ class _Client(StoreClient):
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """The connection, made if there is none. What goes wrong with it, beyond a row, is the store's."""
         try:
+            if self._connection is not None and _file_id(self._store.path) != self._file:
+                self.close()  # deleted or replaced: what is written to the open one is seen by nobody
             if self._connection is None:
                 self._connection = _connect(self._store.path, self._store.timeout)
+                self._file = _file_id(self._store.path)
             yield self._connection
         except sqlite3.Error as error:
             self.close()
@@ -158,6 +162,14 @@ class _Client(StoreClient):
                 f"{type(error).__name__}: {error}",
                 _WAYS_OUT.get(code, "Look at the file, its folder and its disk.") + " The rows wait in the queue.",
             ) from error
+
+
+def _file_id(path: str) -> tuple[int, int] | None:
+    """Which file is there now."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _connect(path: str, timeout: float) -> sqlite3.Connection:

@@ -9,11 +9,13 @@ no lock: to them an incomplete record is one that has not come yet.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
 import struct
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,10 @@ SEGMENT_BYTES = 16 << 20  # a segment is scanned when it is opened: 16 MB take s
 _CHUNK = 1 << 20  # bytes a reader takes at a time
 _FRAME = struct.Struct("<II")  # length, crc
 _SUFFIX = ".seg"
+_LOCK_POLL = 0.0005  # s; about as long as an append holds it
+_LOCK_SECONDS = (
+    5.0  # an append takes milliseconds; a process that was stopped while it holds the lock holds others
+)
 
 
 class SegmentLog:
@@ -103,7 +109,7 @@ class SegmentLog:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with self._mutex:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            lock(self._lock)
             try:
                 yield
             finally:
@@ -127,9 +133,24 @@ class SegmentLog:
                 self._next += 1
                 self._size = begin + end
         if length > self._size:
+            self._check_torn(os.pread(self._tail, length - self._size, self._size))
             os.ftruncate(self._tail, self._size)
         if self._next < floor:  # records that were read but did not survive a power cut: their numbers stay used
             self._begin_segment(floor)
+
+    def _check_torn(self, rest: bytes) -> None:
+        """A crash leaves the beginning of a record, or zeros. One that has another behind it was not torn but has
+        changed since: to cut it off would lose what follows."""
+        if len(rest) < _FRAME.size:
+            return
+        length, _ = _FRAME.unpack_from(rest)
+        if length and next(_records(rest[_FRAME.size + length :]), None) is not None:
+            raise QueueDamaged(
+                f"{self.path(self._first)}",
+                "a stored record must read back as it was written",
+                f"one that does not, at byte {self._size} (record {self._next})",
+                "The disk has lost data. Move the file away to go on without its remaining records.",
+            )
 
     def _begin_segment(self, first: int) -> None:
         self._forget_tail()
@@ -257,12 +278,28 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def lock(descriptor: int, shared: bool = False) -> None:
+    """Wait for the lock on an open file. Raises ``OSError`` if it is not free within some seconds."""
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process holds the lock"
+                ) from None
+            time.sleep(_LOCK_POLL)  # flock has no time-out of its own
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Give a file new contents in one step: after a crash it has the old ones or these, durably."""
     fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        os.write(descriptor, data)
+        _write_all(descriptor, data, 0)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)

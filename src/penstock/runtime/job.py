@@ -74,7 +74,8 @@ class Surroundings:
     clock: Clock
     send: Callable[[int], Send]
     """Makes the sender of a task."""
-    report: Callable[[TaskStats], Callable[[Exception], None]]
+    report: Callable[..., Callable[[Exception], None]]
+    """Of a task's stats, and whether what is reported may stop the topology; by default it may."""
     publish: Callable[[int], Callable[[Sequence[Sequence[Any]]], None]]
 
 
@@ -98,7 +99,7 @@ def make_executor(
         state=state,
         folder=f"{job.folder}/tasks/{component}-{plan.task[task].index}" if job.folder else "",
         shared=f"{job.shared}/{component}",
-        report=around.report(stats),
+        report=around.report(stats, False),
         publish=around.publish(task),
     )
     instance = job.instance(component)

@@ -16,6 +16,7 @@ from penstock.topology.components import Conf, TransactionalSink
 
 _PAUSE = 0.01  # s until a sink that takes nothing is asked again
 _COMMIT_ROWS = 16_384  # rows written before a commit, where that is made whenever nothing waits: one inbox full
+_COMMIT_BYTES = 4 << 20  # the same in bytes, for large rows
 
 
 class SinkExecutor(BoltExecutor[TransactionalSink]):
@@ -29,8 +30,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
         self.tokens: deque[tuple[int, Any]] = deque()
         """⟨epoch, token⟩ of what is prepared and not known to be committed."""
-        self._uncommitted = 0
-        """Rows written since the last commit."""
+        self._uncommitted = self._uncommitted_bytes = 0
+        """Rows written since the last commit, and their bytes."""
         self._refused = False
         """The last commit was refused for the moment."""
         self._paused = False
@@ -54,7 +55,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self._pause()
             return False
         ran = super().run()
-        if self._eager and self._uncommitted and (not self.busy or self._uncommitted >= _COMMIT_ROWS):
+        many = self._uncommitted >= _COMMIT_ROWS or self._uncommitted_bytes >= _COMMIT_BYTES
+        if self._eager and self._uncommitted and (many or not self.busy):
             self._commit()
         return ran
 
@@ -86,6 +88,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if self._lineage is not None:
             self._unacked.append(self._lineage)
         self._uncommitted += self._left
+        self._uncommitted_bytes += 0 if self._batch is None else self._batch.nbytes
         self._batch = None
         return self._left
 
@@ -107,7 +110,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self._pause()
             return
         except Exception as error:  # the other system may answer with anything
-            unacked, self._unacked, self._uncommitted, self._refused = self._unacked, [], 0, False
+            unacked = self._begin_anew()
             blamed = blame(self.context.component, "commit", error)
             self.report(blamed)
             if self.tracker is not None:
@@ -116,10 +119,17 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             if isinstance(blamed, SinkRefused):  # trying again will not help, starting again may
                 raise blamed from error
             return
-        unacked, self._unacked, self._uncommitted, self._refused = self._unacked, [], 0, False
+        unacked = self._begin_anew()
         if self.tracker is not None:
             for lineage in unacked:
                 self.tracker.tally.add(lineage.entries())
+
+    def _begin_anew(self) -> list[Lineage]:
+        """After a commit, or one that failed for good; gives what was in it."""
+        unacked, self._unacked = self._unacked, []
+        self._uncommitted = self._uncommitted_bytes = 0
+        self._refused = False
+        return unacked
 
     def epoch_ends(self, epoch: int) -> None:
         """Prepare the epoch's transaction. What it raises starts the topology again: the rows would be lost."""

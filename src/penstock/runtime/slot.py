@@ -20,7 +20,7 @@ from penstock.acking import ledger
 from penstock.acking.lineage import Entries, Lineage
 from penstock.clock import Clock
 from penstock.control.migration import Segment
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SinkBusy
 from penstock.frames import codec
 from penstock.frames.header import Header, Kind, unpack
 from penstock.metrics.stats import TaskStats
@@ -532,13 +532,14 @@ class Slot:
         held += self.flow.held
         return held + sum(executor.waiting() for executor in self.executors) + len(self._relay)
 
-    def _note_error(self, stats: TaskStats) -> Callable[[Exception], None]:
+    def _note_error(self, stats: TaskStats, may_stop: bool = True) -> Callable[[Exception], None]:
         def note(error: Exception) -> None:
             assert isinstance(error, PenstockError)
             stats.errors += 1
             stats.last_error = str(error)
             self.errors.append(error)
-            if self._settings.on_error == "stop" and self.fatal is None:
+            stops = may_stop and self._settings.on_error == "stop" and not isinstance(error, SinkBusy)
+            if stops and self.fatal is None:
                 self.fatal = error
 
         return note

@@ -53,7 +53,8 @@ class Context:
     """A folder (a path or fsspec URL) that all tasks of the component share and that survives them, at every
     level. Not made yet."""
     report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
-    """Show a ``PenstockError`` in the live view and count it: for what goes wrong beside the tuples."""
+    """Show a ``PenstockError`` in the live view and count it: for what goes wrong beside the tuples. Never stops
+    the topology, whatever ``on_error`` says. May be called from any thread."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows this task shows in the live view. For a few rows a few times a second, not for data:
     only the newest rows of each report interval travel."""
