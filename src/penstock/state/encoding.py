@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.columns import PICKLED, to_column, to_values
@@ -107,10 +109,15 @@ def count_rows(part: bytes) -> int:
     return sum(batch.num_rows for batch in _batches(part))
 
 
-def apply_map(part: bytes, items: dict[Any, Any]) -> int:
-    """Bring ``items`` up to date with a map's part; gives the number of its rows."""
+def apply_map(
+    part: bytes, items: dict[Any, Any], mine: Callable[[pa.Array], npt.NDArray[np.bool_]] | None = None
+) -> int:
+    """Bring ``items`` up to date with a map's part, or with those of its keys that are ``mine``; gives the number
+    of their rows."""
     rows = 0
     for batch in _batches(part):
+        if mine is not None:
+            batch = batch.filter(pa.array(mine(batch.column(0))))
         rows += batch.num_rows
         keys, values = to_values(batch.column(0)), to_values(batch.column(1))
         if not batch.column(2).true_count:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import operator
 from abc import ABCMeta
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columns import to_values
+from penstock.columns import to_column, to_values
 from penstock.errors import StateError
 from penstock.state.encoding import DELETED, Change, all_plain, apply_map, encode_map, frozen
+from penstock.state.shares import Share
 
 MAX_DELTAS = 50
 """Changes written after a full copy before the next one, however small they are: a restore reads them all, each
 with a request of its own."""
 
 _NONE: Final = object()
+
+Merge: TypeAlias = Callable[[Any, Any], Any]
+"""Two values of one key, or of one name, as one."""
+Owner: TypeAlias = Callable[[Any], Any]
+"""The part of a map's key that the bolt's input is grouped by."""
 
 
 class MapState(MutableMapping[Any, Any]):
@@ -48,13 +55,17 @@ class MapState(MutableMapping[Any, Any]):
         "_fresh",
         "_plain",
         "_settled",
+        "merge",
         "name",
+        "owner",
     )
 
     _fresh: dict[Any, Any]
     _settled: dict[Any, Any]
 
-    def __new__(cls, name: str = "", default: Any = _NONE) -> MapState:
+    def __new__(
+        cls, name: str = "", default: Any = _NONE, merge: Merge | None = None, owner: Owner | None = None
+    ) -> MapState:
         settled = _layer(None if default is _NONE else lambda key: default)
         fresh = _layer(settled.__getitem__)
         # Special methods are looked up on the class: a class for each map binds them to its own dict, in C.
@@ -69,8 +80,10 @@ class MapState(MutableMapping[Any, Any]):
         self._fresh, self._settled = fresh, settled
         return self
 
-    def __init__(self, name: str = "", default: Any = _NONE) -> None:
-        self.name = name
+    def __init__(
+        self, name: str = "", default: Any = _NONE, merge: Merge | None = None, owner: Owner | None = None
+    ) -> None:
+        self.name, self.merge, self.owner = name, merge, owner
         self._default = None if default is _NONE else default
         self._changed: dict[Any, Any] = {}  # since the last cut; followed once there is a full copy to change
         self._base_rows: int | None = None  # of the full copy the changes build on; None: there is none
@@ -202,6 +215,33 @@ class MapState(MutableMapping[Any, Any]):
         """Called by ``TaskState``, on an empty map: a full part and the changes after it, oldest first."""
         rows = [apply_map(part, self._settled) for part in parts]
         self._base_rows, self._delta_rows, self._deltas = rows[0], sum(rows[1:]), len(rows) - 1
+        self._plain = all_plain(self._settled.values())
+
+    def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
+        """Called by ``TaskState``, on an empty map: the chains of the tasks before, by their number. The next cut is
+        full."""
+        owner = self.owner
+        if owner is not None and share.hash is not None:
+            given = share.hash
+            share = replace(
+                share, hash=lambda keys: given(to_column([owner(key) for key in to_values(keys)], None))
+            )
+        for source, parts in chains.items():
+            items: dict[Any, Any] = {}
+            for part in parts:
+                apply_map(part, items, partial(share.of, source=source, state=self.name))
+            both = self._settled.keys() & items.keys()
+            if both and self.merge is None:
+                raise StateError(
+                    f"state {self.name!r}",
+                    "a key that two tasks have needs a way to put its values together when they become one",
+                    f"{next(iter(both))!r} at several of tasks {', '.join(map(str, chains))}",
+                    "Give the map one: state.map(..., merge=operator.add).",
+                )
+            for key in both:
+                assert self.merge is not None
+                items[key] = self.merge(self._settled[key], items[key])
+            self._settled.update(items)
         self._plain = all_plain(self._settled.values())
 
     def take(self, full: bool) -> Change | None:

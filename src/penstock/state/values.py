@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from penstock.errors import StateError
 from penstock.state.encoding import Change, count_rows, dumps, encode_value, form_of, is_plain, pickled_value
-from penstock.state.maps import _NONE, MapState
+from penstock.state.maps import _NONE, MapState, Merge, Owner
+from penstock.state.shares import Share
 
 _State = TypeVar("_State", "ValueState", MapState)
 
@@ -24,10 +25,10 @@ class ValueState:
     place is seen too. For much data with few changes, take a map.
     """
 
-    __slots__ = ("_mark", "_seen", "_written", "name", "value")
+    __slots__ = ("_mark", "_seen", "_written", "merge", "name", "value")
 
-    def __init__(self, name: str, default: Any = None) -> None:
-        self.name = name
+    def __init__(self, name: str, default: Any = None, merge: Merge | None = None) -> None:
+        self.name, self.merge = name, merge
         self.value = self._seen = default
         self._mark = _mark(dumps(default, name))
         self._written = False  # a default that nobody changed is not worth a snapshot
@@ -40,6 +41,25 @@ class ValueState:
         pickled = pickled_value(parts[-1])
         self.value = self._seen = pickle.loads(pickled)
         self._mark, self._written = _mark(pickled), True
+
+    def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
+        """Called by ``TaskState``: the chains of the tasks before, by their number. A value goes to the task of its
+        own number; those of tasks that are no more are merged into it. A new task begins with the default."""
+        found = {source: pickle.loads(pickled_value(parts[-1])) for source, parts in chains.items()}
+        mine = [value for source, value in sorted(found.items()) if source % share.now == share.index]
+        for value in mine[1:]:
+            if self.merge is not None:
+                mine[0] = self.merge(mine[0], value)
+            elif dumps(value, self.name) != dumps(mine[0], self.name):
+                raise StateError(
+                    f"state {self.name!r}",
+                    "a value that differs between tasks needs a way to put it together when they become one",
+                    f"{mine[0]!r} and {value!r}",
+                    "Give it one: state.value(..., merge=operator.add).",
+                )
+        if mine:
+            self.value = self._seen = mine[0]
+            self._written = True
 
     def take(self, full: bool) -> Change | None:
         """Called by ``TaskState``: the value, if its pickle changed since the last call, or ``full`` and there is
@@ -93,18 +113,29 @@ class TaskState:
     def __init__(self) -> None:
         self._states: dict[str, ValueState | MapState] = {}
         self._unclaimed: dict[str, Sequence[bytes]] = {}
+        self._inherited: dict[str, dict[int, Sequence[bytes]]] = {}
+        """Of the tasks before, where their number has changed: by their number, by name."""
+        self._share: Share | None = None
         self._sizes: dict[str, int] = {}
         self._owes_full = False
         self.counted = 0
         """``keys`` at the last cut: for other threads, which must not touch the maps."""
 
-    def value(self, name: str, default: Any = None) -> ValueState:
-        """The value of that name; ``default`` until one is assigned."""
-        return self._claim(name, ValueState, "value", default)
+    def value(self, name: str, default: Any = None, merge: Merge | None = None) -> ValueState:
+        """The value of that name; ``default`` until one is assigned. When the number of tasks is halved, ``merge``
+        makes one of two tasks' values; when it is doubled, the new tasks begin with the default."""
+        return self._claim(name, ValueState, "value", default, merge)
 
-    def map(self, name: str, default: Any = _NONE) -> MapState:
-        """The map of that name. With ``default``, a plain value such as 0, missing keys read as that."""
-        return self._claim(name, MapState, "map", default)
+    def map(
+        self, name: str, default: Any = _NONE, merge: Merge | None = None, owner: Owner | None = None
+    ) -> MapState:
+        """The map of that name. With ``default``, a plain value such as 0, missing keys read as that.
+
+        When the number of tasks changes, keys go where the grouping of the bolt's input sends their tuples from
+        then on. A key is taken to be the value of the field it groups by, or a tuple that begins with the values
+        of those fields; else ``owner`` gives them for a key. ``merge`` makes one of two values where two tasks have
+        the same key and become one, as behind a shuffle grouping."""
+        return self._claim(name, MapState, "map", default, merge, owner)
 
     def restore(self, parts: Mapping[str, Sequence[bytes]]) -> None:
         """Called once, before the component opens: for each name its full part and the changes after it, oldest
@@ -112,6 +143,15 @@ class TaskState:
         else the first cut must be full."""
         self._unclaimed.update({name: list(chain) for name, chain in parts.items() if chain})
         self._sizes.update({name: sum(map(len, chain)) for name, chain in self._unclaimed.items()})
+
+    def inherit(self, parts: Mapping[int, Mapping[str, Sequence[bytes]]], share: Share) -> None:
+        """Called once instead of ``restore`` where the number of tasks has changed: what the tasks before had, by
+        their number; only ``share.sources`` are needed. The first cut is full."""
+        for source, states in parts.items():
+            for name, chain in states.items():
+                if chain:
+                    self._inherited.setdefault(name, {})[source] = list(chain)
+        self._share, self._owes_full = share, True
 
     def cut(self, full: bool = False) -> Cut:
         """What changed since the last cut, or everything. Called in the main loop, between two tuples. The time it
@@ -122,6 +162,9 @@ class TaskState:
         """
         full = full or self._owes_full
         self._owes_full = True
+        for name in list(self._inherited):  # nobody asked for it: it is kept all the same, as far as it is ours
+            kind = form_of(next(iter(self._inherited[name].values()))[0])
+            self._states[name] = self._inherit(name, MapState(name) if kind == "map" else ValueState(name))
         changes = {name: change for name, state in self._states.items() if (change := state.take(full))}
         if full:
             changes |= {name: _untouched(chain) for name, chain in self._unclaimed.items()}
@@ -130,7 +173,7 @@ class TaskState:
         return Cut(full, changes, self._sizes)
 
     def __bool__(self) -> bool:
-        return bool(self._states or self._unclaimed)
+        return bool(self._states or self._unclaimed or self._inherited)
 
     @property
     def keys(self) -> int:
@@ -143,12 +186,21 @@ class TaskState:
         """What the state takes in the store: each full part and the changes after it, as far as encoded."""
         return sum(list(self._sizes.values()))  # the list: encode may add a name meanwhile
 
-    def _claim(self, name: str, kind: type[_State], form: str, default: Any) -> _State:
+    def _inherit(self, name: str, made: _State) -> _State:
+        assert self._share is not None
+        made.adopt(self._inherited.pop(name), self._share)
+        return made
+
+    def _claim(self, name: str, kind: type[_State], form: str, *how: Any) -> _State:
         state = self._states.get(name)
         chain = self._unclaimed.get(name)
+        if chain is None and name in self._inherited:
+            chain = next(iter(self._inherited[name].values()))
         if state is None and (chain is None or form_of(chain[0]) == form):
-            made = kind(name, default)
-            if chain is not None:
+            made = kind(name, *how)
+            if name in self._inherited:
+                self._inherit(name, made)
+            elif chain is not None:
                 made.load(self._unclaimed.pop(name))
             self._states[name] = made
             return made

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columns import is_pickled, to_values
+from penstock.columns import is_pickled, to_column, to_values
 
 U64 = npt.NDArray[np.uint64]
 
@@ -38,6 +38,17 @@ def hash_rows(columns: Sequence[pa.Array]) -> U64:
     for column in columns[1:]:
         total = _mix(total * _GOLDEN + hash_column(column))
     return total
+
+
+def hash_keys(keys: pa.Array, fields: int) -> U64:
+    """The hash that ``hash_rows`` gives the fields a key of a map stands for: the key is the one field, or a tuple
+    that begins with them."""
+    if not is_pickled(keys):
+        return hash_column(keys)
+    values = [key if isinstance(key, tuple) else (key,) for key in to_values(keys)]
+    if not values:
+        return np.zeros(0, np.uint64)
+    return hash_rows([to_column([value[place] for value in values], None) for place in range(fields)])
 
 
 def hash_column(column: pa.Array) -> U64:

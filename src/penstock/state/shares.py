@@ -1,0 +1,60 @@
+"""Who owns a key when the number of tasks changes (SPEC 4).
+
+The owner of a key with hash h among n tasks is h mod n. So doubling sends each key of a task to that task or to exactly
+one new one, halving merges pairs, and any other change is right too, only with more sources for a task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import StateError
+
+Hash: TypeAlias = Callable[[pa.Array], npt.NDArray[np.uint64]]
+"""The hash of each state key, as the grouping hashes the fields it stands for."""
+
+
+def sources(index: int, before: int, now: int) -> tuple[int, ...]:
+    """Of ``before`` tasks those that may hold keys of task ``index`` of ``now``: doubling has one, halving two."""
+    step = math.gcd(before, now)
+    return tuple(range(index % step, before, step))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a task takes over of the state of the tasks before it. Without a ``hash`` keys have no owner, as behind a
+    shuffle grouping: then the first tasks keep what they have, and tasks that are no more leave theirs to the one
+    of their number mod ``now``."""
+
+    index: int
+    before: int
+    now: int
+    hash: Hash | None = None
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        if self.hash is not None:
+            return sources(self.index, self.before, self.now)
+        return tuple(range(self.index, self.before, self.now))
+
+    def of(self, keys: pa.Array, source: int, state: str) -> npt.NDArray[np.bool_]:
+        """Which of the keys that task ``source`` had are this task's."""
+        if self.hash is None:
+            return np.ones(len(keys), np.bool_)
+        hashes = self.hash(keys)
+        strangers = np.flatnonzero(hashes % np.uint64(self.before) != np.uint64(source))
+        if len(strangers):
+            raise StateError(
+                f"state {state!r}",
+                "a map's keys are the fields that its bolt's input is grouped by, or begin with them",
+                f"{keys[int(strangers[0])].as_py()!r}, which that grouping would not have sent to task {source}",
+                "Say with state.map(..., owner=...) which part of a key they are, or keep the number of tasks.",
+            )
+        return hashes % np.uint64(self.now) == np.uint64(self.index)
