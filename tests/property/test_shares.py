@@ -1,4 +1,4 @@
-"""Whatever the number of tasks becomes: every key has one owner before, during and after, and its value is kept."""
+"""Whatever the number of tasks becomes: every key has one owner before and after, and its value is kept."""
 
 import operator
 

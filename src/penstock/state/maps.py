@@ -218,14 +218,11 @@ class MapState(MutableMapping[Any, Any]):
         self._plain = all_plain(self._settled.values())
 
     def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
-        """Called by ``TaskState``, on an empty map: the chains of the tasks before, by their number. The next cut is
-        full."""
-        owner = self.owner
-        if owner is not None and share.hash is not None:
-            given = share.hash
-            share = replace(
-                share, hash=lambda keys: given(to_column([owner(key) for key in to_values(keys)], None))
-            )
+        """Called by ``TaskState``, on an empty map: the chains of the tasks before, by their number. The next cut
+        is full."""
+        owner, hash = self.owner, share.hash
+        if owner is not None and hash is not None:
+            share = replace(share, hash=lambda keys: hash(to_column(list(map(owner, to_values(keys))), None)))
         for source, parts in chains.items():
             items: dict[Any, Any] = {}
             for part in parts:

@@ -1,7 +1,7 @@
 """Who owns a key when the number of tasks changes (SPEC 4).
 
-The owner of a key with hash h among n tasks is h mod n. So doubling sends each key of a task to that task or to exactly
-one new one, halving merges pairs, and any other change is right too, only with more sources for a task.
+The owner of a key with hash h among n tasks is h mod n. So doubling sends each key of a task to that task or to
+exactly one new one, halving merges pairs, and any other change is right too, only with more sources for a task.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def sources(index: int, before: int, now: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a task takes over of the state of the tasks before it. Without a ``hash`` keys have no owner, as behind a
-    shuffle grouping: then the first tasks keep what they have, and tasks that are no more leave theirs to the one
-    of their number mod ``now``."""
+    """What a task takes over of the state of the tasks before it. Without a ``hash`` keys have no owner, as behind
+    a shuffle grouping: then the first tasks keep what they have, and tasks that are no more leave theirs to the
+    one of their number mod ``now``."""
 
     index: int
     before: int
@@ -57,4 +57,5 @@ class Share:
                 f"{keys[int(strangers[0])].as_py()!r}, which that grouping would not have sent to task {source}",
                 "Say with state.map(..., owner=...) which part of a key they are, or keep the number of tasks.",
             )
-        return hashes % np.uint64(self.now) == np.uint64(self.index)
+        mine: npt.NDArray[np.bool_] = hashes % np.uint64(self.now) == np.uint64(self.index)
+        return mine

@@ -43,8 +43,8 @@ class ValueState:
         self._mark, self._written = _mark(pickled), True
 
     def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
-        """Called by ``TaskState``: the chains of the tasks before, by their number. A value goes to the task of its
-        own number; those of tasks that are no more are merged into it. A new task begins with the default."""
+        """Called by ``TaskState``: the chains of the tasks before, by their number. A value goes to the task of
+        its own number; those of tasks that are no more are merged into it. A new task begins with the default."""
         found = {source: pickle.loads(pickled_value(parts[-1])) for source, parts in chains.items()}
         mine = [value for source, value in sorted(found.items()) if source % share.now == share.index]
         for value in mine[1:]:
@@ -133,8 +133,8 @@ class TaskState:
 
         When the number of tasks changes, keys go where the grouping of the bolt's input sends their tuples from
         then on. A key is taken to be the value of the field it groups by, or a tuple that begins with the values
-        of those fields; else ``owner`` gives them for a key. ``merge`` makes one of two values where two tasks have
-        the same key and become one, as behind a shuffle grouping."""
+        of those fields; else ``owner`` gives them for a key. ``merge`` makes one of two values where two tasks
+        have the same key and become one, as behind a shuffle grouping."""
         return self._claim(name, MapState, "map", default, merge, owner)
 
     def restore(self, parts: Mapping[str, Sequence[bytes]]) -> None:
@@ -164,7 +164,9 @@ class TaskState:
         self._owes_full = True
         for name in list(self._inherited):  # nobody asked for it: it is kept all the same, as far as it is ours
             kind = form_of(next(iter(self._inherited[name].values()))[0])
-            self._states[name] = self._inherit(name, MapState(name) if kind == "map" else ValueState(name))
+            unasked = MapState(name) if kind == "map" else ValueState(name)
+            self._inherit(name, unasked)
+            self._states[name] = unasked
         changes = {name: change for name, state in self._states.items() if (change := state.take(full))}
         if full:
             changes |= {name: _untouched(chain) for name, chain in self._unclaimed.items()}
@@ -186,10 +188,9 @@ class TaskState:
         """What the state takes in the store: each full part and the changes after it, as far as encoded."""
         return sum(list(self._sizes.values()))  # the list: encode may add a name meanwhile
 
-    def _inherit(self, name: str, made: _State) -> _State:
+    def _inherit(self, name: str, made: ValueState | MapState) -> None:
         assert self._share is not None
         made.adopt(self._inherited.pop(name), self._share)
-        return made
 
     def _claim(self, name: str, kind: type[_State], form: str, *how: Any) -> _State:
         state = self._states.get(name)
