@@ -103,9 +103,8 @@ class PersistBolt(StagedSink):
         spec = self._spec(context)
         self._name = spec.name
         self._client = self._mrwq.open(spec.name, context.shared)
-        with contextlib.suppress(
-            QueueAway
-        ):  # now, if it can be: a worker that this one replaces must not be later
+        # Now if it can be: a worker that this one replaces must not be the later one.
+        with contextlib.suppress(QueueAway):
             self._life = self._client.register(self._writer)
         if context.index == 0:  # a component has one queue, and a queue one processor
             self._check_last_queue(spec)
@@ -120,9 +119,9 @@ class PersistBolt(StagedSink):
         return self._room > 0
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        self._room -= batch.nbytes
         if self._epochs:
             super().write(batch, source)
+            self._room -= batch.nbytes
             self._open_bytes += batch.nbytes
         else:
             self._buffer.add(batch, source)
@@ -217,6 +216,7 @@ class PersistBolt(StagedSink):
             except ComponentError:
                 self._in_hand = []  # it will never be taken: its tuples fail, the next ones need not
                 raise
+            self._room -= sum(map(len, self._in_hand[:_PUT_ENTRIES]))
             del self._in_hand[:_PUT_ENTRIES]
         self._patience.succeeded()
 
