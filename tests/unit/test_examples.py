@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sqlite3
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,11 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def code_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
+
+
+def stored(path, query):
+    with sqlite3.connect(path) as connection:
+        return connection.execute(query).fetchall()
 
 
 def shown(runner, component):
@@ -114,6 +120,37 @@ def test_rolling_count(monkeypatch):
     word, end, count = shown(runner, "show")[0]
     assert (word, end) == ("word 1", 12)
     assert count == pytest.approx(10_000, rel=0.05), "half of all words"
+
+
+def test_stored_averages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = LocalRunner(load_topology(str(ROOT / "examples" / "stored_averages.py")))
+    runner.run(2.0)
+    runner.deactivate()
+    runner.run_until_idle()
+    runner.close()
+    assert runner.errors == []
+    assert stored("averages.db", "SELECT SUM(readings) FROM averages") == [(runner.stats("sensors")[0].emitted,)]
+    (low, high) = stored("averages.db", "SELECT MIN(celsius), MAX(celsius) FROM averages WHERE readings > 100")[0]
+    assert 18 < low < high < 22
+
+
+def test_the_code_of_the_page_on_persistence_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = code_blocks(ROOT / "docs" / "persistence.md")
+    (tmp_path / "shop.py").write_text(code)
+    runner = LocalRunner(load_topology(str(tmp_path / "shop.py")), folder=str(tmp_path / "penstock-state"))
+    runner.run(2.0)
+    runner.deactivate()
+    runner.commit()
+    runner.close()
+    assert runner.errors == []
+    orders = range(1, runner.stats("orders")[0].emitted + 1)
+    spent = Counter()
+    for number in orders:
+        spent[f"customer-{number % 100}"] += number % 9000
+    assert len(orders) >= 4000
+    assert dict(stored("shop.db", "SELECT customer, cents FROM revenue")) == spent
 
 
 def test_the_code_of_the_readme_runs_as_it_stands(tmp_path):
