@@ -3,9 +3,17 @@ of all seeds."""
 
 import json
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from penstock.errors import EnvironmentFault
+from penstock.testing.memcached import MemcachedServer
+from penstock.testing.postgres import PostgresServer
+from penstock.testing.redis import RedisServer
+from tests.conftest import started
+from tests.fault.persist_harness import PersistRun
 
 _REPORT = Path("results/faults.json")
 _done = []
@@ -25,10 +33,17 @@ def campaign(request):
     """Call with a finished run: its faults enter the report."""
     name = request.node.name
     outcome = {"test": name, "survived": False, "faults": [], "seed": None}
+    if "persist" in request.node.nodeid:
+        outcome["wrong"] = 1  # at least, should it not even come to be judged
     _done.append(outcome)
 
     def finished(run):
         outcome.update(survived=True, faults=run.faults, seed=run.seed, delivery=run.delivery)
+        if isinstance(run, PersistRun):
+            queue, store = type(run.queue).__name__, type(run.table.store).__name__
+            outcome.update(survived=run.wrong == 0, wrong=run.wrong, queue=queue, store=store, again=run.again)
+        elif "wrong" in outcome:
+            outcome.update(wrong=0, queue="EmbeddedQueue", store="SQLiteStore")
 
     return finished
 
@@ -53,9 +68,44 @@ def pytest_sessionfinish(session):
     if worker:
         bars.append({"name": "recovery.worker_s", "value": worker[len(worker) // 2], "unit": "s, median"})
         bars.append({"name": "recovery.worker_s.longest", "value": worker[-1], "unit": "s"})
+    bars += _persist_bars([one for one in _done if "wrong" in one])
     _REPORT.parent.mkdir(exist_ok=True)
     _REPORT.write_text(json.dumps({"runs": _done, "bars": bars}, indent=1))
     print(f"\n{survived} of {tried} faults survived; {_REPORT} has the seeds")
+
+
+def _persist_bars(runs):
+    """What the delayed persistent queue lost, doubled or disordered; a crash of memcached is another matter."""
+    runs = [one for one in runs if "memcached" not in one["test"]]
+    if not runs:
+        return []
+    kills = Counter(one["queue"] for one in runs for kind, _ in one["faults"] if " kill " in kind)
+    bars = [{"name": "persist.wrong", "value": sum(one["wrong"] for one in runs), "unit": "results"}]
+    return bars + [
+        {"name": f"persist.kills.{queue}", "value": count, "unit": ""} for queue, count in kills.items()
+    ]
+
+
+@pytest.fixture
+def redis():
+    yield from started(RedisServer())
+
+
+@pytest.fixture
+def memcached():
+    yield from started(MemcachedServer())
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL. A test that kills it starts it again."""
+    pytest.importorskip("psycopg")
+    try:
+        server = PostgresServer()
+    except EnvironmentFault as fault:
+        pytest.skip(f"not run: {fault}")
+    with server:
+        yield server
 
 
 @pytest.fixture

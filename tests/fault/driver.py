@@ -28,14 +28,22 @@ def topology(config):
         builder.set_spout("lines", KafkaSpout(config["kafka"], "in"), 2)
         builder.set_bolt("pass", Parse(), 2).shuffle_grouping("lines")
     else:
-        from penstock.connectors.parquet import ParquetSink
-
-        sink = ParquetSink(config["output"])
+        sink = _sink(config)
         builder.set_spout("numbers", Numbers(config["count"], config["rate"]), 2)
         builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
     builder.set_bolt("sink", sink).shuffle_grouping("count")
     return builder.build("faults", Settings(**config["settings"]))
+
+
+def _sink(config):
+    if "persist" in config:
+        from penstock.persist import PersistBolt, SQLiteStore
+
+        return PersistBolt(SQLiteStore(config["persist"], "results"), flush_every=0.2, drain_for=20.0)
+    from penstock.connectors.parquet import ParquetSink
+
+    return ParquetSink(config["output"])
 
 
 def status(config, running, **more):
