@@ -16,8 +16,8 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-unit: .venv/ready
-	$(BIN)/pytest tests/unit tests/property tests/contract tests/consistency
+unit: .venv/ready  ## two at a time, file by file: half of them wait for servers
+	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/property tests/contract tests/consistency
 
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest tests/integration
