@@ -288,9 +288,7 @@ def lock(descriptor: int, shared: bool = False) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, "another process holds the lock"
-                ) from None
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock") from None
             time.sleep(_LOCK_POLL)  # flock has no time-out of its own
 
 
