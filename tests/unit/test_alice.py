@@ -33,7 +33,7 @@ def test_a_book_is_sent_without_blank_lines_and_with_one_space_between_words(tmp
     assert book(str(path)) == ["Down the", "Rabbit-Hole", "“Oh dear!”"]
 
 
-@pytest.mark.parametrize("sent", [0, 1_763_304_000_123_456, micros()])
+@pytest.mark.parametrize("sent", [0, 1_763_304_000_123_456, pytest.param(micros(), id="now")])
 def test_a_time_stamp_comes_back(sent):
     line = stamped("“Oh dear!” said\tshe", sent)
     assert sent_at(line) == sent

@@ -37,12 +37,14 @@ class DeadRows:
     def __init__(self, folder: Path, component: str) -> None:
         self._letters = DiskDeadLetters(folder)
         self._component = component
-        self._known = {letter.record.payload[0] for letter in self._letters.letters()}
+        self._known: set[str] = set()
 
     def add(self, rows: Sequence[DeadRow]) -> None:
         """Durable on return."""
-        new = [row for row in rows if row.id not in self._known]
         try:
+            # An orphan may have kept one since: it is looked for each time.
+            self._known.update(letter.record.payload[0] for letter in self._letters.arrivals())
+            new = [row for row in rows if row.id not in self._known]
             self._letters.add([self._record(row) for row in new])
         except OSError as error:
             raise StoreAway(
@@ -51,7 +53,6 @@ class DeadRows:
                 f"{type(error).__name__}: {error}",
                 "See to space and rights in the state directory; until then nothing is written.",
             ) from error
-        self._known.update(row.id for row in new)
 
     def close(self) -> None:
         self._letters.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.replay.queues import Queue, Queues
 from penstock.replay.records import Record, decode, encode
-from penstock.replay.segments import SegmentLog
+from penstock.replay.segments import LogReader, SegmentLog
 
 _LETTER, _STRUCK = b"L", b"S"
 
@@ -67,6 +67,7 @@ class DiskDeadLetters(DeadLetters):
 
     def __init__(self, folder: str | Path) -> None:
         self._log = SegmentLog(Path(folder))
+        self._arrived: LogReader | None = None
 
     def add(self, records: Sequence[Record]) -> None:
         if records:
@@ -85,6 +86,15 @@ class DiskDeadLetters(DeadLetters):
         reader.close()
         return [Letter(number, decode(data[1:])) for number, data in found.items()]
 
+    def arrivals(self) -> Iterator[Letter]:
+        """The letters that were added since the last call, by whatever process; at first, all there are."""
+        if self._arrived is None:
+            self._arrived = self._log.reader(0)
+        while batch := self._arrived.read(1000):
+            for number, data in batch:
+                if data[:1] == _LETTER:
+                    yield Letter(number, decode(data[1:]))
+
     def remove(self, ids: Collection[int]) -> None:
         """(1) append a record that strikes them out; (2) remove leading segments that hold no letter any more."""
         if not ids:
@@ -94,4 +104,6 @@ class DiskDeadLetters(DeadLetters):
         self._log.drop_before(left[0].id if left else number + 1)
 
     def close(self) -> None:
+        if self._arrived is not None:
+            self._arrived.close()
         self._log.close()
