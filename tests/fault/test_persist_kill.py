@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from penstock.persist import EmbeddedQueue
+from penstock.persist.entries import unpack
 from penstock.persist.memcached import MemcachedQueue
 from penstock.persist.redis import RedisQueue
 from tests.fault.harness import Run
@@ -28,6 +29,7 @@ from tests.fault.persist_harness import (
     is_bad,
     stopped,
 )
+from tests.unit.test_persist_processor import Bench, Killed
 
 LEVELS = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 COMBINATIONS = [  # the first two are the short form: between them they have everything
@@ -117,6 +119,39 @@ def test_memcached_loses_nothing_when_workers_and_processors_die(
     passed(run, campaign)
 
 
+@LEVELS
+@pytest.mark.seeds(0, 2)
+def test_a_crash_of_memcached_loses_only_what_was_in_it(
+    tmp_path, campaign, delivery, seed, make_table, make_queue, memcached
+):
+    queue, table = make_queue("memcached"), make_table()
+    lost = set()
+    with PersistRun(tmp_path, 1200 + seed, delivery, queue, table, servers={"queue": memcached}) as run:
+        run.await_acks(200)
+        for _ in range(3):
+            run.wait_a_while()
+            run.await_("a processor", run.processors)
+            with stopped(*run.processors()):
+                run.await_acks(500)  # which are in memcached now
+                with stopped(run.worker):
+                    time.sleep(0.1)  # the server answers what it was asked
+                    lost |= content(queue)
+                    memcached.kill()
+                    memcached.start()
+            run.faults.append(["persist kill memcached", None])
+            run.await_acks(500)
+        run.finish()
+    assert lost - {(n, start) for n, _, start in table.rows()}, "what no processor had read is lost"
+    passed(run, campaign, lost=lost)
+
+
+def content(queue):
+    """⟨n, start⟩ of the rows in a queue."""
+    with contextlib.closing(queue.open("persisted/sink", "")) as client:
+        tables = [unpack(data).table() for _, data in client.read(10**6)]
+    return {(row["n"], row["start"]) for table in tables for row in table.to_pylist()}
+
+
 # ---- stores that misbehave --------------------------------------------------------------------------------
 
 
@@ -156,6 +191,26 @@ def test_killed_between_a_dead_letter_and_the_commit(tmp_path, campaign, seed, m
         run.finish()
     assert sorted(n for n, _ in run.letters()) == [n for n in range(total(run)) if is_bad(n)]
     passed(run, campaign)
+
+
+def test_a_dead_letter_of_an_orphan_is_its_successor_s_too(tmp_path):
+    """The orphan keeps the letter after its successor was started, and dies before the commit."""
+    bench = Bench(tmp_path, key=())
+    with contextlib.closing(sqlite3.connect(bench.folder / "results.db")) as connection:
+        connection.execute("CREATE TABLE results (word TEXT, n INTEGER CHECK (n <> 13)) STRICT")
+
+    def die(reached):
+        if reached == "rejected":
+            raise Killed
+
+    orphan, successor = bench.processor(die), bench.processor()
+    bench.drain(successor)
+    bench.put(("a", 1), ("bad", 13))
+    with pytest.raises(Killed):
+        bench.drain(orphan)
+    bench.drain(successor)
+    assert bench.stored() == [("a", 1)]
+    assert len(bench.letters()) == 1
 
 
 def total(run):
@@ -303,13 +358,21 @@ class SparkRun(Run):
             except sqlite3.OperationalError:  # nothing was written yet
                 return Counter()
 
-    def kill_processor(self):
-        rows = self.rows().total()
+    def processors(self):
         family = psutil.Process(self.driver.pid).children(recursive=True)
-        (processor,) = [one for one in family if is_processor(one)]
+        return [process.pid for process in family if is_processor(process)]
+
+    def kill_processor(self):
+        """It has recovered when there are new rows or, where all of them were there already, a new one."""
+        self.await_("a processor", self.processors)
+        (killed,), rows = self.processors(), self.rows()
+        done = self.wanted().keys() <= rows.keys()
         struck = time.time()
-        os.kill(processor.pid, signal.SIGKILL)
-        self.await_("rows of the next processor", lambda: self.rows().total() > rows)
+        os.kill(killed, signal.SIGKILL)
+        if done:
+            self.await_("the next processor", lambda: self.processors() not in ([], [killed]))
+        else:
+            self.await_("rows of the next processor", lambda: self.rows().total() > rows.total())
         self.faults.append(("persist kill processor on Spark", round(time.time() - struck, 2)))
 
 
@@ -322,7 +385,7 @@ def is_processor(process):
 @LEVELS
 @pytest.mark.seeds(1, 3)
 def test_worker_and_processor_killed_on_spark(tmp_path, campaign, full, delivery, seed):
-    with SparkRun(tmp_path, 1800 + seed, delivery, count=30_000 if full else 15_000) as run:
+    with SparkRun(tmp_path, 1800 + seed, delivery, count=45_000 if full else 15_000, rate=1_500) as run:
         run.await_("rows", lambda: run.rows())
         for kill in [run.kill_processor, run.kill_worker] * (2 if full else 1):
             run.wait_a_while()

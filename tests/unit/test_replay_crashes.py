@@ -207,7 +207,7 @@ def test_a_position_past_records_that_did_not_survive_a_power_cut_skips_no_other
 def test_a_pointer_is_old_or_new_never_neither(tmp_path, monkeypatch):
     pointer = DiskPointer(tmp_path / "pointer")
     pointer.store(True)
-    for name in ("open", "write", "fdatasync", "replace"):
+    for name in ("open", "pwrite", "fdatasync", "replace"):
         with monkeypatch.context() as patched:
             crash_at(patched, os, name, 1)
             with pytest.raises(Crash):
