@@ -139,9 +139,7 @@ def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
     me = psutil.Process()
     jvm = next(child for child in me.children(recursive=True) if child.name() == "java")
     found = {"driver": me, "jvm": jvm}
-    found |= {
-        f"slot {id}": psutil.Process(slot.hello.pid) for id, slot in sorted(handle.coordinator.slots.items())
-    }
+    found |= {f"slot {id}": psutil.Process(slot.hello.pid) for id, slot in sorted(handle.slots.items())}
     return found
 
 

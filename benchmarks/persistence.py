@@ -184,7 +184,7 @@ def _look(handle: RunningTopology, folder: Path) -> dict[str, float]:
 
 def _persist_pid(handle: RunningTopology) -> int:
     (task,) = handle.plan.tasks_of["persist"]
-    return int(handle.coordinator.slots[handle.plan.routes.slot_of[task]].hello.pid)
+    return int(handle.slots[handle.plan.routes.slot_of[task]].hello.pid)
 
 
 def _row(results: Results, case: str, course: Course, wrong: int) -> None:

@@ -58,10 +58,14 @@ class InCoordinator:
     def __init__(self):
         self.plan = make_plan(line_topology(FeederSpout("x"), Pass("x"), CaptureBolt(), parallelism=2))
         self.slots = self.plan.slot_ids()
-        self.coordinator = Coordinator(MetricsBus(self.plan), self.plan)
+        self.coordinator = Coordinator()
         self.coordinator.start()
+        self.crew = self.begin(0)
         self._held = threading.Event()
         self._seats = []
+
+    def begin(self, attempt):
+        return self.coordinator.begin(attempt, self.plan, MetricsBus(self.plan), 0)
 
     def task(self, number):
         """The one task of the slot of this number."""
@@ -72,7 +76,7 @@ class InCoordinator:
         """The board of the slot of this number."""
         slot = self.slots[number]
         control = ControlClient(self.coordinator.address, self.coordinator.secret, lambda: None)
-        control.send(Hello(slot.stage, slot.slot, self.coordinator.attempt, 0, "here"))
+        control.send(Hello(slot.stage, slot.slot, self.crew.attempt, 0, "here"))
         seat = Seat([self.task(number)])
         seat.board = open_board(
             "coordinator", "run", seat.tasks, seat.messages.append, seat.states.append, control
@@ -264,7 +268,8 @@ def test_the_next_start_has_boards_of_its_own():
     sender.post(target, 1)
     sender.board.publish(TaskState(target, "b1", 1.0))
     wait_until(lambda: world.left() == 1)
-    world.coordinator.begin(1, 0)
+    world.coordinator.end(world.crew)
+    world.crew = world.begin(1)
     receiver, sender = world.open(0), world.open(2)
     sender.post(target, 2)
     wait_until(lambda: receiver.messages)

@@ -47,7 +47,7 @@ def _sink(config):
 
 
 def status(config, running, **more):
-    slots = {str(id): slot.hello.pid for id, slot in dict(running.coordinator.slots).items() if slot.connected}
+    slots = {str(id): slot.hello.pid for id, slot in dict(running.slots).items() if slot.connected}
     children = psutil.Process().children(recursive=True)
     executors = [p.pid for p in children if "CoarseGrainedExecutorBackend" in " ".join(_command(p))]
     content = {

@@ -59,7 +59,7 @@ class Run:
         plan, restarts = self.handle.plan, self.handle.restarts
         slot = plan.routes.slot_of[self.random.choice(plan.tasks_of[component])]
         assert self.merged() != oracle(self.count), "there is something left to lose"
-        os.kill(self.handle.coordinator.slots[slot].hello.pid, signal.SIGKILL)
+        os.kill(self.handle.slots[slot].hello.pid, signal.SIGKILL)
         self.until(lambda: self.handle.restarts > restarts and self.handle.state == "active", "a new start")
         self.faults.append((f"slot of {component}", 0.0))
 

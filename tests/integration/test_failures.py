@@ -60,7 +60,7 @@ def test_a_killed_worker_is_replaced(run):
     running = run.submit(topology(run, Pass(), count=10**9))
     executed = lambda: running.bus.totals()["witness"].executed  # noqa: E731
     assert running.coordinator.wait(lambda: executed() > 0, 20)
-    os.kill(running.coordinator.slots[sorted(running.coordinator.slots)[1]].hello.pid, signal.SIGKILL)
+    os.kill(running.slots[sorted(running.slots)[1]].hello.pid, signal.SIGKILL)
     assert running.coordinator.wait(lambda: running.restarts == 1 and running.state == "active", 30)
     before = executed()
     assert running.coordinator.wait(lambda: executed() > before, 30)
@@ -68,7 +68,7 @@ def test_a_killed_worker_is_replaced(run):
 
 def test_it_gives_up_after_max_restarts(run):
     running = run.submit(topology(run, Pass(), count=10**9, max_restarts=0))
-    os.kill(running.coordinator.slots[sorted(running.coordinator.slots)[0]].hello.pid, signal.SIGKILL)
+    os.kill(running.slots[sorted(running.slots)[0]].hello.pid, signal.SIGKILL)
     with pytest.raises(TopologyFailed, match="gives up after 0 restarts"):
         running.wait(30)
 

@@ -161,7 +161,7 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
 
     running = run.submit(topology(10_000_000))
     assert running.coordinator.wait(lambda: running.committed >= 2, 30)
-    os.kill(running.coordinator.slots[sorted(running.coordinator.slots)[0]].hello.pid, signal.SIGKILL)
+    os.kill(running.slots[sorted(running.slots)[0]].hello.pid, signal.SIGKILL)
     assert running.coordinator.wait(lambda: running.restarts == 1 and running.committed >= 4, 60)
     running.deactivate()
     assert running.drain(60)

@@ -5,9 +5,10 @@ import threading
 
 from penstock import Settings, SimulatedClock, TopologyBuilder, make_plan
 from penstock.coordinator import status
+from penstock.coordinator.crew import Connection
 from penstock.coordinator.messages import Hello, Report
 from penstock.coordinator.migrations import Migrations
-from penstock.coordinator.server import Connection, Coordinator
+from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import SlotId
@@ -40,7 +41,8 @@ class Watched:
         self.topology = topology(name)
         self.plan = make_plan(self.topology)
         self.bus = MetricsBus(self.plan, self.clock.monotonic)
-        self.coordinator = Coordinator(self.bus, self.plan)
+        self.coordinator = Coordinator()
+        self.slots = {}
         self.migrations = Migrations(self.plan, self.topology.settings)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.max_rates = {"lines": 1000.0, "orders": math.inf}
@@ -55,7 +57,7 @@ class Watched:
 
     def connect(self, slot, pid=4321, node="node-a"):
         hello = Hello(*slot, 0, pid, node)
-        self.coordinator.slots[SlotId(*slot)] = Connection(hello, None, None, None)
+        self.slots[SlotId(*slot)] = Connection(hello, None)
 
     def status(self):
         return status.take(self, self.clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -19,20 +20,42 @@ _WAY_OUT = "Say topology = builder.build('name') in the file, or name an object 
 def load_topology(target: str) -> Topology:
     """Import the file and return its topology: an object named so, the only one there is, or what a
     function of that name makes. Raises ``LoadError``, or the ``TopologyError`` of a wrong topology."""
-    path_text, _, name = target.partition(":") if not Path(target).exists() else (target, "", "")
-    module = _import(Path(path_text))
+    path, name = split_target(target)
+    module = _import(path)
     found = _named(module, name) if name else _only(module)
     try:
         made = found() if callable(found) else found
     except PenstockError:
         raise
     except Exception as error:  # the user's function may raise anything
-        raise _blame(Path(path_text), error) from error
+        raise _blame(path, error) from error
     if isinstance(made, TopologyBuilder):
-        made = made.build(Path(path_text).stem)
+        made = made.build(path.stem)
     if not isinstance(made, Topology):
         raise LoadError(target, "must be a topology or a function that returns one", repr(made), _WAY_OUT)
     return made
+
+
+def split_target(target: str) -> tuple[Path, str]:
+    """The file and the object's name; empty where none is said."""
+    path, _, name = (target, "", "") if Path(target).exists() else target.partition(":")
+    return Path(path), name
+
+
+def load_again(target: str) -> Topology:
+    """The same where it was loaded before: the file and all of the user's own modules are imported anew. Where
+    that fails, everything stays as it was."""
+    from penstock.spark.shipping import own_modules
+
+    before = {module.__name__: module for module in own_modules()}
+    for name in before:
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    try:
+        return load_topology(target)
+    except BaseException:
+        sys.modules.update(before)
+        raise
 
 
 def _import(path: Path) -> ModuleType:

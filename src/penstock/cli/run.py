@@ -12,8 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.cli.loading import load_topology
+from penstock.cli.loading import load_again, load_topology
 from penstock.coordinator.status import Status
+from penstock.topology.builder import Topology
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -57,8 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    topology = load_topology(options.target)
-    topology = dataclasses.replace(topology, settings=topology.settings.parse(options.assignments))
+    topology = _with(load_topology(options.target), options)
     from penstock.cli.view import make_view, summary
     from penstock.spark.session import close_session
     from penstock.spark.supervisor import RunningTopology, submit
@@ -80,6 +80,7 @@ def handle(options: argparse.Namespace) -> int:
             running = submit(
                 topology, options.master, options.host, options.port, options.savepoint, options.fresh
             )
+        running.load = lambda target: _with(load_again(target), options)
         if running.epoch:
             console.print(f"goes on from epoch {running.epoch}", highlight=False)
         begun, outside = time.monotonic(), False
@@ -106,6 +107,11 @@ def handle(options: argparse.Namespace) -> int:
         finally:
             around.close()
             close_session()
+
+
+def _with(topology: Topology, options: argparse.Namespace) -> Topology:
+    """With the settings of the command line."""
+    return dataclasses.replace(topology, settings=topology.settings.parse(options.assignments))
 
 
 def _port(text: str) -> int:

@@ -27,6 +27,7 @@ from penstock.state.store import StateStore
 log = logging.getLogger("penstock.commits")
 
 _LOOK = 0.05  # seconds between two looks at the clock
+_ASK = 0.2  # seconds between two times that whoever waits for an epoch is asked whether to go on
 _REQUESTS = 1.0  # seconds between two looks for requests
 REQUESTS = "requests"
 
@@ -37,6 +38,7 @@ class _Waiting:
 
     done: Callable[[PenstockError | None], None]
     epoch: int | None = None
+    last: bool = False
 
 
 class CommitThread:
@@ -46,7 +48,7 @@ class CommitThread:
         self,
         commits: Commits,
         store: StateStore,
-        events: queue.SimpleQueue[tuple[SlotId, Message] | None],
+        events: queue.SimpleQueue[tuple[SlotId, Message] | tuple[()] | None],
         notify: Callable[[], None],
     ) -> None:
         self.commits = commits
@@ -67,16 +69,22 @@ class CommitThread:
         self._events.put(None)
         self._thread.join(10)
 
-    def commit_now(self, timeout: float) -> int:
+    def commit_now(self, timeout: float, last: bool = False, go_on: Callable[[], None] = lambda: None) -> int:
         """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
-        fails or takes too long."""
-        return self._want(lambda: self.commits.published, timeout)
+        fails or takes too long. ``last``: no other will be begun. ``go_on`` is asked meanwhile and may raise."""
+        return self._want(lambda: self.commits.published, timeout, last, go_on)
 
     def savepoint(self, target: StateStore, timeout: float) -> int:
         """The same, and copy it; returns the epoch copied."""
         return self._want(lambda: save(self._store, target, self.commits.published), timeout)
 
-    def _want(self, then: Callable[[], int], timeout: float) -> int:
+    def _want(
+        self,
+        then: Callable[[], int],
+        timeout: float,
+        last: bool = False,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> int:
         """Have ``then`` called, by the thread, when an epoch that ends from now on is published."""
         answer: queue.SimpleQueue[int | PenstockError] = queue.SimpleQueue()
 
@@ -86,11 +94,18 @@ class CommitThread:
             except PenstockError as failed:
                 answer.put(failed)
 
-        self._wanted.put(_Waiting(done))
-        try:
-            found = answer.get(timeout=timeout)
-        except queue.Empty:
-            raise StateError("commits", f"an epoch must be committed within {timeout:g} s", "it was not") from None
+        self._wanted.put(_Waiting(done, last=last))
+        self._events.put(())  # look at once
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                found = answer.get(timeout=max(0.0, min(_ASK, deadline - time.monotonic())))
+                break
+            except queue.Empty:
+                go_on()
+                if time.monotonic() >= deadline:
+                    limit = f"an epoch must be committed within {timeout:g} s"
+                    raise StateError("commits", limit, "it was not") from None
         if isinstance(found, PenstockError):
             raise found
         return found
@@ -101,7 +116,7 @@ class CommitThread:
                 try:
                     event = self._events.get(timeout=_LOOK)
                 except queue.Empty:
-                    event = ()  # type: ignore[assignment]
+                    event = ()
                 if event is None:
                     break
                 if event:
@@ -137,7 +152,7 @@ class CommitThread:
             self._looked = now
             self._look_for_requests()
         for waiting in list(self._waiting):
-            if waiting.epoch is None and self.commits.begin(now):
+            if waiting.epoch is None and self.commits.begin(now, waiting.last):
                 waiting.epoch = self.commits.newest
             elif waiting.epoch is not None and not self.commits.expects(waiting.epoch):
                 waiting.epoch = None  # it was given up: the next will do

@@ -28,7 +28,6 @@ from penstock.coordinator.messages import Announce, Committed, CutState, Message
 from penstock.errors import StateError
 from penstock.faults import CrashPoint
 from penstock.plan.model import Plan, SlotId
-from penstock.settings import Settings
 from penstock.state import manifest as manifests
 from penstock.state.manifest import Manifest, TaskEntry
 from penstock.state.snapshots import Part
@@ -59,7 +58,8 @@ class Commits:
     def __init__(
         self,
         plan: Plan,
-        settings: Settings,
+        delivery: str,
+        interval: float,
         store: StateStore,
         generation: int,
         committed: int,
@@ -68,15 +68,17 @@ class Commits:
     ) -> None:
         self.committed = committed
         """The newest epoch that has a manifest."""
-        self._plan, self._delivery, self._store = plan, settings.delivery, store
+        self._plan, self._delivery, self._store = plan, delivery, store
         self._generation, self._send, self._crash = generation, send, crash
+        self._last = False
+        """The last epoch of this start has begun."""
         self._first_stage = [slot for slot in plan.slot_ids() if slot.stage == 0]
         self._keeper = EpochKeeper(
             plan.slot_ids(),
             self._first_stage,
-            settings.delivery == "exactly_once",
+            delivery == "exactly_once",
             committed,
-            settings.epoch_interval,
+            interval,
         )
 
     @property
@@ -92,9 +94,11 @@ class Commits:
     def tick(self, now: float) -> None:
         self._obey(self._keeper.tick(now))
 
-    def begin(self, now: float) -> bool:
-        """End an epoch now. False: too many are under way."""
+    def begin(self, now: float, last: bool = False) -> bool:
+        """End an epoch now; the ``last`` one of this start leaves cleaning up to whoever comes after. False: too
+        many are under way."""
         instructions = self._keeper.begin(now)
+        self._last = self._last or (last and bool(instructions))
         self._obey(instructions)
         return bool(instructions)
 
@@ -166,6 +170,8 @@ class Commits:
         self._crash("committed", commit.epoch)
         self._send(Committed(commit.epoch), None)
         self._crash("told", commit.epoch)
+        if self._last:
+            return  # somebody waits to take over
         try:
             manifests.prune(self._store)
         except StateError as error:

@@ -36,6 +36,13 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """The slot has read ahead what its tasks had after ``epoch``."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Report:
     """The state of a slot: sent a few times a second, and at once in answer to a ``Probe``."""
 
@@ -154,6 +161,15 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class ReadAhead:
+    """To a start that is to take over from another: what the slot's tasks are likely to begin with, so that little
+    is left to read when they do."""
+
+    epoch: int
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Open:
     """Every slot is connected: open the tasks. ``nodes`` says where each slot ("stage.slot") stands; ``tasks``
     what the slot's tasks begin with, after ``epoch``."""
@@ -226,6 +242,12 @@ class Deactivate:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """Another start is about to take over: let the spouts pause, and the ticks of bolts too, so that nothing moves
+    once all is drained. ``Activate`` takes it back."""
+
+
+@dataclass(frozen=True)
 class Probe:
     """Report now, with this number."""
 
@@ -242,6 +264,7 @@ class Close:
 Message = (
     Hello
     | Ready
+    | Ahead
     | Report
     | Failed
     | Corrupt
@@ -257,9 +280,11 @@ Message = (
     | Answer
     | TaskMessage
     | TaskState
+    | ReadAhead
     | Open
     | Activate
     | Deactivate
+    | Rest
     | Settled
     | Reroute
     | SetRate

@@ -1,102 +1,40 @@
-"""The coordinator: listens on the driver, knows every slot, keeps their reports, passes commands on.
+"""The coordinator: listens on the driver, lets the slots of the topology's starts in, and people's commands.
 
-An asyncio loop in a thread of its own does all the network work; the driver's other threads look at ``slots``
-under ``changed`` and wait on it.
+An asyncio loop in a thread of its own does all the network work; the driver's other threads look at what a crew's
+slots have said under ``changed`` and wait on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import queue
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
-
-from penstock.acking import ledger
-from penstock.acking.ledger import Acker
-from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator import wire
-from penstock.coordinator.boards import Boards
-from penstock.coordinator.messages import (
-    Answer,
-    Closed,
-    Command,
-    Corrupt,
-    Failed,
-    Fails,
-    Hello,
-    JoinBoards,
-    Message,
-    NotSnapped,
-    Open,
-    Probe,
-    Published,
-    Ready,
-    Report,
-    Settled,
-    Snapped,
-    SpoutsCut,
-    Tally,
-    dumps,
-    loads,
-)
+from penstock.coordinator.crew import Connection, Crew, framed
+from penstock.coordinator.messages import Answer, Command, Hello, Message, loads
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.model import Plan, SlotId
+from penstock.plan.model import Plan
 
 log = logging.getLogger("penstock.coordinator")
-
-
-@dataclass
-class Connection:
-    """One slot as the coordinator sees it."""
-
-    hello: Hello
-    writer: asyncio.StreamWriter
-    acker: Acker
-    boards: Boards
-    """Both of its attempt: what it says late does not reach the next one's."""
-    ready: bool = False
-    stateful: bool = False
-    closed: bool = False
-    connected: bool = True
-    answer: Report | None = None
-    """The newest report that answered a probe."""
-    heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def id(self) -> SlotId:
-        return SlotId(self.hello.stage, self.hello.slot)
 
 
 class Coordinator:
     """The driver's end of all control connections of one topology."""
 
-    def __init__(self, bus: MetricsBus, plan: Plan, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.epoch_events: queue.SimpleQueue[tuple[SlotId, Message] | None] = queue.SimpleQueue()
-        """What slots say of epochs, for the thread that commits them."""
-        self.corrupt: str = ""
-        """A slot could not restore its tasks."""
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.operator: Callable[[Command], Answer] = lambda command: Answer("", ["topology", "takes no commands"])
         """Carries out what a person wants. Called from a thread of its own."""
-        self._plan = plan
-        self._acker = Acker(0)
-        self._boards = Boards(plan.routes.slot_of)
         self.secret = wire.new_secret()
-        self.slots: dict[SlotId, Connection] = {}
-        self.failure: Failed | None = None
         self.refused = 0
         self.changed = threading.Condition()
-        self.attempt = 0
-        self._bus, self._host, self._port = bus, host, port
+        self._crews: dict[int, Crew] = {}
+        self._host, self._port = host, port
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
-        self._probes = 0
         self._server: asyncio.Server | None = None
         self.address = ("", 0)
 
@@ -135,58 +73,24 @@ class Coordinator:
             if not self._thread.is_alive():
                 self._loop.close()
 
-    def begin(self, attempt: int, key: int) -> None:
-        """Forget the slots of an earlier start; only those of ``attempt`` may join from now on. ``key`` is that of
-        the ledgers."""
-        with self.changed:
-            for zombie in self.slots.values():  # it learns that it is one
-                self._loop.call_soon_threadsafe(zombie.writer.close)
-            self.attempt = attempt
-            self.slots = {}
-            self.failure = None
-            self.corrupt = ""
-            self.epoch_events = queue.SimpleQueue()
-            self._acker = Acker(key)
-            self._boards = Boards(self._plan.routes.slot_of)
+    def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int) -> Crew:
+        """Let the slots of a start in: their ``attempt`` has its number. ``key`` is that of the ledgers."""
+        crew = self._crews[attempt] = Crew(attempt, plan, bus, key, self.changed, self._soon)
+        return crew
 
-    def send(self, message: Message, to: SlotId | None = None) -> None:
-        """Send a command to one slot, or to all."""
-        data = _framed(message)
+    def end(self, crew: Crew) -> None:
+        """No slot of that start may join or stay."""
+        self._crews.pop(crew.attempt, None)
+        crew.dismiss()
 
-        def write() -> None:
-            for connection in list(self.slots.values()):
-                if connection.connected and to in (None, connection.id):
-                    connection.writer.write(data)
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(write)
-
-    def open(self, generation: int, epoch: int, tasks: Mapping[str, Any]) -> None:
-        """Tell the slots to open, where each of them stands, and what their tasks begin with."""
-        with self.changed:
-            nodes = {str(id): connection.hello.node for id, connection in self.slots.items()}
-        for id in nodes:
-            slot = SlotId.parse(id)
-            keys = {self._plan.task[task].key for task in self._plan.routes.tasks_of(slot)}
-            mine = {key: entry for key, entry in tasks.items() if key in keys}
-            self.send(Open(nodes, generation, epoch, mine), slot)
-
-    def probe(self) -> int:
-        """Ask every slot for a report; returns the number the answers will carry."""
-        self._probes += 1
-        self.send(Probe(self._probes))
-        return self._probes
+    def _soon(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all connections
+            self._loop.call_soon_threadsafe(call)
 
     def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until the condition, looked at whenever a slot says something, holds."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)
-
-    def silent_for(self) -> dict[SlotId, tuple[bool, float]]:
-        """Whether each slot is connected, and the seconds since it was last heard."""
-        now = time.monotonic()
-        with self.changed:
-            return {id: (c.connected, now - c.heard) for id, c in self.slots.items() if not c.closed}
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -195,25 +99,20 @@ class Coordinator:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         connection: Connection | None = None
+        crew: Crew | None = None
         try:
-            admitted = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
-            if isinstance(admitted, Command):
-                answer = await self._loop.run_in_executor(None, self.operator, admitted)
-                writer.write(_framed(answer))
+            hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
+            if isinstance(hello, Command):
+                answer = await self._loop.run_in_executor(None, self.operator, hello)
+                writer.write(framed(answer))
                 await writer.drain()
                 return
-            connection = admitted
+            crew, connection = self._crews[hello.attempt], Connection(hello, writer)
+            crew.join(connection)
             while True:
                 message = await _read(reader)
-                if isinstance(message, Tally | Fails):
-                    self._settle(connection, message)
-                    continue
-                if isinstance(message, TaskMessage | TaskState | JoinBoards):
-                    self._pass_on(connection, message)
-                    continue
-                with self.changed:
-                    self._take(connection, message)
-                    self.changed.notify_all()
+                if self._crews.get(crew.attempt) is crew:  # else a straggler of a start that is over
+                    crew.take(connection, message)
         except ControlRefused as error:
             self.refused += 1
             log.warning("refused %s: %s", peer, error)
@@ -228,12 +127,12 @@ class Coordinator:
             pass  # the coordinator stops
         finally:
             writer.close()
+            if crew is not None and connection is not None:
+                crew.leave(connection)
             with self.changed:
-                if connection is not None:
-                    connection.connected = False
                 self.changed.notify_all()
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection | Command:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | Command:
         """A slot, or what an operator wants."""
         mine = wire.new_nonce()
         writer.write(wire.GREETING + mine)
@@ -243,69 +142,10 @@ class Coordinator:
             raise ControlRefused("control connection", "a slot must know the secret of this run", "a wrong proof")
         writer.write(wire.coordinator_proof(self.secret, mine, theirs))
         hello = await _read(reader)
-        if isinstance(hello, Command):
+        if isinstance(hello, Command) or (isinstance(hello, Hello) and hello.attempt in self._crews):
             return hello
-        if not isinstance(hello, Hello) or hello.attempt != self.attempt:
-            raise ControlRefused(
-                "control connection", f"only slots of attempt {self.attempt} may join", repr(hello)
-            )
-        connection = Connection(hello, writer, self._acker, self._boards)
-        with self.changed:
-            self.slots[connection.id] = connection
-            self.changed.notify_all()
-        return connection
-
-    def _settle(self, connection: Connection, message: Tally | Fails) -> None:
-        """The acker's work: enter what a slot says, and tell the spouts what came of it."""
-        if connection.hello.attempt != self.attempt:
-            return
-        connection.heard = time.monotonic()
-        if isinstance(message, Tally):
-            settled, component, error = connection.acker.apply(*ledger.unpack(message.data)), "", ""
-        else:
-            first, length = np.array(message.first, np.uint64), np.array(message.length, np.int64)
-            settled, component, error = connection.acker.close(first, length), message.component, message.error
-        for task, numbers in settled.items():
-            data = np.concatenate(ledger.ranges(numbers)).tobytes()
-            self._tell(connection, self._plan.routes.slot_of[task], Settled(task, component, error, data))
-
-    def _pass_on(self, connection: Connection, message: TaskMessage | TaskState | JoinBoards) -> None:
-        """The boards' work."""
-        if connection.hello.attempt != self.attempt:
-            return
-        connection.heard = time.monotonic()
-        for slot, each in connection.boards.take(connection.id, message):
-            self._tell(connection, slot, each)
-
-    def _tell(self, source: Connection, slot: SlotId, message: Message) -> None:
-        """Write to a slot of the same attempt as ``source``, if it is there. On the loop."""
-        target = self.slots.get(slot)
-        if target is not None and target.connected and target.hello.attempt == source.hello.attempt:
-            target.writer.write(_framed(message))
-
-    def _take(self, connection: Connection, message: Message) -> None:
-        if connection.hello.attempt != self.attempt:
-            return  # a straggler of an earlier start
-        connection.heard = time.monotonic()
-        if isinstance(message, Report):
-            if message.probe:
-                connection.answer = message
-            self._bus.record(self.attempt, connection.id, message)
-        elif isinstance(message, Ready):
-            connection.ready, connection.stateful = True, message.stateful
-        elif isinstance(message, SpoutsCut | Snapped | NotSnapped | Published):
-            self.epoch_events.put((connection.id, message))
-        elif isinstance(message, Corrupt):
-            self.corrupt = self.corrupt or message.error
-        elif isinstance(message, Closed):
-            connection.closed = True
-        elif isinstance(message, Failed) and self.failure is None:
-            self.failure = message
-
-
-def _framed(message: Message) -> bytes:
-    data = dumps(message)
-    return wire.LENGTH.pack(len(data)) + data
+        starts = ", ".join(map(str, self._crews)) or "none"
+        raise ControlRefused("control connection", f"only slots of the starts {starts} may join", repr(hello))
 
 
 async def _read(reader: asyncio.StreamReader) -> Message:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.clock import Clock, SystemClock
+from penstock.coordinator.crew import Connection
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import Plan, Task
+from penstock.plan.model import Plan, SlotId, Task
 from penstock.topology.builder import Topology
 
 FORMAT = 1
@@ -39,14 +40,20 @@ _DECISIONS = 64  # the newest that are shown
 class Running(Protocol):
     """What is looked at."""
 
-    topology: Topology
-    plan: Plan
-    bus: MetricsBus
     coordinator: Coordinator
-    migrations: Migrations
     state: str
     restarts: int
 
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def bus(self) -> MetricsBus: ...
+    @property
+    def migrations(self) -> Migrations: ...
+    @property
+    def slots(self) -> Mapping[SlotId, Connection]: ...
     @property
     def begun(self) -> float | None: ...
     @property
@@ -178,7 +185,7 @@ def _followers(plan: Plan, component: str) -> list[str]:
 def _slots(running: Running) -> tuple[SlotStatus, ...]:
     plan, processes = running.plan, running.bus.processes()
     with running.coordinator.changed:
-        known = dict(running.coordinator.slots)
+        known = dict(running.slots)
     result = []
     for id in plan.slot_ids():
         slot, (cpu, rss) = known.get(id), processes.get(id, (0.0, 0))

@@ -140,6 +140,26 @@ class MetricsBus:
             self._pending[slot] = report.pending
             self._sample()
 
+    def go_on_from(self, before: MetricsBus) -> None:
+        """Take over what the bus of the topology's form before this one has: what was noted, and counted. A task
+        that is no more leaves its counts to the one of its component that its number falls to."""
+        totals = before.task_totals()
+        with self._lock, before._lock:
+            for old, stats in totals.items():
+                task = before._plan.task[old]
+                heirs = self._plan.tasks_of.get(task.component, ())
+                if heirs:
+                    heir = heirs[task.index % len(heirs)]
+                    self._base[heir] = _sum([_counted(stats), self._base.get(heir, TaskStats())])
+            for mine, theirs in (
+                (self._notes, before._notes),
+                (self._last_errors, before._last_errors),
+                (self._errors, before._errors),
+            ):
+                newer = list(mine)
+                mine.clear()
+                mine.extend([*theirs, *newer])  # type: ignore[list-item] # notes with notes, texts with texts
+
     def note(self, kind: str, component: str, text: str) -> None:
         """Write down what was decided."""
         with self._lock:

@@ -56,6 +56,8 @@ class Job:
     """Where the topology's state survives: a path or fsspec URL; empty where nothing does."""
     shared: str = ""
     """Where components may keep what survives at every level."""
+    archive: str = ""
+    """Where slots write their tasks' state: ``folder``, or a place to hand it over at where nothing survives."""
     key: int = field(default_factory=new_seed)
     """Of the roots' ledgers; secret to no one in the run, and different in the next."""
 
@@ -174,7 +176,7 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings, flow: Flow) 
     return Connection(edge.grouping.router(targets), tasks, type(edge.grouping).__name__, lane, detours)
 
 
-def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any], bytes]) -> Job:
+def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any], bytes], archive: str = "") -> Job:
     """What the slots of a topology are told."""
     nodes = topology.nodes.values()
     return Job(
@@ -185,6 +187,7 @@ def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any],
         {node.id: node.max_rate for node in nodes if node.is_spout},
         folder,
         f"{folder or StateStore(topology.settings.state_dir).child(topology.name).url}/shared",
+        archive or folder,
     )
 
 

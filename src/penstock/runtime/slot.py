@@ -107,7 +107,7 @@ class Slot:
         """As long for each task that gets a frame: a frame costs the same whatever is in it."""
         self._spacing = self._linger - linger
         """Between two times a bolt sends at once; 0 where it sends to one task."""
-        self._spout_emitted = False
+        self._spout_emitted = self._resting = False
         aligned = job.settings.delivery == "exactly_once"
         upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
         self._alignment = Alignment(upstream, 1) if aligned else None
@@ -175,12 +175,18 @@ class Slot:
         return self.id.stage == 0 or len(self._warm) == self._plan.stages[self.id.stage - 1].slots
 
     def activate(self) -> None:
+        self._resting = False
         for spout in self._spouts:
             spout.activate()
 
     def deactivate(self) -> None:
         for spout in self._spouts:
             spout.deactivate()
+
+    def rest(self) -> None:
+        """Another start is about to take over: no ticks, and cuts that tell changes only. ``activate`` takes it
+        back."""
+        self._resting = True
 
     def close(self) -> None:
         """Call every task's ``close``/``cleanup``; all of them, also when one raises."""
@@ -261,7 +267,7 @@ class Slot:
             return pause  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
-        ticking = [bolt for bolt in self._bolts if bolt.next_tick is not None and not bolt.outlets.held_back]
+        ticking = [] if self._resting else [b for b in self._bolts if b.next_tick and not b.outlets.held_back]
         waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
         emits = any(spout.room > 0 for spout in self._spouts)
         if emits:
@@ -313,6 +319,8 @@ class Slot:
         return any(emitted)
 
     def _run_ticks(self) -> None:
+        if self._resting:
+            return
         for bolt in self._bolts:
             due = bolt.next_tick is not None and bolt.next_tick <= self._clock.monotonic()
             if due and not bolt.outlets.held_back:  # what it emits must be able to leave

@@ -45,6 +45,10 @@ class _QuietTraceback:
 
 
 def main() -> None:
+    # ``python -m`` puts the folder it was started in first. What travels with a topology comes before it: files
+    # there may have changed since.
+    if sys.path[:1] == [os.getcwd()]:
+        sys.path.append(sys.path.pop(0))
     for module in _PRELOAD:
         try:
             importlib.import_module(module)

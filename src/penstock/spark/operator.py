@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.coordinator.messages import Answer, Command
 from penstock.errors import PenstockError, SettingError
+from penstock.spark.replacement import Replaced
 
 if TYPE_CHECKING:
     from penstock.spark.supervisor import RunningTopology
@@ -28,6 +29,8 @@ class Operator:
             "set": self._set,
             "activate": self._activate,
             "deactivate": self._deactivate,
+            "scale": self._scale,
+            "replace": self._replace,
             "kill": self._kill,
         }
 
@@ -62,6 +65,25 @@ class Operator:
     def _deactivate(self, arguments: Mapping[str, Any]) -> str:
         self._running.deactivate()
         return ""
+
+    def _scale(self, arguments: Mapping[str, Any]) -> str:
+        return self._done(self._running.scale(arguments["parallelism"], pause=bool(arguments.get("pause"))))
+
+    def _replace(self, arguments: Mapping[str, Any]) -> str:
+        running = self._running
+        if running.load is None:
+            raise SettingError(
+                f"topology '{running.topology.name}'",
+                "was started by penstock run to be replaced from a file",
+                "submit() in a program",
+                "Call handle.replace(topology) there.",
+            )
+        topology = running.load(str(arguments["target"]))
+        return self._done(running.replace(topology, "changed code", bool(arguments.get("pause"))))
+
+    @staticmethod
+    def _done(replaced: Replaced) -> str:
+        return json.dumps(dataclasses.asdict(replaced))
 
     def _kill(self, arguments: Mapping[str, Any]) -> str:
         """Answers as soon as the tasks are closed: the end takes the connection to whoever asked along."""

@@ -32,19 +32,14 @@ def penstock_zip(folder: Path) -> Path:
 def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path | None:
     """The user's own modules, out of all that are loaded, as one zip; None where there are none.
 
-    Own means: neither installed (they are expected on the nodes) nor ``__main__`` (its classes travel inside
-    the pickles). The name carries a hash of the content, as Spark keeps one file per name.
+    The name carries a hash of the content, as Spark keeps one file per name.
     """
     files: dict[str, Path] = {}
-    for module in list(sys.modules.values()) if modules is None else modules:
-        source = getattr(module, "__file__", None)
-        if not source or module.__name__ in ("__main__", "__mp_main__") or not source.endswith(".py"):
-            continue
-        path = Path(source)
-        if _installed(path):
-            continue
-        inside = module.__name__.replace(".", "/")
-        files[f"{inside}/__init__.py" if path.name == "__init__.py" else f"{inside}.py"] = path
+    for module in own_modules() if modules is None else modules:
+        path = _source(module)
+        if path is not None:
+            inside = module.__name__.replace(".", "/")
+            files[f"{inside}/__init__.py" if path.name == "__init__.py" else f"{inside}.py"] = path
     if not files:
         return None
     digest = hashlib.sha256()
@@ -58,6 +53,20 @@ def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path 
             if f"{package}/__init__.py" not in files:
                 archive.writestr(f"{package}/__init__.py", "")
     return target
+
+
+def own_modules() -> list[ModuleType]:
+    """The user's own, out of all that are loaded: neither installed (those are expected on the nodes) nor
+    ``__main__`` (its classes travel inside the pickles)."""
+    return [module for module in list(sys.modules.values()) if _source(module) is not None]
+
+
+def _source(module: ModuleType) -> Path | None:
+    source = getattr(module, "__file__", None)
+    if not source or module.__name__ in ("__main__", "__mp_main__") or not source.endswith(".py"):
+        return None
+    path = Path(source)
+    return None if _installed(path) else path
 
 
 @cache

@@ -26,6 +26,7 @@ from penstock.coordinator.boards import open_board
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import (
     Activate,
+    Ahead,
     Announce,
     Close,
     Closed,
@@ -40,9 +41,11 @@ from penstock.coordinator.messages import (
     Open,
     Probe,
     Published,
+    ReadAhead,
     Ready,
     Report,
     Reroute,
+    Rest,
     SetRate,
     Settled,
     Snapped,
@@ -109,9 +112,8 @@ class SlotDriver:
 
     def __init__(self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
         self._slot = Slot(id, job, SystemClock())
-        self._folder = job.folder
         self._crash = CrashPoint(job.settings.crash_at if attempt == 0 else "", str(id))
-        self._archive: SlotArchive | None = None
+        self._archive = SlotArchive(job.archive, id, self._crash)
         self._chores: queue.SimpleQueue[SlotCut | int | None] = queue.SimpleQueue()
         """For the archive's thread: cuts to write, epochs to publish, None at the end."""
         self._interval = job.settings.metrics_interval
@@ -228,12 +230,16 @@ class SlotDriver:
         inbox = self._control.inbox
         while inbox:
             message = inbox.popleft()
-            if isinstance(message, Open):
+            if isinstance(message, ReadAhead):
+                self._read_ahead(message)
+            elif isinstance(message, Open):
                 self._open(message)
             elif isinstance(message, Activate):
                 self._slot.activate()
             elif isinstance(message, Deactivate):
                 self._slot.deactivate()
+            elif isinstance(message, Rest):
+                self._slot.rest()
             elif isinstance(message, Settled):
                 self._settle(message)
             elif isinstance(message, Reroute):
@@ -256,17 +262,22 @@ class SlotDriver:
             self._said_ready = True
             self._control.send(Ready(self._slot.stateful))
 
+    def _read_ahead(self, message: ReadAhead) -> None:
+        try:
+            self._archive.ahead(message.tasks)
+        except SnapshotCorrupt as error:
+            self._control.send(Corrupt(str(error)))
+            return
+        self._control.send(Ahead(message.epoch))
+
     def _open(self, message: Open) -> None:
-        restored = {}
-        if self._folder:
-            self._archive = SlotArchive(self._folder, self._slot.id, message.generation, self._crash)
-            try:
-                restored = self._archive.restore(message.tasks)
-            except SnapshotCorrupt as error:
-                self._failed = True
-                self._control.send(Corrupt(str(error)))
-                return
-            threading.Thread(target=self._keep, args=(self._archive,), name="slot-archive", daemon=True).start()
+        try:
+            restored = self._archive.restore(message.tasks, message.generation)
+        except SnapshotCorrupt as error:
+            self._failed = True
+            self._control.send(Corrupt(str(error)))
+            return
+        threading.Thread(target=self._keep, args=(self._archive,), name="slot-archive", daemon=True).start()
         nodes = {SlotId.parse(name): node for name, node in message.nodes.items()}
         self._slot.open(nodes, restored, message.epoch)
         self._opened = True

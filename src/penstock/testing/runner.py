@@ -98,7 +98,8 @@ class LocalRunner:
             self._archives[id] = archive
         self.commits = Commits(
             self.plan,
-            topology.settings,
+            topology.settings.delivery,
+            topology.settings.epoch_interval,
             state.store,
             state.generation,
             state.epoch,

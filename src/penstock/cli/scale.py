@@ -1,0 +1,76 @@
+"""``penstock scale TOPOLOGY COMPONENT=N …`` and ``penstock replace TOPOLOGY FILE``: let another form of a running
+topology take over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from penstock.coordinator import runs
+from penstock.coordinator.messages import Command
+from penstock.errors import SettingError
+
+_HOW = (
+    " The new form stands ready beside the old one before it takes over, with its state: the gap is a fraction of "
+    "a second. Nothing is lost, as the delivery level has it."
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    scale = commands.add_parser(
+        "scale",
+        help="change the numbers of tasks of a running topology",
+        description="Gives bolts of a running topology other numbers of tasks." + _HOW,
+    )
+    scale.add_argument("topology", help="the topology's name (see penstock list)")
+    scale.add_argument("assignments", nargs="+", metavar="COMPONENT=N", help="a bolt and its number of tasks")
+    scale.set_defaults(handler=handle_scale)
+    replace = commands.add_parser(
+        "replace",
+        help="roll out changed code of a running topology",
+        description="Replaces a running topology by that of a file, which must have its name. State is carried "
+        "over by component." + _HOW,
+    )
+    replace.add_argument("topology", help="the topology's name (see penstock list)")
+    replace.add_argument("target", metavar="FILE[:OBJECT]", help="Python file with the new topology")
+    replace.set_defaults(handler=handle_replace)
+    for parser in (scale, replace):
+        parser.add_argument(
+            "--stop-and-go",
+            dest="pause",
+            action="store_true",
+            help="stop the old one first: for a master with no room for both; nothing runs for some seconds",
+        )
+
+
+def handle_scale(options: argparse.Namespace) -> int:
+    numbers = dict(map(_number, options.assignments))
+    return _ask(options.topology, Command("scale", {"parallelism": numbers, "pause": options.pause}))
+
+
+def handle_replace(options: argparse.Namespace) -> int:
+    path, name = split_target(options.target)
+    target = f"{path.resolve()}:{name}" if name else str(path.resolve())  # it may run in another folder
+    return _ask(options.topology, Command("replace", {"target": target, "pause": options.pause}))
+
+
+def _ask(topology: str, command: Command) -> int:
+    run = runs.find(topology)
+    with Console(file=sys.stderr).status(f"'{topology}': the new form gets ready beside the old one …"):
+        done: dict[str, Any] = json.loads(run.ask(command, None))
+    numbers = ", ".join(f"{component} {tasks}" for component, tasks in done["parallelism"].items())
+    print(f"'{topology}' now runs with {numbers}; the gap was {done['gap'] * 1000:.0f} ms")
+    if done["left_behind"]:
+        print(done["left_behind"])
+    return 0
+
+
+def _number(text: str) -> tuple[str, int]:
+    component, sign, value = text.partition("=")
+    if not sign or not component or not value.isdecimal() or int(value) < 1:
+        raise SettingError(f"penstock scale {text}", "must read COMPONENT=N, N at least 1", repr(text))
+    return component, int(value)

@@ -1,0 +1,230 @@
+"""The crew: all slots of one start of a query, what they have said, and what belongs to them alone: the ledgers of
+their acks, their boards, their epochs. While a topology is being replaced there are two."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.acking import ledger
+from penstock.acking.ledger import Acker
+from penstock.control.signals import TaskMessage, TaskState
+from penstock.coordinator import wire
+from penstock.coordinator.boards import Boards
+from penstock.coordinator.messages import (
+    Ahead,
+    Closed,
+    Corrupt,
+    Failed,
+    Fails,
+    Hello,
+    JoinBoards,
+    Message,
+    NotSnapped,
+    Open,
+    Probe,
+    Published,
+    ReadAhead,
+    Ready,
+    Report,
+    Settled,
+    Snapped,
+    SpoutsCut,
+    Tally,
+    dumps,
+)
+from penstock.metrics.bus import MetricsBus
+from penstock.plan.model import Plan, SlotId
+
+
+@dataclass
+class Connection:
+    """One slot as the coordinator sees it."""
+
+    hello: Hello
+    writer: asyncio.StreamWriter
+    ahead: int = 0
+    """The newest epoch whose state it has read ahead."""
+    ready: bool = False
+    stateful: bool = False
+    closed: bool = False
+    connected: bool = True
+    answer: Report | None = None
+    """The newest report that answered a probe."""
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def id(self) -> SlotId:
+        return SlotId(self.hello.stage, self.hello.slot)
+
+
+class Crew:
+    """``slots`` is looked at under ``changed``. ``take`` is called on the coordinator's loop, the rest from any
+    thread."""
+
+    def __init__(
+        self,
+        attempt: int,
+        plan: Plan,
+        bus: MetricsBus,
+        key: int,
+        changed: threading.Condition,
+        soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``key`` is that of the ledgers; ``soon`` has something done on the loop."""
+        self.attempt = attempt
+        """Which start it is: no other has this number."""
+        self.slots: dict[SlotId, Connection] = {}
+        self.failure: Failed | None = None
+        self.corrupt = ""
+        """A slot could not restore its tasks."""
+        self.epoch_events: queue.SimpleQueue[tuple[SlotId, Message] | tuple[()] | None] = queue.SimpleQueue()
+        """What slots say of epochs, for the thread that commits them."""
+        self.changed = changed
+        self._plan, self._bus, self._soon = plan, bus, soon
+        self._acker = Acker(key)
+        self._boards = Boards(plan.routes.slot_of)
+        self._probes = 0
+
+    # ---- to the slots ----------------------------------------------------------------------------------
+
+    def send(self, message: Message, to: SlotId | None = None) -> None:
+        """Send a command to one slot, or to all."""
+        data = framed(message)
+
+        def write() -> None:
+            for connection in list(self.slots.values()):
+                if connection.connected and to in (None, connection.id):
+                    connection.writer.write(data)
+
+        self._soon(write)
+
+    def read_ahead(self, epoch: int, tasks: Mapping[str, Any]) -> None:
+        """Tell the slots what their tasks are likely to begin with."""
+        for slot in list(self.slots):
+            self.send(ReadAhead(epoch, self._share(slot, tasks)), slot)
+
+    def open(self, generation: int, epoch: int, tasks: Mapping[str, Any]) -> None:
+        """Tell the slots to open, where each of them stands, and what their tasks begin with."""
+        with self.changed:
+            nodes = {str(id): connection.hello.node for id, connection in self.slots.items()}
+        for id in nodes:
+            slot = SlotId.parse(id)
+            self.send(Open(nodes, generation, epoch, self._share(slot, tasks)), slot)
+
+    def probe(self) -> int:
+        """Ask every slot for a report; returns the number the answers will carry."""
+        self._probes += 1
+        self.send(Probe(self._probes))
+        return self._probes
+
+    def dismiss(self) -> None:
+        """Close all connections: who is still there learns that it is no longer wanted."""
+        for connection in list(self.slots.values()):
+            self._soon(connection.writer.close)
+
+    def _share(self, slot: SlotId, tasks: Mapping[str, Any]) -> dict[str, Any]:
+        keys = {self._plan.task[task].key for task in self._plan.routes.tasks_of(slot)}
+        return {key: entry for key, entry in tasks.items() if key in keys}
+
+    # ---- what is known of them -------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        """A slot has failed or is gone."""
+        return self.failure is not None or not all(slot.connected for slot in self.slots.values())
+
+    @property
+    def all_closed(self) -> bool:
+        return all(slot.closed or not slot.connected for slot in self.slots.values())
+
+    def silent_for(self) -> dict[SlotId, tuple[bool, float]]:
+        """Whether each slot is connected, and the seconds since it was last heard."""
+        now = time.monotonic()
+        with self.changed:
+            return {id: (c.connected, now - c.heard) for id, c in self.slots.items() if not c.closed}
+
+    def in_flight(self, probe: int) -> tuple[int, int] | None:
+        """Frames sent and done over all slots, as they answered the probe; None while anything is on its way."""
+        reports = [slot.answer for slot in self.slots.values()]
+        answers = [report for report in reports if report is not None and report.probe >= probe]
+        if len(answers) < len(reports):
+            return None
+        sent, done = sum(r.frames_sent for r in answers), sum(r.frames_done for r in answers)
+        return (sent, done) if sent == done and not any(r.pending for r in answers) else None
+
+    def answered(self, probe: int) -> bool:
+        return all(slot.answer is not None and slot.answer.probe >= probe for slot in self.slots.values())
+
+    # ---- from the slots --------------------------------------------------------------------------------
+
+    def join(self, connection: Connection) -> None:
+        with self.changed:
+            self.slots[connection.id] = connection
+            self.changed.notify_all()
+
+    def leave(self, connection: Connection) -> None:
+        with self.changed:
+            connection.connected = False
+            self.changed.notify_all()
+
+    def take(self, connection: Connection, message: Message) -> None:
+        """What a slot says."""
+        connection.heard = time.monotonic()
+        if isinstance(message, Tally | Fails):
+            self._settle(message)
+        elif isinstance(message, TaskMessage | TaskState | JoinBoards):
+            for slot, each in self._boards.take(connection.id, message):
+                self._tell(slot, each)
+        else:
+            with self.changed:
+                self._note(connection, message)
+                self.changed.notify_all()
+
+    def _settle(self, message: Tally | Fails) -> None:
+        """The acker's work: enter what a slot says, and tell the spouts what came of it."""
+        if isinstance(message, Tally):
+            settled, component, error = self._acker.apply(*ledger.unpack(message.data)), "", ""
+        else:
+            first, length = np.array(message.first, np.uint64), np.array(message.length, np.int64)
+            settled, component, error = self._acker.close(first, length), message.component, message.error
+        for task, numbers in settled.items():
+            data = np.concatenate(ledger.ranges(numbers)).tobytes()
+            self._tell(self._plan.routes.slot_of[task], Settled(task, component, error, data))
+
+    def _tell(self, slot: SlotId, message: Message) -> None:
+        """Write to a slot, if it is there. On the loop."""
+        target = self.slots.get(slot)
+        if target is not None and target.connected:
+            target.writer.write(framed(message))
+
+    def _note(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, Report):
+            if message.probe:
+                connection.answer = message
+            self._bus.record(self.attempt, connection.id, message)
+        elif isinstance(message, Ahead):
+            connection.ahead = message.epoch
+        elif isinstance(message, Ready):
+            connection.ready, connection.stateful = True, message.stateful
+        elif isinstance(message, SpoutsCut | Snapped | NotSnapped | Published):
+            self.epoch_events.put((connection.id, message))
+        elif isinstance(message, Corrupt):
+            self.corrupt = self.corrupt or message.error
+        elif isinstance(message, Closed):
+            connection.closed = True
+        elif isinstance(message, Failed) and self.failure is None:
+            self.failure = message
+
+
+def framed(message: Message) -> bytes:
+    """A message as it stands on the wire."""
+    data = dumps(message)
+    return wire.LENGTH.pack(len(data)) + data

@@ -1,0 +1,300 @@
+"""Replacement of a running topology by another form of itself, without a pause (SPEC 4).
+
+In steps; whatever dies between two of them, exactly one of the two starts owns the state and the spouts:
+
+1. The new form is checked against the old: name, delivery, state; slots for both are held (``checked``).
+2. A second query is started beside the first; its slots connect, nothing in them is open (``standing_by``).
+3. The old one commits an epoch, the new slots read its state ahead; once more, so that little is left
+   (``copied``). So far the new one can be dropped at any moment, and nobody has noticed.
+4. The old one's spouts and ticks rest (``paused``). The gap begins.
+5. Its tuples finish and a last epoch is committed, with what has changed since step 3 (``drained``). If that takes
+   longer than ``drain_timeout``, or the old one dies, what is not committed comes again, as after any loss.
+6. Its tasks are closed (``closed``).
+7. The new one takes over the state directory: from now on it is the owner, and nothing the old one might still
+   write counts (``claimed``).
+8. Its tasks open, with the state they take over (``opened``).
+9. Its spouts emit (``activated``). The gap is over.
+10. The old query is stopped.
+
+Where step 8 fails because of the new form itself (its ``prepare`` raises, a state does not fit after all), the old
+form is started again from the epoch of step 5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from penstock.coordinator.commit_thread import CommitThread
+from penstock.coordinator.messages import Rest
+from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyError, TopologyFailed
+from penstock.faults import CrashPoint
+from penstock.metrics.bus import MetricsBus
+from penstock.spark.start import Design, Lost, Start, Starter
+from penstock.topology.builder import Topology
+
+log = logging.getLogger("penstock.supervisor")
+
+_LAST_TICKS = 1.0  # seconds for what a last tick may have set in motion
+_COPIES = 2  # times the state is read ahead: what changed during the first is most of what the second has
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A replacement that took place."""
+
+    time: float
+    """When the new one's spouts emitted, on the monotonic clock."""
+    parallelism: Mapping[str, int]
+    """Tasks of each component from now on."""
+    reason: str
+    gap: float
+    """Seconds in which neither one's spouts emitted."""
+    seconds: float
+    """From the wish to the end of the gap."""
+    left_behind: str = ""
+    """What became of tuples that there was no time to finish."""
+
+    def __str__(self) -> str:
+        text = f"{self.reason}; {self.gap * 1000:.0f} ms without spouts, after {self.seconds:.1f} s of preparation"
+        return f"{text}; {self.left_behind}" if self.left_behind else text
+
+
+def check_forms(old: Topology, new: Topology) -> None:
+    """Raises where the one cannot take over from the other, whatever its state (step 1)."""
+    for what, before, now in (
+        ("name", old.name, new.name),
+        ("setting delivery", old.settings.delivery, new.settings.delivery),
+        ("setting state_dir", old.settings.state_dir, new.settings.state_dir),
+    ):
+        if before != now:
+            raise TopologyError(
+                f"topology '{old.name}', {what}",
+                f"a replacement has that of what it replaces, '{before}'",
+                f"'{now}'",
+                "Change it back, or end the topology and start the new one.",
+            )
+
+
+def changes(old: Design, new: Design) -> str:
+    """In words: the numbers of tasks that differ, and components that came or went."""
+    before = {component: len(tasks) for component, tasks in old.plan.tasks_of.items()}
+    now = {component: len(tasks) for component, tasks in new.plan.tasks_of.items()}
+    moved = [f"{c} {before[c]} → {now[c]}" for c in now if c in before and before[c] != now[c]]
+    moved += [f"{c} is new" for c in now if c not in before] + [f"{c} is gone" for c in before if c not in now]
+    return ", ".join(moved) or "the same numbers of tasks"
+
+
+class Replacement:
+    """One of them: the steps that two starts go through together."""
+
+    def __init__(self, number: int, old: Start, new: Start, go_on: Callable[[], None]) -> None:
+        """``go_on`` is asked while waiting, and raises where there is no point in it any longer."""
+        self._old, self._new, self._go_on, self._number = old, new, go_on, number
+        self._crash = CrashPoint(old.settings.crash_at, "driver")
+        self._limit = old.settings.drain_timeout
+        self.left_behind = ""
+
+    def reached(self, step: str) -> None:
+        """For crash tests: the step has been done."""
+        self._crash(step, self._number)
+
+    def stand_by(self, launch: Callable[[Start], None]) -> None:
+        """Steps 2 and 3. Raises what keeps the new one from standing by, and what happens to the old meanwhile."""
+        launch(self._new)
+        self.reached("standing_by")
+        self._begin_handover()
+        if self._old.commits is not None:
+            for _ in range(_COPIES):
+                self._copy_ahead(self._old.commits)
+        self.reached("copied")
+
+    def _begin_handover(self) -> None:
+        """At most once nothing is committed while a topology runs; to hand its state over it is, for once."""
+        old = self._old
+        if old.commits is not None or old.keeps_state or not old.stateful:
+            return
+        if old.epoch == 0:  # it began from nothing: what is there was of another run
+            old.design.state.clear()
+        old.design.state.recover()
+        old.start_commits(math.inf)
+
+    def _copy_ahead(self, commits: CommitThread) -> None:
+        try:
+            commits.commit_now(self._limit, go_on=self.watch)
+        except StateError as error:  # an overloaded one may take long for an epoch: the last one there is will do
+            log.info("topology '%s': no epoch to copy ahead (%s)", self._old.design.topology.name, error)
+        new = self._new
+        state, slots = new.design.state, new.crew.slots
+        state.look()
+        new.crew.read_ahead(state.epoch, state.tasks())
+
+        def behind() -> list[str]:
+            return [str(id) for id, slot in slots.items() if slot.ahead < state.epoch]
+
+        new.await_(
+            lambda: not behind(), "all slots must read ahead", lambda: f"not {', '.join(behind())}", self.watch
+        )
+
+    def watch(self) -> None:
+        """Raises where there is no point in going on: told to stop, or the old one is lost."""
+        self._go_on()
+        self._old.raise_if_dead()
+        self._old.raise_if_silent()
+
+    def leave(self) -> None:
+        """Steps 4 to 6: the old one ends its work, as far as it can."""
+        old = self._old
+        old.deactivate()
+        self.reached("paused")
+        done = True
+        if old.settings.delivery != "exactly_once":  # else the last epoch's marker comes behind all tuples
+            done = old.drain(self._limit)
+        old.crew.send(Rest())  # not before: sinks and others may need their ticks to finish
+        if old.settings.delivery != "exactly_once":
+            done = old.drain(_LAST_TICKS) and done
+        done = old.commit_last(self._limit) and done
+        if not done:
+            what = "come again" if old.keeps_state else "are lost"
+            self.left_behind = f"tuples in flight {what}, {self._limit:g} s were not enough to drain"
+        old.give_up_state()
+        self.reached("drained")
+        old.close()
+        self.reached("closed")
+
+    def take_over(self) -> None:
+        """Steps 7 and 8. Raises ``Lost`` where starting the new one again may help, else what is wrong with it."""
+        old, new = self._old, self._new
+        if old.keeps_state or old.stateful:
+            new.design.state.recover(old.published)
+        self.reached("claimed")
+        new.open(self._go_on)
+        self.reached("opened")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A replacement that somebody waits for."""
+
+    topology: Topology
+    reason: str
+    pause: bool
+    """Stop the old one first: no room for both is needed."""
+    answer: Future[Replaced] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+
+
+class WentBack(Lost):
+    """The new form does not run; the old one is to be started again."""
+
+    def __init__(self, error: PenstockError) -> None:
+        super().__init__(f"what was to replace it does not run: {error}")
+        self.error = error
+
+
+class Replacer:
+    """Takes wishes from any thread, and carries them out in the supervisor's."""
+
+    def __init__(self, starter: Starter, make_design: Callable[[Topology], Design]) -> None:
+        self.done: list[Replaced] = []
+        """Oldest first."""
+        self._starter, self._make_design = starter, make_design
+        self._wishes: queue.SimpleQueue[Wish] = queue.SimpleQueue()
+
+    def wish(self, topology: Topology, reason: str, pause: bool) -> Future[Replaced]:
+        wish = Wish(topology, reason, pause)
+        self._wishes.put(wish)
+        return wish.answer
+
+    def next(self, timeout: float) -> Wish | None:
+        """The next wish, if one comes in time."""
+        with contextlib.suppress(queue.Empty):
+            return self._wishes.get(timeout=timeout)
+        return None
+
+    def refuse(self, state: str) -> None:
+        """There is nothing to replace any more."""
+        while (wish := self.next(0.0)) is not None:
+            name = f"topology '{wish.topology.name}'"
+            wish.answer.set_exception(TopologyFailed(name, "must be running", state))
+
+    def replace(
+        self, wish: Wish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
+    ) -> None:
+        """Fulfil a wish. ``hand_over`` is told which start is the current one from step 7 on, ``let_go`` has its
+        spouts emit. Raises what keeps the new form from running while the old one goes on, and ``Lost`` where the
+        current start has to be started again."""
+        starter = self._starter
+        check_forms(old.design.topology, wish.topology)
+        design = self._make_design(wish.topology)
+        if old.keeps_state:
+            design.state.look()
+        if not wish.pause:
+            self._hold_beside(design, old.plan.slots)
+        new = starter.new(design, MetricsBus(design.plan))
+        steps = Replacement(len(self.done) + 1, old, new, starter.go_on)
+        steps.reached("checked")
+        try:
+            if not wish.pause:
+                steps.stand_by(starter.launch)
+            steps.watch()
+        except BaseException:
+            self._drop(new)
+            raise
+        paused = time.monotonic()
+        steps.leave()
+        failure = old.crew.failure
+        if failure is not None and not failure.passing:  # its own user's error: it would have ended anyway
+            self._drop(new)
+            old.raise_if_dead()
+        if wish.pause:
+            self._drop(old)
+        new.bus.go_on_from(old.bus)
+        hand_over(new)
+        try:
+            if wish.pause:
+                starter.hold(design, new.settings.start_timeout)
+                starter.launch(new)
+            steps.take_over()
+            let_go(new)
+        except PenstockError as error:
+            old.stop()
+            self._drop(new)
+            if wish.pause:
+                starter.hold(old.design, 0.0)
+            hand_over(starter.new(old.design, old.bus))
+            raise WentBack(error) from error
+        except Lost:
+            self._drop(old)
+            raise
+        steps.reached("activated")
+        now = time.monotonic()
+        reason = f"{wish.reason}: {changes(old.design, design)}"
+        numbers = {component: len(tasks) for component, tasks in design.plan.tasks_of.items()}
+        done = Replaced(now, numbers, reason, now - paused, now - wish.since, steps.left_behind)
+        self.done.append(done)
+        new.bus.note("replacement", "", str(done))
+        wish.answer.set_result(done)
+        self._drop(old)
+
+    def _hold_beside(self, design: Design, held: int) -> None:
+        try:
+            self._starter.hold(design, 0.0)
+        except NotEnoughSlots as error:
+            raise NotEnoughSlots(
+                error.where,
+                f"needs {design.plan.slots} task slots beside the {held} it holds, to be replaced without a pause",
+                error.got,
+                "Give the master more, or say --stop-and-go: the old one is stopped first, and for some seconds "
+                "nothing runs.",
+            ) from error
+
+    def _drop(self, start: Start) -> None:
+        start.stop()
+        self._starter.release(start.design)

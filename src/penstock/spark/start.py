@@ -1,0 +1,341 @@
+"""One start of a topology's query, from its launch to its end. A topology has one after the other, as it is
+started again or replaced; while it is replaced, two."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock.coordinator.commit_thread import CommitThread
+from penstock.coordinator.commits import Commits
+from penstock.coordinator.control_thread import ControlThread
+from penstock.coordinator.crew import Crew
+from penstock.coordinator.messages import Activate, Close, Deactivate
+from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.recovery import StateDirectory
+from penstock.coordinator.server import Coordinator
+from penstock.errors import PenstockError, SnapshotCorrupt, StateError, TopologyFailed
+from penstock.faults import CrashPoint
+from penstock.metrics.bus import MetricsBus
+from penstock.plan.model import Plan
+from penstock.runtime.job import Job
+from penstock.spark import shipping
+from penstock.spark.capacity import release, reserve
+from penstock.spark.dataflow import start_query
+from penstock.spark.session import is_local, log_lines, session_folder
+from penstock.spark.stage import StageFunction
+from penstock.topology.builder import Topology
+
+log = logging.getLogger("penstock.supervisor")
+
+LOOK = 0.2  # seconds between two looks at a query while nothing is reported
+_CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
+_GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
+
+
+class Lost(Exception):
+    """The query ended, or a slot fell silent, through no word of the topology's own."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is to run: a topology, how it stands on Spark, what its slots are told, where its state is, and the
+    user's modules in a zip, if there are any. Outlives the starts made of it."""
+
+    topology: Topology
+    plan: Plan
+    job: Job
+    state: StateDirectory
+    modules: Path | None
+
+
+class Starter:
+    """Makes starts of designs, on one Spark session and with one coordinator."""
+
+    def __init__(self, spark: SparkSession, coordinator: Coordinator) -> None:
+        self.spark, self.coordinator = spark, coordinator
+        self.stopping = threading.Event()
+        """Nothing is to be started or waited for any more."""
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        self._numbers = itertools.count()
+        self._shipped: Path | None = None
+
+    def new(self, design: Design, bus: MetricsBus) -> Start:
+        return Start(next(self._numbers), design, bus, self.coordinator)
+
+    def hold(self, design: Design, timeout: float) -> None:
+        """Hold the design's slots, until ``release``. Raises ``NotEnoughSlots``."""
+        reserve(self.spark, design.topology.name, id(design), design.plan.slots, timeout)
+
+    def release(self, design: Design) -> None:
+        release(id(design))
+
+    def ship_penstock(self) -> None:
+        """To nodes that may not have it."""
+        context = self.spark.sparkContext
+        if not is_local(context.master):
+            context.addPyFile(str(shipping.penstock_zip(session_folder())))
+
+    def launch(self, start: Start) -> None:
+        """Have the start's query run and its slots connect. The user's modules go along: workers look first in
+        what was added last, so each form of a topology finds its own."""
+        modules = start.design.modules
+        if modules is not None and modules != self._shipped:
+            self._shipped = modules
+            # Spark keeps one file per name, and its list of files as long as the session: so must the files be.
+            copy = modules.with_stem(f"{modules.stem}-{start.number}")
+            shutil.copy(modules, copy)
+            self.spark.sparkContext.addPyFile(str(copy))
+        start.launch(self.spark, self._folder, self.go_on)
+
+    def go_on(self) -> None:
+        """Asked while something is waited for. Raises ``Lost`` where it is no longer wanted."""
+        if self.stopping.is_set():
+            raise Lost("told to stop")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Start:
+    """A query with its slots, its epochs and its control loop."""
+
+    def __init__(self, number: int, design: Design, bus: MetricsBus, coordinator: Coordinator) -> None:
+        self.number, self.design, self.bus = number, design, bus
+        """``number``: no other start of this run has it."""
+        self.plan, self.settings = design.plan, design.topology.settings
+        self.migrations = Migrations(design.plan, self.settings)
+        """What was decided about data migration."""
+        self.commits: CommitThread | None = None
+        self.epoch = 0
+        """The committed epoch it began with, or the last one it committed before it ended."""
+        self.published = 0
+        """The newest epoch all sinks had published when it gave up its state."""
+        self.running_since = math.inf
+        self._name = design.topology.name
+        self._coordinator = coordinator
+        self.crew: Crew = coordinator.begin(number, design.plan, bus, design.job.key)
+        self._control: ControlThread | None = None
+        self._query: StreamingQuery | None = None
+        self._opens = False
+        """The state is its own: before that it only looks at it."""
+
+    # ---- beginning -------------------------------------------------------------------------------------
+
+    def launch(self, spark: SparkSession, folder: Path, go_on: Callable[[], None]) -> None:
+        """Start the query and wait until all its slots have connected. ``go_on`` is asked meanwhile, and raises
+        where there is no point in waiting any longer."""
+        coordinator, job, number = self._coordinator, self.design.job, self.number
+        self._query = start_query(
+            spark,
+            self.plan,
+            lambda stage: StageFunction(stage, job, coordinator.address, coordinator.secret, number),
+            folder,
+        )
+        self.await_(
+            lambda: len(self.crew.slots) == self.plan.slots, "all slots must connect", self._connected, go_on
+        )
+
+    def open(self, go_on: Callable[[], None]) -> None:
+        """Open the tasks with what ``design.state`` has recovered, and wait until all are open; begin to commit
+        and to control."""
+        state = self.design.state
+        self.epoch, self._opens = state.epoch, True
+        self.crew.open(state.generation, state.epoch, state.tasks())
+        self.await_(
+            lambda: all(slot.ready for slot in self.crew.slots.values()), "all tasks must open", self._ready, go_on
+        )
+        if self.settings.delivery == "exactly_once" or (self.keeps_state and self.stateful):
+            self.start_commits(self.settings.epoch_interval)
+        self._start_control()
+        self.running_since = time.monotonic()
+
+    @property
+    def keeps_state(self) -> bool:
+        """What is committed survives the query."""
+        return self.settings.delivery != "at_most_once"
+
+    @property
+    def stateful(self) -> bool:
+        """A task has something to commit."""
+        return any(slot.stateful for slot in self.crew.slots.values())
+
+    def start_commits(self, interval: float) -> None:
+        """Commit epochs from now on, every ``interval`` seconds and when asked."""
+        self.epoch = self.design.state.epoch
+        state, changed = self.design.state, self._coordinator.changed
+        crash = CrashPoint(self.settings.crash_at if self.number == 0 else "", "driver")
+        send = self.crew.send
+        commits = Commits(
+            self.plan, self.settings.delivery, interval, state.store, state.generation, self.epoch, send, crash
+        )
+
+        def notify() -> None:
+            with changed:
+                changed.notify_all()
+
+        self.commits = CommitThread(commits, state.store, self.crew.epoch_events, notify)
+        self.commits.start()
+
+    def _start_control(self) -> None:
+        """A start has the routes of the plan, so the policies begin anew."""
+        self._control = ControlThread(self.migrations, self.bus, self.crew.send, self.settings.migration_interval)
+        if self.settings.migration:
+            self._control.start()
+
+    def await_(
+        self, condition: Callable[[], bool], rule: str, so_far: Callable[[], str], go_on: Callable[[], None]
+    ) -> None:
+        """Wait for what must hold within the setting ``start_timeout``."""
+        crew, deadline = self.crew, time.monotonic() + self.settings.start_timeout
+        while not self._coordinator.wait(
+            lambda: condition() or crew.failure is not None or bool(crew.corrupt), LOOK
+        ):
+            self.raise_if_dead()
+            go_on()
+            if time.monotonic() > deadline:
+                raise TopologyFailed(
+                    f"topology '{self._name}'",
+                    f"{rule} within {self.settings.start_timeout:g} s",
+                    so_far(),
+                    "Raise start_timeout, or look for an open() or prepare() that hangs.",
+                )
+        self.raise_if_dead()
+
+    def _connected(self) -> str:
+        return f"{len(self.crew.slots)} of {self.plan.slots} connected"
+
+    def _ready(self) -> str:
+        return f"{sum(slot.ready for slot in self.crew.slots.values())} of {self.plan.slots} ready"
+
+    # ---- running ---------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        self.crew.send(Activate())
+
+    def deactivate(self) -> None:
+        self.crew.send(Deactivate())
+
+    @property
+    def committed(self) -> int:
+        """The newest committed epoch; 0 for none."""
+        thread = self.commits
+        return self.epoch if thread is None else thread.commits.committed
+
+    def raise_if_dead(self) -> None:
+        """Raises ``Lost`` where starting again may help, else why it does not."""
+        if self.commits is not None and self.commits.error is not None:
+            raise self.commits.error
+        if self.crew.corrupt:
+            if not self._opens:
+                raise SnapshotCorrupt(f"topology '{self._name}'", "its state must be readable", self.crew.corrupt)
+            self.design.state.fall_back(self.crew.corrupt)
+            raise Lost(f"its state of epoch {self.epoch} cannot be read")
+        failure = self.crew.failure
+        if failure is not None:
+            error = TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
+            raise Lost(str(error)) if failure.passing else error
+        query = self._query
+        if query is not None and not query.isActive:
+            raise Lost(_why(query))
+
+    def raise_if_silent(self) -> None:
+        for slot, (connected, seconds) in self.crew.silent_for().items():
+            if seconds > (self.settings.heartbeat_timeout if connected else _GRACE):
+                how = "has been silent" if connected else "has been disconnected"
+                raise Lost(f"slot {slot} {how} for {seconds:.0f} s")
+
+    # ---- ending ----------------------------------------------------------------------------------------
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight; of use once the spouts are inactive. False: still busy, or broken."""
+        crew, deadline = self.crew, time.monotonic() + timeout
+        before: tuple[int, int] | None = None
+        while time.monotonic() < deadline and not crew.broken:
+            number = crew.probe()
+            answered = self._coordinator.wait(
+                lambda: crew.broken or crew.answered(number),  # noqa: B023 - waited for within the turn
+                deadline - time.monotonic(),
+            )
+            counts = crew.in_flight(number) if answered and not crew.broken else None
+            if counts is not None and counts == before:
+                return True
+            before = counts
+        return False
+
+    def commit_last(self, timeout: float) -> bool:
+        """Commit what is there, so that the next start goes on where this one ends. False: it was not to be."""
+        if self.commits is None:
+            return True
+        if self.crew.broken:
+            return False
+        try:
+            self.commits.commit_now(timeout, last=True)
+        except PenstockError as error:
+            log.warning(
+                "topology '%s': its last epoch is not committed (%s); the next start does it again",
+                self._name,
+                error,
+            )
+            return False
+        return True
+
+    def close(self) -> None:
+        """Have all tasks closed."""
+        self.crew.send(Close())
+        self._coordinator.wait(lambda: self.crew.all_closed, _CLOSE_TIMEOUT)
+
+    def give_up_state(self) -> None:
+        """Commit and control nothing more."""
+        if self.commits is not None:
+            self.commits.stop()
+            self.epoch, self.published = self.commits.commits.committed, self.commits.commits.published
+            self.commits = None
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
+
+    def stop(self) -> None:
+        """Stop the query, whatever state it is in."""
+        self.give_up_state()
+        if self._query is not None:
+            try:
+                self._query.stop()
+            except Exception as error:  # it may have died in any way, and the JVM with it
+                log.debug("topology '%s': stopping its query: %s", self._name, error)
+        self._coordinator.end(self.crew)
+
+    def expect_commits(self) -> CommitThread:
+        """Raises ``StateError`` where nothing is committed."""
+        if self.commits is None:
+            raise StateError(
+                f"topology '{self._name}'",
+                "must run, and keep state",
+                f"its delivery is {self.settings.delivery}",
+            )
+        return self.commits
+
+
+# A line that says why: a Python error, the root of a Java one, or a worker that is gone.
+_CAUSE = re.compile(r"\s*([\w.]+(Error|Exception): |Caused by: |.*(crashed|exited unexpectedly|ExecutorLost))")
+
+
+def _why(query: StreamingQuery) -> str:
+    error = query.exception()
+    if error is None:
+        return "the query ended"
+    lines = str(error).splitlines() or log_lines()[-1:] or ["the query ended"]
+    told = [line.strip() for line in lines if _CAUSE.match(line)]
+    return (told or lines)[0][:300]

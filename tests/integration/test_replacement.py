@@ -1,0 +1,207 @@
+"""A running topology is replaced by another form of itself: same results, one owner, and the old one goes on where
+the new one cannot run."""
+
+import os
+import signal
+import threading
+from collections import Counter
+
+import pyarrow.dataset as ds
+import pytest
+
+from penstock import Settings, TopologyBuilder
+from penstock.connectors.parquet import ParquetSink
+from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyError, TopologyFailed
+from penstock.spark import capacity
+from tests.fault.components import Count, Numbers, Pass
+
+pytestmark = pytest.mark.spark
+
+PATIENCE = 90.0  # seconds; a busy machine
+LEVELS = pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once", "exactly_once"])
+
+
+class Shows(Count):
+    """Says at the end what it has counted."""
+
+    def prepare(self, conf, context):
+        super().prepare(conf, context)
+        self.publish = context.publish
+
+    def cleanup(self):
+        self.publish(sorted(self.counts.items()))
+
+
+class Tens(Shows):
+    """Changed code: counts each tuple as ten."""
+
+    def execute(self, tup, collector):
+        self.counts[tup.key] += 10
+        collector.emit(tup)
+
+
+class Refuses(Shows):
+    def prepare(self, conf, context):
+        raise ValueError("no such table")
+
+
+class KeepsAList(Shows):
+    """A state of another form under the same name."""
+
+    def prepare(self, conf, context):
+        context.state.value("counts", [])
+
+
+class World:
+    """A topology that runs, and what it must have done in the end."""
+
+    def __init__(self, run, delivery, count=12_000, rate=2_000):
+        self.count, self.rate, self.output = count, rate, str(run.folder / "output")
+        self.settings = Settings(delivery=delivery, state_dir=str(run.folder / "state"), epoch_interval=0.5)
+        self.running = run.submit(self.topology())
+
+    def topology(self, bolt=None, tasks=2, name="replaced", **ids):
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Numbers(self.count, self.rate), 2)
+        builder.set_bolt("pass", Pass(), 1).shuffle_grouping("numbers")
+        counts = ids.get("counts", "count")
+        builder.set_bolt(counts, bolt or Shows(), tasks).fields_grouping("pass", "key")
+        builder.set_bolt("sink", ParquetSink(self.output)).shuffle_grouping(counts)
+        return builder.build(name, self.settings)
+
+    def until(self, condition, what):
+        assert self.running.coordinator.wait(condition, PATIENCE), f"{what}\n{self.running.status().to_json()}"
+
+    def executed(self):
+        return self.running.bus.totals()["count"].executed
+
+    def goes_on(self):
+        before = self.executed()
+        self.until(lambda: self.executed() > before, "it goes on")
+
+    def finish(self):
+        """Ends it when all input is through; what was counted, and the rows in the output."""
+        self.until(lambda: self.executed() >= 2 * self.count, "all input is counted")
+        self.running.kill()
+        shown = self.running.bus.published()["count"]
+        assert len({key for key, _ in shown}) == len(shown), "every key has one owner"
+        table = ds.dataset(self.output, format="parquet").to_table(columns=["origin", "n"])
+        return dict(shown), Counter(zip(table["origin"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+    def oracle(self):
+        return dict(Counter(f"key-{n % 50}" for n in range(self.count) for _ in range(2)))
+
+    def rows(self):
+        return Counter({(origin, n): 1 for origin in (0, 1) for n in range(self.count)})
+
+
+@LEVELS
+def test_results_are_the_same_across_doublings_and_halvings(run, delivery):
+    world = World(run, delivery)
+    for tasks in (4, 1, 3):
+        done = world.running.scale({"count": tasks})
+        assert done.parallelism["count"] == tasks
+        assert len(world.running.plan.tasks_of["count"]) == tasks
+        world.goes_on()
+    counts, rows = world.finish()
+    assert rows.keys() == world.rows().keys()
+    if delivery != "at_least_once":  # nothing has failed, so nothing came twice
+        assert counts == world.oracle()
+        assert rows == world.rows()
+    assert all(counts[key] >= number for key, number in world.oracle().items())
+    notes = [note.text for note in world.running.bus.notes() if note.kind == "replacement"]
+    assert [text.partition(";")[0] for text in notes] == [
+        "by hand: count 2 → 4",
+        "by hand: count 4 → 1",
+        "by hand: count 1 → 3",
+    ]
+
+
+def test_changed_code_goes_on_with_the_state(run):
+    world = World(run, "exactly_once", count=6_000)
+    world.until(lambda: world.executed() > 500, "some are counted")
+    before = world.executed()
+    world.running.replace(world.topology(Tens(), 4))
+    counts, rows = world.finish()
+    assert rows == world.rows()
+    ones = 12_000 - (sum(counts.values()) - 12_000) / 9
+    assert before <= ones < 12_000, "those before count one, those after it ten"
+
+
+@pytest.mark.parametrize("bolt", [Refuses(), KeepsAList()], ids=["prepare", "state"])
+def test_a_form_that_does_not_run_is_taken_back(run, bolt):
+    world = World(run, "exactly_once", count=6_000)
+    with pytest.raises(PenstockError, match=r"no such table|a name stands for a value or for a map"):
+        world.running.replace(world.topology(bolt))
+    counts, rows = world.finish()
+    assert (counts, rows) == (world.oracle(), world.rows())
+
+
+def test_what_cannot_take_over_is_refused_before_anything_happens(run, spark):
+    world = World(run, "exactly_once", count=6_000)
+    world.running.commit()
+    with pytest.raises(TopologyError, match="a replacement has that of what it replaces, 'replaced'; got 'other'"):
+        world.running.replace(world.topology(name="other"))
+    with pytest.raises(StateError, match="component 'count': has state of 2 tasks .* no such component"):
+        world.running.replace(world.topology(counts="renamed"))
+    with pytest.raises(TopologyError, match="spouts keep their number"):
+        world.running.scale({"numbers": 3})
+    free = capacity.total_slots(spark) - world.running.plan.slots
+    capacity.reserve(spark, "another", 1, free - 2, 0.0)
+    try:
+        with pytest.raises(NotEnoughSlots, match="beside the 6 it holds.*--stop-and-go"):
+            world.running.scale({"count": 4})
+        before = world.running.current.number
+        done = world.running.scale({"count": 3}, pause=True)
+        assert done.parallelism["count"] == 3
+        assert world.running.current.number > before
+    finally:
+        capacity.release(1)
+    counts, rows = world.finish()
+    assert (counts, rows) == (world.oracle(), world.rows())
+    assert not world.running.restarts
+
+
+def test_a_form_that_dies_while_it_stands_by_is_dropped(run):
+    world = World(run, "exactly_once", count=6_000)
+    failed = []
+
+    def scale():
+        try:
+            world.running.scale({"count": 4})
+        except PenstockError as error:
+            failed.append(error)
+
+    crews = world.running.coordinator._crews
+    before = set(crews)
+    thread = threading.Thread(target=scale)
+    thread.start()
+    world.until(lambda: any(crew.slots for number, crew in list(crews.items()) if number not in before), "stands by")
+    (new,) = [crew for number, crew in list(crews.items()) if number not in before]
+    os.kill(next(iter(new.slots.values())).hello.pid, signal.SIGKILL)
+    thread.join(PATIENCE)
+    assert isinstance(failed[0], TopologyFailed)
+    counts, rows = world.finish()
+    assert (counts, rows) == (world.oracle(), world.rows())
+
+
+def test_a_topology_that_ends_is_not_replaced(run):
+    world = World(run, "at_least_once", count=100_000)
+    failed = []
+
+    def scale():
+        try:
+            world.running.scale({"count": 4})
+        except PenstockError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=scale)
+    thread.start()
+    crews = world.running.coordinator._crews
+    world.until(lambda: len(crews) == 2, "the second one begins")
+    world.running.kill()
+    thread.join(PATIENCE)
+    assert failed
+    assert world.running.state == "ended"
+    with pytest.raises(TopologyFailed, match="must be running"):
+        world.running.scale({"count": 4})
