@@ -57,6 +57,34 @@ class Settings:
     migration_alpha: float = _setting(0.3, "", "weight of the queue against the surplus; D measured 0.3 best")
     migration_beta: float = _setting(0.5, "", "weight of the bandwidth; D measured 0.5 best")
     recovery: float = _setting(0.5, "", "share of its queue below which a migrated branch gets its data again")
+    scaling: str = _setting(
+        "off",
+        "",
+        "whether bolts get more or fewer tasks by themselves: by time-outs as A does, by rates, or not",
+        ("off", "failures", "rate"),
+    )
+    scaling_window: float = _setting(
+        5.0, "s", "of one look at the load: twenty reports of each task, so what one more or less brings is little"
+    )
+    scaling_least: int = _setting(1, "executors", "a bolt keeps at least; those of a quiet hour cost a slot each")
+    scaling_most: int = _setting(
+        32,
+        "executors",
+        "a bolt gets at most; half the slots of a local master, for old and new topology stand side by side",
+    )
+    scaling_cool_down: float = _setting(
+        30.0,
+        "s",
+        "after a replacement in which none is decided: its backlog looks like a load, and A's ring is as long",
+        zero=True,
+    )
+    scaling_windows: int = _setting(6, "windows", "n: what A's average and S² look back; ours, A gives no value")
+    scaling_threshold: float = _setting(
+        25.0, "time-outs²", "C: S² above which A's policy acts; five more or less are chance", zero=True
+    )
+    scaling_target: float = _setting(
+        0.7, "", "share of its time the busiest task is to work, by rates: room for what varies within a window"
+    )
     on_error: str = _setting(
         "drop",
         "",
@@ -134,6 +162,38 @@ class Settings:
         if self.step_factor <= 1:
             raise SettingError(
                 "setting step_factor", "is greater than 1: a step slows", repr(self.step_factor), "Try 2."
+            )
+
+        self._check_scaling()
+
+    def _check_scaling(self) -> None:
+        if self.scaling_most < self.scaling_least:
+            raise SettingError(
+                "setting scaling_most",
+                f"is at least scaling_least, {self.scaling_least}",
+                repr(self.scaling_most),
+                "Raise it, or lower scaling_least.",
+            )
+        if self.scaling_windows < 2:
+            raise SettingError(
+                "setting scaling_windows",
+                "is at least 2: one window has no average to differ from",
+                repr(self.scaling_windows),
+                "Try 6.",
+            )
+        if not self.scaling_target < 0.8:
+            raise SettingError(
+                "setting scaling_target",
+                "lies between 0 and 0.8: a task is let 20 % above it, and must not work all the time even then",
+                repr(self.scaling_target),
+                "Try 0.7.",
+            )
+        if self.scaling != "off" and self.scaling_window < 2 * self.metrics_interval:
+            raise SettingError(
+                "setting scaling_window",
+                f"is at least two reports of metrics_interval, {self.metrics_interval:g} s, long",
+                repr(self.scaling_window),
+                "Try 5.",
             )
 
     def parse(self, assignments: Iterable[str]) -> Settings:

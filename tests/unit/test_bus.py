@@ -166,3 +166,11 @@ def test_processes():
     bench = Bench()
     bench.report({}, slot=(1, 1))
     assert bench.bus.processes() == {SlotId(1, 1): (1.5, 2048)}
+
+
+def test_holds_and_time_outs_are_sums_that_survive_a_restart():
+    bench = Bench()
+    bench.report({1: TaskStats(failed=5, timed_out=2, held_back=1.5), 2: TaskStats(timed_out=1, held_back=0.5)})
+    bench.report({1: TaskStats(timed_out=4, held_back=1.0)}, attempt=1)
+    total = bench.bus.totals()["spout"]
+    assert (total.timed_out, total.held_back) == (7, 3.0)

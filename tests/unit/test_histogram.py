@@ -70,3 +70,15 @@ def test_stats_travel_as_json():
     assert back.latency.counts == stats.latency.counts
     back.latency = stats.latency
     assert back == stats
+
+
+def test_what_lies_above_a_value():
+    histogram = recorded(0.01, 1.0, 4.9, 5.6, 5.6, 60.0)
+    assert [histogram.above(seconds) for seconds in (0.0, 0.005, 0.5, 5.0, 30.0, 100.0)] == [6, 6, 5, 3, 1, 0]
+
+
+def test_above_leaves_out_no_more_than_nine_percent():
+    for number in range(1, 400):
+        bound = 0.001 * 1.03**number
+        assert recorded(bound * 1.0906).above(bound) == 1
+        assert recorded(bound * 0.9999).above(bound) == 0

@@ -243,7 +243,12 @@ def test_the_plan_as_text():
         data migration between tasks
           split            no: does not work in parts
           count            no: does not work in parts
-          sink             no: does not work in parts""")
+          sink             no: does not work in parts
+
+        scaling
+          split            no: is chained to spout 'lines', which keeps its tasks
+          count            yes
+          sink             no: reads 'count' by global grouping, so its tasks do not share the work""")
 
 
 def test_the_plan_as_mermaid():

@@ -83,3 +83,26 @@ def test_where_zero_is_allowed_the_message_of_a_negative_does_not_ask_for_more(n
 def test_the_constructor_checks_types_as_well(given):
     (name,) = given
     assert f"setting {name}" in refused(lambda: Settings(**given))
+
+
+@pytest.mark.parametrize(
+    ("texts", "parts"),
+    [
+        (["scaling=sometimes"], ("setting scaling", "one of off, failures, rate", "'sometimes'")),
+        (["scaling_least=8", "scaling_most=4"], ("setting scaling_most", "at least scaling_least, 8", "got 4")),
+        (["scaling_windows=1"], ("setting scaling_windows", "at least 2", "got 1", "Try 6.")),
+        (["scaling_target=0.8"], ("setting scaling_target", "between 0 and 0.8", "got 0.8", "Try 0.7.")),
+        (
+            ["scaling=rate", "scaling_window=0.4"],
+            ("setting scaling_window", "metrics_interval, 0.25 s", "got 0.4", "Try 5."),
+        ),
+    ],
+)
+def test_scaling_that_does_not_fit(texts, parts):
+    message = refused(lambda: Settings().parse(texts))
+    for part in parts:
+        assert part in message, message
+
+
+def test_a_window_of_reports_that_nobody_looks_at_is_no_error():
+    assert Settings(metrics_interval=10.0).scaling == "off"

@@ -332,6 +332,8 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.errors += one.errors
         result.acked += one.acked
         result.failed += one.failed
+        result.timed_out += one.timed_out
+        result.held_back += one.held_back
         result.busy += one.busy
         result.queued += one.queued
         result.overflowing += one.overflowing

@@ -57,6 +57,11 @@ class Histogram:
         end = doublings * _PER_DOUBLING
         return float(_FLOOR * 2**doublings), sum(n for bucket, n in self.counts.items() if bucket < end)
 
+    def above(self, seconds: float) -> int:
+        """How many were longer; those less than 9 % longer may be missing, for they share its bucket."""
+        begin = math.ceil(math.log2(seconds / _FLOOR) * _PER_DOUBLING) if seconds > _FLOOR else 1
+        return sum(count for bucket, count in self.counts.items() if bucket >= begin)
+
     def plus(self, other: Histogram) -> Histogram:
         result = Histogram(self.counts)
         for bucket, count in other.counts.items():

@@ -30,6 +30,11 @@ class TaskStats:
     errors: int = 0
     acked: int = 0
     failed: int = 0
+    timed_out: int = 0
+    """Those of ``failed`` that were not acked in time."""
+    held_back: float = 0.0
+    """Of a spout: seconds in which it had something to emit and might not, for too much was pending or others
+    slowed it. Not counted: the user's own limit, and while it is inactive."""
     busy: float = 0.0
     """Seconds in the component's own code, encoding excluded."""
     queued: int = 0
@@ -77,6 +82,8 @@ _PLAIN = (
     "errors",
     "acked",
     "failed",
+    "timed_out",
+    "held_back",
     "busy",
     "queued",
     "overflowing",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.plan.model import Plan, SlotId
+from penstock.plan.scalable import why_fixed
 from penstock.topology.builder import Topology
 from penstock.topology.streams import DEFAULT_STREAM
 
 
 def as_text(topology: Topology, plan: Plan) -> str:
-    """Stages with their components and slots, then the groupings."""
+    """Stages with their components and slots, then the groupings, then who is migrated and who scales."""
     lines = [
         f"topology {plan.topology}: {len(plan.stages)} stages, {plan.slots} slots, {len(plan.tasks)} tasks",
         "",
@@ -40,9 +43,10 @@ def as_text(topology: Topology, plan: Plan) -> str:
         if not edges:
             lines.append("    -> nobody")
     lines += ["", "data migration between tasks"]
-    lines += [
-        f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in plan.not_migrated.items()
-    ]
+    lines += _answers(plan.not_migrated)
+    lines += ["", "scaling"]
+    bolts = [node.id for node in topology.nodes.values() if not node.is_spout]
+    lines += _answers({bolt: why_fixed(topology, bolt) for bolt in bolts})
     return "\n".join(lines)
 
 
@@ -64,6 +68,10 @@ def as_mermaid(topology: Topology, plan: Plan) -> str:
         arrow = "==>" if edge.chained else "-->"
         lines.append(f'  {name[stream.component]} {arrow}|"{label}"| {name[edge.target]}')
     return "\n".join(lines)
+
+
+def _answers(why_not: Mapping[str, str]) -> list[str]:
+    return [f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in why_not.items()]
 
 
 def _span(first: int, count: int) -> str:

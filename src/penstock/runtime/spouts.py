@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.acking.pending import Pending
+from penstock.control.holds import Hold
 from penstock.control.pace import Pace
 from penstock.runtime.collectors import SpoutArrowCollector, SpoutTupleCollector
 from penstock.runtime.executor import Executor
@@ -33,6 +34,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self._max_pending = max_pending
         self._largest = 1
         self._held_back = False
+        self._hold = Hold()
         self._done: list[Any] = []
         self._uncommitted: deque[tuple[int, list[Any]]] = deque()
         self._next: Callable[[], None]
@@ -60,24 +62,35 @@ class SpoutExecutor(Executor[BaseSpout]):
         if self.active:
             self._guard("deactivate", self.component.deactivate)
             self.active = False
+            self._note_hold(self._clock.monotonic(), held=False)
 
     @property
     def room(self) -> int:
         """How many tuples it may emit now. One call may emit many: it is made only if they would fit, or if
         nothing at all is on its way. A spout that was held back goes on when a fifth of its limit is free: a few
-        large frames cost less than many small ones."""
+        large frames cost less than many small ones. Asked at least once a turn, so it is here that the time is
+        measured in which others hold the spout back; the user's own limit and a pause are not counted."""
         if not self.active:
             return 0
-        free = min(self.outlets.room() - self.waiting(), self.pace.room(self._clock.monotonic()), 1 << 30)
+        now = self._clock.monotonic()
+        paced = self.pace.room(now)
+        free = min(self.outlets.room() - self.waiting(), paced, 1 << 30)
         if free <= 0:
+            self._note_hold(now, held=paced > 0)
             return 0
         if self.pending is None:
+            self._note_hold(now, held=False)
             return math.ceil(free)
         on_the_way = self.pending.count + self.waiting()
         room = min(self._max_pending - on_the_way, self.pending.room)
         wanted = max(self._largest, self._max_pending // 5) if self._held_back else self._largest
         self._held_back = room < wanted and on_the_way > 0
+        self._note_hold(now, self._held_back)
         return 0 if self._held_back else min(room, math.ceil(free))
+
+    def _note_hold(self, now: float, held: bool) -> None:
+        self._hold.look(now, held)
+        self.stats.held_back = self._hold.seconds
 
     def wait(self) -> float:
         """Seconds until there may be room again, where that is a matter of time."""
@@ -116,6 +129,10 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._note_birth(born)
             self.pace.spend(emitted)
             self.stats.executed += emitted
+            self._hold.went()
+        else:
+            self._hold.empty()
+        self.stats.held_back = self._hold.seconds
         if self._done and self.context.delivery == "at_most_once":
             self._ack(self._take_done())  # a message is done when it is sent, as in Storm without ackers
         return emitted > 0
@@ -142,7 +159,9 @@ class SpoutExecutor(Executor[BaseSpout]):
             return
         at, now = self.pending.next_expiry(), self._clock.monotonic()
         if at is not None and at <= now:
-            self._fail(self.pending.expire(now), Failure("", "not acked in time (setting message_timeout)"))
+            late = self.pending.expire(now)
+            self.stats.timed_out += len(late)
+            self._fail(late, Failure("", "not acked in time (setting message_timeout)"))
 
     # ---- exactly once ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.errors import TopologyError
 from penstock.settings import Settings
@@ -39,6 +39,8 @@ class Node:
     tick_interval: float | None = None
     max_rate: float = math.inf
     """Tuples a second the tasks of a spout may emit together."""
+    fixed: bool = False
+    """A bolt that never scales by itself: the user says so."""
     line: str = field(default="", compare=False)
 
     @property
@@ -66,6 +68,43 @@ class Topology:
             if (subscription.component, subscription.stream) == (stream.component, stream.name)
         ]
 
+    def scaled(self, parallelism: Mapping[str, int]) -> Topology:
+        """A copy, checked like the first, in which these bolts have so many executors. Where a bolt has more
+        tasks than executors, they grow and shrink by the same factor, rounded up. Spouts stay as they are, and so
+        does what is not named: a bolt chained to one that is scaled alone is chained no more."""
+        from penstock.topology.validation import validate
+
+        nodes = dict(self.nodes)
+        for id, new in parallelism.items():
+            node = self._scalable(id, new)
+            nodes[id] = replace(node, parallelism=new, tasks=-(-node.tasks * new // node.parallelism))
+        result = replace(self, nodes=nodes)
+        validate(result)
+        return result
+
+    def _scalable(self, id: str, new: int) -> Node:
+        from penstock.topology.validation import near
+
+        node = self.nodes.get(id)
+        if node is None:
+            raise TopologyError(
+                f"topology '{self.name}'",
+                "a component of the topology is scaled",
+                f"'{id}'",
+                near(id, self.nodes, "components"),
+            )
+        where = f"component '{id}' ({node.line})" if node.line else f"component '{id}'"
+        if node.is_spout:
+            raise TopologyError(
+                where,
+                "a spout keeps its tasks, for positions in its source belong to them",
+                f"a parallelism of {new!r}",
+                "Scale the bolts behind it.",
+            )
+        if not isinstance(new, int) or new < 1:
+            raise TopologyError(where, "parallelism is a whole number of at least 1", repr(new), "Use 1 or more.")
+        return node
+
 
 class _Declarer:
     """What can be said of any component after it is set; each call returns the declarer."""
@@ -76,6 +115,7 @@ class _Declarer:
         self._inputs: list[Subscription] = []
         self._tick: float | None = None
         self._max_rate = math.inf
+        self._fixed = False
         if isinstance(component, BaseBolt) and component.tick_interval is not None:
             self._set_tick(component.tick_interval)
 
@@ -109,6 +149,7 @@ class _Declarer:
             tuple(self._inputs),
             self._tick,
             self._max_rate,
+            self._fixed,
             self._line,
         )
 
@@ -143,6 +184,11 @@ class BoltDeclarer(_Declarer):
     def set_tick_interval(self, seconds: float) -> BoltDeclarer:
         """Send each task of the bolt a tick tuple every so many seconds."""
         self._set_tick(seconds)
+        return self
+
+    def set_fixed(self) -> BoltDeclarer:
+        """Never give the bolt more or fewer tasks by itself (setting ``scaling``). By hand it can be scaled."""
+        self._fixed = True
         return self
 
     def grouping(self, component: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:

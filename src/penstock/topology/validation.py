@@ -53,7 +53,7 @@ def _subscription(topology: Topology, node: Node, subscription: Subscription) ->
             where,
             "a grouping names a component of the topology",
             f"'{subscription.component}'",
-            _near(subscription.component, topology.nodes, "components"),
+            near(subscription.component, topology.nodes, "components"),
         )
     stream = source.streams.get(subscription.stream)
     if stream is None:
@@ -81,7 +81,7 @@ def _subscription(topology: Topology, node: Node, subscription: Subscription) ->
                 where,
                 f"{subscription.grouping.name} grouping names fields of stream '{stream}'",
                 f"'{field}'",
-                _near(field, stream.field_names, "fields"),
+                near(field, stream.field_names, "fields"),
             )
     if isinstance(subscription.grouping, Direct) and not stream.direct:
         raise TopologyError(
@@ -185,7 +185,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return (difflib.get_close_matches(name, known, 1) or known)[0]
 
 
-def _near(name: str, known: Iterable[str], what: str) -> str:
+def near(name: str, known: Iterable[str], what: str) -> str:
+    """The way out of a name that is not known: the one that was meant, or all there are."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"Did you mean '{near[0]}'?" if near else f"The {what} are: {', '.join(known)}."

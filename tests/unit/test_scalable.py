@@ -1,0 +1,171 @@
+"""Which bolts scale by themselves, and a topology with other numbers of tasks."""
+
+import pytest
+
+from penstock import BasicBolt, Settings, Spout, TopologyBuilder, TopologyError
+from penstock.plan.planner import make_plan
+from penstock.plan.render import as_text
+from penstock.plan.scalable import why_fixed
+from penstock.topology.groupings import CustomGrouping, Shuffle
+
+
+class Source(Spout):
+    def declare_output_fields(self, declarer):
+        declarer.declare("key", "n")
+        declarer.declare("key", "n", stream="direct", direct=True)
+
+    def next_tuple(self): ...
+
+
+class Pass(BasicBolt):
+    def declare_output_fields(self, declarer):
+        declarer.declare("key", "n")
+
+    def execute(self, tup, collector):
+        collector.emit(tup)
+
+
+class Merge(Pass):
+    merges_parts = True
+
+
+class First(CustomGrouping):
+    def prepare(self, targets):
+        self._first = targets.tasks[:1]
+
+    def choose(self, values):
+        return self._first
+
+
+class OwnShuffle(Shuffle):
+    """The user's own, whatever it does."""
+
+
+def build(group=lambda bolt: bolt.fields_grouping("source", "key"), bolt=None, parallelism=2, **settings):
+    builder = TopologyBuilder()
+    builder.set_spout("source", Source(), 2)
+    group(builder.set_bolt("work", bolt or Pass(), parallelism))
+    builder.set_bolt("end", Pass()).global_grouping("work")
+    return builder.build("t", Settings(**settings))
+
+
+def chained(first=lambda bolt: bolt, last=lambda bolt: bolt, **settings):
+    """source -> a => b => c: three bolts in two slots."""
+    builder = TopologyBuilder()
+    builder.set_spout("source", Source())
+    first(builder.set_bolt("a", Pass(), 2).shuffle_grouping("source"))
+    builder.set_bolt("b", Pass(), 2).local_or_shuffle_grouping("a")
+    last(builder.set_bolt("c", Pass(), 2).local_or_shuffle_grouping("b"))
+    return builder.build("t", Settings(**settings))
+
+
+# ---- who scales --------------------------------------------------------------------------------------------
+
+SHARED = "reads 'source' by {} grouping, so its tasks do not share the work"
+
+
+@pytest.mark.parametrize(
+    ("topology", "why"),
+    [
+        (build(), ""),
+        (build(lambda bolt: bolt.shuffle_grouping("source")), ""),
+        (build(lambda bolt: bolt.none_grouping("source")), ""),
+        (build(lambda bolt: bolt.partial_key_grouping("source", "key")), ""),
+        (build(lambda bolt: bolt.local_or_shuffle_grouping("source"), parallelism=3), ""),
+        (build(lambda bolt: bolt.local_or_shuffle_grouping("source"), chaining=False), ""),
+        (
+            build(lambda bolt: bolt.local_or_shuffle_grouping("source")),
+            "is chained to spout 'source', which keeps its tasks",
+        ),
+        (build(lambda bolt: bolt.shuffle_grouping("source").set_fixed()), "is set fixed"),
+        (build(lambda bolt: bolt.all_grouping("source")), SHARED.format("all")),
+        (build(lambda bolt: bolt.global_grouping("source")), SHARED.format("global")),
+        (build(lambda bolt: bolt.direct_grouping("source", stream="direct")), SHARED.format("direct")),
+        (build(lambda bolt: bolt.grouping("source", First())), SHARED.format("custom")),
+        (build(lambda bolt: bolt.grouping("source", OwnShuffle())), SHARED.format("shuffle")),
+        (build(lambda bolt: bolt.shuffle_grouping("source").set_num_tasks(4)), ""),
+        (
+            build(lambda bolt: bolt.shuffle_grouping("source").set_num_tasks(5)),
+            "has 5 tasks that 2 executors do not share evenly",
+        ),
+        (build(bolt=Merge(), parallelism=1), ""),
+        (
+            build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1),
+            "merges parts, which by shuffle grouping meet only in one task",
+        ),
+    ],
+)
+def test_the_plan_says_who_scales_and_why_not(topology, why):
+    assert why_fixed(topology, "work") == why
+    text = as_text(topology, make_plan(topology)).split("\nscaling\n")[1]
+    line = next(line for line in text.splitlines() if line.split()[0] == "work")
+    assert line.split(maxsplit=1)[1] == (f"no: {why}" if why else "yes")
+    assert "source" not in [line.split()[0] for line in text.splitlines()], "spouts are not asked about"
+    if not why:
+        topology.scaled({"work": 2 * topology.nodes["work"].parallelism})  # raises nothing
+
+
+def test_spouts_do_not_scale():
+    assert why_fixed(build(), "source") == "is a spout, and positions in its source belong to its tasks"
+
+
+def test_a_chain_is_fixed_as_a_whole():
+    assert [why_fixed(chained(), each) for each in "abc"] == ["", "", ""]
+    topology = chained(last=lambda bolt: bolt.set_fixed())
+    shared = "shares its slots with 'c', which is set fixed"
+    assert [why_fixed(topology, each) for each in "abc"] == [shared, shared, "is set fixed"]
+    topology = chained(last=lambda bolt: bolt.set_fixed(), chaining=False)
+    assert [why_fixed(topology, each) for each in "abc"] == ["", "", "is set fixed"]
+
+
+# ---- another parallelism -----------------------------------------------------------------------------------
+
+
+def test_a_scaled_copy_has_other_numbers_and_nothing_else():
+    topology = build()
+    scaled = topology.scaled({"work": 8})
+    assert (scaled.nodes["work"].parallelism, scaled.nodes["work"].tasks) == (8, 8)
+    assert (topology.nodes["work"].parallelism, topology.nodes["work"].tasks) == (2, 2)
+    assert scaled.scaled({"work": 2}) == topology
+    assert list(scaled.nodes) == list(topology.nodes)
+    assert make_plan(scaled).slots == make_plan(topology).slots + 6
+    assert topology.scaled({}) == topology
+
+
+@pytest.mark.parametrize(
+    ("old", "tasks", "new", "found"), [(2, 4, 4, 8), (4, 8, 2, 4), (2, 6, 3, 9), (2, 5, 1, 3)]
+)
+def test_more_tasks_than_executors_scale_by_the_same_factor(old, tasks, new, found):
+    topology = build(lambda bolt: bolt.shuffle_grouping("source").set_num_tasks(tasks), parallelism=old)
+    node = topology.scaled({"work": new}).nodes["work"]
+    assert (node.parallelism, node.tasks) == (new, found)
+
+
+def test_chained_bolts_stay_chained_when_they_are_scaled_together():
+    topology = chained()
+    assert len(make_plan(topology).stages) == 2
+    assert len(make_plan(topology.scaled({"a": 4, "b": 4, "c": 4})).stages) == 2
+    assert len(make_plan(topology.scaled({"a": 4, "b": 4})).stages) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"wrok": 2}, ("topology 't'", "a component of the topology is scaled", "'wrok'", "mean 'work'?")),
+        ({"xyz": 2}, ("topology 't'", "'xyz'", "The components are: source, work, end.")),
+        ({"source": 4}, ("component 'source' (test_scalable.py:", "keeps its tasks", "of 4", "Scale the bolts")),
+        ({"work": 0}, ("component 'work' (test_scalable.py:", "at least 1", "got 0", "Use 1 or more.")),
+        ({"work": 1.5}, ("component 'work' (test_scalable.py:", "at least 1", "got 1.5", "Use 1 or more.")),
+    ],
+)
+def test_what_cannot_be_scaled(change, parts):
+    with pytest.raises(TopologyError) as caught:
+        build().scaled(change)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_the_copy_is_checked_as_the_first_was():
+    topology = build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1)
+    with pytest.raises(TopologyError, match="its 2 tasks merge parts"):
+        topology.scaled({"work": 2})
