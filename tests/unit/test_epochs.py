@@ -147,10 +147,10 @@ def store():
     return StateStore(f"memory://{uuid.uuid4().hex}")
 
 
-def small(tasks=2, count=60, sink=None, **settings):
+def small(tasks=2, count=60, sink=None, spouts=2, **settings):
     """Spouts, counts, and maybe a sink."""
     builder = TopologyBuilder()
-    builder.set_spout("numbers", Numbers(count), 2)
+    builder.set_spout("numbers", Numbers(count), spouts)
     builder.set_bolt("count", Count(), tasks).fields_grouping("numbers", "key")
     if sink is not None:
         builder.set_bolt("sink", sink).shuffle_grouping("count")

@@ -19,7 +19,8 @@ from penstock.state.store import StateStore
 
 Entries = Mapping[str, Mapping[str, Any]]
 """Task key → ``{"parts": {state: [part]}, "tokens": [token]}``, as JSON. Where the number of the component's tasks
-has changed: ``{"before": n, "now": n, "owners": rule, "sources": {task before: {state: [part]}}, "tokens": []}``."""
+has changed: ``{"before": n, "now": n, "owners": rule, "sources": {task: {state: [part]}}, "tokens": []}``, with
+those of the tasks before that it needs something of."""
 
 
 @dataclass(frozen=True)
