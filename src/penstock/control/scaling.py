@@ -30,7 +30,8 @@ _CATCHING_UP = 1.1
 
 @dataclass(frozen=True)
 class TaskLoad:
-    """One task of a bolt during a look."""
+    """One task of a bolt during a look; of tasks that share an executor, and of bolts that are chained, all of
+    them together, for they share its time."""
 
     processed: float
     busy: float
@@ -51,7 +52,8 @@ class BoltLoad:
     tasks: tuple[TaskLoad, ...]
     """By index: keys of task i are those a halving to n gives to task i mod n."""
     fixed: bool = False
-    """Does not scale: the user says so, or its tasks do not share the work (global and all groupings)."""
+    """Does not scale: the user says so, or its tasks do not share the work (global, all, direct and the user's own
+    groupings), or it is chained to a spout."""
 
     @property
     def arrived(self) -> float:
@@ -72,7 +74,7 @@ class SpoutLoad:
     emitted: float
     """Replays included."""
     failed: int = 0
-    """By time-out. Without acks: tuples slower than the time-out."""
+    """By time-out."""
     held_back: float = 0.0
     """Share of the look in which it had something to emit and might not (pending, backpressure), 0 to 1."""
     offered: float | None = None
@@ -102,10 +104,13 @@ class Look:
     bolts: tuple[BoltLoad, ...]
     latency: float | None = None
     """Seconds from emit to ack, of the tuples completed; None where there were none."""
+    late: int = 0
+    """Without acks: tuples that were at the end of the topology later than the time-out."""
 
     @property
     def failed(self) -> int:
-        return sum(spout.failed for spout in self.spouts)
+        """A's X_i."""
+        return sum(spout.failed for spout in self.spouts) + self.late
 
     @property
     def backlog(self) -> bool:
@@ -116,7 +121,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Scale:
-    """Replace the topology by one with these numbers of tasks; components not named keep theirs."""
+    """Replace the topology by one with these numbers of tasks, of executors where several tasks share one;
+    components not named keep theirs."""
 
     parallelism: Mapping[str, int]
     reason: str

@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import simpy
 
-from penstock.control.scaling import BoltLoad, Look, Scale, ScalingPolicy, SpoutLoad, TaskLoad
+from penstock.control.scaling import Scale, ScalingPolicy
+from penstock.coordinator.looks import Looks, Part, Shape
+from penstock.metrics.histogram import Histogram
+from penstock.metrics.stats import TaskStats
 from penstock.sim.flow import Process
 from penstock.sim.network import after
 
@@ -113,8 +115,7 @@ class _Task:
     def __init__(self) -> None:
         self.queue: deque[_Root] = deque()
         self.working = False
-        self.processed = self.arrived = self.emitted = 0
-        self.busy = 0.0
+        self.stats = TaskStats()
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,9 @@ class _Run:
         self._changes: list[Change] = []
         self._ticks: list[Tick] = []
         self._completions: list[float] = [0.0]
-        self._came = self._failed = 0
-        self._new_look()
+        self._came = self._failed = self._offered = 0
+        self._spout = TaskStats()
+        self._begin_looks()
         self._latencies: list[float] = []
 
     def run(self) -> Outcome:
@@ -246,7 +248,7 @@ class _Run:
                     break
                 yield self._env.timeout(gap)
                 self._came += 1
-                self._seen_offered += 1
+                self._offered += 1
                 self._waiting.append(_Root(self._env.now))
                 self._emit()
 
@@ -256,14 +258,14 @@ class _Run:
             root = self._waiting.popleft()
             root.emitted, root.left = self._env.now, 1
             self._pending[id(root)] = root
-            self._seen_emitted += 1
+            self._spout.emitted += 1
             self._arrive(0, root)
         self._note_held(self._active and bool(self._waiting))
 
     def _note_held(self, held: bool) -> None:
         now = self._env.now
         if self._held_since is not None:
-            self._seen_held += now - self._held_since
+            self._spout.held_back += now - self._held_since
         self._held_since = now if held else None
 
     def _sweep(self) -> Process:
@@ -277,7 +279,7 @@ class _Run:
                 late.append(root)
             for root in reversed(late):  # the oldest first in line
                 self._failed += 1
-                self._seen_failed += 1
+                self._spout.timed_out += 1
                 root.given_up = True
                 del self._pending[id(root)]
                 self._waiting.appendleft(_Root(root.came))
@@ -288,7 +290,7 @@ class _Run:
         del self._pending[id(root)]
         self._completions.append(self._env.now)
         self._latencies.append(self._env.now - root.came)
-        self._seen_latency.append(self._env.now - root.emitted)
+        self._spout.latency.record(self._env.now - root.emitted)
         self._went()
 
     def _went(self) -> None:
@@ -306,7 +308,7 @@ class _Run:
         else:
             self._turn[bolt.name] += 1
             task = tasks[self._turn[bolt.name] % len(tasks)]
-        task.arrived += 1
+        task.stats.arrived += 1
         task.queue.append(root)
         if not task.working:
             self._work(stage, task)
@@ -321,12 +323,12 @@ class _Run:
             after(self._env, seconds, lambda: self._done(stage, task, root, seconds))
 
     def _done(self, stage: int, task: _Task, root: _Root, seconds: float) -> None:
-        task.processed += 1
-        task.busy += seconds
+        task.stats.executed += 1
+        task.stats.busy += seconds
         last = stage + 1 == len(self._set_up.bolts)
         if not root.given_up:
             emits = 0 if last else self._set_up.bolts[stage].emits
-            task.emitted += emits
+            task.stats.emitted += emits
             root.left += emits - 1
             for _ in range(emits):
                 self._arrive(stage + 1, root)
@@ -341,13 +343,15 @@ class _Run:
             yield self._env.timeout(self._set_up.look)
             if self._policy is None:
                 continue
-            look = self._look()
-            self._new_look()
+            offered = {SPOUT: self._offered} if self._set_up.tells else None
+            look = self._looker.take(self._env.now, self._stats(), offered)
+            assert look is not None, "all tasks report, from the beginning on"
+            self._offered = 0
             scale = self._policy.decide(look)
             if scale is not None:
                 yield from self._replace(scale)
                 self._policy.settled(self._env.now)
-                self._new_look()
+                self._begin_looks()
 
     def _replace(self, scale: Scale) -> Process:
         decided = self._env.now
@@ -365,38 +369,27 @@ class _Run:
         self._active = True
         self._emit()
 
-    def _new_look(self) -> None:
-        now = self._env.now
-        self._look_begun = now
-        self._seen_emitted = self._seen_failed = self._seen_offered = 0
-        self._seen_held = 0.0
-        self._held_since = None if self._held_since is None else now
-        self._seen_latency: list[float] = []
-        for task in (each for tasks in self._tasks.values() for each in tasks):
-            task.processed = task.arrived = task.emitted = 0
-            task.busy = 0.0
+    def _begin_looks(self) -> None:
+        """The topology that runs now is looked at from now on."""
+        names = [SPOUT, *self._tasks]
+        number = 1
+        parts = []
+        for source, bolt in zip(names, self._set_up.bolts, strict=False):
+            tasks = range(number, number + len(self._tasks[bolt.name]))
+            number = tasks.stop
+            parts.append(Part((bolt.name,), (source,), tuple((task,) for task in tasks), fixed=bolt.fixed))
+        self._offered = 0
+        self._looker = Looks(Shape({SPOUT: (0,)}, tuple(parts)))
+        self._looker.take(self._env.now, self._stats())
 
-    def _look(self) -> Look:
+    def _stats(self) -> dict[int, TaskStats]:
+        """What every task would report now: the spout first, then the bolts."""
         self._note_held(self._held_since is not None)
-        seconds = self._env.now - self._look_begun
-        spout = SpoutLoad(
-            SPOUT,
-            self._seen_emitted,
-            self._seen_failed,
-            self._seen_held / seconds,
-            self._seen_offered if self._set_up.tells else None,
-        )
-        names = [SPOUT, *(bolt.name for bolt in self._set_up.bolts)]
-        bolts = tuple(
-            BoltLoad(bolt.name, (source,), tuple(self._loads(bolt)), bolt.fixed)
-            for source, bolt in zip(names, self._set_up.bolts, strict=False)
-        )
-        return Look(self._env.now, seconds, (spout,), bolts, _mean(self._seen_latency))
-
-    def _loads(self, bolt: BoltSpec) -> Iterable[TaskLoad]:
-        for task in self._tasks[bolt.name]:
-            queued = len(task.queue)
-            yield TaskLoad(task.processed, task.busy, task.arrived, task.emitted, queued, bolt.capacity)
+        every = [replace(self._spout, latency=Histogram(self._spout.latency.counts))]
+        for bolt in self._set_up.bolts:
+            for task in self._tasks[bolt.name]:
+                every.append(replace(task.stats, queued=len(task.queue), capacity=bolt.capacity))
+        return dict(enumerate(every))
 
     def _clock(self) -> Process:
         for _ in range(self._set_up.seconds):
