@@ -110,7 +110,7 @@ def _numbers(path: Path) -> IntArray:
     return np.fromfile(path, np.int64) if path.exists() else np.empty(0, np.int64)
 
 
-class _Notes:
+class Notes:
     """Numbers in a file, not in memory, which is measured, and which a kill takes away."""
 
     def __init__(self, path: Path) -> None:
@@ -224,7 +224,7 @@ class PacedLines(BatchSpout):
         done = acked(folder)
         self._next = int(done.max()) + 1 if len(done) else 0
         self._again: deque[int] = deque(np.setdiff1d(np.arange(self._next), done).tolist())
-        self._acked = _Notes(folder / "acked")
+        self._acked = Notes(folder / "acked")
 
     def activate(self) -> None:
         self._begun, self._emitted = time.time(), 0
@@ -291,7 +291,7 @@ class TimedPersistBolt(PersistBolt):
 
     def connect(self, conf: Conf, context: Context) -> None:
         super().connect(conf, context)
-        self._times = _Notes(Path(conf["folder"]) / "persisted")
+        self._times = Notes(Path(conf["folder"]) / "persisted")
         self._since: list[IntArray] = []
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
@@ -313,7 +313,7 @@ class DirectBolt(BasicBolt):
         self._store = store
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        self._times = _Notes(Path(conf["folder"]) / "persisted")
+        self._times = Notes(Path(conf["folder"]) / "persisted")
         self._client = self._store.open()
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
@@ -329,7 +329,7 @@ class InnerQueueBolt(BatchBolt):
         self._store = store
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        self._times = _Notes(Path(conf["folder"]) / "persisted")
+        self._times = Notes(Path(conf["folder"]) / "persisted")
         self._queue: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="inner-queue", daemon=True).start()
 

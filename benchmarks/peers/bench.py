@@ -95,6 +95,13 @@ def run_storm_kafka(
     return _run_java("KafkaWordCount", tuned, options)
 
 
+def run_storm_rebalance(schedule: str, changes: str, out: Path, wait: int | None, **more: Any) -> dict[str, Any]:
+    """One run of Storm that is rebalanced; the arrivals are in ``out``. ``wait``: seconds between deactivation and
+    the stop; None leaves Storm its own, the message time-out."""
+    options = {"schedule": schedule, "changes": changes, "out": out, "wait": -1 if wait is None else wait, **more}
+    return _run_java("Rebalance", False, options)
+
+
 def _run_java(program: str, tuned: bool, options: dict[str, Any]) -> dict[str, Any]:
     flags = ["-XX:+UseParallelGC", "-Xms2g", "-Xmx2g"] if tuned else ["-Xmx2g"]
     options = {**options, "tuned": str(tuned).lower()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import penstock
 from penstock.errors import LoadError
 
-NAMES = ("ladder", "peers", "delivery", "state", "backpressure", "migration", "persistence")
+NAMES = ("ladder", "peers", "delivery", "state", "backpressure", "migration", "persistence", "replacement")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

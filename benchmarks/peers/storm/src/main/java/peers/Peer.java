@@ -67,13 +67,15 @@ final class Peer {
     }
 
     /** Starts a cluster and the topology on it. {@code timed}: latency counts, not the last tuple per second. */
-    void submit(String name, StormTopology topology, boolean acks, boolean timed, int executors) throws Exception {
+    LocalCluster submit(String name, StormTopology topology, boolean acks, boolean timed, int executors) throws Exception {
         Config conf = flag("tuned") ? tuned(acks, timed, executors + (acks ? 1 : 0)) : stock(acks);
         if (number("max-pending") > 0) { // 0: as many as the queues take, Storm's default
             conf.setMaxSpoutPending(number("max-pending"));
         }
         conf.putAll(overrides);
-        cluster().submitTopology(name, conf, topology);
+        LocalCluster cluster = cluster();
+        cluster.submitTopology(name, conf, topology);
+        return cluster;
     }
 
     /** Storm as it comes. */
