@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from penstock.cli.loading import split_target
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.errors import SettingError

@@ -101,8 +101,8 @@ class Commits:
         self._obey(self._keeper.tick(now))
 
     def begin(self, now: float, last: bool = False) -> bool:
-        """End an epoch now; the ``last`` one of this start leaves cleaning up to whoever comes after. False: too
-        many are under way."""
+        """End an epoch now. The ``last`` one of this start tells changes only and leaves cleaning up to whoever
+        takes over. False: too many are under way."""
         instructions = self._keeper.begin(now)
         self._last = self._last or (last and bool(instructions))
         self._obey(instructions)
@@ -138,7 +138,7 @@ class Commits:
                     self._send(message, slot)
                 self._crash("announced", instruction.epoch)
             elif isinstance(instruction, CutBolts):
-                self._send(CutState(instruction.epoch, "bolts"), None)
+                self._send(CutState(instruction.epoch, "bolts", self._last), None)
             elif isinstance(instruction, Commit):
                 self._commit(instruction)
             elif isinstance(instruction, Abandon):
@@ -149,7 +149,9 @@ class Commits:
                 )
 
     def _first_message(self, epoch: int) -> Message:
-        return Announce(epoch) if self._delivery == "exactly_once" else CutState(epoch, "spouts")
+        if self._delivery == "exactly_once":
+            return Announce(epoch, self._last)
+        return CutState(epoch, "spouts", self._last)
 
     def _commit(self, commit: Commit) -> None:
         """Steps 4 and 5."""

@@ -196,6 +196,8 @@ class Announce:
     """Exactly once, to the first stage: end the epoch."""
 
     epoch: int
+    last: bool = False
+    """Of this start: another waits to take over."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,8 @@ class CutState:
 
     epoch: int
     what: str
+    last: bool = False
+    """As of ``Announce``."""
 
 
 @dataclass(frozen=True)
@@ -243,8 +247,8 @@ class Deactivate:
 
 @dataclass(frozen=True)
 class Rest:
-    """Another start is about to take over: let the spouts pause, and the ticks of bolts too, so that nothing moves
-    once all is drained. ``Activate`` takes it back."""
+    """Another start is about to take over, and all is drained: no more ticks, so that nothing moves. ``Activate``
+    takes it back."""
 
 
 @dataclass(frozen=True)

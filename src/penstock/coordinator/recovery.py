@@ -87,6 +87,10 @@ class StateDirectory:
         manifests.clear_later(self.store, 0)
         forget_published(self.store, 0)
 
+    def forget(self) -> None:
+        """Begin from nothing, and leave what is here as it is."""
+        self._manifest = None
+
     def adopt(self, savepoint: StateStore) -> int:
         """Begin from a savepoint instead of what is here; returns its epoch."""
         found = manifests.newest(savepoint)

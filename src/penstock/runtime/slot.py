@@ -195,8 +195,7 @@ class Slot:
             spout.deactivate()
 
     def rest(self) -> None:
-        """Another start is about to take over: no ticks, and cuts that tell changes only. ``activate`` takes it
-        back."""
+        """Another start is about to take over: no more ticks. ``activate`` takes it back."""
         self._resting = True
 
     def close(self) -> None:

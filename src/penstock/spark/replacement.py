@@ -244,6 +244,12 @@ class Replacer:
             if not wish.pause:
                 steps.stand_by(starter.launch)
             steps.watch()
+        except Lost as loss:
+            self._drop(new)
+            old.raise_if_dead()
+            old.raise_if_silent()
+            name = f"topology '{design.topology.name}'"
+            raise TopologyFailed(name, "what is to replace it must stand by", str(loss)) from loss
         except BaseException:
             self._drop(new)
             raise

@@ -113,7 +113,7 @@ class SlotDriver:
     def __init__(self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
         self._slot = Slot(id, job, SystemClock())
         self._crash = CrashPoint(job.settings.crash_at if attempt == 0 else "", str(id))
-        self._archive = SlotArchive(job.archive, id, self._crash)
+        self._archive = SlotArchive(job.archive, id, 0, self._crash)
         self._chores: queue.SimpleQueue[SlotCut | int | None] = queue.SimpleQueue()
         """For the archive's thread: cuts to write, epochs to publish, None at the end."""
         self._interval = job.settings.metrics_interval
@@ -248,7 +248,7 @@ class SlotDriver:
             elif isinstance(message, SetRate):
                 self._slot.set_rate(message.component, message.rate)
             elif isinstance(message, Announce):
-                self._slot.announce(message.epoch)
+                self._slot.announce(message.epoch, message.last)
             elif isinstance(message, CutState):
                 self._cut(message)
             elif isinstance(message, Committed):
@@ -272,7 +272,8 @@ class SlotDriver:
 
     def _open(self, message: Open) -> None:
         try:
-            restored = self._archive.restore(message.tasks, message.generation)
+            self._archive.generation = message.generation
+            restored = self._archive.restore(message.tasks)
         except SnapshotCorrupt as error:
             self._failed = True
             self._control.send(Corrupt(str(error)))
@@ -289,10 +290,10 @@ class SlotDriver:
 
     def _cut(self, message: CutState) -> None:
         if message.what == "spouts":
-            self._slot.cut_spouts(message.epoch)
+            self._slot.cut_spouts(message.epoch, message.last)
             self._control.send(SpoutsCut(message.epoch))
         else:
-            self._slot.cut_bolts(message.epoch)
+            self._slot.cut_bolts(message.epoch, message.last)
 
     def _hand_over(self) -> None:
         """What the turn left for the acker and for the archive."""

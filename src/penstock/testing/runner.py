@@ -254,12 +254,12 @@ class LocalRunner:
             if to not in (None, id):
                 continue
             if isinstance(message, Announce):
-                slot.announce(message.epoch)
+                slot.announce(message.epoch, message.last)
             elif isinstance(message, CutState) and message.what == "spouts":
-                slot.cut_spouts(message.epoch)
+                slot.cut_spouts(message.epoch, message.last)
                 self._later.append((id, message.epoch))
             elif isinstance(message, CutState):
-                slot.cut_bolts(message.epoch)
+                slot.cut_bolts(message.epoch, message.last)
             elif isinstance(message, Reroute):
                 routes = {int(heavy): light for heavy, light in message.routes.items()}
                 slot.reroute(message.component, routes, message.version)
