@@ -8,6 +8,7 @@ from penstock.coordinator import status
 from penstock.coordinator.crew import Connection
 from penstock.coordinator.messages import Hello, Report
 from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
@@ -44,6 +45,7 @@ class Watched:
         self.coordinator = Coordinator()
         self.slots = {}
         self.migrations = Migrations(self.plan, self.topology.settings)
+        self.scalings = Scalings(self.plan, self.topology, self.topology.settings)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.max_rates = {"lines": 1000.0, "orders": math.inf}
         self.ending, self.left_behind, self.error = threading.Event(), "", None

@@ -72,6 +72,10 @@ class LiveView:
             parts.append(result_table(component, rows))
         if decisions := running.migrations.decisions:
             parts.append(Text(f"data migration: {decisions[-1].text}", style="yellow"))
+        if decided := running.scalings.decisions:
+            parts.append(Text(f"scaling: {decided[-1].text}", style="yellow"))
+        if done := running.replacements:
+            parts.append(Text(f"replaced {len(done)} ×, last: {done[-1]}", style="yellow"))
         parts += [Text(error, style="red") for error in self._errors]
         parts.append(Text("Ctrl-C ends the topology", style="dim"))
         self._live.update(Group(*parts))
@@ -83,6 +87,7 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._due = 0.0
+        self._replaced = 0
 
     def __enter__(self) -> PlainView:
         return self
@@ -109,6 +114,9 @@ class PlainView:
             if view.state_keys:
                 line += f" state {view.state_keys} keys {size(view.state_bytes)}"
             self._print(line)
+        for done in running.replacements[self._replaced :]:
+            self._print(f"{elapsed:6.1f}s replaced: {done}")
+        self._replaced = len(running.replacements)
         if running.committed:
             self._print(f"{elapsed:6.1f}s epoch {running.committed} committed")
         for component, rows in running.bus.published().items():

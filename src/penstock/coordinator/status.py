@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from penstock.clock import Clock, SystemClock
 from penstock.coordinator.crew import Connection
 from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
 from penstock.metrics.stats import TaskStats
@@ -41,6 +42,7 @@ class Running(Protocol):
     """What is looked at."""
 
     coordinator: Coordinator
+    scalings: Scalings
     state: str
     restarts: int
 
@@ -150,8 +152,12 @@ def take(running: Running, clock: Clock | None = None) -> Status:
     since = clock.now() - clock.monotonic()
     views, totals = bus.view(), bus.task_totals()
     last = [component for component in plan.tasks_of if not _followers(plan, component)]
-    migrations = running.migrations.decisions.copy()  # at once: the control thread adds to it meanwhile
-    notes = bus.notes() + [Note(each.time, "migration", each.component, each.text) for each in migrations]
+    notes = bus.notes()
+    for kind, decisions in (
+        ("migration", running.migrations.decisions.copy()),  # at once: other threads add to it meanwhile
+        ("scaling", running.scalings.decisions.copy()),
+    ):
+        notes += [Note(each.time, kind, each.component, each.text) for each in decisions]
     return Status(
         topology=plan.topology,
         state=running.state,

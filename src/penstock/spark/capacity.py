@@ -39,6 +39,12 @@ def reserve(spark: SparkSession, topology: str, holder: int, wanted: int, timeou
         time.sleep(_LOOK)
 
 
+def free(spark: SparkSession) -> int:
+    """Slots that nobody holds."""
+    with _lock:
+        return total_slots(spark) - sum(_held.values())
+
+
 def release(holder: int) -> None:
     """Give them back, if any."""
     with _lock:

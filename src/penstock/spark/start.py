@@ -32,7 +32,7 @@ from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan
 from penstock.runtime.job import Job
 from penstock.spark import shipping
-from penstock.spark.capacity import release, reserve
+from penstock.spark.capacity import free, release, reserve
 from penstock.spark.dataflow import start_query
 from penstock.spark.session import is_local, log_lines, session_folder
 from penstock.spark.stage import StageFunction
@@ -81,6 +81,10 @@ class Starter:
 
     def release(self, design: Design) -> None:
         release(id(design))
+
+    def room(self) -> int:
+        """Slots that nobody holds."""
+        return free(self.spark)
 
     def ship_penstock(self) -> None:
         """To nodes that may not have it."""

@@ -17,6 +17,7 @@ from penstock.coordinator.messages import SetRate
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.runs import Run
+from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
 from penstock.coordinator.status import Status, take
 from penstock.errors import PenstockError, SettingError, TopologyFailed
@@ -59,6 +60,9 @@ class RunningTopology:
         self.current = self._starter.new(design, MetricsBus(design.plan))
         """The start that owns the topology's state and has its spouts."""
         self._replacer = Replacer(self._starter, make_design)
+        self.scalings = self._make_scalings()
+        """What was decided about the number of tasks, and on what grounds."""
+        self._look_at = 0.0
         self.load: Callable[[str], Topology] | None = None
         """Makes a topology of FILE[:OBJECT], for ``penstock replace``; what was loaded before is loaded anew."""
         self._run: Run | None = None
@@ -313,7 +317,7 @@ class RunningTopology:
         try:
             while not self._stopping.is_set():
                 try:
-                    wish = self._replacer.next(LOOK)
+                    wish = self._replacer.next(LOOK) or self._scaling()
                     if wish is not None:
                         self._replace(wish)
                     self.current.raise_if_dead()
@@ -333,12 +337,29 @@ class RunningTopology:
             )
         self._replacer.refuse(self.state)
 
+    def _scaling(self) -> Wish | None:
+        """What the scaling policy wishes for, once a window."""
+        now = time.monotonic()
+        if self.scalings.idle or self.state != "active" or now < self._look_at:
+            return None
+        self._look_at = now + self.topology.settings.scaling_window
+        scale = self.scalings.look(now, self.bus.tasks())
+        return None if scale is None else Wish(self.topology.scaled(scale.parallelism), scale.reason, pause=False)
+
+    def _make_scalings(self) -> Scalings:
+        return Scalings(self.plan, self.topology, self.topology.settings, self._starter.room)
+
     def _replace(self, wish: Wish) -> None:
         """Raises where the current start is lost on the way; what else goes wrong is the wish's."""
         with self._lock:
             try:
                 self._expect_running()
+                before = self.topology.settings
                 self._replacer.replace(wish, self.current, self._let_go, self._hand_over)
+                if self.topology.settings == before:
+                    self.scalings.replaced(self.plan, self.topology, time.monotonic())
+                else:
+                    self.scalings = self._make_scalings()
             except PenstockError as error:
                 self._not_replaced(wish, error)
             except WentBack as back:
