@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.columns import to_column, to_values
 from penstock.errors import StateError
+from penstock.state.decoded import DecodedChain
 from penstock.state.encoding import DELETED, Change, all_plain, apply_map, encode_map, frozen
 from penstock.state.shares import Share
 
@@ -58,6 +59,7 @@ class MapState(MutableMapping[Any, Any]):
         "merge",
         "name",
         "owner",
+        "taken_over",
     )
 
     _fresh: dict[Any, Any]
@@ -89,6 +91,9 @@ class MapState(MutableMapping[Any, Any]):
         self._base_rows: int | None = None  # of the full copy the changes build on; None: there is none
         self._delta_rows = self._deltas = 0  # written since then
         self._plain = True  # nothing in here can be changed from outside
+        self.taken_over: list[tuple[int, int]] = []
+        """Where the number of tasks has changed: the tasks before, and how many keys each one gave. Until the map
+        is changed its keys are in this order."""
 
     def __getitem__(self, key: Any) -> Any:
         return self._fresh[key]
@@ -213,7 +218,11 @@ class MapState(MutableMapping[Any, Any]):
 
     def load(self, parts: Sequence[bytes]) -> None:
         """Called by ``TaskState``, on an empty map: a full part and the changes after it, oldest first."""
-        rows = [apply_map(part, self._settled) for part in parts]
+        if isinstance(parts, DecodedChain) and parts.items is not None:
+            self._settled.update(parts.items)
+            rows = parts.rows
+        else:
+            rows = [apply_map(part, self._settled) for part in parts]
         self._base_rows, self._delta_rows, self._deltas = rows[0], sum(rows[1:]), len(rows) - 1
         self._plain = all_plain(self._settled.values())
 
@@ -224,10 +233,14 @@ class MapState(MutableMapping[Any, Any]):
         if owner is not None and hash is not None:
             share = replace(share, hash=lambda keys: hash(to_column(list(map(owner, to_values(keys))), None)))
         for source, parts in chains.items():
-            items: dict[Any, Any] = {}
-            for part in parts:
-                apply_map(part, items, partial(share.of, source=source, state=self.name))
-            both = self._settled.keys() & items.keys()
+            if isinstance(parts, DecodedChain) and parts.items is not None and (owner is None or hash is None):
+                items = parts.items
+            else:
+                items = {}
+                for part in parts:
+                    apply_map(part, items, partial(share.of, source=source, state=self.name))
+            self.taken_over.append((source, len(items)))
+            both = self._settled.keys() & items.keys() if hash is None else ()  # else each key has one owner
             if both and self.merge is None:
                 raise StateError(
                     f"state {self.name!r}",
@@ -241,18 +254,19 @@ class MapState(MutableMapping[Any, Any]):
             self._settled.update(items)
         self._plain = all_plain(self._settled.values())
 
-    def take(self, full: bool) -> Change | None:
+    def take(self, full: bool, compact: bool = True) -> Change | None:
         """Called by ``TaskState``: what changed since the last call, or all of it; None where nothing did.
 
-        All of it where there is no full copy yet, or where the changes since one outgrow half of it (reading both
-        would cost more than the copy), or there are ``MAX_DELTAS`` of them.
+        All of it where there is no full copy yet, or, with ``compact``, where the changes since one outgrow half
+        of it (reading both would cost more than the copy), or there are ``MAX_DELTAS`` of them.
         """
         self._settle()
         first, changed, self._changed = self._base_rows is None, self._changed, {}
         if not self._settled if first else not (full or changed):
             return None
         rows = self._delta_rows + len(changed)
-        full = full or first or rows > (self._base_rows or 0) / 2 or self._deltas >= MAX_DELTAS
+        outgrown = rows > (self._base_rows or 0) / 2 or self._deltas >= MAX_DELTAS
+        full = full or first or (compact and outgrown)
         newly_plain = all_plain((self._settled if first else changed).values())
         self._plain = self._plain and newly_plain
         if full:

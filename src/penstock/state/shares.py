@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.columns import to_values
 from penstock.errors import StateError
 
 Hash: TypeAlias = Callable[[pa.Array], npt.NDArray[np.uint64]]
@@ -31,31 +32,47 @@ def sources(index: int, before: int, now: int) -> tuple[int, ...]:
 class Share:
     """What a task takes over of the state of the tasks before it. Without a ``hash`` keys have no owner, as behind
     a shuffle grouping: then the first tasks keep what they have, and tasks that are no more leave theirs to the
-    one of their number mod ``now``."""
+    one of their number mod ``now``. With ``first`` the first task has everything, as behind a global grouping."""
 
     index: int
     before: int
     now: int
     hash: Hash | None = None
+    first: bool = False
 
     @property
     def sources(self) -> tuple[int, ...]:
+        """The tasks before of which it may take something."""
+        if self.first:
+            return () if self.index else tuple(range(self.before))
         if self.hash is not None:
             return sources(self.index, self.before, self.now)
         return tuple(range(self.index, self.before, self.now))
+
+    def succeeds(self, source: int) -> bool:
+        """Whether what task ``source`` had as a whole, keys or not, goes to this task."""
+        return not self.index if self.first else source % self.now == self.index
 
     def of(self, keys: pa.Array, source: int, state: str) -> npt.NDArray[np.bool_]:
         """Which of the keys that task ``source`` had are this task's."""
         if self.hash is None:
             return np.ones(len(keys), np.bool_)
-        hashes = self.hash(keys)
+        try:
+            hashes = self.hash(keys)
+        except LookupError:
+            raise _stranger(state, "one with fewer parts than there are fields") from None
         strangers = np.flatnonzero(hashes % np.uint64(self.before) != np.uint64(source))
         if len(strangers):
-            raise StateError(
-                f"state {state!r}",
-                "a map's keys are the fields that its bolt's input is grouped by, or begin with them",
-                f"{keys[int(strangers[0])].as_py()!r}, which that grouping would not have sent to task {source}",
-                "Say with state.map(..., owner=...) which part of a key they are, or keep the number of tasks.",
-            )
+            (key,) = to_values(keys[int(strangers[0]) :][:1])
+            raise _stranger(state, f"{key!r}, which that grouping would not have sent to task {source}")
         mine: npt.NDArray[np.bool_] = hashes % np.uint64(self.now) == np.uint64(self.index)
         return mine
+
+
+def _stranger(state: str, got: str) -> StateError:
+    return StateError(
+        f"state {state!r}",
+        "a map's keys are the fields that its bolt's input is grouped by, or begin with them",
+        got,
+        "Say with state.map(..., owner=...) which part of a key they are, or keep the number of tasks.",
+    )

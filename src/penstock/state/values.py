@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import StateError
+from penstock.state.decoded import DecodedChain
 from penstock.state.encoding import Change, count_rows, dumps, encode_value, form_of, is_plain, pickled_value
 from penstock.state.maps import _NONE, MapState, Merge, Owner
 from penstock.state.shares import Share
@@ -25,10 +26,15 @@ class ValueState:
     place is seen too. For much data with few changes, take a map.
     """
 
-    __slots__ = ("_mark", "_seen", "_written", "merge", "name", "value")
+    __slots__ = ("_mark", "_seen", "_written", "before", "merge", "name", "value", "with_keys")
 
-    def __init__(self, name: str, default: Any = None, merge: Merge | None = None) -> None:
-        self.name, self.merge = name, merge
+    def __init__(
+        self, name: str, default: Any = None, merge: Merge | None = None, with_keys: bool = False
+    ) -> None:
+        self.name, self.merge, self.with_keys = name, merge, with_keys
+        self.before: dict[int, Any] = {}
+        """Where the number of tasks has changed: what the tasks before had, by their number, of those this task
+        takes something over from."""
         self.value = self._seen = default
         self._mark = _mark(dumps(default, name))
         self._written = False  # a default that nobody changed is not worth a snapshot
@@ -44,9 +50,10 @@ class ValueState:
 
     def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
         """Called by ``TaskState``: the chains of the tasks before, by their number. A value goes to the task of
-        its own number; those of tasks that are no more are merged into it. A new task begins with the default."""
-        found = {source: pickle.loads(pickled_value(parts[-1])) for source, parts in chains.items()}
-        mine = [value for source, value in sorted(found.items()) if source % share.now == share.index]
+        its own number; those of tasks that are no more are merged into it. A new task begins with the default. One
+        that goes ``with_keys`` goes to all tasks that keys may go to."""
+        found = {source: pickle.loads(pickled_value(parts[-1])) for source, parts in sorted(chains.items())}
+        mine = [value for source, value in found.items() if self.with_keys or share.succeeds(source)]
         for value in mine[1:]:
             if self.merge is not None:
                 mine[0] = self.merge(mine[0], value)
@@ -57,13 +64,14 @@ class ValueState:
                     f"{mine[0]!r} and {value!r}",
                     "Give it one: state.value(..., merge=operator.add).",
                 )
+        self.before = found
         if mine:
             self.value = self._seen = mine[0]
             self._written = True
 
-    def take(self, full: bool) -> Change | None:
+    def take(self, full: bool, compact: bool = True) -> Change | None:
         """Called by ``TaskState``: the value, if its pickle changed since the last call, or ``full`` and there is
-        one to write."""
+        one to write. It is written whole in any case."""
         if not full and self.value is self._seen and is_plain(self.value):
             return None
         pickled = dumps(self.value, self.name)
@@ -121,10 +129,14 @@ class TaskState:
         self.counted = 0
         """``keys`` at the last cut: for other threads, which must not touch the maps."""
 
-    def value(self, name: str, default: Any = None, merge: Merge | None = None) -> ValueState:
+    def value(
+        self, name: str, default: Any = None, merge: Merge | None = None, with_keys: bool = False
+    ) -> ValueState:
         """The value of that name; ``default`` until one is assigned. When the number of tasks is halved, ``merge``
-        makes one of two tasks' values; when it is doubled, the new tasks begin with the default."""
-        return self._claim(name, ValueState, "value", default, merge)
+        makes one of two tasks' values; when it is doubled, the new tasks begin with the default. A value that says
+        something of the keys in the task's maps, as how far in time they are, goes ``with_keys``: each task begins
+        with the values, merged, of all tasks that had keys of its."""
+        return self._claim(name, ValueState, "value", default, merge, with_keys)
 
     def map(
         self, name: str, default: Any = _NONE, merge: Merge | None = None, owner: Owner | None = None
@@ -141,7 +153,7 @@ class TaskState:
         """Called once, before the component opens: for each name its full part and the changes after it, oldest
         first. The chains they come from must be the ones that later cuts are added to (``SnapshotWriter.adopt``),
         else the first cut must be full."""
-        self._unclaimed.update({name: list(chain) for name, chain in parts.items() if chain})
+        self._unclaimed.update({name: _kept(chain) for name, chain in parts.items() if chain})
         self._sizes.update({name: sum(map(len, chain)) for name, chain in self._unclaimed.items()})
 
     def inherit(self, parts: Mapping[int, Mapping[str, Sequence[bytes]]], share: Share) -> None:
@@ -150,13 +162,14 @@ class TaskState:
         for source, states in parts.items():
             for name, chain in states.items():
                 if chain:
-                    self._inherited.setdefault(name, {})[source] = list(chain)
+                    self._inherited.setdefault(name, {})[source] = _kept(chain)
         self._share, self._owes_full = share, True
 
-    def cut(self, full: bool = False) -> Cut:
+    def cut(self, full: bool = False, compact: bool = True) -> Cut:
         """What changed since the last cut, or everything. Called in the main loop, between two tuples. The time it
         takes goes with the changes, not with the size of the state, save for full copies; mutable values are
-        pickled here, since the component may change them right after.
+        pickled here, since the component may change them right after. Without ``compact`` only changes are cut,
+        also where it would be time to write a whole map again: for the moment before a switch, when others wait.
 
         If it raises (a value that cannot be pickled), nothing is lost: the next cut is full.
         """
@@ -167,7 +180,7 @@ class TaskState:
             unasked = MapState(name) if kind == "map" else ValueState(name)
             self._inherit(name, unasked)
             self._states[name] = unasked
-        changes = {name: change for name, state in self._states.items() if (change := state.take(full))}
+        changes = {name: change for name, state in self._states.items() if (change := state.take(full, compact))}
         if full:
             changes |= {name: _untouched(chain) for name, chain in self._unclaimed.items()}
         self._owes_full = False
@@ -216,6 +229,10 @@ class TaskState:
             + ("map" if form == "value" else "value"),
             "Give one of the two another name.",
         )
+
+
+def _kept(chain: Sequence[bytes]) -> Sequence[bytes]:
+    return chain if isinstance(chain, DecodedChain) else list(chain)
 
 
 def _untouched(chain: Sequence[bytes]) -> Change:
