@@ -15,6 +15,7 @@ from penstock.control.pace import Pace
 from penstock.errors import TopologyError
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
+from penstock.plan.owners import grouped_by
 from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.runtime.detours import Detours
 from penstock.runtime.executor import Executor
@@ -99,6 +100,7 @@ def make_executor(
         state=state,
         folder=f"{job.folder}/tasks/{component}-{plan.task[task].index}" if job.folder else "",
         shared=f"{job.shared}/{component}",
+        grouped_by=grouped_by(plan, component),
         report=around.report(stats, False),
         publish=around.publish(task),
     )

@@ -52,6 +52,8 @@ class Context:
     shared: str = ""
     """A folder (a path or fsspec URL) that all tasks of the component share and that survives them, at every
     level. Not made yet."""
+    grouped_by: tuple[str, ...] = ()
+    """The fields of its input that a bolt's tuples are grouped by; empty without fields grouping."""
     report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
     """Show a ``PenstockError`` in the live view and count it: for what goes wrong beside the tuples. Never stops
     the topology, whatever ``on_error`` says. May be called from any thread."""
