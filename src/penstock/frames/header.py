@@ -41,6 +41,7 @@ class Header(NamedTuple):
     route: int = 0
     """Version of the route table the frame was addressed with."""
     rows: int = 0
+    """Tuples in it. Of a marker: 1 where the epoch is the sender's last."""
     born: float = 0.0
     """Wall time at which the oldest of the tuples left its spout."""
     sequence: int = 0

@@ -78,10 +78,10 @@ class Executor(ABC, Generic[C]):
         """The task's name in manifests."""
         return f"{self.context.component}/{self.context.index}"
 
-    def cut(self, full: bool) -> Cut:
+    def cut(self, full: bool, compact: bool = True) -> Cut:
         """What changed in the task's state since the last cut."""
         self._guard("before_snapshot", self.component.before_snapshot)
-        return self.context.state.cut(full)
+        return self.context.state.cut(full, compact)
 
     def epoch_ends(self, epoch: int) -> None:
         """The epoch's last tuple is done with and its state cut (exactly once)."""

@@ -36,6 +36,7 @@ from penstock.runtime.parcel import Parcel
 from penstock.runtime.sinks import SinkExecutor
 from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import FailedRoots
+from penstock.state.shares import Share
 from penstock.state.values import Cut, TaskState
 from penstock.topology.components import Component, Failure
 
@@ -49,10 +50,14 @@ Row = tuple[int, bytes | pa.Buffer | None]
 
 @dataclass(frozen=True)
 class Restored:
-    """What a task begins with: its state's parts, and what it had prepared in other systems."""
+    """What a task begins with: its state's parts, and what it had prepared in other systems. Where the number of
+    its component's tasks has changed, its ``share`` of what the tasks before had."""
 
     parts: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     tokens: Sequence[Any] = ()
+    sources: Mapping[int, Mapping[str, Sequence[bytes]]] = field(default_factory=dict)
+    """The parts of the tasks before, by their number; instead of ``parts``."""
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,9 @@ class Slot:
         upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
         self._alignment = Alignment(upstream, 1) if aligned else None
         self._announced = 0
+        self._last = 0
+        """The epoch after which another start of the topology goes on: its cut is waited for, and so holds changes
+        only."""
         self._tallies: list[Entries] = []
         self._tally_sent = 0.0
         self.cuts: deque[SlotCut] = deque()
@@ -136,7 +144,10 @@ class Slot:
             state = TaskState()
             executor = make_executor(self._job, task, around, self._inboxes[task], state, self.flow)
             begins = (restored or {}).get(executor.key, Restored())
-            state.restore(begins.parts)
+            if begins.share is None:
+                state.restore(begins.parts)
+            else:
+                state.inherit(begins.sources, begins.share)
             executor.report = self._note_error(executor.stats)
             executor.open(self._settings.conf)
             if isinstance(executor, SinkExecutor):
@@ -212,6 +223,8 @@ class Slot:
             return True
         if header.kind == Kind.MARKER:
             assert self._alignment is not None
+            if header.rows:
+                self._last = header.epoch
             self._alignment.marker(header.epoch, header.source_slot)
             return True
         inbox = self._inboxes.get(header.target_task)
@@ -434,17 +447,20 @@ class Slot:
 
     # ---- epochs ----------------------------------------------------------------------------------------
 
-    def announce(self, epoch: int) -> None:
-        """Exactly once, to the first stage: end the epoch as soon as may be."""
+    def announce(self, epoch: int, last: bool = False) -> None:
+        """Exactly once, to the first stage: end the epoch as soon as may be. ``last``: another start waits for it,
+        so nothing is written that was written before; the markers tell the later stages."""
         self._announced = epoch
+        if last:
+            self._last = epoch
 
-    def cut_spouts(self, epoch: int) -> None:
+    def cut_spouts(self, epoch: int, last: bool = False) -> None:
         """At least once, first: what spouts need not read again is done with everywhere."""
-        self._cut(epoch, self._spouts)
+        self._cut(epoch, self._spouts, last)
 
-    def cut_bolts(self, epoch: int) -> None:
+    def cut_bolts(self, epoch: int, last: bool = False) -> None:
         """At least once, when all spouts are cut: the bolts' state holds all of that."""
-        self._cut(epoch, self._bolts)
+        self._cut(epoch, self._bolts, last)
 
     def committed(self, epoch: int) -> None:
         for executor in self.executors:
@@ -473,7 +489,7 @@ class Slot:
         epoch = alignment.epoch
         for executor in self.executors:
             executor.epoch_ends(epoch)
-        self._cut(epoch, self.executors)
+        self._cut(epoch, self.executors, epoch == self._last)
         self._send_markers(epoch)
         alignment.advance(self._accept)
         return True
@@ -484,8 +500,8 @@ class Slot:
         alignment = self._alignment
         return alignment is not None and (self._announced >= alignment.epoch or alignment.complete)
 
-    def _cut(self, epoch: int, executors: Sequence[Executor[Any]]) -> None:
-        cuts = {executor.key: executor.cut(executor.key in self.owed) for executor in executors}
+    def _cut(self, epoch: int, executors: Sequence[Executor[Any]], last: bool = False) -> None:
+        cuts = {executor.key: executor.cut(executor.key in self.owed, not last) for executor in executors}
         self.owed -= set(cuts)
         sinks = [executor for executor in executors if isinstance(executor, SinkExecutor)]
         # Copied in one step: the thread that publishes takes from it meanwhile.
@@ -496,7 +512,8 @@ class Slot:
         if self.id.stage + 1 == len(self._plan.stages):
             return
         for slot in range(self._plan.stages[self.id.stage + 1].slots):
-            marker = Header(Kind.MARKER, self.id.stage + 1, slot, *_pair(self.id), epoch=epoch)
+            last = epoch == self._last
+            marker = Header(Kind.MARKER, self.id.stage + 1, slot, *_pair(self.id), epoch=epoch, rows=last)
             self._out += [(slot, marker.pack()), (slot, None)]
             self._dirty.pop(slot, None)
 
