@@ -49,6 +49,12 @@ def read_published(store: StateStore) -> int:
         return 0
 
 
+def forget_published(store: StateStore, epoch: int) -> None:
+    """Epochs after this one are taken back: those that will have their numbers are not published yet."""
+    if read_published(store) > epoch:
+        store.write(_PUBLISHED, str(epoch).encode())
+
+
 class Superseded(StateError):
     """Another start of the topology has taken over its state directory."""
 
