@@ -6,6 +6,7 @@ far⟩, so that what sinks get tells of the state too: each pair once, whatever 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -160,7 +161,7 @@ class Pass(BasicBolt):
         declarer.declare(("n", int), ("key", str))
 
     def prepare(self, conf, context):
-        self.seen = context.state.value("seen", 0)
+        self.seen = context.state.value("seen", 0, merge=operator.add)
 
     def execute(self, tup, collector):
         self.seen.value += 1

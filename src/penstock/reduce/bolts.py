@@ -7,15 +7,17 @@ that a graceful end could lose, and a tuple is acked no sooner than its part is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.columns import to_values
 from penstock.merging import Merge
-from penstock.reduce.rows import column_of, key_columns, keys_of, reduce_rows
+from penstock.reduce.rows import column_of, key_columns, keys_of, owner_of, reduce_rows
 from penstock.reduce.windows import Window
-from penstock.state.maps import MapState
+from penstock.state.maps import MapState, Owner
 from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
 from penstock.topology.streams import OutputDeclarer
 
@@ -59,7 +61,10 @@ class MergeBolt(BatchBolt):
         declarer.declare(*self._key, *self._merges)
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        self.parts = {name: context.state.map(name) for name in self._merges}
+        owner = owner_of(self._key, context.grouped_by)
+        self.parts = {
+            name: context.state.map(name, merge=merge.merge, owner=owner) for name, merge in self._merges.items()
+        }
         """What is merged so far: for each merge a map of key (a tuple where it has several fields) to part."""
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
@@ -79,6 +84,9 @@ class WindowBolt(BatchBolt):
     Parts that come too late for one of their windows or more are emitted, as they are, on the stream ``late``;
     they count in the windows that are not over yet. A window that is not over is kept in state and not emitted,
     also at the end. All parts of a key must come to one task.
+
+    When the number of tasks changes, tasks that were at different windows may become one: it is at the last of
+    theirs, and emits what the others had still to emit with the next batch.
     """
 
     merges_parts = True
@@ -91,13 +99,25 @@ class WindowBolt(BatchBolt):
         declarer.declare(*self._key, "pane", *self._merges, stream="late")
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        self.parts = {name: context.state.map(name) for name in self._merges}
+        state = context.state
+        owner = owner_of(self._key, context.grouped_by)
+        of_pair = partial(_owner_of_pair, owner, len(self._key) == 1) if context.grouped_by else None
+        self.parts = {
+            name: state.map(name, merge=merge.merge, owner=of_pair) for name, merge in self._merges.items()
+        }
         """For each merge a map of ⟨pane, key⟩ to part."""
-        self._over = context.state.value("last window over")  # with spaces: no field has that name
+        # With spaces: no field has that name.
+        self._over = state.value("last window over", merge=_later, with_keys=True)
+        self._owed = state.map("windows owed", merge=_earlier, owner=owner)
+        """Keys whose task was behind that of others, to the last window it had emitted."""
         self._keys: dict[int, dict[Any, tuple[int, Any]]] = {}  # of each pane that is kept, and theirs in the maps
-        self._note(next(iter(self.parts.values())))
+        first = next(iter(self.parts.values()))
+        self._note(first)
+        self._note_owed(first)
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        if self._owed:  # before what comes now is merged: for these windows it is late
+            self._emit_owed(collector)
         panes = to_values(column_of(batch, "pane"))
         over = self._over.value
         if over is not None and min(panes) < over:
@@ -117,35 +137,59 @@ class WindowBolt(BatchBolt):
         for pane, key in keys:
             self._keys.setdefault(pane, {})[key] = pane, key
 
+    def _note_owed(self, parts: MapState) -> None:
+        keys = iter(parts)
+        for task, count in parts.taken_over:
+            over = self._over.before.get(task)
+            for _, key in islice(keys, count):
+                if over != self._over.value:
+                    self._owed.setdefault(key, over)
+
+    def _emit_owed(self, collector: BatchCollector) -> None:
+        owed = self._owed.copy()
+        since = None if None in owed.values() else min(owed.values())
+        for window in self._windows(since, self._over.value):
+            self._emit(window, {key for key, over in owed.items() if over is None or over < window}, collector)
+        self._owed.clear()
+
     def _close(self, last: int, collector: BatchCollector) -> None:
         """Emit the windows up to this one, and forget the panes that no later one has."""
         over = self._over.value
         if over is not None and last <= over:
             return
         for window in self._windows(over, last):
-            found: dict[Any, Any] = {}
-            results = []
-            for name, merge in self._merges.items():
-                found = self._parts_in(window, self.parts[name], merge)
-                results.append(list(map(merge.result, found.values())))
-            ends = [self._window.end(window)] * len(found)
-            collector.emit_batch([*key_columns(list(found), self._key), ends, *results])
+            self._emit(window, None, collector)
         for pane in [pane for pane in self._keys if pane + self._window.panes <= last]:
             for key in self._keys.pop(pane).values():
                 for state in self.parts.values():
                     del state[key]
         self._over.value = last
 
+    def _emit(self, window: int, only: set[Any] | None, collector: BatchCollector) -> None:
+        """The results of a window, of these keys or of all."""
+        found: dict[Any, Any] = {}
+        results = []
+        for name, merge in self._merges.items():
+            found = self._parts_in(window, self.parts[name], merge, only)
+            results.append(list(map(merge.result, found.values())))
+        ends = [self._window.end(window)] * len(found)
+        if found:
+            collector.emit_batch([*key_columns(list(found), self._key), ends, *results])
+
     def _windows(self, over: int | None, last: int) -> list[int]:
         """Those after ``over`` up to ``last`` with a tuple in them: there may be an age between two tuples."""
         found = {window for pane in self._keys for window in self._window.windows_of(pane)}
         return sorted(window for window in found if (over is None or window > over) and window <= last)
 
-    def _parts_in(self, window: int, state: MapState, merge: Merge[Any, Any]) -> dict[Any, Any]:
+    def _parts_in(
+        self, window: int, state: MapState, merge: Merge[Any, Any], only: set[Any] | None
+    ) -> dict[Any, Any]:
         """The part of each key in the window; the same keys in the same order for every merge."""
         found: dict[Any, Any] = {}
         for pane in self._window.panes_in(window):
             keys = self._keys.get(pane, {})
+            if only is not None:
+                keys = {key: place for key, place in keys.items() if key in only}
             fold(found, merge, keys, state.get_columns(list(keys.values())))
         return found
 
@@ -167,3 +211,18 @@ def fold(into: dict[Any, Any], merge: Merge[Any, Any], keys: Iterable[Any], part
     for key, part in zip(keys, parts, strict=True):
         before = into.get(key)
         into[key] = join(zero() if before is None else before, part)
+
+
+def _owner_of_pair(owner: Owner | None, alone: bool, pair: tuple[int, Any]) -> Any:
+    """Of a ⟨pane, key⟩ what the input is grouped by. ``alone``: the key is the value of one field."""
+    if owner is not None:
+        return owner(pair[1])
+    return (pair[1],) if alone else pair[1]
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return max((window for window in (one, other) if window is not None), default=None)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else min(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from penstock.columns import is_pickled, to_values
 from penstock.errors import ComponentError
 from penstock.merging import Merge
+from penstock.state.maps import Owner
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,6 +39,18 @@ def keys_of(batch: pa.RecordBatch, fields: Sequence[str]) -> Sequence[Any]:
     if len(columns) == 1:
         return columns[0]
     return list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
+
+
+def owner_of(key: Sequence[str], grouped_by: Sequence[str]) -> Owner | None:
+    """What gives, for a key of these fields, the values of those that the input is grouped by; None where a key
+    begins with them, or they are no part of it."""
+    if list(key[: len(grouped_by)]) == list(grouped_by) or not set(grouped_by) <= set(key):
+        return None
+    return partial(_values_at, tuple(key.index(field) for field in grouped_by))
+
+
+def _values_at(places: Sequence[int], key: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(key[place] for place in places)
 
 
 def key_columns(keys: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:
