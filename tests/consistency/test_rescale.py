@@ -4,13 +4,22 @@ import random
 import uuid
 from collections import Counter
 
+import pyarrow.dataset as ds
 import pytest
 
 from penstock import Reduce, Settings, StateError, TopologyBuilder
+from penstock.clock import SimulatedClock
+from penstock.connectors.parquet import ParquetSink
+from penstock.coordinator.commit_thread import save_at_rest
 from penstock.coordinator.recovery import StateDirectory
+from penstock.faults import CrashPoint
 from penstock.merging import Count as Counting
 from penstock.merging import Distinct, Sum
 from penstock.plan.planner import make_plan
+from penstock.runtime.archive import SlotArchive
+from penstock.runtime.job import make_job
+from penstock.runtime.slot import Slot
+from penstock.spark.pickling import dumps
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from tests.consistency.components import (
@@ -29,6 +38,7 @@ from tests.consistency.components import (
     die,
     key_of,
     pairs,
+    rows_of,
     run_to_the_end,
     run_until,
     run_until_idle,
@@ -46,13 +56,13 @@ def world():
     del WORLDS[name]
 
 
-def words(world, tasks, count=Count, crash_at="", sinks=None):
+def words(world, tasks, count=Count, crash_at="", sinks=None, sink=None):
     """Everything but the spouts has so many tasks."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(COUNT), 2)
     builder.set_bolt("middle", Pass(), tasks).shuffle_grouping("numbers")
     builder.set_bolt("count", count(), tasks).fields_grouping("middle", "key").fields_grouping("numbers", "key")
-    builder.set_bolt("sink", Outside(world), sinks or tasks).shuffle_grouping("count")
+    builder.set_bolt("sink", sink or Outside(world), sinks or tasks).shuffle_grouping("count")
     return builder.build("t", Settings(delivery="exactly_once", epoch_interval=INTERVAL, crash_at=crash_at))
 
 
@@ -117,6 +127,16 @@ def test_sinks_publish_before_their_number_changes(world, folder):
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)
+def test_parquet_files_of_one_number_of_tasks_after_the_other(numbers, tmp_path):
+    for seed, tasks in enumerate(numbers):
+        topology = words("", tasks, sink=ParquetSink(tmp_path / "rows"))
+        runner = LocalRunner(topology, seed=seed, folder=str(tmp_path / "state"), uneven=True)
+        go_on(runner)
+    run_to_the_end(runner)
+    assert rows_of(ds.dataset(tmp_path / "rows", format="parquet").to_table()) == pairs(ORACLE)
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
 def test_at_least_once_with_one_number_of_tasks_after_the_other(numbers, folder):
     def begin(tasks, seed):
         builder = TopologyBuilder()
@@ -142,8 +162,6 @@ def test_at_least_once_with_one_number_of_tasks_after_the_other(numbers, folder)
 
 
 def test_a_savepoint_is_begun_from_with_another_number_of_tasks(world, folder):
-    from penstock.coordinator.commit_thread import save_at_rest
-
     go_on(start(world, folder, 2))
     before = counts(start(world, folder, 2))
     savepoint = StateStore(f"{folder}-savepoint")
@@ -153,6 +171,38 @@ def test_a_savepoint_is_begun_from_with_another_number_of_tasks(world, folder):
     again = LocalRunner(topology, folder=f"{folder}-other")
     assert counts(again) == before
     assert [len(bolt.counts) > 0 for bolt in again.component("count")].count(True) > 1
+
+
+@pytest.mark.parametrize("now", [1, 2, 3, 4])
+def test_state_is_read_ahead_while_the_others_still_run(now, world, folder):
+    runner = start(world, folder, 2)
+    topology = words(world, now)
+    plan = make_plan(topology)
+    state = StateDirectory(plan, topology, folder)
+    point = CrashPoint("", "driver")
+    archives = {id: SlotArchive(state.store.url, id, 0, point) for id in plan.slot_ids()}
+
+    def of(id):
+        keys = {plan.task[task].key for task in plan.routes.tasks_of(id)}
+        return {key: entry for key, entry in state.tasks().items() if key in keys}
+
+    for _ in range(3):
+        go_on(runner)
+        state.look()
+        for id, archive in archives.items():
+            archive.ahead(of(id))
+    assert go_on(runner) > state.epoch, "it committed more, undisturbed"
+    expected = counts(start(world, folder, 2))
+    state.recover(published=runner.commits.published)
+    found = Counter()
+    for id, archive in archives.items():
+        archive.generation = state.generation
+        slot = Slot(id, make_job(topology, plan, state.store.url, dumps), SimulatedClock())
+        slot.open({}, archive.restore(of(id)), state.epoch)
+        for executor in slot.executors:
+            if executor.context.component == "count":
+                found.update(dict(executor.component.counts))
+    assert found == expected
 
 
 # ---- reduce ------------------------------------------------------------------------------------------------

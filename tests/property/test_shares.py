@@ -172,6 +172,14 @@ def test_keys_that_have_nothing_to_do_with_the_grouping_are_refused():
         new[0].map("rows")
 
 
+def test_keys_with_fewer_parts_than_grouped_fields_are_refused():
+    state = TaskState()
+    state.map("rows")["x",] = 1
+    (new, _) = inherited([state], 2, lambda column: hash_keys(column, 2))
+    with pytest.raises(StateError, match=r"state 'rows': a map's keys are .* got one with fewer parts .*owner="):
+        new.map("rows")
+
+
 @given(keys, tasks, tasks, tasks)
 def test_what_was_inherited_is_cut_whole_and_can_be_inherited_again(names, first, second, third):
     items = {name: number for number, name in enumerate(names)}

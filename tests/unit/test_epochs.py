@@ -538,6 +538,37 @@ def test_two_ends_announced_at_once_are_two_epochs():
     assert len(slot.cuts) == 2
 
 
+class AlwaysLast(LocalRunner):
+    """Says of every epoch that it is the last."""
+
+    def _command(self, message, to):
+        for id, slot in self._slots.items():
+            if to in (None, id) and isinstance(message, Announce):
+                slot.announce(message.epoch, last=True)
+            elif to in (None, id) and isinstance(message, CutState):
+                if message.what == "spouts":
+                    slot.cut_spouts(message.epoch, last=True)
+                    self._later.append((id, message.epoch))
+                else:
+                    slot.cut_bolts(message.epoch, last=True)
+        if not isinstance(message, Announce | CutState):
+            super()._command(message, to)
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("kind", [LocalRunner, AlwaysLast])
+def test_the_last_epoch_before_a_switch_holds_changes_only(kind, delivery, store):
+    """In every stage: all keys change in every epoch, and else would be written whole."""
+    often = {"linger": 0.0, "busy_linger": INTERVAL / 4}
+    runner = kind(small(count=100_000, delivery=delivery, **often), folder=store.url)
+    while runner.commits.committed < 8:
+        runner.run(INTERVAL / 4)
+    manifest = manifests.newest(store.child("t"))
+    kinds = [part.kind for index in range(2) for part in manifest.tasks[f"count/{index}"].parts["counts"]]
+    assert kinds.count("full") == 2
+    assert (kinds.count("delta") > 0) == (kind is AlwaysLast)
+
+
 def test_a_sink_may_publish_while_its_slot_is_cut():
     WORLDS["race"] = World()
     runner = LocalRunner(small(sink=Outside("race")))

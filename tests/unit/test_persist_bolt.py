@@ -133,6 +133,17 @@ def test_exactly_once_an_epoch_that_was_never_committed_leaves_nothing(start, tm
     assert stored(tmp_path) == WANTED
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_it_goes_on_with_another_number_of_tasks(start, tmp_path, delivery):
+    for turn, tasks in enumerate([2, 3, 1, 2]):  # tasks that were gone come again
+        runner = start(PersistBolt(sqlite(tmp_path)), delivery=delivery, count=250 * (turn + 1), tasks=tasks)
+        runner.run(2.0)
+        runner.commit()
+        runner.close()
+        assert runner.errors == []
+    assert stored(tmp_path) == WANTED
+
+
 @pytest.mark.parametrize("step", ["committed:1:driver", "published:1:1.0"])
 def test_exactly_once_an_epoch_that_is_published_twice_is_stored_once(start, tmp_path, step):
     class Died(BaseException):

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.errors import StateError
 from penstock.state import encoding, maps
+from penstock.state.shares import Share
 from penstock.state.values import TaskState
 
 
@@ -508,3 +509,35 @@ def test_counting_from_another_thread_takes_nothing_away():
     assert sum(counts.values()) == 100_000
     state.cut()
     assert state.counted == 100
+
+
+# ---- cuts that others wait for -----------------------------------------------------------------------------
+
+
+def test_a_cut_of_changes_only_does_not_write_all_again():
+    state = TaskState()
+    counts = state.map("counts", default=0)
+    counts.update((number, 0) for number in range(10))
+    assert state.cut(compact=False).changes["counts"].kind == "full", "there is nothing yet that it could change"
+    counts.update((number, 1) for number in range(10))
+    del counts[3]
+    change = state.cut(compact=False).changes["counts"]
+    assert (change.kind, change.rows) == ("delta", 10)
+    counts[1] += 1
+    assert state.cut(full=True, compact=False).changes["counts"].kind == "full", "asked for"
+    for _ in range(60):
+        counts[1] += 1
+        assert state.cut(compact=False).changes["counts"].kind == "delta"
+    counts[1] += 1
+    assert state.cut().changes["counts"].kind == "full", "made up for"
+
+
+def test_what_was_inherited_is_cut_whole_also_where_others_wait():
+    state = TaskState()
+    state.map("counts")["a"] = 1
+    parts = {name: [data] for name, (_, _, data) in state.cut().encode().items()}
+    again = TaskState()
+    again.inherit({0: parts}, Share(0, 2, 1))
+    cut = again.cut(compact=False)
+    assert cut.full
+    assert cut.changes["counts"].kind == "full"

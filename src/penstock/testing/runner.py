@@ -43,9 +43,10 @@ _SLOWEST = 0.2  # the share of rounds in which the slowest slot of an uneven run
 class LocalRunner:
     """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them.
 
-    With a ``folder`` for the state, epochs are committed there, and another runner goes on from it. ``die`` is
-    what the setting ``crash_at`` does; a test may raise instead. ``uneven`` gives each slot a speed of its own,
-    drawn from the seed, so that they drift apart as processes do: some are epochs ahead of others.
+    With a ``folder`` for the state, epochs are committed there, and another runner goes on from it, with another
+    number of tasks if need be. ``die`` is what the setting ``crash_at`` does; a test may raise instead. ``uneven``
+    gives each slot a speed of its own, drawn from the seed, so that they drift apart as processes do: some are
+    epochs ahead of others.
     """
 
     def __init__(
