@@ -92,7 +92,7 @@ class InCoordinator:
 
     def left(self):
         """Messages on the board."""
-        return sum(map(len, self.coordinator._boards.messages.values()))
+        return sum(map(len, self.crew._boards.messages.values()))
 
     def hold(self):
         """Let the board answer nobody."""

@@ -166,7 +166,9 @@ class Answers:
         self.late = deque()
         settings = Settings(delivery=delivery)
         point = CrashPoint(crash, "driver", die)
-        self.commits = Commits(self.plan, settings, store, self.generation, 0, self._send, point)
+        self.commits = Commits(
+            self.plan, settings.delivery, settings.epoch_interval, store, self.generation, 0, self._send, point
+        )
 
     def _send(self, message, to):
         self.said.append(message)
@@ -757,7 +759,9 @@ class Running:
         self.plan = make_plan(small())
         generation = manifests.claim(store)
         settings = Settings(delivery=delivery, epoch_interval=3600.0)
-        commits = Commits(self.plan, settings, store, generation, 0, self._send, CrashPoint(""))
+        commits = Commits(
+            self.plan, settings.delivery, settings.epoch_interval, store, generation, 0, self._send, CrashPoint("")
+        )
         self.thread = CommitThread(commits, store, self.events, self._notify)
 
     def __enter__(self):
