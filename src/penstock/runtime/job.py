@@ -83,9 +83,9 @@ class Surroundings:
 
 
 def make_executor(
-    job: Job, task: int, around: Surroundings, inbox: Inbox, state: TaskState, flow: Flow
+    job: Job, task: int, instance: Component, around: Surroundings, inbox: Inbox, state: TaskState, flow: Flow
 ) -> Executor[Any]:
-    """One task, not yet open."""
+    """One task of a component, not yet open."""
     plan, settings = job.plan, job.settings
     component = plan.task[task].component
     stats = TaskStats()
@@ -106,7 +106,6 @@ def make_executor(
         report=around.report(stats, False),
         publish=around.publish(task),
     )
-    instance = job.instance(component)
     is_spout = isinstance(instance, BaseSpout)
     pending = Pending(settings.message_timeout) if is_spout and tracked else None
 

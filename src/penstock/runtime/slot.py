@@ -89,6 +89,7 @@ class Slot:
         self._relay: deque[tuple[Header, pa.Buffer]] = deque()
         self._most_relayed = _MOST_RELAYED_FLOWING if flowing else _MOST_RELAYED
         self._out: list[Row] = []
+        self._instances: dict[int, Component] = {}
         self.executors: list[Executor[Any]] = []
         self._bolts: list[BoltExecutor[Any]] = []
         self._levels: list[list[BoltExecutor[Any]]] = []
@@ -129,6 +130,12 @@ class Slot:
 
     # ---- life cycle ------------------------------------------------------------------------------------
 
+    def load(self) -> None:
+        """Make the instances of the tasks' components. Their modules are imported for that, which may take longer
+        than all the rest: better while the slot still waits for others. Raises what that raises."""
+        if not self._instances:
+            self._instances = {t: self._job.instance(self._plan.task[t].component) for t in self._tasks}
+
     def open(
         self,
         nodes: Mapping[SlotId, str] | None = None,
@@ -137,12 +144,15 @@ class Slot:
     ) -> None:
         """Make the tasks and call their ``open``/``prepare``, with the state of the last committed ``epoch``, by
         task key. Raises what user code raised, blamed."""
+        self.load()
         around = Surroundings(self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher)
         if self._alignment is not None:
             self._alignment.begin(epoch + 1, self._accept)
         for task in self._tasks:
             state = TaskState()
-            executor = make_executor(self._job, task, around, self._inboxes[task], state, self.flow)
+            executor = make_executor(
+                self._job, task, self._instances[task], around, self._inboxes[task], state, self.flow
+            )
             begins = (restored or {}).get(executor.key, Restored())
             if begins.share is None:
                 state.restore(begins.parts)

@@ -60,6 +60,8 @@ class Replaced:
     """From the wish to the end of the gap."""
     left_behind: str = ""
     """What became of tuples that there was no time to finish."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """When each step was done, in seconds since the wish."""
 
     def __str__(self) -> str:
         text = f"{self.reason}; {self.gap * 1000:.0f} ms without spouts, after {self.seconds:.1f} s of preparation"
@@ -100,9 +102,12 @@ class Replacement:
         self._crash = CrashPoint(old.settings.crash_at, "driver")
         self._limit = old.settings.drain_timeout
         self.left_behind = ""
+        self.times: dict[str, float] = {}
+        """When each step was done, on the monotonic clock."""
 
     def reached(self, step: str) -> None:
-        """For crash tests: the step has been done."""
+        """The step has been done. Crash tests die here."""
+        self.times[step] = time.monotonic()
         self._crash(step, self._number)
 
     def stand_by(self, launch: Callable[[Start], None]) -> None:
@@ -283,7 +288,8 @@ class Replacer:
         now = time.monotonic()
         reason = f"{wish.reason}: {changes(old.design, design)}"
         numbers = {component: len(tasks) for component, tasks in design.plan.tasks_of.items()}
-        done = Replaced(now, numbers, reason, now - paused, now - wish.since, steps.left_behind)
+        times = {step: at - wish.since for step, at in steps.times.items()}
+        done = Replaced(now, numbers, reason, now - paused, now - wish.since, steps.left_behind, times)
         self.done.append(done)
         new.bus.note("replacement", "", str(done))
         wish.answer.set_result(done)

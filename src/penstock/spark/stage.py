@@ -140,6 +140,7 @@ class SlotDriver:
         slot = self._slot
         try:
             yield from as_batches(slot.warm_up())
+            self._load()
             while not self._input_ended and not self._control.lost:
                 try:
                     self._obey()
@@ -163,6 +164,12 @@ class SlotDriver:
             self._chores.put(None)
             self._board.close()
             self._control.close()
+
+    def _load(self) -> None:
+        try:
+            self._slot.load()
+        except Exception as error:  # a user's module may raise anything; the driver must hear of it
+            self._fail(error)
 
     @property
     def _runs(self) -> bool:
