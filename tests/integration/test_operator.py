@@ -209,3 +209,71 @@ def test_a_topology_that_ends_is_found_no_more(run):
     handle.kill()
     assert runs.running() == []
     assert list(runs.folder().glob("*.json")) == []
+
+
+STATEFUL = """
+    import time
+    from penstock import BasicBolt, Settings, Spout, TopologyBuilder
+    from neighbour import worth
+
+    class Steady(Spout):
+        def declare_output_fields(self, declarer):
+            declarer.declare(("key", int))
+
+        def open(self, conf, context, collector):
+            self.collector, self.n = collector, 0
+
+        def next_tuple(self):
+            self.n += 1
+            self.collector.emit([self.n % 10])
+
+    class Counts(BasicBolt):
+        def prepare(self, conf, context):
+            self.total, self.context = context.state.map("total", default=0), context
+
+        def execute(self, tup, collector):
+            self.total[tup.key] += worth()
+            self.context.publish([[f"worth {worth()}", sum(self.total.values())]])
+
+    builder = TopologyBuilder()
+    builder.set_spout("steady", Steady()).set_max_rate(1000)
+    builder.set_bolt("counts", Counts(), 1).fields_grouping("steady", "key")
+    topology = builder.build("operated", Settings(delivery="exactly_once", state_dir="state"))
+"""
+
+
+def test_a_running_topology_is_scaled_and_its_code_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, neighbour = tmp_path / "operated.py", tmp_path / "neighbour.py"
+    path.write_text(textwrap.dedent(STATEFUL))
+    neighbour.write_text("def worth():\n    return 1\n")
+    operated = Process(path, tmp_path / "log")
+
+    def shown():
+        """What each task of the bolt shows: what a tuple is worth, and the sum of all its keys."""
+        (status,) = [json.loads(penstock("status", "operated", "--json").stdout or "{}")]
+        return next((c["published"] for c in status.get("components", []) if c["component"] == "counts"), [])
+
+    try:
+        operated.until(lambda: sum(total for _, total in shown()) > 100, "it counts")
+        said = penstock("scale", "operated", "counts=2")
+        assert re.match(r"'operated' now runs with steady 1, counts 2; the gap was \d+ ms", said.stdout), said
+        operated.until(lambda: len(shown()) == 2, "both tasks count")
+        neighbour.write_text("def worth(:\n")
+        said = penstock("replace", "operated", path)
+        assert said.returncode == 2, said
+        assert "neighbour.py:1: must be valid Python" in said.stderr
+        neighbour.write_text("def worth():\n    return 1_000_000\n")
+        before = sum(total for _, total in shown())
+        said = penstock("replace", "operated", "operated.py")
+        assert "now runs with steady 1, counts 1" in said.stdout, said
+        operated.until(lambda: [what for what, _ in shown()] == ["worth 1000000"], "the new code runs")
+        ((_, total),) = shown()
+        assert total % 1_000_000 >= before, "with the state of the old one"
+        said = penstock("scale", "operated", "count=2")
+        assert said.returncode == 2
+        assert "Did you mean 'counts'?" in said.stderr
+        said = penstock("scale", "operated", "counts=0")
+        assert (said.returncode, "must read COMPONENT=N" in said.stderr) == (2, True)
+    finally:
+        operated.kill()

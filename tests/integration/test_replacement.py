@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections import Counter
 
 import pyarrow.dataset as ds
@@ -52,6 +53,14 @@ class KeepsAList(Shows):
 
     def prepare(self, conf, context):
         context.state.value("counts", [])
+
+
+class Slow(Count):
+    """Takes five milliseconds for a tuple: 200 a second at most."""
+
+    def execute(self, tup, collector):
+        time.sleep(0.005)
+        super().execute(tup, collector)
 
 
 class World:
@@ -211,3 +220,20 @@ def test_a_topology_that_ends_is_not_replaced(run):
     assert world.running.state == "ended"
     with pytest.raises(TopologyFailed, match="must be running"):
         world.running.scale({"count": 4})
+
+
+def test_a_bolt_that_cannot_keep_up_gets_more_tasks_by_itself(run):
+    scaling = {"scaling": "rate", "scaling_window": 1.0, "scaling_cool_down": 5.0, "scaling_most": 4}
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(1_000_000, 1_000_000)).set_max_rate(350)
+    builder.set_bolt("count", Slow(), 1).fields_grouping("numbers", "key")
+    settings = Settings(delivery="at_least_once", state_dir=str(run.folder / "state"), **scaling)
+    running = run.submit(builder.build("grows", settings))
+    assert running.coordinator.wait(lambda: running.replacements, PATIENCE), running.status()
+    assert len(running.plan.tasks_of["count"]) > 1
+    decided = [note for note in running.status().decisions if note.kind in ("scaling", "replacement")]
+    assert [note.kind for note in decided][:2] == ["scaling", "replacement"]
+    assert "count: busiest task does" in decided[0].text
+    before = running.bus.totals()["count"].executed
+    assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before + 500, PATIENCE)
+    assert not running.restarts
