@@ -36,6 +36,7 @@ STEPS = (2, 4, 2, 1)
 _CATCH_UP = 1.0  # s behind a replacement that still count as its own: the backlog, cold code
 _REST = 1.0  # s between a replacement and its undisturbed time
 _PATIENCE = 180.0  # s for whatever should take seconds
+_LATE = 60.0  # s for the last results; longer than a message time-out, behind which a lost one comes again
 
 
 def main(options: argparse.Namespace) -> int:
@@ -169,7 +170,7 @@ def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tupl
         _await("the source must end", lambda: total(folder) is not None)
         inputs = total(folder) or 0
         try:
-            _await("all must arrive", lambda: not lost(came()[0], inputs), 60.0)
+            _await("all must arrive", lambda: not lost(came()[0], inputs), _LATE)
         except SystemExit as late:
             say(f"    {late}")  # what is missing is what is measured
         handle.kill()

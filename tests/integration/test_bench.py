@@ -54,3 +54,11 @@ def test_persistence_in_bulk_is_far_ahead_of_row_by_row(tmp_path):
     assert rates["SQLite, append", "delayed"] > 5 * rates["SQLite, append", "row by row"]
     assert rates["Parquet, append", "delayed"] > 5 * rates["Parquet, append", "row by row"]
     assert ("put of 2 KB", "embedded") in rates
+
+
+def test_scaling_in_the_simulator_is_a_part_of_the_benchmark_of_replacement(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # figures go to results/
+    _, result = bench(tmp_path, "replacement", "--only", "sim")
+    bars = {bar["name"]: bar["value"] for bar in result["bars"]}
+    assert set(bars) == {"scaling.rate.steps", "scaling.failures.steps"}
+    assert bars["scaling.rate.steps"] <= 2
