@@ -90,7 +90,8 @@ def times_stored(folder: Path) -> tuple[IntArray, IntArray]:
     since, came = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for path in _files(str(folder / "store")):
         since.append(_open(path).read_all()["since"].to_numpy())
-        came.append(np.full(len(since[-1]), os.stat(path).st_mtime_ns // 1000))
+        # A file system's clock moves by ticks of milliseconds, so a file may seem older than what is in it.
+        came.append(np.maximum(since[-1], os.stat(path).st_mtime_ns // 1000))
     return np.concatenate(since), np.concatenate(came)
 
 
