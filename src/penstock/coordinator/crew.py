@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from penstock.coordinator.messages import (
     Settled,
     Snapped,
     SpoutsCut,
+    TakeSeat,
     Tally,
     dumps,
 )
@@ -59,10 +61,11 @@ class Connection:
     answer: Report | None = None
     """The newest report that answered a probe."""
     heard: float = field(default_factory=time.monotonic)
+    id: SlotId = field(init=False)
+    """Of its slot; until it has one, of its seat."""
 
-    @property
-    def id(self) -> SlotId:
-        return SlotId(self.hello.stage, self.hello.slot)
+    def __post_init__(self) -> None:
+        self.id = SlotId(self.hello.stage, self.hello.slot)
 
 
 class Crew:
@@ -77,11 +80,16 @@ class Crew:
         key: int,
         changed: threading.Condition,
         soon: Callable[[Callable[[], None]], None],
+        seated: bool = False,
     ) -> None:
-        """``key`` is that of the ledgers; ``soon`` has something done on the loop."""
+        """``key`` is that of the ledgers; ``soon`` has something done on the loop. ``seated``: who comes has
+        a seat and waits for its slot."""
         self.attempt = attempt
         """Which start it is: no other has this number."""
         self.slots: dict[SlotId, Connection] = {}
+        self.seats: dict[SlotId, Connection] = {}
+        """Where slots are placed: all that have connected, with or without a slot."""
+        self._seated = seated
         self.failure: Failed | None = None
         self.corrupt = ""
         """A slot could not restore its tasks."""
@@ -105,6 +113,21 @@ class Crew:
                     connection.writer.write(data)
 
         self._soon(write)
+
+    def take_seats(self, taken: Mapping[SlotId, SlotId]) -> None:
+        """Give each slot its seat. Those that get none end."""
+        following: dict[int, list[int]] = {}
+        for slot in sorted(taken):
+            following.setdefault(slot.stage, []).append(taken[slot].slot)
+        with self.changed:
+            for slot, seat in taken.items():
+                self.seats[seat].id = slot
+                self.slots[slot] = self.seats[seat]
+        for slot in taken:
+            self.send(TakeSeat(slot.slot, following.get(slot.stage + 1, [])), slot)
+        for seat in self.seats.keys() - set(taken.values()):
+            writer = self.seats[seat].writer
+            self._soon(partial(writer.write, framed(TakeSeat(None))))
 
     def read_ahead(self, epoch: int, tasks: Mapping[str, Any]) -> None:
         """Tell the slots what their tasks are likely to begin with."""
@@ -167,7 +190,7 @@ class Crew:
 
     def join(self, connection: Connection) -> None:
         with self.changed:
-            self.slots[connection.id] = connection
+            (self.seats if self._seated else self.slots)[connection.id] = connection
             self.changed.notify_all()
 
     def leave(self, connection: Connection) -> None:

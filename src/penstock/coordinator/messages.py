@@ -21,6 +21,7 @@ class Hello:
 
     stage: int
     slot: int
+    """Its number in the stage; where slots are placed, that of its seat."""
     attempt: int
     """Which start of the query the slot belongs to; stragglers of an earlier one are turned away."""
     pid: int
@@ -161,6 +162,15 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class TakeSeat:
+    """Where slots are placed: the number of the slot that runs in this Spark task, in its stage, and the tasks of
+    the next stage by the numbers of its slots. None: nobody needs this one, it may end."""
+
+    slot: int | None
+    next: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class ReadAhead:
     """To a start that is to take over from another: what the slot's tasks are likely to begin with, so that little
     is left to read when they do."""
@@ -284,6 +294,7 @@ Message = (
     | Answer
     | TaskMessage
     | TaskState
+    | TakeSeat
     | ReadAhead
     | Open
     | Activate

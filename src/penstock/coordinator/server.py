@@ -73,9 +73,10 @@ class Coordinator:
             if not self._thread.is_alive():
                 self._loop.close()
 
-    def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int) -> Crew:
-        """Let the slots of a start in: their ``attempt`` has its number. ``key`` is that of the ledgers."""
-        crew = self._crews[attempt] = Crew(attempt, plan, bus, key, self.changed, self._soon)
+    def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, seated: bool = False) -> Crew:
+        """Let the slots of a start in: their ``attempt`` has its number. ``key`` is that of the ledgers;
+        ``seated``: they will be given seats."""
+        crew = self._crews[attempt] = Crew(attempt, plan, bus, key, self.changed, self._soon, seated)
         return crew
 
     def end(self, crew: Crew) -> None:

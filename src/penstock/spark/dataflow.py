@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from penstock.plan.model import Plan
 from penstock.spark.source import clock_source
 from penstock.spark.stage import StageFunction
 
@@ -19,13 +18,14 @@ _ONE_BATCH = "3650 days"  # Spark's own batch boundary costs up to a second with
 
 
 def start_query(
-    spark: SparkSession, plan: Plan, stage: Callable[[int], StageFunction], folder: Path
+    spark: SparkSession, seats: Sequence[int], stage: Callable[[int], StageFunction], folder: Path
 ) -> StreamingQuery:
-    """Start the query. Returns at once; the slots say for themselves when they run."""
-    frame = clock_source(spark, plan.stages[0].slots).mapInArrow(_by_reference(stage(0)), FRAME_SCHEMA)
-    for step in plan.stages[1:]:
-        frame = frame.repartitionById(step.slots, frame["slot"])
-        frame = frame.mapInArrow(_by_reference(stage(step.index)), FRAME_SCHEMA)
+    """Start the query, with so many tasks in each stage. Returns at once; the slots say for themselves when they
+    run."""
+    frame = clock_source(spark, seats[0]).mapInArrow(_by_reference(stage(0)), FRAME_SCHEMA)
+    for index in range(1, len(seats)):
+        frame = frame.repartitionById(seats[index], frame["slot"])
+        frame = frame.mapInArrow(_by_reference(stage(index)), FRAME_SCHEMA)
     # A fresh checkpoint folder each time: what must survive a restart is in our own hands, not in Spark's.
     return (
         frame.writeStream.format("noop")

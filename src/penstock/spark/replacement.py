@@ -36,6 +36,7 @@ from penstock.coordinator.messages import Rest
 from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
+from penstock.plan.seating import Placement
 from penstock.spark.start import Design, Lost, Start, Starter
 from penstock.topology.builder import Topology
 
@@ -191,6 +192,8 @@ class Wish:
     reason: str
     pause: bool
     """Stop the old one first: no room for both is needed."""
+    placement: Placement | None = None
+    """Where its slots are to be; None: where Spark puts them."""
     answer: Future[Replaced] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
@@ -206,14 +209,13 @@ class WentBack(Lost):
 class Replacer:
     """Takes wishes from any thread, and carries them out in the supervisor's."""
 
-    def __init__(self, starter: Starter, make_design: Callable[[Topology], Design]) -> None:
+    def __init__(self, starter: Starter, make_design: Callable[[Topology, Placement | None, int], Design]) -> None:
         self.done: list[Replaced] = []
         """Oldest first."""
         self._starter, self._make_design = starter, make_design
         self._wishes: queue.SimpleQueue[Wish] = queue.SimpleQueue()
 
-    def wish(self, topology: Topology, reason: str, pause: bool) -> Future[Replaced]:
-        wish = Wish(topology, reason, pause)
+    def wish(self, wish: Wish) -> Future[Replaced]:
         self._wishes.put(wish)
         return wish.answer
 
@@ -237,7 +239,10 @@ class Replacer:
         current start has to be started again."""
         starter = self._starter
         check_forms(old.design.topology, wish.topology)
-        design = self._make_design(wish.topology)
+        nodes = {connection.hello.node for connection in old.crew.slots.values()}
+        design = self._make_design(
+            wish.topology, wish.placement, len(nodes | set((wish.placement or {}).values()))
+        )
         if old.keeps_state:
             design.state.look()
         if not wish.pause:
@@ -301,7 +306,7 @@ class Replacer:
         except NotEnoughSlots as error:
             raise NotEnoughSlots(
                 error.where,
-                f"needs {design.plan.slots} task slots beside the {held} it holds, to be replaced without a pause",
+                f"needs {sum(design.seats)} task slots beside the {held} it holds, to be replaced without a pause",
                 error.got,
                 "Give the master more, or say --stop-and-go: the old one is stopped first, and for some seconds "
                 "nothing runs.",

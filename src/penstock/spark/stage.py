@@ -50,6 +50,7 @@ from penstock.coordinator.messages import (
     Settled,
     Snapped,
     SpoutsCut,
+    TakeSeat,
     Tally,
 )
 from penstock.errors import PenstockError, SinkRefused, SnapshotCorrupt, StateError
@@ -75,8 +76,11 @@ _READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
 class StageFunction:
     """What Spark pickles for each stage: plain data, so that it pickles by reference to this module."""
 
-    def __init__(self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
-        self._stage, self._job = stage, job
+    def __init__(
+        self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int, seated: bool = False
+    ) -> None:
+        """``seated``: which slot runs in which task is said when all have connected."""
+        self._stage, self._job, self._seated = stage, job, seated
         self._address, self._secret, self._attempt = address, secret, attempt
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -87,8 +91,25 @@ class StageFunction:
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLD)
         sys.setswitchinterval(_SWITCH_INTERVAL)
-        id = SlotId(self._stage, task.partitionId())
-        return SlotDriver(id, self._job, self._address, self._secret, self._attempt).rows(batches)
+        wake, number = Wake(), task.partitionId()
+        control = ControlClient(self._address, self._secret, wake.set)
+        control.send(Hello(self._stage, number, self._attempt, os.getpid(), node_name()))
+        seat = _await_seat(control, wake) if self._seated else TakeSeat(number)
+        if seat.slot is None:
+            control.close()
+            return iter(())
+        id = SlotId(self._stage, seat.slot)
+        return SlotDriver(id, self._job, self._attempt, control, wake, seat.next).rows(batches)
+
+
+def _await_seat(control: ControlClient, wake: Wake) -> TakeSeat:
+    while not control.inbox:
+        if control.lost:
+            raise ConnectionError("a task lost its connection to the coordinator before it was given a slot")
+        wake.wait(_LONGEST_WAIT)
+    seat = control.inbox.popleft()
+    assert isinstance(seat, TakeSeat)
+    return seat
 
 
 class Wake:
@@ -110,22 +131,25 @@ class Wake:
 class SlotDriver:
     """Runs a slot for as long as the query lives."""
 
-    def __init__(self, id: SlotId, job: Job, address: tuple[str, int], secret: bytes, attempt: int) -> None:
+    def __init__(
+        self, id: SlotId, job: Job, attempt: int, control: ControlClient, wake: Wake, following: list[int]
+    ) -> None:
+        """``following``: the tasks of the next stage by their slots' numbers, where these differ."""
+        self._following = following
         self._slot = Slot(id, job, SystemClock())
         self._crash = CrashPoint(job.settings.crash_at if attempt == 0 else "", str(id))
         self._archive = SlotArchive(job.archive, id, 0, self._crash)
         self._chores: queue.SimpleQueue[SlotCut | int | None] = queue.SimpleQueue()
         """For the archive's thread: cuts to write, epochs to publish, None at the end."""
         self._interval = job.settings.metrics_interval
-        self._wake = Wake()
+        self._wake = wake
         self._space = threading.Event()
         self._reader_waits = False
         self._reporting = threading.Lock()
         self._input_ended = False
         self._reader_error: PenstockError | None = None
         self._opened = self._said_ready = self._failed = self._closed = False
-        self._control = ControlClient(address, secret, self._wake.set)
-        self._control.send(Hello(id.stage, id.slot, attempt, os.getpid(), node_name()))
+        self._control = control
         self._told: deque[TaskMessage | TaskState] = deque()
         """The trigger queue: what the board has for the slot's tasks."""
         self._posting = threading.Lock()
@@ -139,14 +163,14 @@ class SlotDriver:
         threading.Thread(target=self._pulse, name="slot-pulse", daemon=True).start()
         slot = self._slot
         try:
-            yield from as_batches(slot.warm_up())
+            yield from as_batches(self._seated(slot.warm_up()))
             self._load()
             while not self._input_ended and not self._control.lost:
                 try:
                     self._obey()
                     rows = slot.turn() if self._runs else []
                     self._hand_over()
-                    output = list(as_batches(rows)) if rows else []
+                    output = list(as_batches(self._seated(rows))) if rows else []
                     self._check()
                 except Exception as error:  # whatever it is, the driver must hear of it before the task dies
                     self._fail(error)
@@ -164,6 +188,11 @@ class SlotDriver:
             self._chores.put(None)
             self._board.close()
             self._control.close()
+
+    def _seated(self, rows: list[Row]) -> list[Row]:
+        """Rows for slots as rows for the tasks they run in."""
+        following = self._following
+        return [(following[slot], frame) for slot, frame in rows] if following else rows
 
     def _load(self) -> None:
         try:

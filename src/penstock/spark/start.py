@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,10 @@ from penstock.errors import PenstockError, SnapshotCorrupt, StateError, Topology
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan
+from penstock.plan.seating import Placement, take_seats
 from penstock.runtime.job import Job
 from penstock.spark import shipping
-from penstock.spark.capacity import free, release, reserve
+from penstock.spark.capacity import free, release, reserve, shrink
 from penstock.spark.dataflow import start_query
 from penstock.spark.session import is_local, log_lines, session_folder
 from penstock.spark.stage import StageFunction
@@ -59,6 +61,15 @@ class Design:
     job: Job
     state: StateDirectory
     modules: Path | None
+    placement: Placement | None = None
+    """Where its slots are to be; None: where Spark puts them."""
+    spares: tuple[int, ...] = ()
+    """With a placement: seats of each stage, spare ones included."""
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """Tasks of Spark's in each stage."""
+        return self.spares or tuple(stage.slots for stage in self.plan.stages)
 
 
 class Starter:
@@ -77,7 +88,7 @@ class Starter:
 
     def hold(self, design: Design, timeout: float) -> None:
         """Hold the design's slots, until ``release``. Raises ``NotEnoughSlots``."""
-        reserve(self.spark, design.topology.name, id(design), design.plan.slots, timeout)
+        reserve(self.spark, design.topology.name, id(design), sum(design.seats), timeout)
 
     def release(self, design: Design) -> None:
         release(id(design))
@@ -103,6 +114,7 @@ class Starter:
             shutil.copy(modules, copy)
             self.spark.sparkContext.addPyFile(str(copy))
         start.launch(self.spark, self._folder, self.go_on)
+        shrink(id(start.design), start.plan.slots)
 
     def go_on(self) -> None:
         """Asked while something is waited for. Raises ``Lost`` where it is no longer wanted."""
@@ -130,7 +142,8 @@ class Start:
         self.running_since = math.inf
         self._name = design.topology.name
         self._coordinator = coordinator
-        self.crew: Crew = coordinator.begin(number, design.plan, bus, design.job.key)
+        seated = design.placement is not None
+        self.crew: Crew = coordinator.begin(number, design.plan, bus, design.job.key, seated)
         self._control: ControlThread | None = None
         self._query: StreamingQuery | None = None
         self._opens = False
@@ -142,15 +155,39 @@ class Start:
         """Start the query and wait until all its slots have connected. ``go_on`` is asked meanwhile, and raises
         where there is no point in waiting any longer."""
         coordinator, job, number = self._coordinator, self.design.job, self.number
+        placement, seats = self.design.placement, self.design.seats
         self._query = start_query(
             spark,
-            self.plan,
-            lambda stage: StageFunction(stage, job, coordinator.address, coordinator.secret, number),
+            seats,
+            lambda stage: StageFunction(
+                stage, job, coordinator.address, coordinator.secret, number, placement is not None
+            ),
             folder,
         )
+        if placement is not None:
+            here = self.crew.seats
+            self.await_(
+                lambda: len(here) == sum(seats),
+                "all seats must connect",
+                lambda: f"{len(here)} of {sum(seats)} connected",
+                go_on,
+            )
+            self._place(placement)
         self.await_(
             lambda: len(self.crew.slots) == self.plan.slots, "all slots must connect", self._connected, go_on
         )
+
+    def _place(self, placement: Placement) -> None:
+        nodes = {seat: connection.hello.node for seat, connection in self.crew.seats.items()}
+        taken, unmet = take_seats(self.plan, placement, nodes)
+        if unmet:
+            raise TopologyFailed(
+                f"topology '{self._name}'",
+                f"its slots must be where they are wanted: {', '.join(unmet)}",
+                ", ".join(f"{count} seats on {node}" for node, count in sorted(Counter(nodes.values()).items())),
+                "Give the nodes more task slots.",
+            )
+        self.crew.take_seats(taken)
 
     def open(self, go_on: Callable[[], None]) -> None:
         """Open the tasks with what ``design.state`` has recovered, and wait until all are open; begin to commit

@@ -24,6 +24,7 @@ from penstock.errors import PenstockError, SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, SlotId
 from penstock.plan.planner import make_plan
+from penstock.plan.seating import Placement, seats_for
 from penstock.runtime.job import make_job
 from penstock.spark import shipping
 from penstock.spark.operator import Operator
@@ -200,7 +201,16 @@ class RunningTopology:
         code. State goes with it by component. Returns when the new one's spouts emit; raises what keeps it from
         that, and then the old one goes on. ``pause``: stop this one first, for where there is no room for both.
         From any thread; one at a time."""
-        answer = self._replacer.wish(topology, reason, pause)
+        return self._await(Wish(topology, reason, pause))
+
+    def place(self, placement: Placement, reason: str = "by hand") -> Replaced:
+        """Let slots run on other nodes; those that are not named go anywhere. What a node is called, and which
+        slot has which tasks, is in ``status().slots``. A replacement by the same topology: state and guarantees
+        are those of ``replace``."""
+        return self._await(Wish(self.topology, reason, pause=False, placement=placement))
+
+    def _await(self, wish: Wish) -> Replaced:
+        answer = self._replacer.wish(wish)
         if self._stopping.is_set():
             self._replacer.refuse(self.state)
         return answer.result()
@@ -441,15 +451,17 @@ class RunningTopology:
             raise TopologyFailed(f"topology '{self.topology.name}'", "must be running", self.state)
 
 
-def make_design(topology: Topology) -> Design:
-    """How a topology is to run. At most once its state is written only to hand it over to a replacement."""
+def make_design(topology: Topology, placement: Placement | None = None, nodes: int = 0) -> Design:
+    """How a topology is to run, and where: placed on some of so many nodes. At most once its state is written only
+    to hand it over to a replacement."""
     plan = make_plan(topology)
     state = StateDirectory(plan, topology)
     lasting = topology.settings.delivery != "at_most_once"
     if not lasting:
         state.store = state.store.child("handover")
     job = make_job(topology, plan, state.store.url if lasting else "", dumps, state.store.url)
-    return Design(topology, plan, job, state, shipping.user_zip(session_folder()))
+    spares = () if placement is None else seats_for(plan, placement, nodes)
+    return Design(topology, plan, job, state, shipping.user_zip(session_folder()), placement, spares)
 
 
 def submit(
