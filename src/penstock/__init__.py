@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bolts import ShowBolt
 from penstock.clock import Clock, SimulatedClock, SystemClock
+from penstock.dedup import DedupBolt
 from penstock.errors import (
     ComponentError,
     ControlRefused,
@@ -79,6 +80,7 @@ __all__ = [
     "Context",
     "ControlRefused",
     "CustomGrouping",
+    "DedupBolt",
     "EnvironmentFault",
     "Failure",
     "FieldCountError",

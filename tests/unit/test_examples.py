@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
+from penstock import DedupBolt, TopologyBuilder
 from penstock.cli.loading import load_topology
-from penstock.testing import LocalRunner
+from penstock.testing import FeederSpout, LocalRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -120,6 +121,34 @@ def test_rolling_count(monkeypatch):
     word, end, count = shown(runner, "show")[0]
     assert (word, end) == ("word 1", 12)
     assert count == pytest.approx(10_000, rel=0.05), "half of all words"
+
+
+def test_clean_orders():
+    runner = LocalRunner(load_topology(str(ROOT / "examples" / "clean_orders.py")))
+    runner.run(5.0)
+    runner.deactivate()
+    runner.run_until_idle()
+    (source,) = runner.component("orders")
+    once = runner.component("once")
+    seen, dropped = sum(bolt.seen for bolt in once), sum(bolt.dropped for bolt in once)
+    assert seen == runner.stats("orders")[0].emitted >= 2_400
+    assert 0 <= dropped - (seen - len(source.sent)) <= 5, "copies, and new ones by mistake: one in a thousand"
+    assert not any(bolt.memory.early for bolt in once)
+    (total,) = runner.component("total")
+    spent = sum(cents for _, _, cents in source.sent)
+    assert 0.99 * spent <= sum(total.parts["cents"].values()) <= spent
+
+
+def test_the_code_of_the_page_on_duplicates_runs_as_it_stands():
+    (code,) = code_blocks(ROOT / "docs" / "dedup.md")
+    builder = TopologyBuilder()
+    builder.set_spout("orders", FeederSpout(("order", int), ("customer", str), ("cents", int)))
+    exec(code, {"builder": builder, "DedupBolt": DedupBolt})
+    runner = LocalRunner(builder.build("t"))
+    runner.feed("orders", [[1, "a", 5], [1, "a", 5], [2, "a", 5]])
+    runner.run_until_idle()
+    assert sum(bolt.dropped for bolt in runner.component("once")) == 1
+    assert all(bolt.memory.shape.bytes < 2_000_000 for bolt in runner.component("once")), "as the page says"
 
 
 def test_stored_averages(tmp_path, monkeypatch):

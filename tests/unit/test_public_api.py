@@ -21,6 +21,7 @@ PUBLIC = [
     "Context",
     "ControlRefused",
     "CustomGrouping",
+    "DedupBolt",
     "EnvironmentFault",
     "FieldCountError",
     "FieldTypeError",

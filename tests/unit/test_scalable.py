@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock import BasicBolt, Settings, Spout, TopologyBuilder, TopologyError
+from penstock import BasicBolt, DedupBolt, Settings, Spout, TopologyBuilder, TopologyError
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
 from penstock.plan.scalable import why_fixed
@@ -92,6 +92,11 @@ SHARED = "reads 'source' by {} grouping, so its tasks do not share the work"
         (
             build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1),
             "merges parts, which by shuffle grouping meet only in one task",
+        ),
+        (build(bolt=DedupBolt("key", "n"), parallelism=1), ""),
+        (
+            build(lambda bolt: bolt.shuffle_grouping("source"), DedupBolt("key", "n"), 1),
+            "compares tuples, which by shuffle grouping meet only in one task",
         ),
     ],
 )

@@ -6,10 +6,10 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock import BasicBolt, CustomGrouping, Reduce, Settings, Spout, TopologyBuilder, TopologyError
+from penstock import BasicBolt, CustomGrouping, DedupBolt, Reduce, Settings, Spout, TopologyBuilder, TopologyError
 from penstock.merging import Count
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
-from penstock.topology.groupings import Shuffle
+from penstock.topology.groupings import Fields, Shuffle
 from tests.helpers import Pass
 
 FILE = "test_validation.py"
@@ -30,6 +30,10 @@ class DirectSpout(Spout):
 
     def next_tuple(self):
         pass
+
+
+class OwnFields(Fields):
+    """The user's own, whatever it does."""
 
 
 class Declares(Spout):
@@ -434,3 +438,39 @@ def test_parts_of_one_key_must_meet_in_one_task():
         merged_by(lambda total: total.partial_key_grouping("count", "word"))
     merged_by(lambda total: total.fields_grouping("count", "word"))
     merged_by(lambda total: total.global_grouping("count"))
+
+
+@pytest.mark.parametrize(
+    ("group", "tasks", "got"),
+    [
+        (lambda once: once.fields_grouping("words", "word", "count"), 2, ""),
+        (lambda once: once.fields_grouping("words", "word"), 2, ""),
+        (lambda once: once.global_grouping("words"), 2, ""),
+        (lambda once: once.shuffle_grouping("words"), 1, ""),
+        (lambda once: once.shuffle_grouping("words"), 2, "shuffle grouping on 'words'"),
+        (lambda once: once.partial_key_grouping("words", "word"), 2, "partial_key(word) grouping on 'words'"),
+        (lambda once: once.fields_grouping("words", "note"), 2, "fields(note) grouping on 'words'"),
+        (lambda once: once.grouping("words", OwnFields("word")), 2, "fields(word) grouping on 'words'"),
+        (
+            lambda once: once.fields_grouping("words", "word").fields_grouping("more", "word"),
+            2,
+            "",
+        ),
+        (
+            lambda once: once.fields_grouping("words", "word").fields_grouping("more", "count"),
+            2,
+            "fields(count) grouping on 'more', fields(word) grouping on another input",
+        ),
+    ],
+)
+def test_tuples_that_are_compared_must_meet_in_one_task(group, tasks, got):
+    builder = TopologyBuilder()
+    builder.set_spout("words", FeederSpout("word", "count", "note"))
+    builder.set_spout("more", FeederSpout("word", "count", "note"))
+    group(builder.set_bolt("once", DedupBolt("word", "count", "note", by=["word", "count"]), tasks))
+    if not got:
+        builder.build("t")
+        return
+    text = message(builder)
+    holds(text, "component 'once'", f"({FILE}:", "agree in word, count must come to one of its 2 tasks", got)
+    holds(text, "'word', 'count') for every input, or one task")

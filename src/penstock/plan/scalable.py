@@ -6,6 +6,7 @@ from penstock.plan.planner import Chain, find_chains
 from penstock.topology.builder import Node, Topology
 from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import Fields, LocalOrShuffle, NoneGrouping, PartialKey, Shuffle
+from penstock.topology.validation import brings_together
 
 _SHARED = (Shuffle, NoneGrouping, LocalOrShuffle, Fields, PartialKey)
 """Each tuple goes to one task, and with twice as many tasks to one of twice as many. What a grouping of the user's
@@ -46,6 +47,9 @@ def _own_reason(node: Node) -> str:
     if node.tasks % node.parallelism:
         return f"has {node.tasks} tasks that {node.parallelism} executors do not share evenly"
     bolt = node.component
+    for subscription in node.inputs:
+        if not brings_together(bolt, subscription.grouping):
+            return f"compares tuples, which by {subscription.grouping} grouping meet only in one task"
     if node.tasks == 1 and isinstance(bolt, BaseBolt) and bolt.merges_parts and not bolt.in_parts:
         for subscription in node.inputs:
             if type(subscription.grouping) in _MEET_NOWHERE:

@@ -240,8 +240,12 @@ class BatchSpout(BaseSpout):
 class BaseBolt(Component):
     """What the three forms of bolt share."""
 
-    tick_interval: ClassVar[float | None] = None
+    tick_interval: float | None = None
     """Seconds between tick tuples unless the topology says otherwise with ``set_tick_interval``."""
+
+    same_task: tuple[str, ...] = ()
+    """Tuples that agree in all these fields must come to the same task. Then, with several tasks, all inputs are
+    grouped by the same of these fields, or globally. Empty: any tuple may come to any task."""
 
     in_parts: ClassVar[bool] = False
     """True: tuples of one key may be executed by any task of this bolt, whatever the grouping, because what it

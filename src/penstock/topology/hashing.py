@@ -51,6 +51,12 @@ def hash_keys(keys: pa.Array, fields: int) -> U64:
     return hash_rows([to_column([value[place] for value in values], None) for place in range(fields)])
 
 
+def rehash(hashes: U64, number: int) -> U64:
+    """Another hash of the same rows for each number, as good as independent of the first: for those that share out
+    what a grouping has shared out by the first already."""
+    return _mix(hashes ^ _mix(np.array([number], np.uint64) * _GOLDEN))
+
+
 def hash_column(column: pa.Array) -> U64:
     """One 64-bit hash per value."""
     kind = column.type

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from penstock.errors import TopologyError
 from penstock.topology.builder import Node, Subscription, Topology
-from penstock.topology.components import BaseBolt
-from penstock.topology.groupings import Direct, Fields, LocalOrShuffle, PartialKey, Shuffle
+from penstock.topology.components import BaseBolt, Component
+from penstock.topology.groupings import Direct, Fields, Global, Grouping, LocalOrShuffle, PartialKey, Shuffle
 
 
 def validate(topology: Topology) -> None:
     """Raise ``TopologyError`` for the first mistake found."""
-    for check in (_has_spout, _subscriptions, _reachable, _acyclic, _plain_without_ticks, _parts_meet):
+    for check in (_has_spout, _subscriptions, _reachable, _acyclic, _plain_without_ticks, _parts_meet, _keys_meet):
         check(topology)
 
 
@@ -162,6 +162,37 @@ def _parts_meet(topology: Topology) -> None:
                     f"{subscription.grouping} grouping on '{subscription.component}'",
                     "Use fields_grouping on the key, or one task.",
                 )
+
+
+def _keys_meet(topology: Topology) -> None:
+    """Tuples that a bolt is to compare and that reach different tasks would never be compared."""
+    for node in topology.nodes.values():
+        bolt = node.component
+        if not isinstance(bolt, BaseBolt) or not bolt.same_task or node.tasks == 1:
+            continue
+        first = node.inputs[0].grouping
+        for subscription in node.inputs:
+            source, grouping = subscription.component, subscription.grouping
+            alike = (type(grouping), grouping.key_fields()) == (type(first), first.key_fields())
+            if alike and brings_together(bolt, grouping):
+                continue
+            fields = ", ".join(map(repr, bolt.same_task))
+            raise TopologyError(
+                _at(node, subscription),
+                f"tuples that agree in {', '.join(bolt.same_task)} must come to one of its {node.tasks} tasks",
+                f"{grouping} grouping on '{source}'" + ("" if alike else f", {first} grouping on another input"),
+                f"Use fields_grouping('{source}', {fields}) for every input, or one task.",
+            )
+
+
+def brings_together(component: Component, grouping: Grouping) -> bool:
+    """Whether a grouping sends tuples that agree in a bolt's ``same_task`` to one of its tasks. By exact type: one
+    of the user's, derived from these included, may send them anywhere."""
+    if not isinstance(component, BaseBolt) or not component.same_task:
+        return True
+    if type(grouping) is Fields:
+        return set(grouping.key_fields()) <= set(component.same_task)
+    return type(grouping) is Global
 
 
 def _plain_without_ticks(topology: Topology) -> None:

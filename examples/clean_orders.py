@@ -1,0 +1,40 @@
+"""Orders that a shop's servers send twice now and then: the second is dropped before it is counted.
+
+The bolt "once" remembers the orders of the last minute, and takes one new order in a thousand for an old one at
+worst. What it dropped is in the live view.
+"""
+
+import random
+
+from penstock import DedupBolt, Reduce, ShowBolt, Spout, TopologyBuilder
+from penstock.merging import Count, Sum
+
+
+class Orders(Spout):
+    """About 500 a second, every fifth a copy of one of the last hundred."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("order", int), ("customer", str), ("cents", int))
+
+    def open(self, conf, context, collector):
+        self.collector, self.random, self.sent = collector, random.Random(context.task), []
+
+    def next_tuple(self):
+        if len(self.sent) > 100 and self.random.random() < 0.2:
+            order = self.random.choice(self.sent[-100:])
+        else:
+            order = [len(self.sent), f"customer {self.random.randrange(50)}", self.random.randrange(100, 10_000)]
+            self.sent.append(order)
+        self.collector.emit(order)
+
+
+revenue = Reduce("customer", orders=Count(), cents=Sum("cents"))
+once = DedupBolt(("order", int), ("customer", str), ("cents", int), by="order", period=60, capacity=20_000)
+
+builder = TopologyBuilder()
+builder.set_spout("orders", Orders()).set_max_rate(500)
+builder.set_bolt("once", once, 2).fields_grouping("orders", "order")
+builder.set_bolt("count", revenue.parts(), 2).shuffle_grouping("once")
+builder.set_bolt("total", revenue.merged()).fields_grouping("count", "customer")
+builder.set_bolt("show", ShowBolt()).local_or_shuffle_grouping("total")
+topology = builder.build("clean-orders")
