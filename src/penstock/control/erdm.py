@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.control.limits import AtLimit, Loads, Need
-from penstock.control.paths import Critical, communication, critical
+from penstock.control.paths import Critical, communication, critical, widened
 from penstock.control.placement import Move, Release, Snapshot, Stay
 from penstock.control.roster import Roster
 from penstock.errors import SettingError
@@ -66,21 +66,18 @@ class Plan:
 class ErdmPolicy:
     """``decide`` is called once a window with what the load monitor saw in it. Remembers nothing.
 
-    ``slack``: as in ``paths.critical``; 0 is C's definition by the letter, one path.
+    ``slack``: as in ``paths.critical``; 0 is C's definition by the letter, one path. On a large cluster its three
+    or four nodes are soon full, upstream executors of all others first, and none becomes empty. ``fill`` helps
+    against that: as in ``paths.widened``; None is C's.
     """
 
-    def __init__(self, slack: float = 0.0) -> None:
-        if not 0 <= slack < 1:
-            raise SettingError(
-                "placement",
-                "the slack of the critical path lies between 0 and below 1",
-                f"{slack!r}",
-                "Leave it out: then the one most costly path is critical.",
-            )
-        self.slack = slack
+    def __init__(self, slack: float = 0.0, fill: float | None = None) -> None:
+        _check("the slack of the critical path", slack, "is 0 or more and below 1", 0 <= slack < 1)
+        _check("the fill of critical nodes", fill, "is above 0, up to 1", fill is None or 0 < fill <= 1)
+        self.slack, self.fill = slack, fill
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        return plan(snapshot, self.slack)
+        return plan(snapshot, self.slack, self.fill)
 
     def decide(self, snapshot: Snapshot) -> list[Move | Release]:
         """What to do now: moves in order, then releases. Where the moves are not worthwhile only nodes that are
@@ -92,7 +89,7 @@ class ErdmPolicy:
         return [release for release in found.releases if release.node not in busy]
 
 
-def plan(snapshot: Snapshot, slack: float = 0.0) -> Plan:
+def plan(snapshot: Snapshot, slack: float = 0.0, fill: float | None = None) -> Plan:
     """C algorithm 2. Critical executors stay; all others are asked, upstream first:
 
     1. Parents on critical nodes, also by a move of this plan: of these nodes the one with fewest executors (round
@@ -103,6 +100,8 @@ def plan(snapshot: Snapshot, slack: float = 0.0) -> Plan:
     Nodes without executors are released in the end.
     """
     found = critical(snapshot, slack)
+    if fill is not None:
+        found = widened(snapshot, found, fill)
     loads = Loads(snapshot)
     limit_nodes = loads.limit_nodes()
     moves, stays = _reallocate(snapshot, found, loads)
@@ -236,3 +235,8 @@ class _Choice:
 
 _NAMED = 3
 """Parents named in a reason; a shuffle has hundreds."""
+
+
+def _check(name: str, value: float | None, rule: str, holds: bool) -> None:
+    if not holds:
+        raise SettingError("placement", f"{name} {rule}", f"{value!r}", "Leave it out to get C's definition.")

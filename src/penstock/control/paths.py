@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.control.placement import Executor, Snapshot
+from penstock.control.limits import Loads
+from penstock.control.placement import RESOURCES, Executor, Snapshot
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,46 @@ def critical(snapshot: Snapshot, slack: float = 0.0) -> Critical:
     if slack > 0:
         enough = (1 - slack) * greatest
         on |= {graph.places[index] for index, cost in enumerate(_through(snapshot, up)) if cost >= enough}
+    return _critical(snapshot, path_of(snapshot, [snapshot.executors[index].id for index in trail]), on)
+
+
+def widened(snapshot: Snapshot, found: Critical, fill: float) -> Critical:
+    """The same path, with so many more nodes counted as critical, those of the most costly paths first, that the
+    executors of all others should fit on them with ``fill`` of each limit in use (ours).
+
+    Sums only: what is free on each of many nodes may be too little for an executor, so let ``fill`` be below 1.
+    """
+    costs, position, loads = node_costs(snapshot), snapshot.graph.node_position, Loads(snapshot)
+    on = {position[name] for name in found.nodes}
+    rest = sorted(position[name] for name in costs if position[name] not in on)
+    rest.sort(key=lambda node: -costs[snapshot.nodes[node].name])
+
+    def free(resource: int, node: int) -> float:
+        return max(fill * loads.limits[resource][node] - loads.used[resource][node], 0.0)
+
+    def moves(resource: int, node: int) -> float:
+        other: float = getattr(snapshot.nodes[node].other, RESOURCES[resource])
+        return loads.used[resource][node] - other
+
+    resources = range(len(RESOURCES))
+    room = [sum(free(resource, node) for node in on) for resource in resources]
+    needs = [sum(moves(resource, node) for node in rest) for resource in resources]
+    for node in rest:
+        if all(needs[resource] <= room[resource] for resource in resources):
+            break
+        on.add(node)
+        for resource in resources:
+            room[resource] += free(resource, node)
+            needs[resource] -= moves(resource, node)
+    return _critical(snapshot, found.path, on)
+
+
+def _critical(snapshot: Snapshot, path: Path, on: set[int]) -> Critical:
+    places = snapshot.graph.places
     return Critical(
-        path_of(snapshot, [snapshot.executors[index].id for index in trail]),
+        path,
         tuple(node.name for index, node in enumerate(snapshot.nodes) if index in on),
-        frozenset(
-            executor.id for executor, place in zip(snapshot.executors, graph.places, strict=True) if place in on
-        ),
+        frozenset(executor.id for executor, place in zip(snapshot.executors, places, strict=True) if place in on),
     )
 
 
