@@ -14,7 +14,7 @@ In steps; whatever dies between two of them, exactly one of the two starts owns 
    write counts (``claimed``).
 8. Its tasks open, with the state they take over (``opened``).
 9. Its spouts emit (``activated``). The gap is over.
-10. The old query is stopped.
+10. The old query is stopped, a moment later.
 
 Where step 8 fails because of the new form itself (its ``prepare`` raises, a state does not fit after all), the old
 form is started again from the epoch of step 5.
@@ -43,6 +43,7 @@ from penstock.topology.builder import Topology
 log = logging.getLogger("penstock.supervisor")
 
 _LAST_TICKS = 1.0  # seconds for what a last tick may have set in motion
+_AFTER = 2.0  # seconds until the old query is stopped: that is work for the machine, which the new one needs first
 _COPIES = 2  # times the state is read ahead: what changed during the first is most of what the second has
 
 
@@ -214,13 +215,16 @@ class Replacer:
         """Oldest first."""
         self._starter, self._make_design = starter, make_design
         self._wishes: queue.SimpleQueue[Wish] = queue.SimpleQueue()
+        self._retired: tuple[Start, float] | None = None
+        """A start that was replaced, and when it is to be stopped."""
 
     def wish(self, wish: Wish) -> Future[Replaced]:
         self._wishes.put(wish)
         return wish.answer
 
     def next(self, timeout: float) -> Wish | None:
-        """The next wish, if one comes in time."""
+        """The next wish, if one comes in time. Called again and again."""
+        self._stop_retired(time.monotonic())
         with contextlib.suppress(queue.Empty):
             return self._wishes.get(timeout=timeout)
         return None
@@ -238,6 +242,7 @@ class Replacer:
         spouts emit. Raises what keeps the new form from running while the old one goes on, and ``Lost`` where the
         current start has to be started again."""
         starter = self._starter
+        self.close()
         check_forms(old.design.topology, wish.topology)
         nodes = {connection.hello.node for connection in old.crew.slots.values()}
         design = self._make_design(
@@ -297,8 +302,17 @@ class Replacer:
         done = Replaced(now, numbers, reason, now - paused, now - wish.since, steps.left_behind, times)
         self.done.append(done)
         new.bus.note("replacement", "", str(done))
+        self._retired = old, now + _AFTER
         wish.answer.set_result(done)
-        self._drop(old)
+
+    def close(self) -> None:
+        """Stop what is still to be stopped."""
+        self._stop_retired(math.inf)
+
+    def _stop_retired(self, now: float) -> None:
+        if self._retired is not None and self._retired[1] <= now:
+            self._drop(self._retired[0])
+            self._retired = None
 
     def _hold_beside(self, design: Design, held: int) -> None:
         try:

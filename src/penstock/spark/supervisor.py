@@ -436,6 +436,7 @@ class RunningTopology:
     def _end(self, state: str) -> None:
         self.ending.set()
         try:
+            self._replacer.close()
             self.current.stop()
             self.coordinator.stop()
             self._starter.close()
