@@ -140,8 +140,9 @@ def changing(make: bool = False) -> Iterator[None]:
     place = folder()
     while True:
         if make:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(place)
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(place.parent)
+            place.mkdir(mode=0o700, exist_ok=True)
         try:
             handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -157,15 +158,14 @@ def changing(make: bool = False) -> Iterator[None]:
 
 
 def _check_owner(place: Path) -> None:
-    for each in (place.parent, place):
-        seen = each.lstat()
-        if seen.st_uid != os.getuid() or seen.st_mode & 0o077:
-            raise EnvironmentFault(
-                f"{each}",
-                "must be this user's alone, for the cluster's secret is in it",
-                f"owner {seen.st_uid}, mode {seen.st_mode & 0o777:o}",
-                "Remove it, or set XDG_RUNTIME_DIR to a folder of yours.",
-            )
+    seen = place.lstat()
+    if seen.st_uid != os.getuid() or seen.st_mode & 0o077:
+        raise EnvironmentFault(
+            f"{place}",
+            "must be this user's alone, for the cluster's secret is in it",
+            f"owner {seen.st_uid}, mode {seen.st_mode & 0o777:o}",
+            "Remove it, or set XDG_RUNTIME_DIR to a folder of yours.",
+        )
 
 
 def _file() -> Path:
