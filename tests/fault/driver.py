@@ -13,7 +13,7 @@ import psutil
 
 from penstock import Settings, TopologyBuilder, submit
 from penstock.errors import PenstockError
-from penstock.spark.session import close_session
+from penstock.spark.session import close_session, joined, open_session
 from tests.fault.components import Count, Numbers, Parse, Pass, as_line
 
 
@@ -55,6 +55,7 @@ def status(config, running, **more):
         "state": running.state,
         "restarts": running.restarts,
         "slots": slots,
+        "nodes": joined(open_session()),
         "executors": executors,
         "executed": running.bus.totals()["count"].executed,
         "committed": running.committed,

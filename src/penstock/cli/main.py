@@ -12,7 +12,21 @@ import sys
 from collections.abc import Sequence
 
 import penstock
-from penstock.cli import activation, bench, dlq, drain, kill, plan, prepare, queues, run, savepoint, scale, status
+from penstock.cli import (
+    activation,
+    bench,
+    cluster,
+    dlq,
+    drain,
+    kill,
+    plan,
+    prepare,
+    queues,
+    run,
+    savepoint,
+    scale,
+    status,
+)
 from penstock.cli import list as list_
 from penstock.cli import set as set_
 from penstock.errors import PenstockError
@@ -28,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     running = (list_, status, queues, set_, scale, activation, kill)
-    for command in (run, plan, *running, savepoint, drain, dlq, bench, prepare):
+    for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     _log_to_terminal()

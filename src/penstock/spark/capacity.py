@@ -9,9 +9,11 @@ import time
 from pyspark.sql import SparkSession
 
 from penstock.errors import NotEnoughSlots
-from penstock.spark.session import is_local, total_slots
+from penstock.spark.session import expected, is_local, joined, total_slots
 
 _LOOK = 0.2  # seconds between two looks at a cluster whose nodes may still be joining
+_SETTLED = 3.0  # seconds without another node after which those that are there are all, where nobody knows
+_LATE = 15.0  # seconds for nodes that are known to come; the slots of a lost one may well be enough without
 
 _held: dict[int, int] = {}
 _lock = threading.Lock()
@@ -19,9 +21,12 @@ _lock = threading.Lock()
 
 def reserve(spark: SparkSession, topology: str, holder: int, wanted: int, timeout: float) -> None:
     """Hold so many slots. Raises ``NotEnoughSlots`` where there are fewer: at once in local mode, where none can
-    come, else after ``timeout`` seconds."""
+    come, else after ``timeout`` seconds. Where there is time, all nodes are waited for: with the first alone there
+    may be slots enough, and a topology stays where it is started."""
     deadline = time.monotonic() + timeout
     master = spark.sparkContext.master
+    if timeout and not is_local(master):
+        _await_nodes(spark, master, timeout)
     while True:
         with _lock:
             taken = sum(_held.values())
@@ -49,6 +54,21 @@ def free(spark: SparkSession) -> int:
     """Slots that nobody holds."""
     with _lock:
         return total_slots(spark) - sum(_held.values())
+
+
+def _await_nodes(spark: SparkSession, master: str, timeout: float) -> None:
+    wanted, now = expected(master), time.monotonic()
+    begun, nodes, since = now, 0, now
+    while now - begun < timeout:
+        found = joined(spark)
+        if found > nodes:
+            nodes, since = found, now
+        if nodes and (nodes >= wanted if wanted else now - since > _SETTLED):
+            return
+        if nodes and now - since > _LATE:
+            return
+        time.sleep(_LOOK)
+        now = time.monotonic()
 
 
 def release(holder: int) -> None:

@@ -67,7 +67,8 @@ class Operator:
         return ""
 
     def _scale(self, arguments: Mapping[str, Any]) -> str:
-        return self._done(self._running.scale(arguments["parallelism"], pause=bool(arguments.get("pause"))))
+        reason, pause = str(arguments.get("reason", "by hand")), bool(arguments.get("pause"))
+        return self._done(self._running.scale(arguments["parallelism"], reason, pause))
 
     def _replace(self, arguments: Mapping[str, Any]) -> str:
         running = self._running

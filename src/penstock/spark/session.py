@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from penstock.cluster import record as cluster_record
 from penstock.errors import MasterUnreachable
 from penstock.spark import class_archive
 from penstock.spark.java import ensure_java
@@ -75,6 +76,7 @@ _NOISE = re.compile(
 
 _log: deque[str] = deque(maxlen=200)
 _folder: Path | None = None
+_local_ip: str | None = None
 _opening = threading.Lock()
 _say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
 
@@ -104,7 +106,7 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
         master = master or f"local[{LOCAL_SLOTS}]"
         _check_master(master)
         settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
-        for key, value in {**CONF, **_python_conf(master), **(conf or {})}.items():
+        for key, value in {**CONF, **_python_conf(master), **_standalone_conf(master), **(conf or {})}.items():
             settings.set(key, value)
         spark = _start(settings, master)
     if is_local(master):  # elsewhere the nodes do not have our code yet
@@ -123,6 +125,8 @@ def _start(settings: SparkConf, master: str) -> SparkSession:
     try:
         gateway = launch_gateway(settings, {"stdout": PIPE, "stderr": STDOUT})
         threading.Thread(target=_pump, args=(gateway.proc.stdout,), name="spark-output", daemon=True).start()
+        for key, value in _secret_conf(master).items():  # not before: what the JVM is started with all can read
+            settings.set(key, value)
         context = SparkContext(conf=settings, gateway=gateway)
         # PySpark's accumulator server prints a stack trace when the JVM goes away; the supervisor tells that.
         context._accumulatorServer.handle_error = lambda *ignored: None
@@ -194,8 +198,23 @@ def session_folder() -> Path:
 
 
 def total_slots(spark: SparkSession) -> int:
-    """Task slots the master offers now."""
-    return int(spark.sparkContext.defaultParallelism)
+    """Task slots the master offers now; not those of nodes that are being drained."""
+    context = spark.sparkContext._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
+def joined(spark: SparkSession) -> int:
+    """Spark executors that have joined so far, the driver not counted."""
+    return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def expected(master: str) -> int | None:
+    """Nodes that are about to join; None where nobody knows."""
+    found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,.*\]", master)
+    if found:
+        return int(found[1])
+    cluster = cluster_record.find(master)
+    return sum(not node.draining for node in cluster.nodes) if cluster is not None else None
 
 
 def is_local(master: str) -> bool:
@@ -207,7 +226,7 @@ def _python_conf(master: str) -> dict[str, Any]:
     """How the workers find Python, Penstock and our log settings."""
     package_root = str(Path(__file__).resolve().parents[2])
     os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    os.environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", reachable_address(master))
+    _set_local_ip(reachable_address(master))
     settings_file = Path(__file__).with_name("log4j2.properties")
     options = f"-Dlog4j2.configurationFile={settings_file.as_uri()} {JAVA_OPTIONS} {class_archive.java_options()}"
     conf = {"spark.driver.extraJavaOptions": options}
@@ -219,6 +238,33 @@ def _python_conf(master: str) -> dict[str, Any]:
         # Files of addPyFile arrive in an executor's own folder, which is also where its Python starts.
         conf["spark.executorEnv.PYTHONPATH"] = f"./{PENSTOCK_ZIP}"
     return conf
+
+
+def _set_local_ip(address: str) -> None:
+    """Unless the user has chosen one."""
+    global _local_ip
+    if os.environ.get("SPARK_LOCAL_IP") == _local_ip:
+        os.environ["SPARK_LOCAL_IP"] = _local_ip = address
+
+
+def _standalone_conf(master: str) -> dict[str, str]:
+    """For masters of Spark's own kind: nodes that are drained, and on a cluster of ours one executor per node."""
+    if _spark_host(master) is None:
+        return {}
+    conf = {"spark.decommission.enabled": "true", "spark.executor.extraJavaOptions": JAVA_OPTIONS}
+    cluster = cluster_record.find(master)
+    if cluster is not None:
+        conf["spark.executor.cores"] = str(cluster.slots)
+        conf["spark.executor.memory"] = cluster.memory
+    return conf
+
+
+def _secret_conf(master: str) -> dict[str, str]:
+    """What a cluster of ours wants to hear before it runs anything."""
+    cluster = cluster_record.find(master)
+    if cluster is None:
+        return {}
+    return {"spark.authenticate": "true", "spark.authenticate.secret": cluster.secret}
 
 
 def reachable_address(master: str) -> str:

@@ -1,0 +1,390 @@
+"""The cluster as a whole: up, another node, a node less, down. Each step is written down before the next, so that
+whatever dies, ``down`` finds all there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from penstock.cluster import processes, record, standalone
+from penstock.cluster.network import Network, Rate, usable
+from penstock.cluster.record import Node, Record
+from penstock.errors import EnvironmentFault, SettingError
+
+_START_SECONDS = 120.0  # 4 nodes are up in 6 s; on two busy cores they have needed 30
+_END_SECONDS = 10.0  # executors end within 2 s of their worker; after this they are killed
+_LOOK = 0.1  # seconds between two looks at something that starts or empties
+_MASTER_PORT = 7077  # Spark's own
+_MASTER = "master"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``up`` is to make."""
+
+    nodes: int = 4
+    link: str = "1gbit"
+    slots: int = 16
+    memory: str = "1g"
+    plain: bool = False
+    """No namespaces and no links: all on loopback."""
+
+    def __post_init__(self) -> None:
+        Rate.parse(self.link)
+        for name, value, most in (("--nodes", self.nodes, 200), ("--slots", self.slots, 1024)):
+            if not 1 <= value <= most:
+                raise SettingError(name, f"is 1 to {most}", str(value))
+        if not (self.memory[:-1].isdecimal() and self.memory[-1:] in "mg"):
+            raise SettingError("--memory", "is a number and m or g, as for Java", repr(self.memory), "Try 1g.")
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node, now."""
+
+    node: Node
+    state: str
+    """``up``, ``starting``, ``draining``, ``empty`` (drained, no executor left) or ``dead``."""
+    executors: int
+    """Executors of Spark's on it: one for every application."""
+    sent: int | None
+    received: int | None
+    """Bytes so far over its link; None where it has none."""
+
+
+def up(plan: Plan, java_home: str, progress: Progress = lambda line: None) -> Record:
+    """Start a master and workers; returns when all have joined. What goes wrong on the way removes what there is
+    so far. Raises ``EnvironmentFault``."""
+    with record.changing(make=True):
+        found = record.load()
+        if found is not None:
+            raise EnvironmentFault(
+                "cluster",
+                "there is one at a time for each user of a machine",
+                f"one of {len(found.nodes)} nodes at {found.url}" + ("" if found.ready else ", not completely up"),
+                "Use it (penstock cluster status), or end it first: penstock cluster down.",
+            )
+        try:
+            return _up(plan, java_home, progress)
+        except BaseException:
+            progress("removing what there is so far …")
+            _down()
+            raise
+
+
+def add(count: int, java_home: str, progress: Progress = lambda line: None) -> list[Node]:
+    """Start more nodes; returns when they have joined."""
+    if count < 1:
+        raise SettingError("--nodes", "is at least 1", str(count))
+    with _existing() as found:
+        before = {node.name for node in found.nodes}
+        try:
+            after = _start_nodes(found, count, java_home, progress)
+        except BaseException:
+            for node in _expect().nodes:
+                if node.name not in before:
+                    _remove_node(node.name)
+            raise
+        return [node for node in after.nodes if node.name not in before]
+
+
+def decommission(name: str) -> Node:
+    """Have a node take nothing new from now on: no executor, and no task of those it has. What runs there goes on;
+    an executor without tasks ends by itself. Cannot be taken back."""
+    with _existing() as found:
+        node = dataclasses.replace(found.node(name), draining=True)
+        others = [each for each in found.nodes if each.name != name and not each.draining]
+        if not others:
+            raise EnvironmentFault(
+                f"node '{name}'",
+                "must leave another node behind",
+                "it is the only one",
+                "Add one first (penstock cluster add), or end the cluster: penstock cluster down.",
+            )
+        found.with_node(node).save()
+        if node.process is not None:
+            processes.send(node.process, signal.SIGPWR)
+        return node
+
+
+def executors(name: str) -> list[processes.Process]:
+    """What a node's worker has started that still lives: Spark's executors, their Python processes and theirs."""
+    found = _expect()
+    worker = found.node(name).process
+    return [each for each in processes.marked(found.key, name) if each != worker]
+
+
+def await_empty(name: str, timeout: float, progress: Progress = lambda line: None) -> bool:
+    """Wait until nothing of an application runs on the node. False: something still does."""
+    deadline = time.monotonic() + timeout
+    while left := executors(name):
+        if time.monotonic() > deadline:
+            return False
+        progress(f"{name} has {len(left)} processes left …")
+        time.sleep(_LOOK)
+    return True
+
+
+def remove(name: str) -> None:
+    """End a node, whatever runs on it, and remove its namespace, link and folder."""
+    with _existing() as found:
+        found.node(name)
+        _remove_node(name)
+
+
+def down(progress: Progress = lambda line: None) -> bool:
+    """Remove every trace of the cluster, whole or not. False: there was none."""
+    with record.changing():
+        if not record.folder().exists():
+            return False
+        _down(progress)
+        return True
+
+
+def statuses() -> tuple[Record, list[NodeStatus]]:
+    """The cluster and its nodes. Raises ``EnvironmentFault`` where there is none."""
+    found = _expect()
+    states = standalone.workers(found)
+    return found, [_status(found, node, states) for node in found.nodes]
+
+
+def node_of(pid: int) -> str | None:
+    """The cluster's node that a process of this machine is on, if any."""
+    found = record.load()
+    return processes.node_of(pid, found.key) if found is not None else None
+
+
+# ---- steps ---------------------------------------------------------------------------------------------
+
+
+def _up(plan: Plan, java_home: str, progress: Progress) -> Record:
+    tag, host, network = secrets.token_hex(2), "127.0.0.1", None
+    if not plan.plain:
+        problem = usable()
+        if problem:
+            raise EnvironmentFault(
+                "cluster's network",
+                "needs root, and the commands ip, tc and unshare",
+                problem,
+                "Install iproute2 and util-linux and be root, or say --plain: nodes on loopback without links.",
+            )
+        network = Network.choose(tag, Rate.parse(plan.link), Random(secrets.randbits(64)))
+        host = network.host_address
+    work = Path(tempfile.gettempdir()) / f"penstock-cluster-{tag}"
+    found = Record(
+        tag, secrets.token_hex(8), secrets.token_hex(32), record.boot(), str(work), plan.slots, plan.memory,
+        host, 0, 0, network,
+    )  # fmt: skip
+    found.save()
+    work.mkdir(mode=0o700)
+    if network is not None:
+        progress(f"making a network in {network.range} …")
+        network.make_switch()
+    found = dataclasses.replace(found, port=_free_port(host, _MASTER_PORT), web_port=_free_port(host))
+    found.save()
+    settings = _settings_file()
+    settings.touch(mode=0o600)
+    settings.write_text(standalone.settings_text(found.secret))
+    progress("starting the master …")
+    (work / _MASTER).mkdir()
+    found = dataclasses.replace(
+        found,
+        master=processes.launch(
+            standalone.master_command(found, java_home, settings),
+            standalone.environment(java_home, host, work / _MASTER),
+            found.key,
+            _MASTER,
+            _log(found, _MASTER),
+        ),
+    )
+    found.save()
+    found = _start_nodes(found, plan.nodes, java_home, progress)
+    found = dataclasses.replace(found, ready=True)
+    found.save()
+    return found
+
+
+def _start_nodes(found: Record, count: int, java_home: str, progress: Progress) -> Record:
+    """Start so many more, and wait until the master has all."""
+    names = []
+    for _ in range(count):
+        node = _next_node(found)
+        names.append(node.name)
+        progress(f"starting {node.name} …")
+        found = dataclasses.replace(found.with_node(node), named=found.named + 1)
+        found.save()
+        work = Path(found.work) / node.name
+        work.mkdir(mode=0o700)
+        command = standalone.worker_command(found, node, java_home, _settings_file(), work)
+        if found.network is not None:
+            found.network.make_node(node.name, node.number)
+            command = found.network.inside(node.name, command)
+        environment = standalone.environment(java_home, node.host, work)
+        process = processes.launch(command, environment, found.key, node.name, _log(found, node.name))
+        found = found.with_node(dataclasses.replace(node, process=process))
+        found.save()
+    _await_workers(found, names, progress)
+    return found
+
+
+def _next_node(found: Record) -> Node:
+    number = next(n for n in range(1, len(found.nodes) + 2) if n not in {node.number for node in found.nodes})
+    name = f"node-{found.named + 1}"
+    if found.network is None:
+        return Node(name, number, "127.0.0.1", _free_port("127.0.0.1"))
+    if number > found.network.most:
+        raise EnvironmentFault(
+            "cluster's network", f"has addresses for {found.network.most} nodes", f"another one, {name}"
+        )
+    return Node(name, number, found.network.address(number), _MASTER_PORT + 1)
+
+
+def _await_workers(found: Record, names: list[str], progress: Progress) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    waited_for = [found.node(name) for name in names]
+    while True:
+        states = standalone.workers(found)
+        missing = [node for node in waited_for if states.get((node.host, node.port)) != "ALIVE"]
+        if not missing:
+            return
+        progress(f"{len(names) - len(missing)} of {len(names)} nodes have joined {found.url} …")
+        for who, process in [(_MASTER, found.master), *((node.name, node.process) for node in missing)]:
+            if process is not None:
+                processes.reap([process])
+            if process is None or not process.alive:
+                raise _failed(found, who, "ended at its start")
+        if time.monotonic() > deadline:
+            raise _failed(found, missing[0].name, f"did not join within {_START_SECONDS:.0f} s")
+        time.sleep(_LOOK)
+
+
+def _failed(found: Record, who: str, what: str) -> EnvironmentFault:
+    log = _log(found, who)
+    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    errors = [line for line in said if " ERROR " in line or "Exception" in line or line.startswith("Error")]
+    return EnvironmentFault(
+        f"cluster's {who}",
+        "must start and join the cluster",
+        f"it {what}: {(errors or said or ['it said nothing'])[-1].strip()}",
+        "A machine short of memory is the likeliest reason: fewer nodes may do, or a smaller --memory.",
+    )
+
+
+def _remove_node(name: str) -> None:
+    found = _expect()
+    node = found.node(name)
+    processes.end(_of(found, name), _END_SECONDS)
+    if found.network is not None:
+        found.network.remove_node(name, node.number)
+    shutil.rmtree(Path(found.work) / name, ignore_errors=True)
+    _log(found, name).unlink(missing_ok=True)
+    found.without(name).save()
+
+
+def _of(found: Record, node: str | None = None) -> list[processes.Process]:
+    """Of a node, or of all: what is written down, and what carries the mark."""
+    written = {each.process for each in found.nodes if node in (None, each.name)}
+    written |= {found.master} if node is None else set()
+    here = found.boot == record.boot()
+    return list({each for each in written if each is not None and here} | set(processes.marked(found.key, node)))
+
+
+def _down(progress: Progress = lambda line: None) -> None:
+    found = record.load()
+    if found is not None:
+        progress("ending its processes …")
+        while alive := _of(found):  # what was just being started comes to light at the second look
+            left = processes.end(alive, _END_SECONDS)
+            if left:
+                raise EnvironmentFault(
+                    "cluster",
+                    "all its processes must end",
+                    f"process {left[0].pid} did not, though it was killed",
+                    "It waits in the kernel, for a disk say. Try again.",
+                )
+            if not any(each.alive for each in _of(found)):
+                break
+        if found.network is not None:
+            progress("removing its network …")
+            found.network.remove()
+        shutil.rmtree(found.work, ignore_errors=True)
+    shutil.rmtree(record.folder(), ignore_errors=True)
+
+
+def _status(found: Record, node: Node, states: dict[tuple[str, int], str]) -> NodeStatus:
+    here = processes.marked(found.key, node.name)
+    sent = received = None
+    if found.network is not None:
+        with suppress(EnvironmentFault):  # its link may not be there yet
+            sent, received = found.network.passed(node.number)
+    children = sum(1 for each in here if each != node.process and _is_executor(each.pid))
+    alive = node.process is not None and node.process.alive
+    if not alive:
+        state = "dead"
+    elif node.draining:
+        state = "draining" if children else "empty"
+    else:
+        state = "up" if states.get((node.host, node.port)) == "ALIVE" else "starting"
+    return NodeStatus(node, state, children, sent, received)
+
+
+def _is_executor(pid: int) -> bool:
+    try:
+        return b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@contextmanager
+def _existing() -> Iterator[Record]:
+    with record.changing():
+        found = _expect()
+        if not found.ready or found.boot != record.boot():
+            raise EnvironmentFault(
+                "cluster",
+                "must be up",
+                "what a penstock cluster up has left that did not come to its end, or the machine was restarted",
+                "Say penstock cluster down, then up.",
+            )
+        yield found
+
+
+def _expect() -> Record:
+    found = record.load()
+    if found is None:
+        raise EnvironmentFault(
+            "cluster", "must be up", "none of this user on this machine", "Start one: penstock cluster up."
+        )
+    return found
+
+
+def _settings_file() -> Path:
+    return record.folder() / "spark.conf"
+
+
+def _log(found: Record, who: str) -> Path:
+    return Path(found.work) / f"{who}.log"
+
+
+def _free_port(host: str, wanted: int = 0) -> int:
+    """``wanted`` if nobody has it, else any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise EnvironmentFault(f"address {host}", "must have a free port", "none", "End something that listens there.")

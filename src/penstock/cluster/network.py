@@ -1,0 +1,235 @@
+"""The cluster's network: a namespace for every node, joined by a switch in a namespace of its own.
+
+```
+ host                      switch                         node-1
+ pstkAAAA ─────veth─────── host ─┐                     ┌── eth0   lo
+ 10.x.y.1                      bridge ── n1 ───veth────┘   10.x.y.2
+                                 └────── n2 ─── …
+```
+
+The bridge is not in the host's namespace, so that no firewall rule there (a container engine's, say) meets what
+nodes send to each other, and all that is on the host is one interface. Every name has the cluster's tag: what has
+to be removed is found by it, whatever was made and whoever died on the way.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from penstock.errors import EnvironmentFault, SettingError
+
+TOOLS = ("ip", "tc", "unshare")
+_CANDIDATES = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+_TRIES = 200  # of ranges drawn from each candidate; with half of it in use all of them fail once in 10^60
+_QUEUE_SECONDS = 0.05  # what may wait before a link at its rate; then packets are lost, as at a real one's switch
+_BURST_SECONDS = 0.005  # of the rate that may pass at once: one turn of a kernel timer, and a bit
+_LEAST_BURST = 65_536  # bytes: the largest packet the kernel hands over in one piece
+_HOSTS_FOLDER = Path("/etc/netns")  # what ``ip netns exec`` lays over /etc, a folder per namespace
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of a link, in bits a second."""
+
+    bits: int
+
+    @classmethod
+    def parse(cls, text: str) -> Rate | None:
+        """Of ``100mbit``, ``1.5gbit``, ``800kbit``; None for ``none``: no limit."""
+        if text == "none":
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text.lower())
+        bits = int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]) if found else 0
+        if not 8_000 <= bits <= 100_000_000_000:
+            raise SettingError(
+                f"--link {text}",
+                "is the rate of each node's link, 8kbit to 100gbit, or none",
+                repr(text),
+                "Try 100mbit.",
+            )
+        return cls(bits)
+
+    def shaping(self, interface: str) -> list[str]:
+        """The words for tc that limit what leaves by an interface."""
+        burst = max(_LEAST_BURST, int(self.bits / 8 * _BURST_SECONDS))
+        limit = burst + max(_LEAST_BURST, int(self.bits / 8 * _QUEUE_SECONDS))
+        words = ["tbf", "rate", f"{self.bits}bit", "burst", str(burst), "limit", str(limit)]
+        return ["qdisc", "add", "dev", interface, "root", *words]
+
+
+def free_range(used: Iterable[ipaddress.IPv4Network], random: Random) -> ipaddress.IPv4Network:
+    """A range of 256 private addresses that none of these overlaps. Raises ``EnvironmentFault``."""
+    used = list(used)
+    for candidate in _CANDIDATES:
+        for _ in range(_TRIES):
+            third = random.randrange(2 ** (24 - candidate.prefixlen))
+            drawn = ipaddress.IPv4Network((int(candidate.network_address) + third * 256, 24))
+            if not any(drawn.overlaps(each) for each in used):
+                return drawn
+    raise EnvironmentFault(
+        "cluster's network",
+        "needs 256 private addresses in a row that no route of this machine covers",
+        f"{len(used)} routes over all of {', '.join(map(str, _CANDIDATES))}",
+        "Say --plain: nodes on loopback, without links of their own.",
+    )
+
+
+def routes(listing: str) -> list[ipaddress.IPv4Network]:
+    """Networks this machine has routes to, of what ``ip -j -4 route show table all`` says; not the default."""
+    found = []
+    for route in json.loads(listing or "[]"):
+        destination = route.get("dst", "default")
+        if destination not in ("default", "0.0.0.0/0"):
+            found.append(ipaddress.IPv4Network(destination, strict=False))
+    return found
+
+
+def missing_tools() -> list[str]:
+    return [tool for tool in TOOLS if shutil.which(tool) is None]
+
+
+def usable() -> str:
+    """Empty where this process may make namespaces and has what it takes; else what is missing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = missing_tools()
+    return f"no {', '.join(missing)} here" if missing else ""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Names and addresses; what is made of them is made by the methods."""
+
+    tag: str
+    """Four characters that no other cluster of this machine has."""
+    range: str
+    rate: int | None
+    """Of each node's link, in bits a second, each way."""
+
+    @classmethod
+    def choose(cls, tag: str, rate: Rate | None, random: Random) -> Network:
+        listing = _run("ip", "-j", "-4", "route", "show", "table", "all")
+        return cls(tag, str(free_range(routes(listing), random)), rate.bits if rate else None)
+
+    @property
+    def host_address(self) -> str:
+        return self.address(0)
+
+    def address(self, number: int) -> str:
+        """Of a node by its number, from 1."""
+        return str(ipaddress.IPv4Network(self.range)[number + 1])
+
+    @property
+    def most(self) -> int:
+        """Nodes there are addresses for."""
+        return ipaddress.IPv4Network(self.range).num_addresses - 3
+
+    @property
+    def host_link(self) -> str:
+        return f"pstk{self.tag}"
+
+    @property
+    def switch(self) -> str:
+        return f"pstk{self.tag}-switch"
+
+    def namespace(self, node: str) -> str:
+        return f"pstk{self.tag}-{node}"
+
+    # ---- making ----------------------------------------------------------------------------------------
+
+    def make_switch(self) -> None:
+        """The switch, and the host's link to it. Raises ``EnvironmentFault``, also where the kernel lacks one."""
+        _run("ip", "netns", "add", self.switch)
+        self._in_switch("link", "set", "lo", "up")
+        self._in_switch("link", "add", "bridge", "type", "bridge")
+        self._in_switch("link", "set", "bridge", "up")
+        _run("ip", "link", "add", self.host_link, "type", "veth", "peer", "name", "host", "netns", self.switch)
+        self._in_switch("link", "set", "host", "master", "bridge", "up")
+        _run("ip", "address", "add", f"{self.host_address}/24", "dev", self.host_link)
+        _run("ip", "link", "set", self.host_link, "up")
+
+    def make_node(self, node: str, number: int) -> None:
+        """A node's namespace and its link, limited both ways."""
+        namespace, port = self.namespace(node), f"n{number}"
+        hosts = _HOSTS_FOLDER / namespace / "hosts"
+        hosts.parent.mkdir(parents=True, exist_ok=True)
+        hosts.write_text(f"127.0.0.1 localhost\n{self.address(number)} {node}\n")
+        _run("ip", "netns", "add", namespace)
+        self._in_switch("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        self._in_switch("link", "set", port, "master", "bridge", "up")
+        _run("ip", "-n", namespace, "link", "set", "lo", "up")
+        _run("ip", "-n", namespace, "address", "add", f"{self.address(number)}/24", "dev", "eth0")
+        _run("ip", "-n", namespace, "link", "set", "eth0", "up")
+        if self.rate is not None:
+            rate = Rate(self.rate)
+            _run("tc", "-n", namespace, *rate.shaping("eth0"))
+            _run("tc", "-n", self.switch, *rate.shaping(port))
+
+    def inside(self, node: str, command: Sequence[str]) -> list[str]:
+        """The command, in the node's namespace and under its name. All of it is one process in the end."""
+        rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+        entry = ["ip", "netns", "exec", self.namespace(node), "unshare", "--uts", "sh", "-c", rename, node]
+        return [*entry, *command]
+
+    def passed(self, number: int) -> tuple[int, int]:
+        """Bytes so far from a node and to it, over its link."""
+        listing = _run("ip", "-n", self.switch, "-j", "-s", "link", "show", f"n{number}")
+        counters = json.loads(listing)[0]["stats64"]
+        return int(counters["rx"]["bytes"]), int(counters["tx"]["bytes"])
+
+    # ---- removing --------------------------------------------------------------------------------------
+
+    def remove_node(self, node: str, number: int) -> None:
+        """With its link; what is not there is no matter."""
+        _run("ip", "-n", self.switch, "link", "delete", f"n{number}", strict=False)
+        self._remove(self.namespace(node))
+
+    def remove(self) -> None:
+        """All that has the cluster's tag."""
+        _run("ip", "link", "delete", self.host_link, strict=False)
+        for namespace in self.left():
+            self._remove(namespace)
+        for folder in _HOSTS_FOLDER.glob(f"pstk{self.tag}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        if _HOSTS_FOLDER.is_dir() and not any(_HOSTS_FOLDER.iterdir()):
+            _HOSTS_FOLDER.rmdir()
+
+    def left(self) -> list[str]:
+        """Namespaces that have the cluster's tag."""
+        listing = json.loads(_run("ip", "-j", "netns", "list", strict=False) or "[]")
+        return [each["name"] for each in listing if each["name"].startswith(f"pstk{self.tag}-")]
+
+    def _remove(self, namespace: str) -> None:
+        _run("ip", "netns", "delete", namespace, strict=False)
+        shutil.rmtree(_HOSTS_FOLDER / namespace, ignore_errors=True)
+
+    def _in_switch(self, *words: str) -> None:
+        _run("ip", "-n", self.switch, *words)
+
+
+def _run(*command: str, strict: bool = True) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        problem = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        problem = str(error)
+    if not problem and (not done.returncode or not strict):
+        return done.stdout
+    if strict:
+        raise EnvironmentFault(
+            "cluster's network",
+            f"'{' '.join(command)}' must work",
+            problem or f"exit code {done.returncode}",
+            "It needs root with all rights of it (in a container: --privileged) and a kernel with network "
+            "namespaces, veth, bridge and tbf. With --plain the nodes share loopback.",
+        )
+    return ""

@@ -1,0 +1,103 @@
+"""Spark's standalone master and workers, of the jars that come with pyspark: how they are started, and what the
+master says of its workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.cluster.record import Node, Record
+from penstock.errors import EnvironmentFault
+
+# Masters and workers only start others and tell who lives: they need little, and soon.
+_JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+_SETTINGS: Mapping[str, str] = {
+    "spark.authenticate": "true",
+    # A worker that gets SIGPWR takes nothing new, and its executors end when they are idle.
+    "spark.decommission.enabled": "true",
+    # The web pages show, and change nothing: they know no secret.
+    "spark.ui.killEnabled": "false",
+    "spark.master.ui.decommission.allow.mode": "DENY",
+    "spark.master.rest.enabled": "false",
+    # What executors print, which nobody may ever read.
+    "spark.executor.logs.rolling.strategy": "size",
+    "spark.executor.logs.rolling.maxSize": "4194304",
+    "spark.executor.logs.rolling.maxRetainedFiles": "2",
+}
+_ANSWER_SECONDS = 2.0
+
+
+def spark_home() -> Path:
+    """Of the installed pyspark, which is not imported for it."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise EnvironmentFault(
+            "Spark", "comes with the package pyspark", "it is not installed", "pip install penstock"
+        )
+    return Path(found.origin).parent
+
+
+def environment(java_home: str, host: str, work: Path) -> dict[str, str]:
+    """For a master or a worker, and the executors it starts. Nothing the user has set for Spark elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    home = spark_home()
+    return {
+        **kept,
+        "JAVA_HOME": java_home,
+        "SPARK_HOME": str(home),
+        "SPARK_SCALA_VERSION": _scala_version(home),  # a worker looks for it where Spark was built, else
+        "SPARK_LOCAL_IP": host,
+        "SPARK_LOCAL_DIRS": str(work / "local"),
+    }
+
+
+def settings_text(secret: str) -> str:
+    """The file of settings for masters and workers: on a command line everybody could read the secret."""
+    settings = {**_SETTINGS, "spark.authenticate.secret": secret}
+    return "".join(f"{key} {value}\n" for key, value in settings.items())
+
+
+def master_command(record: Record, java_home: str, settings: Path) -> list[str]:
+    where = ["--host", record.host, "--port", str(record.port), "--webui-port", str(record.web_port)]
+    return [*_java(java_home), _MASTER, *where, "--properties-file", str(settings)]
+
+
+def worker_command(record: Record, node: Node, java_home: str, settings: Path, work: Path) -> list[str]:
+    where = ["--host", node.host, "--port", str(node.port), "--webui-port", "0"]
+    offers = ["--cores", str(record.slots), "--memory", record.memory, "--work-dir", str(work)]
+    return [*_java(java_home), _WORKER, *where, *offers, "--properties-file", str(settings), record.url]
+
+
+def workers(record: Record) -> dict[tuple[str, int], str]:
+    """What the master says of its workers by address: ``ALIVE``, ``DECOMMISSIONED``, ``DEAD``. Empty where it does
+    not answer."""
+    try:
+        with urllib.request.urlopen(
+            f"http://{record.host}:{record.web_port}/json/", timeout=_ANSWER_SECONDS
+        ) as page:
+            found = json.load(page)["workers"]
+    except (OSError, ValueError, KeyError, urllib.error.URLError):
+        return {}
+    return {(worker["host"], int(worker["port"])): str(worker["state"]) for worker in found}
+
+
+def _java(home: str) -> list[str]:
+    return [str(Path(home) / "bin" / "java"), *_JAVA_OPTIONS, "-cp", f"{spark_home() / 'jars'}/*"]
+
+
+def _scala_version(home: Path) -> str:
+    for jar in (home / "jars").glob("spark-core_*.jar"):
+        found = re.match(r"spark-core_([\d.]+)-", jar.name)
+        if found:
+            return found[1]
+    raise EnvironmentFault(
+        f"{home}", "must have Spark's jars", "no spark-core among them", "pip install --force-reinstall pyspark"
+    )
