@@ -1,5 +1,6 @@
 """A topology under fire while it is replaced again and again, and a watch over who owns its state."""
 
+import itertools
 import json
 import os
 import threading
@@ -40,7 +41,7 @@ class Owners:
         """What is wrong; and how often the directory was taken over."""
         found = sorted((epoch, attempt) for epoch, (attempt, _) in self._seen.items())
         wrong = list(self._wrong)
-        for (before, older), (epoch, newer) in zip(found, found[1:], strict=False):
+        for (before, older), (epoch, newer) in itertools.pairwise(found):
             if newer < older:
                 wrong.append(f"epoch {epoch} is of owner {newer}, and epoch {before} of owner {older}")
         return wrong, len({attempt for _, attempt in found})
@@ -122,8 +123,8 @@ class ReplaceRun(Run):
             time.sleep(0.05)  # other processes: there is nothing to wait on
 
     def settled(self, kind, struck):
-        """Note a fault once the replacement it fell into has come to an end, one way or the other, and there is new
-        output or a new epoch."""
+        """Note a fault once the replacement it fell into has come to an end, one way or the other, and there is
+        new output or a new epoch."""
         since, self._mark = time.time(), None
 
         def over():
