@@ -97,15 +97,18 @@ class ReplaceRun(Run):
         draw = self.random
         of = draw.choice(("old", "old", "new", "new", "driver"))
         delay = draw.choice((0.0, draw.uniform(0.0, 0.2), draw.uniform(0.0, 2.0)))
-        plan = {"step": draw.choice(STEPS), "delay": delay, "of": of, "pick": draw.random()}
+        self.kill({"step": draw.choice(STEPS), "delay": delay, "of": of, "pick": draw.random()})
+
+    def kill(self, plan):
+        """As an ambush that ``Scaler`` takes says."""
         before = self.status()
         self._lay(plan)
-        if of == "driver":
+        if plan["of"] == "driver":
             self.await_death()
             self.start()
         else:
             self.await_("a strike", lambda: len(self.status().get("struck", ())) > len(before["struck"]))
-        self.settled(f"replace {of} kill at {plan['step']} + {delay:.2f} s", self.status())
+        self.settled(f"replace {plan['of']} kill at {plan['step']} + {plan['delay']:.2f} s", self.status())
 
     def _lay(self, plan):
         path = Path(self.config["ambush"])

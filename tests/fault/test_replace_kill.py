@@ -38,3 +38,14 @@ def test_somebody_is_killed_while_the_topology_is_replaced(tmp_path, campaign, f
             run.kill_somebody()
         run.finish()
     campaign(run)
+
+
+@pytest.mark.forms(short=[], full=[(delivery,) for delivery in LEVELS])
+def test_an_old_one_that_dies_in_the_gap_holds_nobody_up(tmp_path, campaign, form):
+    """It has a minute to drain; the new one takes over as soon as it is known that this cannot be."""
+    (delivery,) = form
+    with ReplaceRun(tmp_path, 1100, delivery, drain_timeout=60.0) as run:
+        run.kill({"step": "paused", "delay": 0.0, "of": "old", "pick": run.random.random()})
+        assert run.faults[-1][1] < 30, run.story()
+        run.finish()
+    campaign(run)
