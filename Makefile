@@ -25,7 +25,7 @@ integration: .venv/ready  ## starts Spark
 faults: .venv/ready  ## the short form of the next
 	$(BIN)/pytest tests/fault
 
-fault: .venv/ready  ## kill everything that can be killed, over all seeds; half an hour; writes results/faults.json
+fault: .venv/ready  ## kill everything that can be killed, over all seeds; an hour; writes results/faults.json
 	$(BIN)/pytest tests/fault --full -v
 
 bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the word count from Kafka

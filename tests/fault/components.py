@@ -1,5 +1,7 @@
 """Components of the fault tests: what goes in is numbered, so that what comes out can be compared with it."""
 
+import fcntl
+import os
 import time
 
 import numpy as np
@@ -11,11 +13,13 @@ from penstock.connectors.watermark import LowWater
 class Numbers(Spout):
     """⟨origin, n, key⟩ for n = 0 .. count - 1, at so many a second; goes on where a commit left it.
 
-    At least once it keeps the mark below which all is acked, and emits again what failed.
+    At least once it keeps the mark below which all is acked, and emits again what failed. In the folder ``owners``
+    it holds a lock for as long as it may emit, so that no other can, dead or alive, without its being known.
     """
 
-    def __init__(self, count, rate, keys=50):
-        self.count, self.rate, self.keys = count, rate, keys
+    def __init__(self, count, rate, keys=50, owners=None):
+        self.count, self.rate, self.keys, self.owners = count, rate, keys, owners
+        self.lock = None
 
     def declare_output_fields(self, declarer):
         declarer.declare(("origin", int), ("n", int), ("key", str))
@@ -30,6 +34,25 @@ class Numbers(Spout):
 
     def activate(self):
         self.began, self.first = time.monotonic(), self.next
+        if self.owners:
+            self.lock = open(f"{self.owners}/{self.origin}.lock", "a+")  # noqa: SIM115 - held while active
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.complain()
+            self.lock.truncate(0)
+            self.lock.write(str(os.getpid()))
+            self.lock.flush()
+
+    def complain(self):
+        self.lock.seek(0)
+        with open(f"{self.owners}/two", "a") as file:
+            file.write(f"spout {self.origin}: {os.getpid()} emits, and {self.lock.read()} does still\n")
+
+    def deactivate(self):
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
 
     def next_tuple(self):
         if self.again:

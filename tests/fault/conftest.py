@@ -49,10 +49,15 @@ def campaign(request):
 
 
 def pytest_generate_tests(metafunc):
-    """``seed`` runs over the test's own range: ``@pytest.mark.seeds(short, full)``."""
+    """``seed`` runs over the test's own range: ``@pytest.mark.seeds(short, full)``; ``form`` over what the test
+    lists: ``@pytest.mark.forms(short=[...], full=[...])``."""
+    wanted = "full" if metafunc.config.getoption("--full") else "short"
     if "seed" in metafunc.fixturenames:
         short, full = metafunc.definition.get_closest_marker("seeds").args
-        metafunc.parametrize("seed", range(full if metafunc.config.getoption("--full") else short))
+        metafunc.parametrize("seed", range(full if wanted == "full" else short))
+    if "form" in metafunc.fixturenames:
+        forms = metafunc.definition.get_closest_marker("forms").kwargs[wanted]
+        metafunc.parametrize("form", forms, ids=["-".join(map(str, form)) for form in forms])
 
 
 def pytest_sessionfinish(session):
@@ -69,6 +74,7 @@ def pytest_sessionfinish(session):
         bars.append({"name": "recovery.worker_s", "value": worker[len(worker) // 2], "unit": "s, median"})
         bars.append({"name": "recovery.worker_s.longest", "value": worker[-1], "unit": "s"})
     bars += _persist_bars([one for one in _done if "wrong" in one])
+    bars += _replace_bars([one for one in _done if "replace" in one["test"]])
     _REPORT.parent.mkdir(exist_ok=True)
     _REPORT.write_text(json.dumps({"runs": _done, "bars": bars}, indent=1))
     print(f"\n{survived} of {tried} faults survived; {_REPORT} has the seeds")
@@ -83,6 +89,18 @@ def _persist_bars(runs):
     bars = [{"name": "persist.wrong", "value": sum(one["wrong"] for one in runs), "unit": "results"}]
     return bars + [
         {"name": f"persist.kills.{queue}", "value": count, "unit": ""} for queue, count in kills.items()
+    ]
+
+
+def _replace_bars(runs):
+    """Kills while a topology was being replaced; a run that did not come to its end counts as one not survived."""
+    if not runs:
+        return []
+    tried = sum(max(1, len(one["faults"])) for one in runs)
+    survived = sum(len(one["faults"]) for one in runs if one["survived"])
+    return [
+        {"name": "replace.kills_tried", "value": tried, "unit": ""},
+        {"name": "replace.kills_survived", "value": survived, "unit": ""},
     ]
 
 

@@ -5,6 +5,7 @@ stop file, and keeps a status file of whom there is to kill.
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from penstock import Settings, TopologyBuilder, submit
 from penstock.errors import PenstockError
 from penstock.spark.session import close_session, joined, open_session
 from tests.fault.components import Count, Numbers, Parse, Pass, as_line
+from tests.fault.scaler import Scaler
 
 
 def topology(config):
@@ -29,7 +31,8 @@ def topology(config):
         builder.set_bolt("pass", Parse(), 2).shuffle_grouping("lines")
     else:
         sink = _sink(config)
-        builder.set_spout("numbers", Numbers(config["count"], config["rate"]), 2)
+        numbers = Numbers(config["count"], config["rate"], owners=config.get("owners"))
+        builder.set_spout("numbers", numbers, 2).set_max_rate(config.get("max_rate", math.inf))
         builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
     builder.set_bolt("sink", sink).shuffle_grouping("count")
@@ -79,9 +82,14 @@ def main():
     with open(sys.argv[1]) as file:
         config = json.load(file)
     running = submit(topology(config), config.get("master"))
+    scaler = Scaler(running, config) if "scale" in config else None
     try:
+        hurries = False
         while not running.wait(0.05) and not os.path.exists(config["stop"]):
-            status(config, running)
+            status(config, running, **(scaler.status() if scaler else {}))
+            if not hurries and os.path.exists(config.get("hurry", "")):
+                hurries = True
+                running.set_max_rate("numbers", math.inf)
         running.kill()
         status(config, running, done=True)
     except PenstockError as error:

@@ -56,6 +56,11 @@ class Run:
     # ---- the driver ------------------------------------------------------------------------------------
 
     def start(self):
+        self.launch()
+        self.await_("the topology to run", lambda: self.status().get("executed", 0) > 0)
+
+    def launch(self):
+        """Start the driver's process."""
         path = self.folder / "config.json"
         path.write_text(json.dumps(self.config))
         (self.folder / "status.json").unlink(missing_ok=True)
@@ -66,7 +71,6 @@ class Run:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self.await_("the topology to run", lambda: self.status().get("executed", 0) > 0)
 
     def stop(self):
         """Let it end by itself."""
@@ -228,7 +232,7 @@ class Run:
             assert all(counts[key] >= oracle[key] for key in oracle), self.story()
 
     def counts(self):
-        """The counts in the state of the last committed epoch."""
+        """The counts in the state of the last committed epoch, whatever number of tasks it is spread over."""
         store = StateStore(self.config["settings"]["state_dir"]).child("faults")
         newest = manifests.newest(store)
         total = Counter()
@@ -236,5 +240,7 @@ class Run:
             if key.startswith("count/"):
                 state = TaskState()
                 state.restore(parts)
-                total.update(dict(state.map("counts", 0)))
+                counts = dict(state.map("counts", 0))
+                assert not counts.keys() & total.keys(), f"every key has one owner\n{self.story()}"
+                total.update(counts)
         return total

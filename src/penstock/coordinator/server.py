@@ -84,6 +84,11 @@ class Coordinator:
         self._crews.pop(crew.attempt, None)
         crew.dismiss()
 
+    @property
+    def crews(self) -> list[Crew]:
+        """Of the starts whose slots may join, in the order they began; while one replaces the other, of both."""
+        return [crew for _, crew in sorted(dict(self._crews).items())]
+
     def _soon(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all connections
             self._loop.call_soon_threadsafe(call)

@@ -322,8 +322,13 @@ class Start:
             return True
         if self.crew.broken:
             return False
+
+        def go_on() -> None:
+            if self.crew.broken:  # nobody is to wait for an epoch that cannot come any more
+                raise StateError("commits", "all slots must stay for the last epoch", "one is gone")
+
         try:
-            self.commits.commit_now(timeout, last=True)
+            self.commits.commit_now(timeout, last=True, go_on=go_on)
         except PenstockError as error:
             log.warning(
                 "topology '%s': its last epoch is not committed (%s); the next start does it again",

@@ -1,0 +1,161 @@
+"""A topology under fire while it is replaced again and again, and a watch over who owns its state."""
+
+import itertools
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from penstock.errors import PenstockError
+from penstock.state import manifest as manifests
+from penstock.state.store import StateStore
+from tests.fault.harness import Run
+
+STEPS = ("checked", "standing_by", "copied", "paused", "drained", "closed", "claimed", "opened", "activated")
+"""Of a replacement, in order; see ``spark.replacement``."""
+SLOW = 500  # tuples a second: the input outlasts the kills
+_LOOK = 0.02  # seconds; a manifest is there for half a second at least
+_DEADLINE = 400.0  # seconds for a run with many kills
+
+
+class Owners:
+    """Looks at the manifests while the topology runs. Each has a number that grows with every take-over of the
+    state directory: where two starts committed, an epoch would come twice, or an old number after a newer one."""
+
+    def __init__(self, store):
+        self._store = store
+        self._seen = {}
+        self._wrong = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="owners", daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        self._over.set()
+        self._thread.join()
+
+    def verdict(self):
+        """What is wrong; and how often the directory was taken over."""
+        found = sorted((epoch, attempt) for epoch, (attempt, _) in self._seen.items())
+        wrong = list(self._wrong)
+        for (before, older), (epoch, newer) in itertools.pairwise(found):
+            if newer < older:
+                wrong.append(f"epoch {epoch} is of owner {newer}, and epoch {before} of owner {older}")
+        return wrong, len({attempt for _, attempt in found})
+
+    def _look(self):
+        while not self._over.wait(_LOOK):
+            try:
+                for epoch in manifests.epochs(self._store):
+                    self._note(manifests.Manifest.read(self._store, f"{manifests.FOLDER}/epoch-{epoch:012d}.json"))
+            except PenstockError:
+                continue  # pruned under our eyes, or nothing there yet
+
+    def _note(self, manifest):
+        mark = (manifest.attempt, manifest.created)
+        before = self._seen.setdefault(manifest.epoch, mark)
+        if before != mark:
+            self._wrong.append(f"epoch {manifest.epoch} was committed twice: {before}, {mark}")
+            self._seen[manifest.epoch] = mark
+
+
+class ReplaceRun(Run):
+    """One topology that is replaced again and again."""
+
+    def __init__(self, folder, seed, delivery, count=12_000, scale=(4, 1, 2, 3), **settings):
+        super().__init__(folder, seed, delivery, count, rate=1_000_000, **settings)
+        owners = self.folder / "owners"
+        owners.mkdir()
+        self.config.update(
+            scale=scale,
+            max_rate=SLOW,
+            owners=str(owners),
+            ambush=str(self.folder / "ambush.json"),
+            hurry=str(self.folder / "hurry"),
+        )
+        self.deadline = time.monotonic() + _DEADLINE
+        self.replaced = 0
+        """Replacements of all drivers so far."""
+        self._owners = Owners(StateStore(self.config["settings"]["state_dir"]).child("faults"))
+
+    def close(self):
+        super().close()
+        self._owners.stop()
+
+    def status(self):
+        status = super().status()
+        self.replaced = max(self.replaced, status.get("replaced", 0))
+        return status
+
+    # ---- faults ----------------------------------------------------------------------------------------
+
+    def kill_somebody(self):
+        """kill -9 of a slot of either start or of the driver, at a moment of a replacement that the seed says."""
+        draw = self.random
+        of = draw.choice(("old", "old", "new", "new", "driver"))
+        delay = draw.choice((0.0, draw.uniform(0.0, 0.2), draw.uniform(0.0, 2.0)))
+        self.kill({"step": draw.choice(STEPS), "delay": delay, "of": of, "pick": draw.random()})
+
+    def kill(self, plan):
+        """As an ambush that ``Scaler`` takes says."""
+        before = self.status()
+        self._lay(plan)
+        if plan["of"] == "driver":
+            self.await_death()
+            self.start()
+        else:
+            self.await_("a strike", lambda: len(self.status().get("struck", ())) > len(before["struck"]))
+        self.settled(f"replace {plan['of']} kill at {plan['step']} + {plan['delay']:.2f} s", self.status())
+
+    def _lay(self, plan):
+        path = Path(self.config["ambush"])
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(plan))
+        os.replace(temporary, path)
+
+    def await_death(self):
+        """Until the driver has died by itself, and all it had started."""
+        code = self.driver.wait(max(1.0, self.deadline - time.monotonic()))
+        assert code < 0, self.story()
+        until = time.monotonic() + 30
+        while alive := [pid for pid in psutil.pids() if _session(pid) == self.driver.pid]:
+            assert time.monotonic() < until, f"orphans of a dead driver: {alive}"
+            time.sleep(0.05)  # other processes: there is nothing to wait on
+
+    def settled(self, kind, struck):
+        """Note a fault once the replacement it fell into has come to an end, one way or the other, and there is
+        new output or a new epoch."""
+        since, self._mark = time.time(), None
+
+        def over():
+            status = self.status()
+            ended = (status["replaced"], len(status["refused"])) != (struck["replaced"], len(struck["refused"]))
+            return ended and status["state"] == "active" and self.new_output(status)
+
+        self.await_("an end of the replacement", over)
+        self.faults.append((kind, round(time.time() - since, 2)))
+
+    def new_output(self, status):
+        return super().new_output({**status, "restarts": (status["restarts"], status["start"])})
+
+    # ---- results ---------------------------------------------------------------------------------------
+
+    def finish(self):
+        """The same as for any run, while replacements go on; and one owner at any time."""
+        Path(self.config["hurry"]).touch()
+        super().finish()
+        wrong, owners = self._owners.verdict()
+        two = self.folder / "owners" / "two"
+        assert not two.exists(), f"two starts emit: {two.read_text()}\n{self.story()}"
+        assert not wrong, f"{wrong}\n{self.story()}"
+        assert owners > 1, "the watch has seen owners come and go"
+
+
+def _session(pid):
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

@@ -1,0 +1,93 @@
+"""In the driver of the fault tests: replaces the topology again and again, and strikes where an ambush is laid."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import threading
+
+from penstock.errors import PenstockError
+from penstock.spark.replacement import Replacement
+
+
+class Scaler:
+    """Gives ``count`` each of ``config["scale"]`` tasks, one after the other, round and round.
+
+    The file ``config["ambush"]``, if there is one, says whom to kill at which step of the next replacement:
+    ``{"step", "delay", "of", "pick"}``, ``of`` the old start, the new one or the driver, ``pick`` from 0 to 1 for
+    the slot, ``delay`` in seconds after the step. It is taken once.
+    """
+
+    def __init__(self, running, config):
+        self._running, self._config = running, config
+        self._step = ""
+        self._done, self._refused, self._struck = 0, [], []
+        self._look_at_steps()
+        threading.Thread(target=self._scale, name="scaler", daemon=True).start()
+
+    def status(self):
+        running = self._running
+        crews = {crew.attempt: pids(crew) for crew in running.coordinator.crews}
+        return {
+            "start": running.current.number,
+            "tasks": len(running.plan.tasks_of["count"]),
+            "replaced": self._done,
+            "refused": list(self._refused),
+            "step": self._step,
+            "crews": crews,
+            "struck": list(self._struck),
+        }
+
+    def _scale(self):
+        self._running.coordinator.wait(lambda: self._running.committed >= 2, 60)  # there is something to hand over
+        for tasks in itertools.cycle(self._config["scale"]):
+            try:
+                self._running.scale({"count": tasks})
+                self._done += 1
+            except PenstockError as error:
+                if self._running.state in ("ending", "ended", "failed"):
+                    return
+                self._refused.append(str(error))
+            self._step = ""
+
+    def _look_at_steps(self):
+        go_on = Replacement.reached
+
+        def reached(replacement, step):
+            self._step = step
+            self._ambush(step)
+            go_on(replacement, step)
+
+        Replacement.reached = reached
+
+    def _ambush(self, step):
+        path = self._config["ambush"]
+        try:
+            with open(path) as file:
+                plan = json.load(file)
+        except OSError:
+            return
+        if plan["step"] != step:
+            return
+        os.remove(path)
+        if plan["delay"]:
+            threading.Timer(plan["delay"], self._strike, [plan]).start()
+        else:
+            self._strike(plan)
+
+    def _strike(self, plan):
+        if plan["of"] == "driver":
+            os.kill(os.getpid(), signal.SIGKILL)
+        crews = self._running.coordinator.crews
+        victims = sorted(pids(crews[0 if plan["of"] == "old" else -1]).items())
+        if not victims:  # the new one has no slots yet
+            victims = sorted(pids(crews[0]).items())
+        slot, pid = victims[int(plan["pick"] * len(victims))]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self._struck.append(f"slot {slot} of {len(crews)} starts, in step '{self._step}'")
+
+
+def pids(crew):
+    return {str(id): slot.hello.pid for id, slot in dict(crew.slots).items() if slot.connected}

@@ -1,0 +1,51 @@
+"""A topology is replaced again and again while it, what replaces it, or the driver is killed: always one owner,
+and at least once nothing is lost, exactly once the results equal a sequential run."""
+
+import pytest
+
+from tests.fault.replace_harness import STEPS, ReplaceRun
+
+LEVELS = ("at_least_once", "exactly_once")
+
+
+@pytest.mark.forms(
+    short=[("exactly_once", "claimed")], full=[(delivery, step) for delivery in LEVELS for step in STEPS]
+)
+def test_the_driver_dies_between_two_steps_of_a_replacement(tmp_path, campaign, form):
+    """Started again it has the two tasks of its file, whatever number the state was left with."""
+    delivery, step = form
+    run = ReplaceRun(tmp_path, 900 + STEPS.index(step), delivery, count=6_000, crash_at=f"{step}:1")
+    try:
+        run.launch()
+        run.await_death()
+        run.faults.append((f"replace crash at {step}", 0.0))
+        run.config["settings"]["crash_at"] = ""
+        run.start()
+        run.finish()
+    finally:
+        run.close()
+    campaign(run)
+
+
+@pytest.mark.forms(
+    short=[("exactly_once", 0)], full=[(delivery, seed) for delivery in LEVELS for seed in range(4)]
+)
+def test_somebody_is_killed_while_the_topology_is_replaced(tmp_path, campaign, full, form):
+    delivery, seed = form
+    kills = 5 if full else 3
+    with ReplaceRun(tmp_path, 1000 + seed, delivery, count=4_000 * kills) as run:
+        for _ in range(kills):
+            run.kill_somebody()
+        run.finish()
+    campaign(run)
+
+
+@pytest.mark.forms(short=[], full=[(delivery,) for delivery in LEVELS])
+def test_an_old_one_that_dies_in_the_gap_holds_nobody_up(tmp_path, campaign, form):
+    """It has a minute to drain; the new one takes over as soon as it is known that this cannot be."""
+    (delivery,) = form
+    with ReplaceRun(tmp_path, 1100, delivery, drain_timeout=60.0) as run:
+        run.kill({"step": "paused", "delay": 0.0, "of": "old", "pick": run.random.random()})
+        assert run.faults[-1][1] < 30, run.story()
+        run.finish()
+    campaign(run)
