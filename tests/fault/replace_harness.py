@@ -77,18 +77,17 @@ class ReplaceRun(Run):
             hurry=str(self.folder / "hurry"),
         )
         self.deadline = time.monotonic() + _DEADLINE
-        self.replaced = 0
-        """Replacements of all drivers so far."""
-        self._owners = Owners(StateStore(self.config["settings"]["state_dir"]).child("faults"))
+        self._store = StateStore(self.config["settings"]["state_dir"]).child("faults")
+        self._owners = Owners(self._store)
+
+    def start(self):
+        """On a slow machine all input may be through before a driver dies: the next has nothing to execute."""
+        self.launch()
+        self.await_("the topology to run", lambda: self.status().get("state") == "active")
 
     def close(self):
         super().close()
         self._owners.stop()
-
-    def status(self):
-        status = super().status()
-        self.replaced = max(self.replaced, status.get("replaced", 0))
-        return status
 
     # ---- faults ----------------------------------------------------------------------------------------
 
@@ -142,6 +141,10 @@ class ReplaceRun(Run):
         return super().new_output({**status, "restarts": (status["restarts"], status["start"])})
 
     # ---- results ---------------------------------------------------------------------------------------
+
+    def tasks_in_state(self):
+        """Over how many tasks the newest committed epoch has the counts spread."""
+        return manifests.newest(self._store).parallelism["count"]
 
     def finish(self):
         """The same as for any run, while replacements go on; and one owner at any time."""
