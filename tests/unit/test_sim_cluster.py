@@ -27,7 +27,18 @@ def words(**changes):
     )
     machine = MachineSpec(cores=2, memory=100 * MB, bandwidth=2e6, delay=0.02)
     return replace(
-        SetUp(parts, 20, machine=machine, machines=4, workers=4, ackers=2, max_pending=40, switch=8.0, window=6.0),
+        SetUp(
+            parts,
+            20,
+            machine=machine,
+            machines=4,
+            workers=4,
+            ackers=2,
+            max_pending=40,
+            frame=10,
+            switch=8.0,
+            window=6.0,
+        ),
         **changes,
     )
 
@@ -52,7 +63,7 @@ def test_every_tuple_is_processed_once_and_acked(strategy):
     assert outcome.completed <= split <= outcome.emitted
     assert 3 * outcome.completed <= count <= 3 * split
     assert sum(tick.processed for tick in outcome.ticks) == split + count
-    assert outcome.completed > 10_000
+    assert outcome.completed > 5_000
 
 
 def test_a_source_that_ends_in_time_is_processed_to_the_last_tuple():
@@ -97,7 +108,7 @@ def test_pending_tuples_and_the_delay_bound_the_rate():
     """Little: with nothing else to wait for, 40 tuples of two spouts every four delays between machines."""
     spout, bolt = Part("spout", 1, 0.0, size=1, emits=1), Part("bolt", 1, 1e-6, "spout")
     machine = MachineSpec(delay=0.1)
-    set_up = SetUp((spout, bolt), 50, machine=machine, machines=3, workers=3, ackers=1, max_pending=40)
+    set_up = SetUp((spout, bolt), 50, machine=machine, machines=3, workers=3, ackers=1, max_pending=40, frame=10)
     outcome = run(set_up)
     assert outcome.mean_latency(5, 50) == pytest.approx(0.3, rel=0.01)
     assert outcome.mean_rate(5, 50) == pytest.approx(40 / 0.3, rel=0.02)
