@@ -1,0 +1,357 @@
+"""C's experiment in the simulator: ERDM against Storm's default and the strategies C compares with, on sixteen
+machines; and how planning and the simulator itself grow to 100 and 1,000. All watts and joules are modelled."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Results, run_parts, say
+from penstock.control.erdm import InterNode, inter_node
+from penstock.sim.cluster import Outcome, SetUp, Tick, run
+from penstock.sim.storm_benchmarks import BENCHMARKS, IN_C, STRATEGIES, erdm
+
+PARTS = ("sim", "sim-scale")
+FOLDER = Path("results")
+SEED = 1
+FOR_RATE = ("default", "erdm", "tmsh")
+"""C figures 10 to 12; all others on RollingCount only, as in C figures 13 and 14."""
+TUPLES = 15e6
+"""C figures 14 and 15."""
+C_WATTS = {"default": 1_063.15, "erdm": 1_065.37, "dvrnp": 1_045.32, "dvrcp": 1_023.17, "leedsp": 1_073.71}
+C_KILOJOULES = {"default": 7_270.3, "erdm": 5_286.8, "dvrnp": 6_317.3, "dvrcp": 6_031.5, "leedsp": 5_934.7}
+C_SECONDS = {"default": 300.0, "erdm": 216.0}
+SETTLED = 45.0
+"""Seconds after the switch from which on the rates after it are taken; C's peaks are over after 30."""
+SIZES = {100: (6, 20), 1_000: (62, 12)}
+"""Machines: copies of RollingCount, seconds that are simulated."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One strategy's run of one benchmark."""
+
+    name: str
+    strategy: str
+    outcome: Outcome
+    wall: float
+
+    @property
+    def before(self) -> tuple[float, float]:
+        set_up = self.outcome.set_up
+        return set_up.switch - set_up.window, set_up.switch
+
+    @property
+    def after(self) -> tuple[float, float]:
+        set_up = self.outcome.set_up
+        return set_up.switch + SETTLED, set_up.seconds
+
+    @property
+    def cost(self) -> InterNode:
+        """What goes between machines before and after the moves, by what the monitor saw before."""
+        switch = self.outcome.switch
+        assert switch is not None, "the strategy was asked"
+        graph = switch.snapshot.graph
+        places = list(graph.places)
+        for move in switch.carried:
+            places[graph.position[move.executor]] = graph.node_position[move.target]
+        return inter_node(switch.snapshot, places)
+
+    @property
+    def joules_a_tuple(self) -> float:
+        """At rest after the switch."""
+        return self.outcome.mean_power(*self.after) / self.outcome.mean_rate(*self.after)
+
+
+def main(options: argparse.Namespace) -> int:
+    return run_parts("energy_sim", {"sim": measure_energy_sim, "sim-scale": measure_energy_sim_scale}, options)
+
+
+def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
+    """C figures 7 to 15, and the table of SPEC 6.7. One seed: runs of other seeds differ by less than 1 %."""
+    ordered: list[bool] = []
+    for name, set_up in BENCHMARKS.items():
+        chosen = list(STRATEGIES) if name == "rollingcount" else list(FOR_RATE)
+        cases = {strategy: _case(name, strategy, _length(name, set_up, options.quick)) for strategy in chosen}
+        for case in cases.values():
+            _report(results, case, cases["default"])
+        _bars(results, name, cases)
+        rates = {each: cases[each].outcome.mean_rate(*cases[each].after) for each in FOR_RATE}
+        ordered += [rates["erdm"] > rates["default"], rates["tmsh"] > rates["erdm"]]
+        say(f"  {_plot_course(name, cases)}, {_plot_use(name, cases)}")
+        if name == "rollingcount":
+            _energy(results, cases, TUPLES * (0.3 if options.quick else 1.0))
+    note = f"of {len(ordered)}: ERDM above default, TMSH above ERDM, for each benchmark as in C"
+    results.bar("sim.c.order.rate", sum(ordered), note)
+
+
+def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> None:
+    """How long a plan and a run take. Copies of RollingCount, each on sixteen machines in a row; ERDM once."""
+    for machines, (copies, seconds) in SIZES.items():
+        if options.quick and machines > 100:
+            continue
+        set_up = replace(
+            BENCHMARKS["rollingcount"],
+            machines=machines,
+            copies=copies,
+            frame=50,
+            seconds=seconds,
+            switch=seconds / 2,
+            window=seconds / 4,
+        )
+        planned: list[float] = []
+
+        def timed(snapshot: Any, planned: list[float] = planned) -> Any:
+            begun = time.process_time()
+            proposal = erdm(snapshot)
+            planned.append(time.process_time() - begun)
+            return proposal
+
+        begun, cpu = time.monotonic(), time.process_time()
+        outcome = run(set_up, timed, SEED, _teller(f"{machines} machines", 2))
+        wall, cpu = time.monotonic() - begun, time.process_time() - cpu
+        switch = outcome.switch
+        assert switch is not None
+        row = {
+            "machines": machines,
+            "executors": len(switch.snapshot.executors),
+            "streams": len(switch.snapshot.streams),
+            "plan s": round(planned[0], 2),
+            "run, CPU s": round(cpu, 1),
+            "run, wall s": round(wall, 1),
+            "simulated s": seconds,
+            "tuples": sum(outcome.processed.values()),
+        }
+        note = f"{len(switch.carried)} moves, {len(switch.proposal.releases)} machines to be released"
+        results.row(what=f"simulated, {machines} machines", **row, note=note)
+        results.bar(f"sim.scale.{machines}.plan", planned[0], "CPU s of ERDM's plan")
+        results.bar(f"sim.scale.{machines}.run", cpu / seconds, "CPU s for each simulated second")
+        say(f"  {machines} machines: {note}, plan {planned[0]:.2f} s, run {wall:.1f} s")
+
+
+def _length(name: str, set_up: SetUp, quick: bool) -> SetUp:
+    if quick:
+        return replace(set_up, seconds=120, switch=40.0, window=20.0, frame=50)
+    return replace(set_up, seconds=340) if name == "rollingcount" else set_up
+
+
+def _case(name: str, strategy: str, set_up: SetUp) -> Case:
+    begun = time.monotonic()
+    outcome = run(set_up, STRATEGIES[strategy], SEED, _teller(f"{name}, {strategy}", 60))
+    if outcome.emitted != outcome.completed + outcome.pending:
+        raise AssertionError(f"{name}, {strategy}: {outcome.emitted} emitted, {outcome.completed} completed")
+    return Case(name, strategy, outcome, time.monotonic() - begun)
+
+
+def _teller(what: str, every: float) -> Callable[[float], None]:
+    begun = time.monotonic()
+
+    def tell(now: float) -> None:
+        if now % every == 0:
+            say(f"    {what}: {now:g} s simulated in {time.monotonic() - begun:.0f} s")
+
+    return tell
+
+
+# ---- figures ----------------------------------------------------------------------------------------------
+
+
+def _report(results: Results, case: Case, default: Case) -> None:
+    outcome, switch = case.outcome, case.outcome.switch
+    assert switch is not None
+    rate, other = outcome.mean_rate(*case.after), default.outcome.mean_rate(*case.after)
+    latency, theirs = outcome.mean_latency(*case.after), default.outcome.mean_latency(*case.after)
+    cost = case.cost
+    row: dict[str, Any] = {
+        "benchmark": case.name,
+        "strategy": case.strategy,
+        "released": len(outcome.released),
+        "moved": len(switch.carried),
+        "refused": switch.refused,
+        "streams made local": cost.local - cost.opened,
+        "comm. saved %": round(100 * cost.saved, 1),
+        "tuple/s": round(rate),
+        "rate %": round(100 * (rate / other - 1), 1),
+        "unsteady %": round(100 * _unsteady(outcome.between(*case.after)), 1),
+        "latency ms": round(1000 * latency),
+        "latency %": round(100 * (latency / theirs - 1), 1),
+        "use before %": _span(_use(case, case.before)),
+        "use after %": _span(_use(case, case.after)),
+        "W after": round(outcome.mean_power(*case.after)),
+        "J/1000 tuples": round(1000 * case.joules_a_tuple, 2),
+        "moving s": round(switch.took, 1),
+        "wall s": round(case.wall, 1),
+    }
+    results.row(**row)
+    say(f"  {case.name}, {case.strategy}: " + ", ".join(f"{k} {v}" for k, v in list(row.items())[2:]))
+
+
+def _bars(results: Results, name: str, cases: Mapping[str, Case]) -> None:
+    ours, default, there = cases["erdm"], cases["default"], IN_C[name]
+    rate, base = ours.outcome.mean_rate(*ours.after), default.outcome.mean_rate(*ours.after)
+    latency = ours.outcome.mean_latency(*ours.after) / default.outcome.mean_latency(*ours.after)
+    switch = ours.outcome.switch
+    assert switch is not None
+    sooner = "no figure in C" if there.sooner is None else f"C: −{there.sooner}"
+    share = 100 * len(switch.carried) / len(switch.snapshot.executors)
+    in_c = f"C: {100 * there.moved / there.executors:.1f}"
+    results.bar(f"sim.c.{name}.released", len(ours.outcome.released), f"machines of 16 (C: {there.released})")
+    results.bar(f"sim.c.{name}.moved", share, f"% of executors ({in_c})")
+    results.bar(
+        f"sim.c.{name}.communication", 100 * ours.cost.saved, f"% saved between machines (C: {there.saved})"
+    )
+    results.bar(f"sim.c.{name}.rate", 100 * (rate / base - 1), f"% above default (C: +{there.faster})")
+    results.bar(f"sim.c.{name}.default_rate", base, f"tuple/s (C: {there.default_rate:,.0f}; set up to meet it)")
+    results.bar(f"sim.c.{name}.latency", 100 * (latency - 1), f"% against default ({sooner})")
+    for when, span in (("before", ours.before), ("after", ours.after)):
+        means = _use(ours, span)
+        bounds = "50 to 70" if when == "before" else "80 to 100"
+        results.bar(f"sim.c.{name}.use_{when}", 100 * sum(means) / len(means), f"% in the mean (C: {bounds})")
+    per_tuple = 100 * (1 - ours.joules_a_tuple / default.joules_a_tuple)
+    results.bar(f"sim.c.{name}.energy_a_tuple", per_tuple, "% below default, at rest after the switch")
+    peak = max(tick.latency or 0.0 for tick in ours.outcome.between(ours.before[1], ours.after[0]))
+    results.bar(
+        f"sim.c.{name}.latency_peak", peak / ours.outcome.mean_latency(*ours.before), "× before, by moving"
+    )
+
+
+def _energy(results: Results, cases: Mapping[str, Case], tuples: float) -> None:
+    """C figures 13 to 15."""
+    joules: dict[str, float] = {}
+    for strategy, case in cases.items():
+        found, since = case.outcome.until(tuples), case.outcome.until(tuples / 2, case.before[1])
+        watts = case.outcome.mean_power(0, case.outcome.set_up.seconds)
+        row: dict[str, Any] = {"benchmark": "rollingcount", "strategy": strategy, "W": round(watts, 1)}
+        row["C's W"] = C_WATTS.get(strategy, "")
+        if found is not None:
+            joules[strategy] = found[1]
+            row |= {"s": round(found[0], 1), "kJ": round(found[1] / 1e3, 1)}
+        if since is not None:
+            row["kJ, half as many after the switch"] = round(since[1] / 1e3, 1)
+        row |= {"C's s": C_SECONDS.get(strategy, ""), "C's kJ": C_KILOJOULES.get(strategy, "")}
+        results.row(what=f"{tuples / 1e6:g} M tuples, modelled", **row)
+    for strategy, found_joules in joules.items():
+        if strategy != "default":
+            theirs = C_KILOJOULES.get(strategy)
+            in_c = "no figure in C" if theirs is None else f"C: {100 * (1 - theirs / C_KILOJOULES['default']):.1f}"
+            below = 100 * (1 - found_joules / joules["default"])
+            results.bar(f"sim.c.rollingcount.energy.{strategy}", below, f"% below default, modelled ({in_c})")
+    pairs = list(combinations([each for each in C_KILOJOULES if each in joules], 2))
+    same = [(joules[a] < joules[b]) == (C_KILOJOULES[a] < C_KILOJOULES[b]) for a, b in pairs]
+    results.bar("sim.c.order.energy", sum(same), f"of {len(same)} pairs of strategies in C's order")
+    say(f"  {_plot_energy(cases)}")
+
+
+def _use(case: Case, span: tuple[float, float]) -> list[float]:
+    """For each machine with executors at the end of it, the mean of its three resources (C figures 8 and 9)."""
+    ticks = case.outcome.between(*span)
+    machines = [index for index, share in enumerate(ticks[-1].memory) if share]
+    return [
+        sum(tick.cpu[index] + tick.memory[index] + tick.bandwidth[index] for tick in ticks) / 3 / len(ticks)
+        for index in machines
+    ]
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{100 * min(values):.0f}–{100 * max(values):.0f}"
+
+
+def _unsteady(ticks: Sequence[Tick]) -> float:
+    """Standard deviation of the rate, as a share of its mean."""
+    rates = [tick.processed for tick in ticks]
+    mean = sum(rates) / len(rates)
+    spread = sum((rate - mean) ** 2 for rate in rates) / len(rates)
+    return float(spread**0.5 / mean)
+
+
+# ---- plots ------------------------------------------------------------------------------------------------
+
+
+def _plot_course(name: str, cases: Mapping[str, Case]) -> Path:
+    """C figures 10 to 12."""
+    figure, (above, below) = _figure(2)
+    for strategy in FOR_RATE:
+        ticks = cases[strategy].outcome.ticks
+        times = [tick.time for tick in ticks]
+        above.plot(
+            times,
+            [float("nan") if tick.latency is None else 1000 * tick.latency for tick in ticks],
+            label=strategy,
+        )
+        below.plot(times, [tick.processed for tick in ticks], label=strategy)
+    above.set(ylabel="latency, ms", title=f"{name}, simulated; dotted: the switch")
+    below.set(xlabel="s", ylabel="tuple/s")
+    _finish((above, below), cases)
+    return _save(figure, f"energy_sim_{name}.png")
+
+
+def _plot_use(name: str, cases: Mapping[str, Case]) -> Path:
+    """C figures 7 to 9: a machine without bars was released."""
+    figure, axes = _figure(2)
+    case = cases["erdm"]
+    for one, span, title in zip(axes, (case.before, case.after), ("before", "after ERDM's moves"), strict=True):
+        ticks = case.outcome.between(*span)
+        count = len(ticks[0].cpu)
+        for place, resource in enumerate(("cpu", "memory", "bandwidth")):
+            means = [100 * sum(getattr(t, resource)[index] for t in ticks) / len(ticks) for index in range(count)]
+            one.bar([index + 1 + 0.27 * (place - 1) for index in range(count)], means, 0.25, label=resource)
+        one.set(ylabel="% in use", ylim=(0, 100), title=f"{name}, {title}", xlabel="machine")
+        one.set_xticks(range(1, count + 1))
+    axes[0].legend()
+    return _save(figure, f"energy_sim_{name}_use.png")
+
+
+def _plot_energy(cases: Mapping[str, Case]) -> Path:
+    """C figures 13 to 15."""
+    figure, (above, middle, below) = _figure(3)
+    for strategy, case in cases.items():
+        ticks, tick = case.outcome.ticks, case.outcome.set_up.tick
+        above.plot([each.time for each in ticks], [each.power.total for each in ticks], label=strategy)
+        tuples, joules, done, used = [], [], 0, 0.0
+        for each in ticks:
+            done += each.processed
+            used += each.power.total * tick
+            tuples.append(done / 1e6)
+            joules.append(used / 1e3)
+        middle.plot(tuples, joules, label=strategy)
+        below.plot(tuples, [each.time for each in ticks], label=strategy)
+    above.set(xlabel="s", ylabel="W, modelled", title="rollingcount, simulated")
+    middle.set(xlabel="million tuples", ylabel="kJ, modelled")
+    below.set(xlabel="million tuples", ylabel="s")
+    above.legend(ncols=3)
+    for one in (above, middle, below):
+        one.grid(alpha=0.3)
+    return _save(figure, "energy_sim_energy.png")
+
+
+def _figure(rows: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.2 * rows), layout="constrained")
+    return figure, figure.subplots(rows, 1)
+
+
+def _finish(panels: Sequence[Any], cases: Mapping[str, Case]) -> None:
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        panel.axvline(cases["default"].outcome.set_up.switch, color="grey", linewidth=0.8, linestyle=":")
+        panel.legend()
+
+
+def _save(figure: Any, name: str) -> Path:
+    FOLDER.mkdir(exist_ok=True)
+    figure.savefig(FOLDER / name, dpi=120)
+    return FOLDER / name
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter runs in coarser frames")
+    parser.add_argument("--only", action="append", choices=PARTS, help="one part")
+    parser.add_argument("--json", help="write rows and bars there")
+    raise SystemExit(main(parser.parse_args()))
