@@ -1,0 +1,86 @@
+"""A plan for people (``penstock placement TOPOLOGY``) and for programs (JSON)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from penstock.control.erdm import Plan
+from penstock.control.limits import amount
+
+_SHOWN = 20
+"""Lines of each kind that are shown; a plan may have thousands. JSON has them all."""
+
+
+def explain(plan: Plan, shown: int = _SHOWN) -> list[str]:
+    """Why the plan is as it is, one line after the other: the critical path, what is at a limit, who moves and who
+    cannot, which nodes become free, and what that saves."""
+    path = plan.critical.path
+    if not path.hops:
+        return ["nothing runs"]
+    lines = [
+        f"critical path: {path.cost:.3f} s of work a second "
+        f"(computation {path.computation:.3f}, between nodes {path.communication:.3f})"
+    ]
+    for hop in path.hops:
+        way = f" + {hop.communication:.3f} from the one before" if hop.communication else ""
+        lines.append(f"  {hop.executor} on {hop.node}: {hop.computation:.3f}{way}")
+    lines.append(
+        f"critical: {_several(len(plan.critical.nodes), 'node')} ({_list(plan.critical.nodes, shown)}), "
+        f"{_several(len(plan.critical.executors), 'executor')}"
+    )
+    lines += _part(
+        "at a limit",
+        [
+            f"{at.node}: {at.resource} {amount(at.resource, at.used)} of {amount(at.resource, at.limit)}"
+            for at in plan.limit_nodes
+        ],
+        shown,
+    )
+    lines += _part("moves", [f"{m.executor}: {m.source} -> {m.target}: {m.reason}" for m in plan.moves], shown)
+    lines += _part("stay", [f"{s.executor} on {s.node}: {s.reason}" for s in plan.stays], shown)
+    lines += _part("released", [f"{r.node}: {r.reason}" for r in plan.releases], shown)
+    cost = plan.cost
+    lines.append(
+        f"between nodes: {cost.local} of {cost.paths} streams become local, {cost.opened} are no longer; "
+        f"cost {cost.before:.3f} -> {cost.after:.3f} s a second ({-cost.saved:+.1%})"
+    )
+    if plan.moves and not plan.worthwhile:
+        lines.append("not carried out: no node becomes free, and not less goes between nodes")
+    return lines
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Only what JSON has. Costs in seconds of work a second, amounts in cores, bytes and bytes a second."""
+    path = plan.critical.path
+    return {
+        "critical_path": {
+            "cost": path.cost,
+            "computation": path.computation,
+            "communication": path.communication,
+            "hops": [asdict(hop) for hop in path.hops],
+        },
+        "critical_nodes": list(plan.critical.nodes),
+        "critical_executors": len(plan.critical.executors),
+        "limit_nodes": [asdict(each) for each in plan.limit_nodes],
+        "moves": [asdict(each) for each in plan.moves],
+        "stays": [asdict(each) for each in plan.stays],
+        "releases": [asdict(each) for each in plan.releases],
+        "inter_node": asdict(plan.cost) | {"estimated": plan.cost.estimated, "saved": plan.cost.saved},
+        "worthwhile": plan.worthwhile,
+    }
+
+
+def _part(title: str, entries: list[str], shown: int) -> list[str]:
+    if not entries:
+        return [f"{title}: none"]
+    more = [f"  … and {len(entries) - shown} more"] if len(entries) > shown else []
+    return [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:shown]), *more]
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def _list(names: tuple[str, ...], shown: int) -> str:
+    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
