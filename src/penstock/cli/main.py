@@ -12,7 +12,21 @@ import sys
 from collections.abc import Sequence
 
 import penstock
-from penstock.cli import activation, bench, dlq, drain, kill, plan, prepare, queues, run, savepoint, scale, status
+from penstock.cli import (
+    activation,
+    bench,
+    dlq,
+    drain,
+    kill,
+    placement,
+    plan,
+    prepare,
+    queues,
+    run,
+    savepoint,
+    scale,
+    status,
+)
 from penstock.cli import list as list_
 from penstock.cli import set as set_
 from penstock.errors import PenstockError
@@ -27,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    running = (list_, status, queues, set_, scale, activation, kill)
+    running = (list_, status, queues, placement, set_, scale, activation, kill)
     for command in (run, plan, *running, savepoint, drain, dlq, bench, prepare):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
