@@ -1,0 +1,75 @@
+"""Snapshots that several tests of placement share."""
+
+from __future__ import annotations
+
+import random
+
+from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
+
+NODE = Use(cpu=4.0, memory=8e9, bandwidth=12.5e6)
+"""C table 1: four cores, 8 GB, 100 Mb/s."""
+
+FIGURE_3 = {
+    **dict.fromkeys(("a", "d1", "f1"), "n1"),
+    **dict.fromkeys(("b", "d2", "f2", "h"), "n2"),
+    **dict.fromkeys(("c", "e", "g", "i"), "n3"),
+}
+
+FIGURE_2 = {
+    "a": ("c", "d1", "d2"),
+    "b": ("d1", "d2", "e"),
+    "c": ("f1", "f2"),
+    "d1": ("f1", "f2"),
+    "d2": ("f1", "f2"),
+    "e": ("f1", "f2", "g"),
+    "f1": ("h", "i"),
+    "f2": ("h", "i"),
+    "g": ("i",),
+}
+"""C's text gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and n2; the figure
+is not in the text, so the rest is a simple topology with these numbers."""
+
+ON_FIGURE_4 = ("a", "d1", "f2", "h")
+
+
+def c_example(cpu=None, places=None, limits=None, memory=None):
+    """C's figures 2 to 4; what lies on the critical path of figure 4 is the busiest."""
+    places = FIGURE_3 | (places or {})
+    busy = {name: 0.5 if name in ON_FIGURE_4 else 0.1 for name in FIGURE_3} | (cpu or {})
+    executors = tuple(
+        Executor(name, name[0], node, busy[name], (memory or {}).get(name, 1e8)) for name, node in places.items()
+    )
+    streams = tuple(Stream(source, target, 100.0, 1e4) for source, to in FIGURE_2.items() for target in to)
+    nodes = tuple(Node(name, (limits or {}).get(name, NODE)) for name in ("n1", "n2", "n3"))
+    return Snapshot(nodes, executors, streams)
+
+
+def large(executors, nodes, components=4, fan_out=10, seed=1):
+    """Executors spread round robin, each with ``fan_out`` readers; nodes at about 60 % CPU."""
+    draw, each = random.Random(seed), executors // components
+    share = 0.6 * NODE.cpu * nodes / executors
+    return Snapshot(
+        tuple(Node(f"n{index}", NODE) for index in range(nodes)),
+        tuple(
+            Executor(
+                f"c{component}/{index}",
+                f"c{component}",
+                f"n{(component * each + index) % nodes}",
+                draw.uniform(0.5 * share, 1.5 * share),
+                draw.uniform(1e7, 3e8),
+            )
+            for component in range(components)
+            for index in range(each)
+        ),
+        tuple(
+            Stream(
+                f"c{component}/{index}",
+                f"c{component + 1}/{(index * 7 + step) % each}",
+                100.0,
+                draw.uniform(1e3, 5e4),
+            )
+            for component in range(components - 1)
+            for index in range(each)
+            for step in range(fan_out)
+        ),
+    )

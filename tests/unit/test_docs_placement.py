@@ -1,0 +1,27 @@
+"""What docs/placement.md says is so: the example prints what stands below it, the defaults are those."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import astuple
+from pathlib import Path
+
+from penstock.control.energy import PowerModel
+from penstock.control.erdm import ErdmPolicy
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "placement.md").read_text()
+
+
+def test_the_example_prints_what_is_shown(capsys):
+    code, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.S).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == shown
+
+
+def test_the_defaults_are_those():
+    settings = inspect.signature(ErdmPolicy).parameters
+    told = dict(re.findall(r"^\| `(slack|fill)` \| (\S+) \|", PAGE, re.M))
+    assert told == {"slack": f"{settings['slack'].default:g}", "fill": str(settings["fill"].default)}
+    watts = re.search(r"Defaults: ([\d, ]+) W", PAGE).group(1)
+    assert tuple(map(float, watts.split(", "))) == astuple(PowerModel())

@@ -1,0 +1,93 @@
+"""The strategies C compares with decide what their docstrings say."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.control.energy import power
+from penstock.control.limits import Loads
+from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
+from penstock.control.rivals import LOW_VOLTAGE, leedsp, round_robin, tmsh, wndvr
+from tests.placements import NODE, c_example, large
+
+
+def places(snapshot, proposal):
+    return snapshot.places | {move.executor: move.target for move in proposal.moves}
+
+
+def test_round_robin_deals_component_by_component():
+    nodes = tuple(Node(name, NODE) for name in ("n1", "n2"))
+    executors = tuple(Executor(name, name[0], "n1", 0.1) for name in ("b0", "a0", "b1", "a1"))
+    snapshot = Snapshot(nodes, executors)
+    assert places(snapshot, round_robin(snapshot)) == {"b0": "n1", "b1": "n2", "a0": "n1", "a1": "n2"}
+
+
+def test_round_robin_leaves_counts_that_differ_by_one_at_most():
+    snapshot = c_example()
+    found = list(places(snapshot, round_robin(snapshot)).values())
+    counts = [found.count(node.name) for node in snapshot.nodes]
+    assert sorted(counts) == [3, 4, 4]
+    assert round_robin(snapshot.moved(places(snapshot, round_robin(snapshot)))).moves == ()
+
+
+def test_tmsh_moves_to_where_most_bytes_go_and_releases_nothing():
+    nodes = tuple(Node(name, NODE) for name in ("n1", "n2", "n3"))
+    executors = Executor("s", "s", "n1", 0.1), Executor("b", "b", "n2", 0.1), Executor("t", "t", "n3", 0.1)
+    streams = Stream("s", "b", 1.0, 3e6), Stream("b", "t", 1.0, 1e6)
+    (first, *_) = tmsh(Snapshot(nodes, executors, streams)).moves
+    assert (first.executor, first.target) == ("s", "n2")
+    assert first.reason == "3.00 MB/s less between nodes"
+    assert not tmsh(Snapshot(nodes, executors, streams)).releases
+
+
+def test_tmsh_does_not_see_executors_crowd_together():
+    """Room for one of two: both go. ERDM would count the first."""
+    nodes = Node("n1", Use(1.0, 8e9, 12.5e6)), Node("n2", NODE)
+    executors = Executor("s", "s", "n1", 0.5), Executor("x", "x", "n2", 0.4), Executor("y", "x", "n2", 0.4)
+    streams = Stream("s", "x", 1.0, 1e6), Stream("s", "y", 1.0, 1e6)
+    snapshot = Snapshot(nodes, (*executors, Executor("z", "z", "n2", 0.1)), streams)
+    assert [(move.executor, move.target) for move in tmsh(snapshot).moves if move.executor != "s"] == [
+        ("x", "n1"),
+        ("y", "n1"),
+    ]
+
+
+def test_leedsp_takes_fewer_nodes_and_less_frequency_and_so_less_power():
+    snapshot = large(160, 16)
+    found = leedsp(snapshot)
+    after = snapshot.moved(places(snapshot, found))
+    released = {release.node for release in found.releases}
+    assert released
+    assert not released & set(after.places.values())
+    then = power(after, released=released, regulated=found.settings)
+    assert then.total < power(snapshot).total
+    loads, by_name = Loads(after), {setting.node: setting for setting in found.settings}
+    for index, node in enumerate(after.nodes):
+        if node.name not in released:
+            step = by_name[node.name].frequency
+            assert loads.share(index) <= 0.8 * step or step == 1.0
+
+
+def test_leedsp_spreads_what_is_too_much_for_a_node():
+    nodes = tuple(Node(name, NODE) for name in ("n1", "n2"))
+    executors = tuple(Executor(f"x{index}", "x", "n1", 0.9) for index in range(4))
+    snapshot = Snapshot(nodes, executors)
+    found = leedsp(snapshot)
+    loads = Loads(snapshot.moved(places(snapshot, found)))
+    assert sorted(loads.counts) == [1, 3]
+    assert max(loads.share(0), loads.share(1)) <= 0.8
+    assert not found.releases
+
+
+@pytest.mark.parametrize(("on_critical_path", "lowered"), [(False, {"n3"}), (True, {"n1", "n2", "n3"})])
+def test_wndvr_lowers_the_voltage_off_the_critical_path_or_on_it_too(on_critical_path, lowered):
+    found = wndvr(c_example(), on_critical_path)
+    assert {setting.node for setting in found.settings} == lowered
+    assert {setting.voltage for setting in found.settings} == {LOW_VOLTAGE}
+    assert not found.moves
+    assert not found.releases
+    assert power(c_example(), regulated=found.settings).dynamic < power(c_example()).dynamic
+
+
+def test_wndvr_leaves_nodes_with_much_data_alone():
+    assert not wndvr(c_example(), True, threshold=1e-6).settings
