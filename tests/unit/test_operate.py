@@ -116,6 +116,17 @@ def test_status(start, penstock):
     assert cells(text, "written") == ["written", "400"]
 
 
+def test_status_says_that_energy_is_modelled(start, penstock):
+    watched = start(node_watts="100,0,0,0")
+    busy(watched)
+    assert "power" not in penstock("status", "word-count")[1], "nobody has looked yet"
+    for _ in range(2):
+        watched.look()
+        watched.clock.advance(20.0)
+    text = penstock("status", "word-count")[1]
+    assert "power 100 W, energy 2.0 kJ (modelled: base 2.0, dynamic 0.0); CPU 2 s" in text
+
+
 def test_status_as_json_is_what_the_endpoint_has(start, penstock):
     watched = start()
     busy(watched)

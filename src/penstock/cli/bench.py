@@ -10,7 +10,17 @@ from pathlib import Path
 import penstock
 from penstock.errors import LoadError
 
-NAMES = ("ladder", "peers", "delivery", "state", "backpressure", "migration", "persistence", "replacement")
+NAMES = (
+    "ladder",
+    "peers",
+    "delivery",
+    "state",
+    "backpressure",
+    "migration",
+    "persistence",
+    "replacement",
+    "monitor",
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

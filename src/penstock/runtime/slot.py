@@ -69,6 +69,19 @@ class SlotCut:
     tokens: Mapping[str, list[Any]]
 
 
+class Streams(dict[tuple[int, int], list[int]]):
+    """Tuples and bytes so far by ⟨sender, receiver⟩, both tasks. Where both are in the slot, the bytes are those
+    in memory and no network's."""
+
+    def add(self, source: int, target: int, tuples: int, size: int) -> None:
+        """Once a frame."""
+        count = self.get((source, target))
+        if count is None:
+            count = self[source, target] = [0, 0]
+        count[0] += tuples
+        count[1] += size
+
+
 class Slot:
     """The tasks of one slot. ``offer`` may be called from another thread than the rest."""
 
@@ -79,9 +92,7 @@ class Slot:
         self.fatal: PenstockError | None = None
         self.published: dict[int, list[list[Any]]] = {}
         self.frames_sent = 0
-        self.streams: dict[tuple[int, int], list[int]] = {}
-        """Tuples and bytes so far by ⟨sender, receiver⟩, both tasks. Where both are in this slot, the bytes are
-        those in memory and no network's."""
+        self.streams = Streams()
         self._job, self._plan, self._settings, self._clock = job, job.plan, job.settings, clock
         self._tasks = job.plan.routes.tasks_of(id)
         flowing = job.settings.flow != "none"
@@ -396,16 +407,6 @@ class Slot:
         self._send_row(SlotId(header.target_stage, header.target_slot), frame)
 
     def _sender(self, source_task: int) -> Send:
-        streams = self.streams
-
-        def count(task: int, rows: int, size: int) -> int:
-            pair = streams.get((source_task, task))
-            if pair is None:
-                pair = streams[source_task, task] = [0, 0]
-            pair[0] += rows
-            pair[1] += size
-            return size
-
         def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
             target = self._slot_of[task]
             key = (source_task, task, stream)
@@ -414,7 +415,8 @@ class Slot:
             )
             if target == self.id:
                 self._inboxes[task].put(Parcel(header._replace(rows=batch.num_rows, born=born), batch, lineage))
-                return count(task, batch.num_rows, int(batch.nbytes))
+                self.streams.add(source_task, task, batch.num_rows, int(batch.nbytes))
+                return int(batch.nbytes)
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
             epoch = 0 if self._alignment is None else self._alignment.epoch
@@ -423,7 +425,8 @@ class Slot:
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1
             self.flow.lane(source_task, task).send(header._replace(rows=batch.num_rows), frame)
-            return count(task, batch.num_rows, len(frame))
+            self.streams.add(source_task, task, batch.num_rows, len(frame))
+            return len(frame)
 
         return send
 
