@@ -39,6 +39,7 @@ bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the 
 	$(BIN)/penstock bench persistence --json results/persistence.json
 	$(BIN)/penstock bench replacement --json results/replacement.json
 	$(BIN)/penstock bench energy --json results/energy.json
+	$(BIN)/penstock bench monitor --json results/monitor.json
 
 kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; needs Maven the first time
 	$(BIN)/python -m penstock.testing.kafka

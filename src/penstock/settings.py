@@ -85,6 +85,32 @@ class Settings:
     scaling_target: float = _setting(
         0.7, "", "share of its time the busiest task is to work, by rates: room for what varies within a window"
     )
+    monitor: str = _setting(
+        "off",
+        "",
+        "where the load of each window is kept: off, memory, sqlite (in state_dir), a file, or postgresql://…",
+    )
+    monitor_window: float = _setting(
+        30.0,
+        "s",
+        "of one look at executors and streams; C's choice, between the cost of telling and old figures",
+    )
+    monitor_keep: float = _setting(
+        86_400.0, "s", "for which windows stay in the database: a day's course, some MB for a hundred executors"
+    )
+    node_cores: float = _setting(
+        0.0, "cores", "a node has; 0: those of its machine, shared evenly by the nodes on it", zero=True
+    )
+    node_memory: int = _setting(0, "bytes", "a node has; 0: as for node_cores", zero=True)
+    node_bandwidth: float = _setting(
+        125_000_000.0, "bytes/s", "a node's link carries, in and out together; 1 Gb/s. No node tells it"
+    )
+    node_cpu_limit: float = _setting(0.8, "", "share of its cores from which a node is at its limit")
+    node_memory_limit: float = _setting(0.8, "", "share of its memory, likewise")
+    node_bandwidth_limit: float = _setting(0.8, "", "share of its bandwidth, likewise")
+    node_watts: str = _setting(
+        "35,40,8,4", "W", "a node draws idle, and more with CPU, memory, network in full use; fits C's figure 13"
+    )
     on_error: str = _setting(
         "drop",
         "",
@@ -165,6 +191,7 @@ class Settings:
             )
 
         self._check_scaling()
+        self._check_monitor()
 
     def _check_scaling(self) -> None:
         if self.scaling_most < self.scaling_least:
@@ -194,6 +221,31 @@ class Settings:
                 f"is at least two reports of metrics_interval, {self.metrics_interval:g} s, long",
                 repr(self.scaling_window),
                 "Try 5.",
+            )
+
+    def _check_monitor(self) -> None:
+        for name in ("node_cpu_limit", "node_memory_limit", "node_bandwidth_limit"):
+            if getattr(self, name) > 1:
+                raise SettingError(
+                    f"setting {name}", "is a share, above 0 and up to 1", repr(getattr(self, name)), "Try 0.8."
+                )
+        if self.monitor != "off" and self.monitor_window < 4 * self.metrics_interval:
+            raise SettingError(
+                "setting monitor_window",
+                f"is at least four reports of metrics_interval, {self.metrics_interval:g} s, long",
+                repr(self.monitor_window),
+                "Try 30.",
+            )
+        try:
+            watts = [float(part) for part in self.node_watts.split(",")]
+        except ValueError:
+            watts = []
+        if len(watts) != 4 or not all(0 <= each < math.inf for each in watts):
+            raise SettingError(
+                "setting node_watts",
+                "has four numbers of 0 or more: idle, CPU, memory, network",
+                repr(self.node_watts),
+                "For example 35,40,8,4.",
             )
 
     def parse(self, assignments: Iterable[str]) -> Settings:

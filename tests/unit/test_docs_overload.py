@@ -67,7 +67,9 @@ def test_the_comparison_shown_for_migrated_bolts_runs():
     assert names["totals"]({}) == [("tea", 2, 6.0, 3.0, 2)]
 
 
-@pytest.mark.parametrize("page", [PAGE, DOCS / "migration.md", DOCS / "scaling.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [PAGE, DOCS / "migration.md", DOCS / "scaling.md", DOCS / "monitor.md"], ids=lambda page: page.stem
+)
 def test_the_defaults_are_those_of_the_settings(page):
     found = {name: text.split()[0] for name, text, _ in rows(page, "setting") if " " not in name}
     assert len(found) >= 5

@@ -32,8 +32,8 @@ def own_folder(tmp_path, monkeypatch):
 def start():
     started = []
 
-    def start(name="word-count"):
-        watched = Watched(name)
+    def start(name="word-count", **settings):
+        watched = Watched(name, **settings)
         watched.coordinator.start()
         watched.coordinator.operator = Operator(watched)
         host, port = watched.coordinator.address
@@ -116,6 +116,17 @@ def test_status(start, penstock):
     assert cells(text, "written") == ["written", "400"]
 
 
+def test_status_says_that_energy_is_modelled(start, penstock):
+    watched = start(node_watts="100,0,0,0")
+    busy(watched)
+    assert "power" not in penstock("status", "word-count")[1], "nobody has looked yet"
+    for _ in range(2):
+        watched.look()
+        watched.clock.advance(20.0)
+    text = penstock("status", "word-count")[1]
+    assert "power 100 W, energy 2.0 kJ (modelled: base 2.0, dynamic 0.0); CPU 2 s" in text
+
+
 def test_status_as_json_is_what_the_endpoint_has(start, penstock):
     watched = start()
     busy(watched)
@@ -142,6 +153,43 @@ def test_watching_ends_with_the_topology(start, penstock, monkeypatch):
     *lines, last = text.splitlines()
     assert (code, last) == (0, "'word-count' has ended")
     assert [json.loads(line)["topology"] for line in lines] == ["word-count"] * 2
+
+
+def test_placement(start, penstock):
+    """A topology that moves from node to node, as the load monitor sees it after its first window."""
+    watched = start(monitor="memory", node_cores=4.0, node_memory=8_000_000_000)
+    code, text, _ = penstock("placement", "word-count")
+    assert (code, text.splitlines()) == (
+        0,
+        ["no window yet: the first begins when all slots have reported, and takes 30 s"],
+    )
+    for slot, node in (((0, 0), "a"), ((0, 1), "a"), ((1, 0), "b"), ((1, 1), "a"), ((2, 0), "b")):
+        watched.connect(slot, node=node)
+    for second in (0, 30):
+        for slot in watched.slots:
+            streams = {0: [[1, 3, second, 300 * second]], 1: [[3, 5, second, 100 * second]]}.get(slot.stage, [])
+            streams = streams if slot.slot == 0 else []
+            watched.report(
+                (slot.stage, slot.slot), {}, cpu=0.5 * second, streams=streams, machine={"id": "m", "cores": 8}
+            )
+        watched.look()
+        watched.clock.advance(30.0)
+    code, text, _ = penstock("placement", "word-count")
+    first, path, *rest = text.splitlines()
+    assert code == 0
+    assert first.startswith("by the window that ended at ")
+    assert path.startswith("critical path: 1.500 s of work a second")
+    assert "  split@1.0 on b: 0.500" in "\n".join(rest)
+    answer = json.loads(penstock("placement", "word-count", "--json")[1])
+    assert answer["ended"] == 1030
+    assert answer["plan"]["critical_nodes"] == ["a", "b"]
+    assert answer["lines"] == [path, *rest]
+
+
+def test_placement_with_the_monitor_off(start, penstock):
+    start()
+    code, text, _ = penstock("placement", "word-count")
+    assert (code, text[:27]) == (0, "the load monitor is off: st")
 
 
 def test_activate_and_deactivate(start, penstock):

@@ -86,6 +86,19 @@ def test_tasks_and_slots(watched):
     assert (slots["2.0"]["connected"], slots["2.0"]["node"]) == (False, ""), "it has not said hello"
 
 
+def test_energy(watched):
+    assert parsed(watched)["nodes"] == [], "nobody has looked yet"
+    watched.look()
+    watched.clock.advance(10.0)
+    watched.look()
+    status = parsed(watched)
+    (node,) = status["nodes"]
+    assert (node["node"], node["slots"], node["source"]) == ("node-a", 3, "modelled")
+    assert (node["base"], node["measured"]) == (350, None)
+    assert status["energy"]["base"] == 350
+    assert status["energy"]["total"] == node["base"] + node["dynamic"]
+
+
 def test_decisions_have_reasons_and_times_in_order(watched):
     watched.migrations.decisions.append(Decision(1001.5, "split", "split/0 → split/1: its inbox is full"))
     watched.bus.note("restart", "", "slot 1.0 has been silent for 20 s")
@@ -134,12 +147,13 @@ def test_counters_go_on_after_a_restart_and_gauges_do_not(watched):
 def test_every_field_is_documented(watched):
     """A field is in the table of its part, as `name`."""
     watched.bus.note("flow", "", "x")
+    watched.look()
     status = parsed(watched)
     text = DOCS.read_text()
     documented = text[text.index("### The JSON") : text.index("### Metrics")]
-    parts = {name: status[name][0] for name in ("components", "tasks", "slots", "decisions", "errors")}
-    for part, example in {"": status, **parts}.items():
-        begin = f"| `{part}[]`" if part else "| the whole"
+    lists = ("components", "tasks", "slots", "nodes", "decisions", "errors")
+    parts = {f"| `{name}[]`": status[name][0] for name in lists}
+    for begin, example in {"| the whole": status, "| `energy`": status["energy"], **parts}.items():
         (row,) = (line for line in documented.splitlines() if line.startswith(begin))
         missing = [name for name in example if f"`{name}`" not in row]
-        assert not missing, part
+        assert not missing, begin

@@ -66,6 +66,21 @@ def test_counters_gauges_and_labels(watched):
     assert value(watched, "penstock_state", state="active") == 0
 
 
+def test_energy_says_that_it_is_modelled(watched):
+    watched.look()
+    watched.clock.advance(10.0)
+    watched.report((0, 0), {}, machine={"id": "m", "rapl": 5.0})
+    watched.look()
+    watched.clock.advance(10.0)
+    watched.report((0, 0), {}, machine={"id": "m", "rapl": 95.0})
+    watched.look()
+    modelled = {"node": "node-a", "part": "base", "source": "modelled"}
+    assert value(watched, "penstock_energy_joules_total", **modelled) == 700
+    assert value(watched, "penstock_power_watts", **modelled) == 35
+    assert value(watched, "penstock_measured_energy_joules_total", node="node-a", source="rapl") == 90
+    assert value(watched, "penstock_node_cpu_seconds_total", node="node-a") == 1.5, "one process, four slots"
+
+
 def test_names_and_types_follow_the_rules(watched):
     """HELP and TYPE once and before the samples, counters and no others end in _total, no sample twice."""
     said, seen = {}, set()

@@ -6,6 +6,7 @@ import threading
 from penstock import Settings, SimulatedClock, TopologyBuilder, make_plan
 from penstock.coordinator import status
 from penstock.coordinator.crew import Connection
+from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.messages import Hello, Report
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.scalings import Scalings
@@ -19,14 +20,14 @@ LINES, ORDERS, SPLIT_0, SPLIT_1, SHOW = 1, 2, 3, 4, 5
 """Tasks."""
 
 
-def topology(name="word-count"):
+def topology(name="word-count", **settings):
     builder = TopologyBuilder()
     builder.set_spout("lines", FeederSpout("line")).set_max_rate(1000)
     builder.set_spout("orders", FeederSpout("line"))
     split = builder.set_bolt("split", PassOn(), 2)
     split.shuffle_grouping("lines").shuffle_grouping("orders")
     builder.set_bolt("show", CaptureBolt()).global_grouping("split")
-    return builder.build(name, Settings(delivery="at_least_once"))
+    return builder.build(name, Settings(delivery="at_least_once", **settings))
 
 
 class PassOn(CaptureBolt):
@@ -37,15 +38,16 @@ class PassOn(CaptureBolt):
 class Watched:
     """The double. ``kill``, ``activate`` and ``deactivate`` do what ``RunningTopology`` says they do."""
 
-    def __init__(self, name="word-count"):
+    def __init__(self, name="word-count", **settings):
         self.clock = SimulatedClock(1000.0)
-        self.topology = topology(name)
+        self.topology = topology(name, **settings)
         self.plan = make_plan(self.topology)
         self.bus = MetricsBus(self.plan, self.clock.monotonic)
         self.coordinator = Coordinator()
         self.slots = {}
         self.migrations = Migrations(self.plan, self.topology.settings)
         self.scalings = Scalings(self.plan, self.topology, self.topology.settings)
+        self.monitor = LoadMonitor(self.topology.settings, self.clock)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.max_rates = {"lines": 1000.0, "orders": math.inf}
         self.ending, self.left_behind, self.error = threading.Event(), "", None
@@ -54,15 +56,21 @@ class Watched:
 
     def report(self, slot, tasks, attempt=0, **more):
         data = {str(task): stats.to_json() for task, stats in tasks.items()}
-        pending = more.pop("pending", 0)
-        self.bus.record(attempt, SlotId(*slot), Report(0, 0, pending, 1.5, 2_000_000, data, **more))
+        pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
+        self.bus.record(attempt, SlotId(*slot), Report(0, 0, pending, cpu, 2_000_000, data, **more))
 
-    def connect(self, slot, pid=4321, node="node-a"):
-        hello = Hello(*slot, 0, pid, node)
+    def connect(self, slot, pid=4321, node="node-a", attempt=0):
+        hello = Hello(*slot, attempt, pid, node)
         self.slots[SlotId(*slot)] = Connection(hello, None)
 
     def status(self):
         return status.take(self, self.clock)
+
+    def look(self):
+        return self.monitor.look(self.clock.monotonic(), self.bus, self.slots)
+
+    def placement(self):
+        return self.monitor.placement()
 
     def set_max_rates(self, rates):
         self.max_rates |= rates

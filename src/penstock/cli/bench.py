@@ -20,6 +20,7 @@ NAMES = (
     "persistence",
     "replacement",
     "energy",
+    "monitor",
 )
 
 

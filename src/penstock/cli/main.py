@@ -19,6 +19,7 @@ from penstock.cli import (
     dlq,
     drain,
     kill,
+    placement,
     plan,
     prepare,
     queues,
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    running = (list_, status, queues, set_, scale, activation, kill)
+    running = (list_, status, queues, placement, set_, scale, activation, kill)
     for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
         command.add_parser(commands)
     options = parser.parse_args(arguments)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.view import component_table, duration, number, result_table, size, wide_console
+from penstock.control.energy import Energy
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
@@ -87,6 +88,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         component_table(title, [_view(row) for row in status["components"]]),
         _slot_table(status["slots"]),
     ]
+    if status["nodes"]:
+        parts.append(Text(_energy(status["energy"])))
     for row in status["components"]:
         if row["max_rate"] is not None:
             parts.append(Text(f"{row['component']}: max_rate {number(row['max_rate'])}/s"))
@@ -119,6 +122,13 @@ def _slot_table(slots: list[dict[str, Any]]) -> Table:
             Text(" ".join(slot["tasks"])),
         )
     return table
+
+
+def _energy(energy: Mapping[str, Any]) -> str:
+    text = f"power {energy['watts']:,.0f} W, energy {Energy(energy['base'], energy['dynamic']).label}"
+    if energy["measured"] is not None:
+        text += f"; measured {energy['measured'] / 1e3:,.1f} kJ"
+    return f"{text}; CPU {energy['cpu_seconds']:,.0f} s"
 
 
 def _clock(seconds: float) -> str:

@@ -60,6 +60,11 @@ class Report:
     segments: list[list[Any]] = field(default_factory=list)
     """Migrated segments that have ended: sender, branch, where it went, offset, length."""
     probe: int = 0
+    streams: list[list[int]] | None = None
+    """Sender, receiver (tasks), tuples and bytes so far; None: not told this time. With the load monitor on a few
+    times a window, for there may be many."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """``metrics.machine.Machine.read``, as often; empty: not told this time."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from penstock.clock import Clock, SystemClock
 from penstock.coordinator.crew import Connection
+from penstock.coordinator.energy_meter import NodeEnergy
+from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
@@ -43,6 +45,7 @@ class Running(Protocol):
 
     coordinator: Coordinator
     scalings: Scalings
+    monitor: LoadMonitor
     state: str
     restarts: int
 
@@ -119,6 +122,25 @@ class Status:
     decisions: tuple[Note, ...]
     errors: tuple[Note, ...]
     """Both oldest first, with times since 1970."""
+    nodes: tuple[NodeEnergy, ...] = ()
+    """All that ever had a slot of the topology."""
+
+    @property
+    def energy(self) -> dict[str, Any]:
+        """Of all nodes. Joules and watts are modelled, but for ``measured``: known where every node with a slot
+        has a measured figure, and ``source`` is then ``rapl``."""
+        nodes = self.nodes
+        told = [node.measured for node in nodes if node.measured is not None]
+        measured = bool(told) and all(node.measured is not None for node in nodes if node.slots)
+        return {
+            "source": "rapl" if measured else "modelled",
+            "watts": sum(node.watts for node in nodes),
+            "base": sum(node.base for node in nodes),
+            "dynamic": sum(node.dynamic for node in nodes),
+            "total": sum(node.total for node in nodes),
+            "measured": sum(told) if measured else None,
+            "cpu_seconds": sum(node.cpu_seconds for node in nodes),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values, described in docs/operations.md; what is infinite or unknown is null."""
@@ -129,6 +151,8 @@ class Status:
                 "components": [self._component(view) for view in self.components],
                 "tasks": [_task(task) for task in self.tasks],
                 "slots": [dataclasses.asdict(slot) for slot in self.slots],
+                "energy": self.energy,
+                "nodes": [_node(node) for node in self.nodes],
                 "decisions": [dataclasses.asdict(note) for note in self.decisions],
                 "errors": [{"time": note.time, "text": note.text} for note in self.errors],
             }
@@ -181,6 +205,7 @@ def take(running: Running, clock: Clock | None = None) -> Status:
         slots=_slots(running),
         decisions=tuple(_dated(note, since) for note in sorted(notes, key=lambda note: note.time)[-_DECISIONS:]),
         errors=tuple(_dated(note, since) for note in bus.last_errors()),
+        nodes=running.monitor.energy.nodes,
     )
 
 
@@ -220,6 +245,10 @@ def _task(status: TaskStatus) -> dict[str, Any]:
         **queue,
         **{name: getattr(status.total, name) for name in counted},
     }
+
+
+def _node(node: NodeEnergy) -> dict[str, Any]:
+    return {**dataclasses.asdict(node), "watts": node.watts, "total": node.total, "source": node.source}
 
 
 def _dated(note: Note, since: float) -> Note:

@@ -6,8 +6,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.control.migration import Segment
@@ -36,6 +36,10 @@ class SlotReport(Protocol):
     def rss(self) -> int: ...
     @property
     def pending(self) -> int: ...
+    @property
+    def streams(self) -> list[list[int]] | None: ...
+    @property
+    def machine(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,46 @@ class Note:
     text: str
 
 
+@dataclass(frozen=True)
+class StreamCount:
+    """From one task to another."""
+
+    tuples: int = 0
+    bytes: int = 0
+    """On the wire; in memory where both tasks share a slot."""
+
+    def __add__(self, other: StreamCount) -> StreamCount:
+        return StreamCount(self.tuples + other.tuples, self.bytes + other.bytes)
+
+
+Pair = tuple[int, int]
+"""Two tasks: sender, receiver."""
+
+
+@dataclass(frozen=True)
+class SlotLoad:
+    """What a slot has told of its load, and when that came, on the monotonic clock. CPU and memory are as new as
+    its last report; streams and machine it tells less often."""
+
+    time: float
+    cpu: float
+    rss: int
+    told: float = -math.inf
+    streams: Mapping[Pair, StreamCount] | None = None
+    """Of its tasks, since the last start; None: not told yet, or the load monitor is off."""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Load:
+    """All slots of one start."""
+
+    attempt: int
+    slots: Mapping[SlotId, SlotLoad]
+    busy: Mapping[int, float]
+    """Seconds of each task."""
+
+
 @dataclass
 class _Sample:
     time: float
@@ -117,13 +161,21 @@ class MetricsBus:
         self._segments: deque[tuple[int, Segment]] = deque(maxlen=10_000)
         self._process: dict[SlotId, tuple[float, int]] = {}
         self._pending: dict[SlotId, int] = {}
+        self._loads: dict[SlotId, SlotLoad] = {}
+        self._base_streams: dict[Pair, StreamCount] = {}
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
 
     def record(self, attempt: int, slot: SlotId, report: SlotReport) -> None:
         """Take a slot's report."""
         with self._lock:
             if attempt != self._attempt:  # the counters of a new start begin at 0 again
                 self._base = {task: _counted(self._total(task)) for task in self._plan.task}
+                self._base_streams = self._total_streams()
                 self._now, self._attempt = {}, attempt
+                self._loads = {}
                 self._pending.clear()
                 self._samples.clear()
             for task, data in report.tasks.items():
@@ -138,6 +190,7 @@ class MetricsBus:
             self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
             self._process[slot] = (report.cpu, report.rss)
             self._pending[slot] = report.pending
+            self._note_load(slot, report)
             self._sample()
 
     def go_on_from(self, before: MetricsBus) -> None:
@@ -151,6 +204,14 @@ class MetricsBus:
                 if heirs:
                     heir = heirs[task.index % len(heirs)]
                     self._base[heir] = _sum([_counted(stats), self._base.get(heir, TaskStats())])
+            for (source, target), count in before._total_streams().items():
+                sources, targets = (
+                    (before._plan.task[old].index, self._plan.tasks_of.get(before._plan.task[old].component, ()))
+                    for old in (source, target)
+                )
+                if sources[1] and targets[1]:
+                    pair = sources[1][sources[0] % len(sources[1])], targets[1][targets[0] % len(targets[1])]
+                    self._base_streams[pair] = self._base_streams.get(pair, StreamCount()) + count
             for mine, theirs in (
                 (self._notes, before._notes),
                 (self._last_errors, before._last_errors),
@@ -258,6 +319,36 @@ class MetricsBus:
         """CPU seconds and resident bytes of each slot's process."""
         with self._lock:
             return dict(self._process)
+
+    def streams(self) -> dict[Pair, StreamCount]:
+        """What went from task to task since the topology was first started, as far as it was told: with the load
+        monitor on."""
+        with self._lock:
+            return self._total_streams()
+
+    def load(self) -> Load:
+        """What the load monitor looks at, of the last start."""
+        with self._lock:
+            return Load(self._attempt, dict(self._loads), {task: now.busy for task, now in self._now.items()})
+
+    def _note_load(self, slot: SlotId, report: SlotReport) -> None:
+        now, before = self._monotonic(), self._loads.get(slot)
+        if report.machine:
+            streams = None
+            if report.streams is not None:
+                streams = {(source, target): StreamCount(*count) for source, target, *count in report.streams}
+            self._loads[slot] = SlotLoad(now, report.cpu, report.rss, now, streams, report.machine)
+        elif before is None:
+            self._loads[slot] = SlotLoad(now, report.cpu, report.rss)
+        else:
+            self._loads[slot] = replace(before, time=now, cpu=report.cpu, rss=report.rss)
+
+    def _total_streams(self) -> dict[Pair, StreamCount]:
+        total = dict(self._base_streams)
+        for load in self._loads.values():
+            for pair, count in (load.streams or {}).items():
+                total[pair] = total.get(pair, StreamCount()) + count
+        return total
 
     def _note_pressure(self, task: int, before: TaskStats, now: TaskStats) -> None:
         if (now.demand > 0) == (before.demand > 0):

@@ -69,6 +69,19 @@ class SlotCut:
     tokens: Mapping[str, list[Any]]
 
 
+class Streams(dict[tuple[int, int], list[int]]):
+    """Tuples and bytes so far by ⟨sender, receiver⟩, both tasks. Where both are in the slot, the bytes are those
+    in memory and no network's."""
+
+    def add(self, source: int, target: int, tuples: int, size: int) -> None:
+        """Once a frame."""
+        count = self.get((source, target))
+        if count is None:
+            count = self[source, target] = [0, 0]
+        count[0] += tuples
+        count[1] += size
+
+
 class Slot:
     """The tasks of one slot. ``offer`` may be called from another thread than the rest."""
 
@@ -79,6 +92,7 @@ class Slot:
         self.fatal: PenstockError | None = None
         self.published: dict[int, list[list[Any]]] = {}
         self.frames_sent = 0
+        self.streams = Streams()
         self._job, self._plan, self._settings, self._clock = job, job.plan, job.settings, clock
         self._tasks = job.plan.routes.tasks_of(id)
         flowing = job.settings.flow != "none"
@@ -401,6 +415,7 @@ class Slot:
             )
             if target == self.id:
                 self._inboxes[task].put(Parcel(header._replace(rows=batch.num_rows, born=born), batch, lineage))
+                self.streams.add(source_task, task, batch.num_rows, int(batch.nbytes))
                 return int(batch.nbytes)
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
@@ -410,6 +425,7 @@ class Slot:
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1
             self.flow.lane(source_task, task).send(header._replace(rows=batch.num_rows), frame)
+            self.streams.add(source_task, task, batch.num_rows, len(frame))
             return len(frame)
 
         return send

@@ -26,6 +26,7 @@ class Operator:
         self._commands: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "status": self._status,
             "queues": self._queues,
+            "placement": self._placement,
             "set": self._set,
             "activate": self._activate,
             "deactivate": self._deactivate,
@@ -53,6 +54,9 @@ class Operator:
 
     def _queues(self, arguments: Mapping[str, Any]) -> str:
         return json.dumps([dataclasses.asdict(queue) for queue in self._running.bus.queues()])
+
+    def _placement(self, arguments: Mapping[str, Any]) -> str:
+        return self._running.placement()
 
     def _set(self, arguments: Mapping[str, Any]) -> str:
         self._running.set_max_rates(arguments)

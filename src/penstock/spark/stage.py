@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +56,7 @@ from penstock.coordinator.messages import (
 )
 from penstock.errors import PenstockError, SinkRefused, SnapshotCorrupt, StateError
 from penstock.faults import CrashPoint
+from penstock.metrics.machine import Machine, spark_jvm
 from penstock.plan.model import SlotId
 from penstock.runtime.archive import SlotArchive
 from penstock.runtime.job import Job
@@ -71,6 +73,9 @@ _LARGE = 32_768  # bytes; above it copying a frame costs more than a message of 
 _LONGEST_WAIT = 1.0  # seconds; whatever happens sooner wakes the loop
 _PUBLISH_RETRY = 1.0  # seconds until another system is asked again to take an epoch
 _READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
+LOADS_IN_A_WINDOW = 4
+"""How often in a window of the load monitor a slot tells its streams: what a window misses of its end, and has of
+the one before, is then less than a quarter, and as much in every window."""
 
 
 class StageFunction:
@@ -143,6 +148,10 @@ class SlotDriver:
         """For the archive's thread: cuts to write, epochs to publish, None at the end."""
         self._interval = job.settings.metrics_interval
         self._wake = wake
+        self._monitored = job.settings.monitor != "off"
+        self._machine = Machine(spark_jvm())
+        self._load_interval = job.settings.monitor_window / LOADS_IN_A_WINDOW
+        self._load_due = 0.0
         self._space = threading.Event()
         self._reader_waits = False
         self._reporting = threading.Lock()
@@ -431,6 +440,7 @@ class SlotDriver:
             ended = [slot.segments.popleft() for _ in range(len(slot.segments))]
             segments = [[task, s.branch, s.target, s.offset, s.length] for task, s in ended]
             errors = [str(slot.errors.popleft()) for _ in range(len(slot.errors))]
+            streams, machine = self._load_now()
             self._control.send(
                 Report(
                     slot.frames_sent,
@@ -443,8 +453,19 @@ class SlotDriver:
                     errors,
                     segments,
                     probe,
+                    streams,
+                    machine,
                 )
             )
+
+    def _load_now(self) -> tuple[list[list[int]] | None, dict[str, Any]]:
+        """What only the load monitor wants: not in every report, but in the last."""
+        now = time.monotonic()
+        if now < self._load_due and not self._closed:
+            return None, {}
+        self._load_due = now + self._load_interval
+        pairs = list(self._slot.streams.items())
+        return [[*pair, *count] for pair, count in pairs] if self._monitored else None, self._machine.read()
 
 
 def as_batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock.coordinator.boards import check_board
 from penstock.coordinator.crew import Connection
+from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.messages import SetRate
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
@@ -53,6 +54,8 @@ class RunningTopology:
 
     def __init__(self, topology: Topology, spark: SparkSession, host: str, port: int) -> None:
         design = make_design(topology)
+        self.monitor = LoadMonitor(topology.settings)
+        """What executors, streams and nodes are up to, and the energy of that."""
         self.state = "starting"
         self.restarts = 0
         self.error: PenstockError | None = None
@@ -228,6 +231,10 @@ class RunningTopology:
         """All there is to see of the topology, now."""
         return take(self)
 
+    def placement(self) -> str:
+        """What ERDM would do by the load monitor's newest window, as JSON."""
+        return self.monitor.placement()
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the topology has ended. Raises its error if it failed; False: it still runs."""
         done = self._ended.wait(timeout)
@@ -330,6 +337,7 @@ class RunningTopology:
                     wish = self._replacer.next(LOOK) or self._scaling()
                     if wish is not None:
                         self._replace(wish)
+                    self._monitor()
                     self.current.raise_if_dead()
                     self.current.raise_if_silent()
                 except Lost as loss:
@@ -355,6 +363,12 @@ class RunningTopology:
         self._look_at = now + self.topology.settings.scaling_window
         scale = self.scalings.look(now, self.bus.tasks())
         return None if scale is None else Wish(self.topology.scaled(scale.parallelism), scale.reason, pause=False)
+
+    def _monitor(self) -> None:
+        current = self.current
+        with self.coordinator.changed:
+            slots = dict(current.crew.slots)
+        self.monitor.look(time.monotonic(), current.bus, slots)
 
     def _make_scalings(self) -> Scalings:
         return Scalings(self.plan, self.topology, self.topology.settings, self._starter.room)
@@ -440,6 +454,7 @@ class RunningTopology:
             self.current.stop()
             self.coordinator.stop()
             self._starter.close()
+            self.monitor.close()
         finally:
             if self._run is not None:  # not before: who waits for the end waits for this
                 self._run.withdraw()

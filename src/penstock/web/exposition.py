@@ -83,6 +83,36 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _family(
         "penstock_slot_memory_bytes", "gauge", "Its resident memory.", [(at, one.rss) for at, one in slots]
     )
+    yield from _energy(status)
+
+
+def _energy(status: Status) -> Iterator[str]:
+    """Measured joules have labels of their own: a sum over all would have everything twice."""
+    nodes = [({"topology": status.topology, "node": node.node}, node) for node in status.nodes]
+    parts: list[tuple[_Labels, float]] = []
+    watts: list[tuple[_Labels, float]] = []
+    for at, node in nodes:
+        for part, joules, now in (
+            ("base", node.base, node.base_watts),
+            ("dynamic", node.dynamic, node.dynamic_watts),
+        ):
+            labels = {**at, "part": part, "source": "modelled"}
+            parts.append((labels, joules))
+            watts.append((labels, now))
+    yield from _family("penstock_power_watts", "gauge", "Of a node now, by a power model.", watts)
+    yield from _family("penstock_energy_joules_total", "counter", "Of a node so far, by a power model.", parts)
+    yield from _family(
+        "penstock_measured_energy_joules_total",
+        "counter",
+        "Of a node's machine so far, whatever runs on it, where its processor tells.",
+        [({**at, "source": "rapl"}, node.measured) for at, node in nodes if node.measured is not None],
+    )
+    yield from _family(
+        "penstock_node_cpu_seconds_total",
+        "counter",
+        "CPU time of a node's slots and of the Spark executor they belong to.",
+        [(at, node.cpu_seconds) for at, node in nodes],
+    )
 
 
 def _latency(tasks: Iterable[tuple[_Labels, TaskStatus]]) -> Iterator[str]:

@@ -1,0 +1,172 @@
+"""What the load monitor costs (C table 4): bytes that slots tell it, CPU on both sides, time on a frame's way. No
+Spark: the reports are real, of a topology as large as C's; what they say is made up."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.harness import Results, median, run_parts, say
+from penstock import Settings, SimulatedClock, TopologyBuilder
+from penstock.coordinator.crew import Connection
+from penstock.coordinator.load_monitor import LoadMonitor
+from penstock.coordinator.messages import Hello, Report, dumps, loads
+from penstock.metrics.bus import MetricsBus
+from penstock.metrics.machine import Machine
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import Plan, SlotId
+from penstock.plan.planner import make_plan
+from penstock.runtime.slot import Streams
+from penstock.spark.stage import LOADS_IN_A_WINDOW
+from penstock.testing import CaptureBolt, FeederSpout
+from penstock.topology.builder import Topology
+
+WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; C's
+NODES = 16
+LINK = 12.5e6  # bytes a second: C's 100 Mb/s
+
+
+class Forward(CaptureBolt):
+    def declare_output_fields(self, declarer):  # type: ignore[no-untyped-def]
+        declarer.declare("word")
+
+
+def topology(spouts: int, bolts: int) -> Topology:
+    """C's word count: every spout sends to every split, every split to every count."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", FeederSpout("word"), spouts)
+    builder.set_bolt("split", Forward(), bolts).shuffle_grouping("lines")
+    builder.set_bolt("count", CaptureBolt(), bolts).fields_grouping("split", "word")
+    return builder.build("monitored")
+
+
+@dataclass
+class Cluster:
+    """The reports of one moment, by slot; as large as after some hours of work."""
+
+    plan: Plan
+    plain: dict[SlotId, Report]
+    full: dict[SlotId, Report]
+    """The same with what only the monitor wants."""
+
+    @property
+    def connections(self) -> dict[SlotId, Connection]:
+        return {
+            slot: Connection(Hello(slot.stage, slot.slot, 0, number, f"host/{number % NODES}"), None)  # type: ignore[arg-type]
+            for number, slot in enumerate(self.plan.slot_ids())
+        }
+
+
+def cluster(spouts: int, bolts: int) -> Cluster:
+    plan = make_plan(topology(spouts, bolts))
+    machine = Machine().read() | {"jvm": [4242, 12_345.67, 987_654_321]}
+    plain, full = {}, {}
+    for slot in plan.slot_ids():
+        tasks = plan.routes.tasks_of(slot)
+        stats = TaskStats(*(1_234_567,) * 5, busy=1234.567, capacity=16_384)
+        stats.latency.record(0.003, 5)
+        stats.latency.record(0.005, 5)
+        data = {str(task): stats.to_json() for task in tasks}
+        streams = [
+            [task, target, 12_345_678, 1_234_567_890]
+            for task in tasks
+            for follower in plan.downstream_of[plan.task[task].component]
+            for target in plan.tasks_of[follower]
+        ]
+        plain[slot] = Report(1_234_567, 1_234_567, 123, 1234.567, 123_456_789, data)
+        full[slot] = replace(plain[slot], streams=streams, machine=machine)
+    return Cluster(plan, plain, full)
+
+
+def measure_reports(results: Results, options: argparse.Namespace) -> None:
+    """Bytes a second on a node's link, and CPU of the slots and of the driver."""
+    repeats = options.repeats or (1 if options.quick else 3)
+    found = cluster(*((10, 20) if options.quick else (50, 100)))
+    slots = len(found.full)
+    plain, full = (sum(len(dumps(each)) for each in reports.values()) for reports in (found.plain, found.full))
+    make = median([_seconds(lambda: [dumps(each) for each in found.full.values()]) for _ in range(repeats)])
+    texts = {slot: dumps(each) for slot, each in found.full.items()}
+    bus = MetricsBus(found.plan)
+
+    def take() -> None:
+        for slot, text in texts.items():
+            message = loads(text)
+            assert isinstance(message, Report)
+            bus.record(0, slot, message)
+
+    taken = median([_seconds(take) for _ in range(repeats)])
+    look = median([_window(found) for _ in range(repeats)])
+    say(
+        f"  {slots} slots: {full / slots:,.0f} bytes with streams, {plain / slots:,.0f} without; look {look:.3f} s"
+    )
+    interval = Settings().metrics_interval
+    for window in WINDOWS:
+        told = LOADS_IN_A_WINDOW / window
+        more = (full - plain) * told / NODES
+        results.row(
+            what=f"window of {window:g} s",
+            slots=slots,
+            monitor_bytes_s_node=more,
+            other_reports_bytes_s_node=plain / interval / NODES,
+            share_of_100_mbit=more / LINK,
+            slots_cpu=make * told / slots,
+            driver_cpu=taken * told + look / window,
+        )
+    at = LOADS_IN_A_WINDOW / Settings().monitor_window
+    results.bar("monitor.bytes_share", (full - plain) * at / NODES / LINK, "of a 100 Mb/s link, windows of 30 s")
+    results.bar("monitor.driver_cpu", taken * at + look / Settings().monitor_window, "cores, windows of 30 s")
+
+
+def _window(found: Cluster) -> float:
+    """CPU seconds until a window is made and in SQLite."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(monitor=str(Path(folder) / "load.sqlite"))
+        clock = SimulatedClock(0.0)
+        monitor, bus = LoadMonitor(settings, clock), MetricsBus(found.plan, clock.monotonic)
+        slots = found.connections
+        for second in (0.0, settings.monitor_window):
+            clock.advance(second)
+            for slot, report in found.full.items():
+                streams = [[*row[:2], row[2] + int(second), row[3]] for row in report.streams or ()]
+                bus.record(0, slot, replace(report, streams=streams))
+            begun = time.process_time()
+            made = monitor.look(clock.monotonic(), bus, slots)
+        monitor.close()
+        spent = time.process_time() - begun
+    if made is None or len(made.executors) != len(found.full):
+        raise SystemExit("no window was made of all executors")
+    return spent
+
+
+def measure_frame(results: Results, options: argparse.Namespace) -> None:
+    """What counting adds to a frame's way, whatever the window: a slot counts each frame it sends."""
+    frames = 20_000 if options.quick else 200_000
+    streams = Streams()
+
+    def count() -> None:
+        for number in range(frames):
+            streams.add(1, number % 100, 100, 4096)
+
+    repeats = options.repeats or 5
+    nanoseconds = median([_seconds(count) for _ in range(repeats)]) / frames * 1e9
+    results.row(what="one frame counted", ns=nanoseconds)
+    results.bar("monitor.frame_ns", nanoseconds, "ns a frame")
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    """Of CPU: what others do on the machine meanwhile does not count."""
+    begun = time.process_time()
+    action()
+    return time.process_time() - begun
+
+
+PARTS = {"reports": measure_reports, "frame": measure_frame}
+
+
+def main(options: argparse.Namespace) -> int:
+    """``penstock bench monitor``"""
+    return run_parts("monitor", PARTS, options)

@@ -1,0 +1,256 @@
+"""Windows of the load monitor in a database: SQLite, or PostgreSQL with ``pip install "penstock[postgres]"``.
+
+Written by a thread of its own. What does not get through in time is dropped, counted and told: a slow database
+holds up nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from penstock.connectors import postgres_rows
+from penstock.coordinator.load_window import Window
+from penstock.errors import EnvironmentFault, SettingError
+
+log = logging.getLogger("penstock.monitor")
+
+_WAITING = 8  # windows: minutes of an outage. A window of thousands of executors has megabytes of streams
+_PATIENCE = 5.0  # seconds SQLite waits for another program's write lock
+_LAST = 5.0  # seconds the end of a topology waits for what is not written yet
+
+_TABLES = {
+    "penstock_windows": ("ended", "seconds"),
+    "penstock_executor_loads": (
+        "ended",
+        "executor",
+        "component",
+        "node",
+        "cpu",
+        "memory",
+        "bytes_in",
+        "bytes_out",
+    ),
+    "penstock_stream_loads": ("ended", "source", "target", "tuples", "bytes"),
+    "penstock_node_loads": ("ended", "node", "cpu", "memory", "bandwidth", "other_cpu", "other_memory"),
+}
+"""Each with ``topology`` before. Cores, bytes, tuples and bytes a second; ``ended`` in seconds since 1970."""
+_KEYS = {
+    "penstock_windows": "topology, ended",
+    "penstock_executor_loads": "topology, ended, executor",
+    "penstock_stream_loads": "topology, ended, source, target",
+    "penstock_node_loads": "topology, ended, node",
+}
+_TEXTS = ("topology", "executor", "component", "node", "source", "target")
+
+
+Statement = tuple[str, Sequence[Sequence[Any]] | None]
+"""With the rows it is run for, ``?`` for each value; None: once, without any."""
+
+
+class Database(Protocol):
+    """Called by the store's thread only."""
+
+    def run(self, statements: Iterable[Statement]) -> None:
+        """All of them in one transaction. Connects where it must."""
+
+    def close(self) -> None: ...
+
+
+class LoadStore:
+    """``put`` never waits. ``keep``: seconds after which a window is deleted."""
+
+    def __init__(self, database: Database, keep: float) -> None:
+        self.written = self.dropped = 0
+        self.error = ""
+        """Why the last window that was not written was not; empty once one is."""
+        self._database, self._keep = database, keep
+        self._queue: queue.Queue[Window | None] = queue.Queue(_WAITING)
+        self._created = False
+        self._thread = threading.Thread(target=self._work, name="load-store", daemon=True)
+        self._thread.start()
+
+    def put(self, window: Window) -> None:
+        try:
+            self._queue.put_nowait(window)
+        except queue.Full:
+            self._drop(f"{_WAITING} windows wait to be written")
+
+    def close(self) -> None:
+        """Writes what waits, for a few seconds."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=_LAST)
+        self._thread.join(_LAST)
+
+    def flush(self) -> None:
+        """Wait until all that was put is written or dropped; for tests and programs that read the tables."""
+        self._queue.join()
+
+    def _work(self) -> None:
+        while True:
+            window = self._queue.get()
+            try:
+                if window is None:
+                    return
+                self._write(window)
+            finally:
+                self._queue.task_done()
+                if window is None:
+                    self._database.close()
+
+    def _write(self, window: Window) -> None:
+        try:
+            if not self._created:
+                self._database.run([(_create(table), None) for table in _TABLES])
+                self._created = True
+            self._database.run([*_inserts(window), *_prunes(window, self._keep)])
+        except Exception as error:  # whatever a driver raises; the topology must not care
+            self._database.close()
+            self._drop(f"{type(error).__name__}: {error}")
+            return
+        self.written += 1
+        self.error = ""
+
+    def _drop(self, why: str) -> None:
+        self.dropped += 1
+        if not self.error:  # said once an outage
+            log.warning("the load monitor's window is not kept: %s", why)
+        self.error = why
+
+
+def open_store(target: str, folder: str, keep: float) -> LoadStore | None:
+    """As the setting ``monitor`` says; None: nothing is kept. ``folder`` is the state directory. The database need
+    not be up yet. Raises what will not get better by waiting."""
+    if target in ("off", "memory"):
+        return None
+    if target.startswith(("postgresql://", "postgres://")):
+        return LoadStore(Postgres(target), keep)
+    if target == "sqlite":
+        if "://" in folder:
+            raise SettingError(
+                "setting monitor",
+                "sqlite is a file in state_dir, which must then be on a local disk",
+                f"state_dir={folder}",
+                "Name a file, or a database as postgresql://…",
+            )
+        target = os.path.join(folder, "load.sqlite")
+    elif "://" in target or not os.path.splitext(target)[1]:
+        raise SettingError(
+            "setting monitor",
+            "is off, memory, sqlite, a file with a suffix, or postgresql://…",
+            repr(target),
+            "For example sqlite.",
+        )
+    return LoadStore(SQLite(target), keep)
+
+
+class SQLite:
+    """A file in WAL mode: readers neither wait nor hold up. Not flushed to disk at each commit: a power cut may
+    take the newest windows along, and nothing else."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._connection: sqlite3.Connection | None = None
+
+    def run(self, statements: Iterable[Statement]) -> None:
+        if self._connection is None:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement, rows in statements:
+                if rows is None:
+                    self._connection.execute(statement)
+                else:
+                    self._connection.executemany(statement, rows)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+class Postgres:
+    def __init__(self, dsn: str) -> None:
+        try:
+            import psycopg  # noqa: F401 - whether it is there
+        except ImportError as error:
+            raise EnvironmentFault(
+                "setting monitor", "PostgreSQL needs psycopg 3", str(error), 'pip install "penstock[postgres]"'
+            ) from error
+        self._dsn = dsn
+        self._connection: Any = None
+
+    def run(self, statements: Iterable[Statement]) -> None:
+        if self._connection is None:
+            self._connection = postgres_rows.connect(self._dsn)
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            postgres_rows.lock_creation(cursor.execute)  # short, and other topologies create the same tables
+            for statement, rows in statements:
+                if rows is None:
+                    cursor.execute(statement)
+                else:
+                    cursor.executemany(statement.replace("?", "%s"), rows)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _create(table: str) -> str:
+    columns = ("topology", *_TABLES[table])
+    types = ", ".join(f"{name} {'TEXT' if name in _TEXTS else 'DOUBLE PRECISION'} NOT NULL" for name in columns)
+    return f"CREATE TABLE IF NOT EXISTS {table} ({types}, PRIMARY KEY ({_KEYS[table]}))"
+
+
+def _inserts(window: Window) -> list[Statement]:
+    rows: dict[str, list[tuple[Any, ...]]] = {
+        "penstock_windows": [(window.seconds,)],
+        "penstock_executor_loads": [
+            (each.executor, each.component, each.node, each.cpu, each.memory, each.bytes_in, each.bytes_out)
+            for each in window.executors
+        ],
+        "penstock_stream_loads": [
+            (each.source, each.target, each.tuples, each.bytes) for each in window.streams if each.tuples
+        ],
+        "penstock_node_loads": [
+            (
+                each.node,
+                each.used.cpu,
+                each.used.memory,
+                each.used.bandwidth,
+                each.other.cpu,
+                each.other.memory,
+            )
+            for each in window.nodes
+        ],
+    }
+    return [
+        (
+            f"INSERT INTO {table} (topology, {', '.join(columns)}) "
+            f"VALUES ({', '.join('?' * (len(columns) + 1))}) ON CONFLICT DO NOTHING",
+            [(window.topology, window.ended, *row) for row in rows[table]],
+        )
+        for table, columns in _TABLES.items()
+        if rows[table]
+    ]
+
+
+def _prunes(window: Window, keep: float) -> list[Statement]:
+    before = [(window.topology, window.ended - keep)]
+    return [(f"DELETE FROM {table} WHERE topology = ? AND ended < ?", before) for table in _TABLES]
