@@ -73,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
-    """C figures 7 to 15, and the table of SPEC 6.7. One seed: runs of other seeds differ by less than 1 %."""
+    """C figures 7 to 15, and the table of SPEC 6.7. One seed; how much others differ has not been measured."""
     ordered: list[bool] = []
     for name, set_up in BENCHMARKS.items():
         chosen = list(STRATEGIES) if name == "rollingcount" else list(FOR_RATE)

@@ -4,8 +4,8 @@ for acks, a placement strategy that is asked once, machines that die (C §4; SPE
 Work goes in frames, so many tuples that take the same way. A frame between machines occupies the sender's uplink,
 is under way for the delay and occupies the receiver's downlink; inside a machine it is free, as C has it. A root
 is complete when all that stems from it is processed and its ack has gone by an acker to the spout; the acks of one
-root go as one frame with the bytes and the work of all of them. (``penstock.acking`` itself would take as long as
-all the rest.) Only what a machine took with it times out and is emitted again.
+root go as one frame with the bytes and the work of all of them. (``penstock.acking`` is not used: its arrays are
+for columns of roots, here a root comes alone.) Only what a machine took with it times out and is emitted again.
 
 Executors go where the strategy wants them one after the other from each machine: their state is copied over the
 links while they work on (without the delay, which is that of tuples' transfer queues); then they stop, start on
