@@ -115,7 +115,7 @@ class Crew:
         self._soon(write)
 
     def take_seats(self, taken: Mapping[SlotId, SlotId]) -> None:
-        """Give each slot its seat. Those that get none end."""
+        """Give each slot its seat. Seats without one stay empty."""
         following: dict[int, list[int]] = {}
         for slot in sorted(taken):
             following.setdefault(slot.stage, []).append(taken[slot].slot)

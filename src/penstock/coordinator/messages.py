@@ -169,7 +169,7 @@ class Answer:
 @dataclass(frozen=True)
 class TakeSeat:
     """Where slots are placed: the number of the slot that runs in this Spark task, in its stage, and the tasks of
-    the next stage by the numbers of its slots. None: nobody needs this one, it may end."""
+    the next stage by the numbers of its slots. None: nobody needs this one."""
 
     slot: int | None
     next: list[int] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Who sits where: a start's slots take seats, which are Spark's tasks, on the nodes where they are wanted.
 
-Spark spreads the tasks of a stage over the nodes as it likes, one by one in turn. So that a node has seats enough
-for all slots wanted there, a stage has more seats than slots; those nobody takes end at once.
+Spark spreads the tasks of a stage over the nodes as it likes, about evenly. So that a node has seats enough
+for all slots wanted there, a stage has more seats than slots. In those nobody takes nothing runs, but Spark keeps
+them, with a task slot each, as long as the query lives.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from penstock.plan.model import Plan, SlotId
+
+_MARGIN = 1  # seats more on each node than are wanted there: "about" has been off by one
 
 Placement = Mapping[SlotId, str]
 """The node each slot is wanted on; a slot that is not named goes anywhere."""
@@ -20,7 +23,7 @@ def seats_for(plan: Plan, placement: Placement, nodes: int) -> tuple[int, ...]:
     result = []
     for stage in plan.stages:
         wanted = Counter(node for slot, node in placement.items() if slot.stage == stage.index)
-        result.append(max(stage.slots, max(wanted.values(), default=0) * nodes))
+        result.append(max(stage.slots, (max(wanted.values()) + _MARGIN) * nodes if wanted else 0))
     return tuple(result)
 
 

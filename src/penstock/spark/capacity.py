@@ -44,12 +44,6 @@ def reserve(spark: SparkSession, topology: str, holder: int, wanted: int, timeou
         time.sleep(_LOOK)
 
 
-def shrink(holder: int, slots: int) -> None:
-    """Hold fewer from now on."""
-    with _lock:
-        _held[holder] = slots
-
-
 def free(spark: SparkSession) -> int:
     """Slots that nobody holds."""
     with _lock:

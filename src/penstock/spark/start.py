@@ -34,7 +34,7 @@ from penstock.plan.model import Plan
 from penstock.plan.seating import Placement, take_seats
 from penstock.runtime.job import Job
 from penstock.spark import shipping
-from penstock.spark.capacity import free, release, reserve, shrink
+from penstock.spark.capacity import free, release, reserve
 from penstock.spark.dataflow import start_query
 from penstock.spark.session import is_local, log_lines, session_folder
 from penstock.spark.stage import StageFunction
@@ -114,7 +114,6 @@ class Starter:
             shutil.copy(modules, copy)
             self.spark.sparkContext.addPyFile(str(copy))
         start.launch(self.spark, self._folder, self.go_on)
-        shrink(id(start.design), start.plan.slots)
 
     def go_on(self) -> None:
         """Asked while something is waited for. Raises ``Lost`` where it is no longer wanted."""

@@ -1,0 +1,52 @@
+"""Slots are moved to other nodes while the topology runs; on several nodes, so in a session of its own."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+MOVES = """
+    import sys
+    from penstock import Settings, TopologyBuilder, submit
+    from penstock.errors import NotEnoughSlots
+    from penstock.spark.session import close_session
+    from tests.fault.components import Count, Numbers, Pass
+
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(10_000_000, 1_000))
+    builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
+    builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
+    settings = Settings(delivery="exactly_once", state_dir=sys.argv[1], epoch_interval=0.5)
+    running = submit(builder.build("placed", settings), "local-cluster[2,24,1024]")
+    where = lambda: {slot: connection.hello.node for slot, connection in running.slots.items()}
+    try:
+        for node in sorted(set(where().values())):
+            running.place({slot: node for slot in where()}, "together")
+            assert set(where().values()) == {node}, where()
+            before = running.bus.totals()["count"].executed
+            assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before + 500, 60)
+        try:
+            running.place({slot: "nowhere" for slot in where()})
+        except Exception as error:
+            print(error)
+        running.kill()
+        print("restarts", running.restarts, "replaced", len(running.replacements))
+    finally:
+        running.kill(drain=False)
+        close_session()
+"""
+
+
+def test_slots_go_where_they_are_wanted(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MOVES), str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert "restarts 0 replaced 2" in done.stdout, done.stdout + done.stderr
+    assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr
