@@ -86,6 +86,20 @@ class World:
     def executed(self):
         return self.running.bus.totals()["count"].executed
 
+    def scale_aside(self, tasks):
+        """In a thread, and the list that its error comes to."""
+        failed = []
+
+        def scale():
+            try:
+                self.running.scale({"count": tasks})
+            except PenstockError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=scale)
+        thread.start()
+        return thread, failed
+
     def goes_on(self):
         before = self.executed()
         self.until(lambda: self.executed() > before, "it goes on")
@@ -176,18 +190,9 @@ def test_what_cannot_take_over_is_refused_before_anything_happens(run, spark):
 
 def test_a_form_that_dies_while_it_stands_by_is_dropped(run):
     world = World(run, "exactly_once")
-    failed = []
-
-    def scale():
-        try:
-            world.running.scale({"count": 4})
-        except PenstockError as error:
-            failed.append(error)
-
     crews = world.running.coordinator._crews
     before = set(crews)
-    thread = threading.Thread(target=scale)
-    thread.start()
+    thread, failed = world.scale_aside(4)
     world.until(
         lambda: any(crew.slots for number, crew in list(crews.items()) if number not in before), "stands by"
     )
@@ -202,16 +207,7 @@ def test_a_form_that_dies_while_it_stands_by_is_dropped(run):
 
 def test_a_topology_that_ends_is_not_replaced(run):
     world = World(run, "at_least_once")
-    failed = []
-
-    def scale():
-        try:
-            world.running.scale({"count": 4})
-        except PenstockError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=scale)
-    thread.start()
+    thread, failed = world.scale_aside(4)
     crews = world.running.coordinator._crews
     world.until(lambda: len(crews) == 2, "the second one begins")
     world.running.kill()
