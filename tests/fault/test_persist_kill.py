@@ -143,6 +143,7 @@ def test_a_crash_of_memcached_loses_only_what_was_in_it(
         run.finish()
     assert lost - {(n, start) for n, _, start in table.rows()}, "what no processor had read is lost"
     passed(run, campaign, lost=lost)
+    assert run.lost > 0, run.story()
 
 
 def content(queue):

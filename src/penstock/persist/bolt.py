@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -276,6 +277,9 @@ class PersistBolt(StagedSink):
 
     def _show(self, status: Status) -> None:
         """Bring the processor's status to the live view. From the keeper's thread."""
+        # Each end of the queue counts what it knew to be in there; the one that knew more is nearer to the truth.
+        mine = self._client if self._publisher is None else self._publisher
+        status = replace(status, lost=max(status.lost, mine.losses))
         state = f"writing to {self._target}"
         if status.trouble:
             state = f"attempt {status.attempts} failed, next in {status.pause:.1f} s: {status.trouble}"
