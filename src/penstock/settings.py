@@ -98,6 +98,17 @@ class Settings:
     monitor_keep: float = _setting(
         86_400.0, "s", "for which windows stay in the database: a day's course, some MB for a hundred executors"
     )
+    placement: str = _setting(
+        "spark",
+        "",
+        "where slots run: as Spark spreads them, or by ERDM on few nodes, by the load, so that others are free",
+        ("spark", "erdm"),
+    )
+    placement_fill: float = _setting(
+        0.9,
+        "",
+        "share of a node's limits up to which ERDM fills those it keeps: room for what varies",
+    )
     node_cores: float = _setting(
         0.0, "cores", "a node has; 0: those of its machine, shared evenly by the nodes on it", zero=True
     )
@@ -229,7 +240,11 @@ class Settings:
                 raise SettingError(
                     f"setting {name}", "is a share, above 0 and up to 1", repr(getattr(self, name)), "Try 0.8."
                 )
-        if self.monitor != "off" and self.monitor_window < 4 * self.metrics_interval:
+        if self.placement_fill > 1:
+            raise SettingError(
+                "setting placement_fill", "is a share, above 0 and up to 1", repr(self.placement_fill), "Try 0.9."
+            )
+        if self.monitored and self.monitor_window < 4 * self.metrics_interval:
             raise SettingError(
                 "setting monitor_window",
                 f"is at least four reports of metrics_interval, {self.metrics_interval:g} s, long",
@@ -247,6 +262,11 @@ class Settings:
                 repr(self.node_watts),
                 "For example 35,40,8,4.",
             )
+
+    @property
+    def monitored(self) -> bool:
+        """Executors and the streams between them are watched: for a database, for people or for ERDM."""
+        return self.monitor != "off" or self.placement == "erdm"
 
     def parse(self, assignments: Iterable[str]) -> Settings:
         """A copy with ``key=value`` texts applied; ``conf.NAME=value`` sets a value of the user's own."""

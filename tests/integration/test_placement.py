@@ -21,17 +21,30 @@ MOVES = """
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
     settings = Settings(delivery="exactly_once", state_dir=sys.argv[1], epoch_interval=0.5)
     running = submit(builder.build("placed", settings), "local-cluster[2,24,1024]")
+    def awaited(condition):
+        assert running.coordinator.wait(condition, 60)
+
     where = lambda: {slot: connection.hello.node for slot, connection in running.slots.items()}
     try:
-        for node in sorted(set(where().values())):
+        every = sorted(set(where().values()))
+        for node in every:
             running.place({slot: node for slot in where()}, "together")
             assert set(where().values()) == {node}, where()
             before = running.bus.totals()["count"].executed
-            assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before + 500, 60)
+            awaited(lambda: running.bus.totals()["count"].executed > before + 500)
         try:
             running.place({slot: "nowhere" for slot in where()})
         except Exception as error:
             print(error)
+        nodes, kept = running._starter.nodes, next(iter(where().values()))
+        (left,) = {name for name in every if name != kept}
+        running.place({slot: kept for slot in where()}, "fewer", leave={left})
+        assert set(where().values()) == {kept}, where()
+        awaited(lambda: running._starter.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 2)
+        assert (nodes.present(), nodes.away) == (1, 1), "the executor has ended, and no other is there for it"
+        running.spread()
+        awaited(lambda: len(running.replacements) == 4)
+        assert len(set(where().values())) == 2 and left not in where().values(), where()
         running.kill()
         print("restarts", running.restarts, "replaced", len(running.replacements))
     finally:
@@ -40,7 +53,7 @@ MOVES = """
 """
 
 
-def test_slots_go_where_they_are_wanted(tmp_path):
+def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MOVES), str(tmp_path / "state")],
         capture_output=True,
@@ -48,5 +61,5 @@ def test_slots_go_where_they_are_wanted(tmp_path):
         timeout=180,
         check=False,
     )
-    assert "restarts 0 replaced 2" in done.stdout, done.stdout + done.stderr
+    assert "restarts 0 replaced 4" in done.stdout, done.stdout + done.stderr
     assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr

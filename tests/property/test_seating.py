@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock import make_plan
 from penstock.plan.model import SlotId
-from penstock.plan.seating import seats_for, take_seats
+from penstock.plan.seating import Placement, seats_for, take_seats
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.topology.builder import TopologyBuilder
 
@@ -33,10 +33,10 @@ def cases(draw):
 def test_with_the_seats_asked_for_everybody_sits_where_it_is_wanted(case):
     plan, nodes, placement = case
     seats = {}
-    for stage, count in enumerate(seats_for(plan, placement, len(nodes))):
+    for stage, count in enumerate(seats_for(plan, Placement(placement), len(nodes))):
         for number in range(count):  # as Spark does: one by one in turn
             seats[SlotId(stage, number)] = nodes[number % len(nodes)]
-    taken, unmet = take_seats(plan, placement, seats)
+    taken, unmet = take_seats(plan, Placement(placement), seats)
     assert not unmet
     assert all(seats[taken[slot]] == node for slot, node in placement.items())
 
@@ -48,9 +48,20 @@ def test_each_has_a_seat_of_its_own_wherever_seats_are(case, random):
     for stage in plan.stages:
         for number in range(stage.slots + random.randrange(3)):
             seats[SlotId(stage.index, number)] = random.choice(nodes)
-    taken, unmet = take_seats(plan, placement, seats)
+    taken, unmet = take_seats(plan, Placement(placement), seats)
     assert set(taken) == set(plan.slot_ids())
     assert max(Counter(taken.values()).values()) == 1
     assert all(seat in seats and seat.stage == slot.stage for slot, seat in taken.items())
     wrong = [f"slot {slot} on {node}" for slot, node in placement.items() if seats[taken[slot]] != node]
     assert sorted(unmet) == sorted(wrong), "what could not be is said, and nothing else"
+
+
+@given(cases())
+def test_a_placement_that_is_not_exact_has_no_more_seats_than_its_fullest_node_needs(case):
+    plan, nodes, placement = case
+    exact, loose = (seats_for(plan, Placement(placement, each), len(nodes)) for each in (True, False))
+    for stage, more, less in zip(plan.stages, exact, loose, strict=True):
+        wanted = [node for slot, node in placement.items() if slot.stage == stage.index]
+        fullest = max(Counter(wanted).values(), default=0)
+        assert less == max(stage.slots, fullest * len(nodes))
+        assert more >= less

@@ -9,6 +9,7 @@ from penstock.coordinator.crew import Connection
 from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.messages import Hello, Report
 from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.placements import Placements
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import MetricsBus
@@ -47,6 +48,7 @@ class Watched:
         self.slots = {}
         self.migrations = Migrations(self.plan, self.topology.settings)
         self.scalings = Scalings(self.plan, self.topology, self.topology.settings)
+        self.placements = Placements(self.topology.settings)
         self.monitor = LoadMonitor(self.topology.settings, self.clock)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.max_rates = {"lines": 1000.0, "orders": math.inf}

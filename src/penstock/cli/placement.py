@@ -14,21 +14,37 @@ from penstock.coordinator.messages import Command
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "placement",
-        help="show what a running topology's placement would gain",
+        help="show where a running topology's executors should be, or have them move there",
         description="The critical path, nodes at a limit, which executors would move where and why, which nodes "
-        "would become free: by the newest window of the load monitor (setting monitor). Nothing is moved.",
+        "would become free: by the newest window of the load monitor (setting monitor). Nothing is moved without "
+        "--apply; with the setting placement=erdm it is by itself, after every window.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
     parser.add_argument("--json", action="store_true", help="one JSON object (see docs/monitor.md)")
+    do = parser.add_mutually_exclusive_group()
+    do.add_argument("--apply", action="store_true", help="have the executors move, and leave nodes that are empty")
+    do.add_argument("--spread", action="store_true", help="take nodes back that were left, and use all of them")
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
-    answer: dict[str, Any] = json.loads(runs.find(options.topology).ask(Command("placement")))
-    if options.json:
+    run = runs.find(options.topology)
+    if options.spread:
+        run.ask(Command("spread"))
+        print("nodes that were left are asked for again; the topology uses them as soon as they have joined")
+        return 0
+    answer: dict[str, Any] = json.loads(run.ask(Command("placement")))
+    if options.json and not options.apply:
         print(json.dumps(answer, indent=2))
         return 0
     if answer["ended"] is not None:
         print(f"by the window that ended at {time.strftime('%H:%M:%S', time.localtime(answer['ended']))}")
     print("\n".join(answer["lines"]))
+    if options.apply and answer["plan"] is not None:
+        done = run.ask(Command("rearrange"), None)  # as long as it takes
+        print("all is where it should be" if not done else _told(json.loads(done)))
     return 0
+
+
+def _told(done: dict[str, Any]) -> str:
+    return f"moved with {done['gap'] * 1000:.0f} ms without spouts, after {done['seconds']:.1f} s of preparation"

@@ -74,6 +74,8 @@ class LiveView:
             parts.append(Text(f"data migration: {decisions[-1].text}", style="yellow"))
         if decided := running.scalings.decisions:
             parts.append(Text(f"scaling: {decided[-1].text}", style="yellow"))
+        if placed := running.placements.decisions:
+            parts.append(Text(f"placement: {placed[-1].text}", style="yellow"))
         if done := running.replacements:
             parts.append(Text(f"replaced {len(done)} ×, last: {done[-1]}", style="yellow"))
         parts += [Text(error, style="red") for error in self._errors]

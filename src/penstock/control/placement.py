@@ -28,6 +28,9 @@ class Use:
     bandwidth: float = 0.0
     """Bytes a second, in and out together."""
 
+    def times(self, share: float) -> Use:
+        return Use(self.cpu * share, self.memory * share, self.bandwidth * share)
+
 
 @dataclass(frozen=True)
 class Executor:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from penstock.clock import Clock, SystemClock
 from penstock.control.energy import PowerModel
-from penstock.control.erdm import ErdmPolicy
 from penstock.control.placement_report import as_json, explain
 from penstock.coordinator.crew import Connection
 from penstock.coordinator.energy_meter import EnergyMeter
 from penstock.coordinator.load_store import LoadStore, open_store
 from penstock.coordinator.load_window import Look, Window, between, node_capacities, take_look
+from penstock.coordinator.placements import plan_for
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import SlotId
 from penstock.settings import Settings
@@ -46,7 +46,7 @@ class LoadMonitor:
 
     @property
     def on(self) -> bool:
-        return self._settings.monitor != "off"
+        return self._settings.monitored
 
     def look(self, now: float, bus: MetricsBus, slots: Mapping[SlotId, Connection]) -> Window | None:
         """Called a few times a second with the bus and the slots of the start that runs; ``now`` on the bus'
@@ -73,13 +73,13 @@ class LoadMonitor:
         self._keep(window, bus)
         return window
 
-    def placement(self, policy: ErdmPolicy | None = None) -> str:
+    def placement(self) -> str:
         """What ERDM would do by the newest window, as JSON for ``penstock placement``: ``lines`` for people,
         ``plan`` for programs; null while there is no window."""
         window = self.window
         if window is None:
             return json.dumps({"ended": None, "lines": [self._why_none()], "plan": None})
-        plan = (policy or ErdmPolicy()).plan(window.snapshot())
+        plan = plan_for(window, self._settings)
         return json.dumps({"ended": window.ended, "lines": explain(plan), "plan": as_json(plan)})
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -107,24 +107,50 @@ class Window:
     slots: Mapping[str, SlotId] = field(default_factory=dict)
     """Of each executor. Those of one slot can move only together."""
 
-    def snapshot(self, allowed: Mapping[str, frozenset[str]] | None = None) -> Snapshot:
-        """For placement policies. ``allowed``: the nodes an executor may go to; anywhere where it is not named."""
-        return Snapshot(
-            tuple(Node(node.node, node.limit, node.other) for node in self.nodes),
-            tuple(
+    @cached_property
+    def units(self) -> dict[str, SlotId]:
+        """What can move: the executors of a slot together, as ``split+count@1.0``."""
+        return {unit_id(names): slot for slot, names in self._members.items()}
+
+    @cached_property
+    def _members(self) -> dict[SlotId, list[str]]:
+        result: dict[SlotId, list[str]] = {}
+        for name, slot in self.slots.items():
+            result.setdefault(slot, []).append(name)
+        return result
+
+    def snapshot(self, share: float = 1.0) -> Snapshot:
+        """For placement policies, its executors being ``units``; what stays inside one is no stream. ``share``: of
+        the nodes' limits."""
+        unit_of = {name: unit_id(names) for names in self._members.values() for name in names}
+        loads = {each.executor: each for each in self.executors}
+        executors = []
+        for names in self._members.values():
+            parts = [loads[name] for name in names]
+            executors.append(
                 Executor(
-                    each.executor,
-                    each.component,
-                    each.node,
-                    each.cpu,
-                    each.memory,
-                    each.network,
-                    (allowed or {}).get(each.executor),
+                    unit_id(names),
+                    "+".join(part.component for part in parts),
+                    parts[0].node,
+                    sum(part.cpu for part in parts),
+                    sum(part.memory for part in parts),
+                    sum(part.network for part in parts),
                 )
-                for each in self.executors
-            ),
-            self.streams,
-        )
+            )
+        between: dict[tuple[str, str], Stream] = {}
+        for stream in self.streams:
+            key = unit_of[stream.source], unit_of[stream.target]
+            if key[0] != key[1]:
+                before = between.get(key, Stream(*key, 0.0, 0.0))
+                between[key] = Stream(*key, before.tuples + stream.tuples, before.bytes + stream.bytes)
+        nodes = tuple(Node(node.node, node.limit.times(share), node.other) for node in self.nodes)
+        return Snapshot(nodes, tuple(executors), tuple(between.values()))
+
+
+def unit_id(executors: Sequence[str]) -> str:
+    """Of the executors of one slot."""
+    slot = executors[0].rpartition("@")[2]
+    return "+".join(name.rpartition("@")[0] for name in executors) + f"@{slot}"
 
 
 def executor_id(component: str, slot: SlotId) -> str:

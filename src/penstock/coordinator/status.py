@@ -14,6 +14,7 @@ from penstock.coordinator.crew import Connection
 from penstock.coordinator.energy_meter import NodeEnergy
 from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.placements import Placements
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
@@ -45,6 +46,7 @@ class Running(Protocol):
 
     coordinator: Coordinator
     scalings: Scalings
+    placements: Placements
     monitor: LoadMonitor
     state: str
     restarts: int
@@ -180,6 +182,7 @@ def take(running: Running, clock: Clock | None = None) -> Status:
     for kind, decisions in (
         ("migration", running.migrations.decisions.copy()),  # at once: other threads add to it meanwhile
         ("scaling", running.scalings.decisions.copy()),
+        ("placement", running.placements.decisions.copy()),
     ):
         notes += [Note(each.time, kind, each.component, each.text) for each in decisions]
     return Status(

@@ -1,29 +1,39 @@
 """Who sits where: a start's slots take seats, which are Spark's tasks, on the nodes where they are wanted.
 
 Spark spreads the tasks of a stage over the nodes as it likes, about evenly. So that a node has seats enough
-for all slots wanted there, a stage has more seats than slots. In those nobody takes nothing runs, but Spark keeps
-them, with a task slot each, as long as the query lives.
+for all slots wanted there, a stage may have more seats than slots. In those nobody takes nothing runs, but Spark
+keeps them, with a task slot and a process each, as long as the query lives.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from penstock.plan.model import Plan, SlotId
 
 _MARGIN = 1  # seats more on each node than are wanted there: "about" has been off by one
 
-Placement = Mapping[SlotId, str]
-"""The node each slot is wanted on; a slot that is not named goes anywhere."""
+
+@dataclass(frozen=True)
+class Placement:
+    """Where slots are to be."""
+
+    nodes: Mapping[SlotId, str]
+    """The node each slot is wanted on; a slot that is not named goes anywhere."""
+    exact: bool = True
+    """A slot that cannot be where it is wanted is an error. Else it goes where there is a seat, and no seat is
+    there only in case that Spark spreads them unevenly."""
 
 
 def seats_for(plan: Plan, placement: Placement, nodes: int) -> tuple[int, ...]:
     """How many seats each stage needs, so that a node in ``nodes`` has enough of them."""
     result = []
     for stage in plan.stages:
-        wanted = Counter(node for slot, node in placement.items() if slot.stage == stage.index)
-        result.append(max(stage.slots, (max(wanted.values()) + _MARGIN) * nodes if wanted else 0))
+        wanted = Counter(node for slot, node in placement.nodes.items() if slot.stage == stage.index)
+        fullest = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
+        result.append(max(stage.slots, fullest * nodes if wanted else 0))
     return tuple(result)
 
 
@@ -37,8 +47,8 @@ def take_seats(
     for stage in plan.stages:
         free = sorted(seat for seat in seats if seat.stage == stage.index)
         slots = [SlotId(stage.index, number) for number in range(stage.slots)]
-        for slot in sorted(slots, key=lambda slot: slot not in placement):  # those that mind come first
-            wanted = placement.get(slot)
+        for slot in sorted(slots, key=lambda slot: slot not in placement.nodes):  # those that mind come first
+            wanted = placement.nodes.get(slot)
             found = next((seat for seat in free if seats[seat] == wanted), None)
             if found is None and wanted is not None:
                 unmet.append(f"slot {slot} on {wanted}")

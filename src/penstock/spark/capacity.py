@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 
 from pyspark.sql import SparkSession
 
@@ -19,17 +20,20 @@ _held: dict[int, int] = {}
 _lock = threading.Lock()
 
 
-def reserve(spark: SparkSession, topology: str, holder: int, wanted: int, timeout: float) -> None:
+def reserve(
+    spark: SparkSession, topology: str, holder: int, wanted: int, timeout: float, elsewhere: int = 0
+) -> None:
     """Hold so many slots. Raises ``NotEnoughSlots`` where there are fewer: at once in local mode, where none can
     come, else after ``timeout`` seconds. Where there is time, all nodes are waited for: with the first alone there
-    may be slots enough, and a topology stays where it is started."""
+    may be slots enough, and a topology stays where it is started. ``elsewhere``: so many of those that are held
+    are on nodes that are being left, which Spark does not count any more."""
     deadline = time.monotonic() + timeout
     master = spark.sparkContext.master
     if timeout and not is_local(master):
         _await_nodes(spark, master, timeout)
     while True:
         with _lock:
-            taken = sum(_held.values())
+            taken = sum(_held.values()) - elsewhere
             free = total_slots(spark) - taken
             if free >= wanted:
                 _held[holder] = wanted
@@ -48,6 +52,12 @@ def free(spark: SparkSession) -> int:
     """Slots that nobody holds."""
     with _lock:
         return total_slots(spark) - sum(_held.values())
+
+
+def alone(holders: Collection[int]) -> bool:
+    """Nobody else holds any."""
+    with _lock:
+        return all(each in holders for each in _held)
 
 
 def _await_nodes(spark: SparkSession, master: str, timeout: float) -> None:

@@ -27,6 +27,8 @@ class Operator:
             "status": self._status,
             "queues": self._queues,
             "placement": self._placement,
+            "rearrange": self._rearrange,
+            "spread": self._spread,
             "set": self._set,
             "activate": self._activate,
             "deactivate": self._deactivate,
@@ -57,6 +59,14 @@ class Operator:
 
     def _placement(self, arguments: Mapping[str, Any]) -> str:
         return self._running.placement()
+
+    def _rearrange(self, arguments: Mapping[str, Any]) -> str:
+        done = self._running.rearrange()
+        return "" if done is None else self._done(done)
+
+    def _spread(self, arguments: Mapping[str, Any]) -> str:
+        self._running.spread()
+        return ""
 
     def _set(self, arguments: Mapping[str, Any]) -> str:
         self._running.set_max_rates(arguments)

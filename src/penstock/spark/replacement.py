@@ -2,7 +2,8 @@
 
 In steps; whatever dies between two of them, exactly one of the two starts owns the state and the spouts:
 
-1. The new form is checked against the old: name, delivery, state; slots for both are held (``checked``).
+1. The new form is checked against the old: name, delivery, state; slots for both are held (``checked``). Nodes
+   that are to be left take nothing new from now on.
 2. A second query is started beside the first; its slots connect, nothing in them is open (``standing_by``).
 3. The old one commits an epoch, the new slots read its state ahead; once more, so that little is left
    (``copied``). So far the new one can be dropped at any moment, and nobody has noticed.
@@ -14,7 +15,7 @@ In steps; whatever dies between two of them, exactly one of the two starts owns 
    write counts (``claimed``).
 8. Its tasks open, with the state they take over (``opened``).
 9. Its spouts emit (``activated``). The gap is over.
-10. The old query is stopped, a moment later.
+10. The old query is stopped, a moment later; nodes that are left end then.
 
 Where step 8 fails because of the new form itself (its ``prepare`` raises, a state does not fit after all), the old
 form is started again from the epoch of step 5.
@@ -195,6 +196,8 @@ class Wish:
     """Stop the old one first: no room for both is needed."""
     placement: Placement | None = None
     """Where its slots are to be; None: where Spark puts them."""
+    leaves: frozenset[str] = frozenset()
+    """Nodes that take nothing of it, and end with the old one."""
     answer: Future[Replaced] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
@@ -241,17 +244,29 @@ class Replacer:
         """Fulfil a wish. ``hand_over`` is told which start is the current one from step 7 on, ``let_go`` has its
         spouts emit. Raises what keeps the new form from running while the old one goes on, and ``Lost`` where the
         current start has to be started again."""
+        try:
+            self._replace(wish, old, let_go, hand_over)
+        except BaseException:
+            if wish.leaves:
+                with contextlib.suppress(Exception):  # a dead JVM's: what was raised before says more
+                    self._starter.nodes.ask_back()
+            raise
+
+    def _replace(
+        self, wish: Wish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
+    ) -> None:
         starter = self._starter
         self.close()
         check_forms(old.design.topology, wish.topology)
-        nodes = {connection.hello.node for connection in old.crew.slots.values()}
-        design = self._make_design(
-            wish.topology, wish.placement, len(nodes | set((wish.placement or {}).values()))
-        )
+        nodes = {connection.hello.node for connection in old.crew.slots.values()} - wish.leaves
+        wanted = set() if wish.placement is None else set(wish.placement.nodes.values())
+        design = self._make_design(wish.topology, wish.placement, len(nodes | wanted))
         if old.keeps_state:
             design.state.look()
+        if wish.leaves:
+            starter.nodes.leave(wish.leaves)
         if not wish.pause:
-            self._hold_beside(design, old.plan.slots)
+            self._hold_beside(design, old, wish.leaves)
         new = starter.new(design, MetricsBus(design.plan))
         steps = Replacement(len(self.done) + 1, old, new, starter.go_on)
         steps.reached("checked")
@@ -314,13 +329,14 @@ class Replacer:
             self._drop(self._retired[0])
             self._retired = None
 
-    def _hold_beside(self, design: Design, held: int) -> None:
+    def _hold_beside(self, design: Design, old: Start, leaves: frozenset[str]) -> None:
         try:
-            self._starter.hold(design, 0.0)
+            self._starter.hold(design, 0.0, old.seats_on(leaves))
         except NotEnoughSlots as error:
             raise NotEnoughSlots(
                 error.where,
-                f"needs {sum(design.seats)} task slots beside the {held} it holds, to be replaced without a pause",
+                f"needs {sum(design.seats)} task slots beside the {old.plan.slots} it holds, to be replaced "
+                "without a pause",
                 error.got,
                 "Give the master more, or say --stop-and-go: the old one is stopped first, and for some seconds "
                 "nothing runs.",

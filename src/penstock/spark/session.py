@@ -106,7 +106,7 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
         master = master or f"local[{LOCAL_SLOTS}]"
         _check_master(master)
         settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
-        for key, value in {**CONF, **_python_conf(master), **_standalone_conf(master), **(conf or {})}.items():
+        for key, value in {**CONF, **_python_conf(master), **_cluster_conf(master), **(conf or {})}.items():
             settings.set(key, value)
         spark = _start(settings, master)
     if is_local(master):  # elsewhere the nodes do not have our code yet
@@ -247,11 +247,13 @@ def _set_local_ip(address: str) -> None:
         os.environ["SPARK_LOCAL_IP"] = _local_ip = address
 
 
-def _standalone_conf(master: str) -> dict[str, str]:
-    """For masters of Spark's own kind: nodes that are drained, and on a cluster of ours one executor per node."""
+def _cluster_conf(master: str) -> dict[str, str]:
+    """Nodes can be drained and left; for masters of Spark's own kind our options of Java, and on a cluster of ours
+    one executor per node."""
+    conf = {} if is_local(master) else {"spark.decommission.enabled": "true"}
     if _spark_host(master) is None:
-        return {}
-    conf = {"spark.decommission.enabled": "true", "spark.executor.extraJavaOptions": JAVA_OPTIONS}
+        return conf
+    conf["spark.executor.extraJavaOptions"] = JAVA_OPTIONS
     cluster = cluster_record.find(master)
     if cluster is not None:
         conf["spark.executor.cores"] = str(cluster.slots)

@@ -148,7 +148,7 @@ class SlotDriver:
         """For the archive's thread: cuts to write, epochs to publish, None at the end."""
         self._interval = job.settings.metrics_interval
         self._wake = wake
-        self._monitored = job.settings.monitor != "off"
+        self._monitored = job.settings.monitored
         self._machine = Machine(spark_jvm())
         self._load_interval = job.settings.monitor_window / LOADS_IN_A_WINDOW
         self._load_due = 0.0

@@ -3,6 +3,7 @@ started again or replaced; while it is replaced, two."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +35,9 @@ from penstock.plan.model import Plan
 from penstock.plan.seating import Placement, take_seats
 from penstock.runtime.job import Job
 from penstock.spark import shipping
-from penstock.spark.capacity import free, release, reserve
+from penstock.spark.capacity import alone, free, release, reserve
 from penstock.spark.dataflow import start_query
+from penstock.spark.nodes import Nodes
 from penstock.spark.session import is_local, log_lines, session_folder
 from penstock.spark.stage import StageFunction
 from penstock.topology.builder import Topology
@@ -77,21 +79,31 @@ class Starter:
 
     def __init__(self, spark: SparkSession, coordinator: Coordinator) -> None:
         self.spark, self.coordinator = spark, coordinator
+        self.nodes = Nodes(spark)
         self.stopping = threading.Event()
         """Nothing is to be started or waited for any more."""
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._numbers = itertools.count()
+        self._holders: set[int] = set()
         self._shipped: Path | None = None
 
-    def new(self, design: Design, bus: MetricsBus) -> Start:
-        return Start(next(self._numbers), design, bus, self.coordinator)
+    def new(self, design: Design, bus: MetricsBus, again: bool = False) -> Start:
+        """``again``: after one that was lost, maybe with a node its slots were to be on."""
+        return Start(next(self._numbers), design, bus, self.coordinator, again)
 
-    def hold(self, design: Design, timeout: float) -> None:
-        """Hold the design's slots, until ``release``. Raises ``NotEnoughSlots``."""
-        reserve(self.spark, design.topology.name, id(design), sum(design.seats), timeout)
+    def hold(self, design: Design, timeout: float, elsewhere: int = 0) -> None:
+        """Hold the design's slots, until ``release``. Raises ``NotEnoughSlots``. ``elsewhere``: slots that are
+        held on nodes that are being left."""
+        reserve(self.spark, design.topology.name, id(design), sum(design.seats), timeout, elsewhere)
+        self._holders.add(id(design))
 
     def release(self, design: Design) -> None:
         release(id(design))
+        self._holders.discard(id(design))
+
+    def alone(self) -> bool:
+        """No other topology holds slots of this session."""
+        return alone(self._holders)
 
     def room(self) -> int:
         """Slots that nobody holds."""
@@ -121,15 +133,21 @@ class Starter:
             raise Lost("told to stop")
 
     def close(self) -> None:
+        """Nodes that were left are for the session's next topology."""
+        with contextlib.suppress(Exception):  # the JVM may be dead, and answers with whatever py4j makes of it
+            self.nodes.ask_back()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Start:
     """A query with its slots, its epochs and its control loop."""
 
-    def __init__(self, number: int, design: Design, bus: MetricsBus, coordinator: Coordinator) -> None:
+    def __init__(
+        self, number: int, design: Design, bus: MetricsBus, coordinator: Coordinator, again: bool = False
+    ) -> None:
         self.number, self.design, self.bus = number, design, bus
         """``number``: no other start of this run has it."""
+        self._exact = design.placement is not None and design.placement.exact and not again
         self.plan, self.settings = design.plan, design.topology.settings
         self.migrations = Migrations(design.plan, self.settings)
         """What was decided about data migration."""
@@ -179,7 +197,7 @@ class Start:
     def _place(self, placement: Placement) -> None:
         nodes = {seat: connection.hello.node for seat, connection in self.crew.seats.items()}
         taken, unmet = take_seats(self.plan, placement, nodes)
-        if unmet:
+        if unmet and self._exact:
             raise TopologyFailed(
                 f"topology '{self._name}'",
                 f"its slots must be where they are wanted: {', '.join(unmet)}",
@@ -261,6 +279,11 @@ class Start:
         return f"{sum(slot.ready for slot in self.crew.slots.values())} of {self.plan.slots} ready"
 
     # ---- running ---------------------------------------------------------------------------------------
+
+    def seats_on(self, nodes: Collection[str]) -> int:
+        """Tasks of Spark's that it has on these nodes."""
+        connections = (self.crew.seats or self.crew.slots).values()
+        return sum(connection.hello.node in nodes for connection in connections)
 
     def activate(self) -> None:
         self.crew.send(Activate())

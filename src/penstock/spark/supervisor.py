@@ -7,15 +7,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from pyspark.sql import SparkSession
 
 from penstock.coordinator.boards import check_board
 from penstock.coordinator.crew import Connection
 from penstock.coordinator.load_monitor import LoadMonitor
+from penstock.coordinator.load_window import Window
 from penstock.coordinator.messages import SetRate
 from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.placements import Placements, Rearrangement
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.runs import Run
 from penstock.coordinator.scalings import Scalings
@@ -30,6 +32,7 @@ from penstock.runtime.job import make_job
 from penstock.spark import shipping
 from penstock.spark.operator import Operator
 from penstock.spark.pickling import dumps
+from penstock.spark.placing import Placer
 from penstock.spark.replacement import Replaced, Replacer, WentBack, Wish
 from penstock.spark.session import (
     log_lines,
@@ -66,6 +69,9 @@ class RunningTopology:
         self._replacer = Replacer(self._starter, make_design)
         self.scalings = self._make_scalings()
         """What was decided about the number of tasks, and on what grounds."""
+        self.placements = Placements(topology.settings)
+        """What was decided about where slots are."""
+        self._placer = Placer(self._starter, self.placements)
         self._look_at = 0.0
         self.load: Callable[[str], Topology] | None = None
         """Makes a topology of FILE[:OBJECT], for ``penstock replace``; what was loaded before is loaded anew."""
@@ -206,11 +212,28 @@ class RunningTopology:
         From any thread; one at a time."""
         return self._await(Wish(topology, reason, pause))
 
-    def place(self, placement: Placement, reason: str = "by hand") -> Replaced:
+    def place(self, nodes: Mapping[SlotId, str], reason: str = "by hand", leave: Collection[str] = ()) -> Replaced:
         """Let slots run on other nodes; those that are not named go anywhere. What a node is called, and which
         slot has which tasks, is in ``status().slots``. A replacement by the same topology: state and guarantees
-        are those of ``replace``."""
-        return self._await(Wish(self.topology, reason, pause=False, placement=placement))
+        are those of ``replace``. ``leave``: nodes that Spark need not have any more; slots then go where they are
+        wanted as far as Spark spreads them so."""
+        placement = Placement(nodes, exact=not leave)
+        with self._lock:
+            wish = self._placer.wish(Rearrangement(placement, frozenset(leave), False, reason), self.current)
+        return self._await(wish)
+
+    def rearrange(self) -> Replaced | None:
+        """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
+        None: all is where it should be, or there is no window yet (``placement`` says which)."""
+        with self._lock:
+            window = self.monitor.window
+            wish = None if window is None else self._placer.by_hand(window, self.current)
+        return None if wish is None else self._await(wish)
+
+    def spread(self) -> None:
+        """Take back all nodes that were left; the slots are spread over them as soon as they have joined."""
+        with self._lock:
+            self._placer.ask_back("by hand: nodes asked for again")
 
     def _await(self, wish: Wish) -> Replaced:
         answer = self._replacer.wish(wish)
@@ -306,7 +329,7 @@ class RunningTopology:
     def _next_start(self) -> None:
         """Of the same design; the one before is stopped."""
         self.current.stop()
-        self.current = self._starter.new(self.current.design, self.current.bus)
+        self.current = self._starter.new(self.current.design, self.current.bus, again=True)
 
     def _start_query(self) -> None:
         """One attempt: query, connections, tasks open, spouts active."""
@@ -334,10 +357,10 @@ class RunningTopology:
         try:
             while not self._stopping.is_set():
                 try:
-                    wish = self._replacer.next(LOOK) or self._scaling()
+                    window = self._monitor()
+                    wish = self._replacer.next(LOOK) or self._scaling() or self._placing(window)
                     if wish is not None:
                         self._replace(wish)
-                    self._monitor()
                     self.current.raise_if_dead()
                     self.current.raise_if_silent()
                 except Lost as loss:
@@ -364,11 +387,17 @@ class RunningTopology:
         scale = self.scalings.look(now, self.bus.tasks())
         return None if scale is None else Wish(self.topology.scaled(scale.parallelism), scale.reason, pause=False)
 
-    def _monitor(self) -> None:
+    def _placing(self, window: Window | None) -> Wish | None:
+        """What ERDM wishes for."""
+        with self._lock:
+            return self._placer.next(window, self.current) if self.state == "active" else None
+
+    def _monitor(self) -> Window | None:
+        """The load monitor's look; a window, when one has just ended."""
         current = self.current
         with self.coordinator.changed:
             slots = dict(current.crew.slots)
-        self.monitor.look(time.monotonic(), current.bus, slots)
+        return self.monitor.look(time.monotonic(), current.bus, slots)
 
     def _make_scalings(self) -> Scalings:
         return Scalings(self.plan, self.topology, self.topology.settings, self._starter.room)

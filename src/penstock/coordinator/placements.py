@@ -1,0 +1,111 @@
+"""Placement of a running topology by ERDM: what the load monitor saw goes to the policy, what it wants becomes a
+``Rearrangement`` of slots. Somebody else carries it out."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.control.erdm import ErdmPolicy, Plan
+from penstock.control.limits import Loads, amount
+from penstock.coordinator.load_window import Window
+from penstock.coordinator.migrations import Decision
+from penstock.plan.seating import Placement
+from penstock.settings import Settings
+
+log = logging.getLogger("penstock.placement")
+
+_LEAST_SAVED = 0.05  # of what goes between nodes, for which it is worth moving where no node can be left
+_FILL = 0.95  # of the critical nodes, when more than those of one path are needed: executors come in whole pieces
+_REST = 10  # windows after nodes were taken back in which none is left: what needed them may well come again
+
+
+@dataclass(frozen=True)
+class Rearrangement:
+    """What is to be done."""
+
+    placement: Placement | None
+    """Of all slots; None: spread over all nodes, as Spark likes."""
+    leaves: frozenset[str]
+    """Nodes that have no slot then."""
+    takes_back: bool
+    """Nodes that were left are asked for again first."""
+    reason: str
+
+
+class Placements:
+    """One for a topology, its restarts and its replacements. By one thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.decisions: deque[Decision] = deque(maxlen=1000)
+        self.on = settings.placement == "erdm"
+        self._settings = settings
+        self._rest = 0
+        self._refused: object = None
+        """What was not done at last: it is said once."""
+
+    def look(self, now: float, window: Window, away: int) -> Rearrangement | None:
+        """What to do by a window that has just ended; ``away``: nodes that were left before. None: stay so."""
+        limits = Loads(window.snapshot()).limit_nodes() if away else ()
+        if limits:
+            self._rest = _REST
+            full = limits[0]
+            what = f"{amount(full.resource, full.used)} of {amount(full.resource, full.limit)}"
+            reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(away)} asked for again"
+            return self._decided(now, Rearrangement(None, frozenset(), True, reason))
+        if self._rest:
+            self._rest -= 1
+            return None
+        return self.by_hand(now, window)
+
+    def refused(self, now: float, found: Rearrangement, why: str) -> None:
+        """It was not carried out. Said once for the same nodes."""
+        if self._refused != (refused := (found.leaves, why)):
+            self._refused = refused
+            self._note(now, f"not done: {why}")
+
+    def by_hand(self, now: float, window: Window) -> Rearrangement | None:
+        """The same without a look at what was before."""
+        found = rearrangement(window, plan_for(window, self._settings))
+        return None if found is None else self._decided(now, found)
+
+    def _decided(self, now: float, found: Rearrangement) -> Rearrangement:
+        self._note(now, found.reason)
+        return found
+
+    def _note(self, now: float, text: str) -> None:
+        self.decisions.append(Decision(now, "", text))
+        log.info("%s", text)
+
+
+def plan_for(window: Window, settings: Settings) -> Plan:
+    """ERDM's, with room left on the nodes that stay: what is moved works on, and its load varies."""
+    return ErdmPolicy(fill=_FILL).plan(window.snapshot(settings.placement_fill))
+
+
+def rearrangement(window: Window, plan: Plan) -> Rearrangement | None:
+    """What the plan comes to for the window's slots; None: it is not worthwhile."""
+    if not plan.moves or not (plan.emptied or plan.cost.saved >= _LEAST_SAVED):
+        return None
+    slots = window.units
+    places = {slots[each.id]: each.node for each in window.snapshot().executors}
+    places.update({slots[move.executor]: move.target for move in plan.moves})
+    leaves = frozenset(release.node for release in plan.releases)
+    kept = len(plan.critical.nodes)
+    reason = f"ERDM: {len(plan.moves)} of {len(places)} executors to {_nodes(kept)} ({_list(plan.critical.nodes)})"
+    if leaves:
+        reason += f", {_list(sorted(leaves))} left"
+    reason += f"; {-plan.cost.saved:+.0%} between nodes"
+    # A node that is left gives its seats to the others evenly, which is what ERDM's turns come to; without one,
+    # seats must be there to choose from.
+    return Rearrangement(Placement(places, exact=not leaves), leaves, False, reason)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" + ("" if count == 1 else "s")
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
