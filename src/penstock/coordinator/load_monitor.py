@@ -73,6 +73,10 @@ class LoadMonitor:
         self._keep(window, bus)
         return window
 
+    def newest(self, bus: MetricsBus) -> Window | None:
+        """The newest window of the start that has this bus; None: it has none yet."""
+        return self.window if bus is self._bus else None
+
     def placement(self) -> str:
         """What ERDM would do by the newest window, as JSON for ``penstock placement``: ``lines`` for people,
         ``plan`` for programs; null while there is no window."""

@@ -30,13 +30,15 @@ class Nodes:
 
     def leave(self, nodes: Collection[str]) -> None:
         """Take no new tasks there; each ends when the last task that it has does, and none is started instead."""
-        self._want(self.present() - len(nodes))
-        self.away += len(nodes)
+        active = self._active()
+        leaving = {executor_of(node) for node in nodes} & set(active)
+        self._want(len(active) - len(leaving))
+        self.away += len(leaving)
         jvm, backend = self._context._jvm, self._scheduler()
         assert jvm is not None
         why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("left", jvm.scala.Option.empty())
-        for node in nodes:
-            backend.decommissionExecutor(executor_of(node), why, False, False)
+        for executor in leaving:
+            backend.decommissionExecutor(executor, why, False, False)
 
     def ask_back(self) -> None:
         """Have the master start others for those that were left; they join in their own time."""

@@ -226,7 +226,7 @@ class RunningTopology:
         """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
         None: all is where it should be, or there is no window yet (``placement`` says which)."""
         with self._lock:
-            window = self.monitor.window
+            window = self.monitor.newest(self.bus)
             wish = None if window is None else self._placer.by_hand(window, self.current)
         return None if wish is None else self._await(wish)
 
@@ -244,6 +244,11 @@ class RunningTopology:
     def scale(self, parallelism: Mapping[str, int], reason: str = "by hand", pause: bool = False) -> Replaced:
         """The same topology with other numbers of tasks; components that are not named keep theirs."""
         return self.replace(self.topology.scaled(parallelism), reason, pause)
+
+    @property
+    def nodes_left(self) -> int:
+        """Nodes that were left and not asked for again."""
+        return self._starter.nodes.away
 
     @property
     def replacements(self) -> list[Replaced]:

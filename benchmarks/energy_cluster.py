@@ -1,0 +1,408 @@
+"""ERDM on a cluster of four nodes with links of 100 Mb/s: default placement and ERDM's by turns in one run (C
+figures 7 to 15), what moving costs while results are counted, and a filter of duplicates. All watts and joules are
+modelled."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.book import micros
+from benchmarks.erdm_topologies import FOUR_NODES, sol, word_count
+from benchmarks.harness import Results, median, say
+from benchmarks.replacement_figures import longest_gap, lost, wrong_keys
+from benchmarks.replacement_topology import Schedule, arrivals, committed, end_input, total
+from benchmarks.replacement_topology import word_count as numbered_words
+from penstock.spark.session import close_session
+from penstock.spark.supervisor import RunningTopology, submit
+from penstock.testing.cluster import SparkCluster
+from penstock.topology.builder import Topology
+
+FOLDER = Path("results")
+NODES, LINK, BANDWIDTH = 4, "100mbit", 25e6
+"""``BANDWIDTH``: bytes a second, both ways together."""
+SLOTS = 64  # of a node: old and new topology stand side by side, and may stand on two nodes
+CORES = 2.0  # of a node: all nodes are on one machine, and each may use all of its cores
+WINDOW = 10.0  # s of the load monitor
+ROUNDS = 4  # windows in a row after which ERDM has done what it can
+MESSAGE_SCALE = 1.0  # C's sizes: 2,000 bytes a message of Sol
+UNLIMITED = 1e9  # messages a second: the spouts wait for acks, 200 messages each (C table 3)
+MOVED_RATE, MOVED_KEYS, MOVED_TASKS = 1_000, 10_000, 6
+DUPLICATES, DUPLICATE_RATE = 0.5, 400.0
+_PATIENCE = 180.0  # s for whatever should take seconds
+_WARM = 15.0  # s after a start or a move that are not measured: cold code
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A second of a run."""
+
+    time: float
+    """Seconds since the beginning."""
+    acked: int
+    sent: int
+    """Bytes over the nodes' links, so far both."""
+    p50: float | None
+    """Seconds, of what was acked lately."""
+    base: float
+    dynamic: float
+    """Watts, modelled."""
+    nodes: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Samples of one placement at rest."""
+
+    name: str
+    rate: float
+    bytes: float
+    """Over links, for each tuple."""
+    p50: float
+    watts: float
+    nodes: int
+    use: Mapping[str, float]
+    """Share of its cores in use, by node."""
+
+    @property
+    def joules(self) -> float:
+        """For a tuple."""
+        return self.watts / self.rate
+
+
+class Watch:
+    """Samples a running topology once a second, in a thread of its own."""
+
+    def __init__(self, handle: RunningTopology, cluster: SparkCluster, spout: str = "source") -> None:
+        self.samples: list[Sample] = []
+        self.phase = "begin"
+        self._handle, self._spout = handle, spout
+        self._record = cluster.record
+        self._begun = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._stop.wait(1.0):
+            self.samples.append(self._sample())
+
+    def _sample(self) -> Sample:
+        handle, network = self._handle, self._record.network
+        assert network is not None
+        view = next(each for each in handle.bus.view() if each.component == self._spout)
+        nodes = [node for node in handle.monitor.energy.nodes if node.slots]
+        return Sample(
+            time.monotonic() - self._begun,
+            handle.bus.totals()[self._spout].acked,
+            sum(network.passed(node.number)[0] for node in self._record.nodes),
+            view.latency_p50,
+            sum(node.base_watts for node in nodes),
+            sum(node.dynamic_watts for node in nodes),
+            len({slot.hello.node for slot in handle.slots.values()}),
+            self.phase,
+        )
+
+    def measure(self, name: str, seconds: float) -> Phase:
+        """From now on, at rest."""
+        time.sleep(_WARM)
+        self.phase, first = name, len(self.samples)
+        time.sleep(seconds)
+        self.phase, seen = "between", self.samples[first:]
+        begin, end = seen[0], seen[-1]
+        tuples, passed = end.acked - begin.acked, end.time - begin.time
+        window = self._handle.monitor.window
+        return Phase(
+            name,
+            tuples / passed,
+            (end.sent - begin.sent) / tuples,
+            float(np.mean([each.p50 for each in seen if each.p50 is not None])),
+            float(np.mean([each.base + each.dynamic for each in seen])),
+            end.nodes,
+            {} if window is None else {n.node: (n.used.cpu + n.other.cpu) / n.capacity.cpu for n in window.nodes},
+        )
+
+
+# ---- default and ERDM by turns -------------------------------------------------------------------------
+
+
+def measure_energy_cluster(results: Results, options: argparse.Namespace) -> None:
+    """Both placements of one running topology by turns: default, ERDM, default, ERDM … Each turn is a replacement,
+    so both sides are as warm as the other."""
+    turns = options.repeats or (1 if options.quick else 3)
+    seconds = 10.0 if options.quick else 30.0
+    pairs: dict[str, list[tuple[Phase, Phase]]] = {}
+    for name, make in (("sol", sol), ("word_count", word_count)):
+        with _submitted(make(FOUR_NODES, UNLIMITED)) as (handle, cluster), Watch(handle, cluster) as watch:
+            pairs[name] = [
+                _turn(handle, watch, seconds, f"{name}, {turn + 1} of {turns}") for turn in range(turns)
+            ]
+        for pair in pairs[name]:
+            for phase in pair:
+                _report(results, name, phase)
+        say(f"  {_plot(name, watch.samples, pairs[name])}")
+    _bars(results, pairs)
+
+
+def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> tuple[Phase, Phase]:
+    if handle.nodes_left:
+        _spread(handle)
+    default = watch.measure("default", seconds)
+    say(f"    {what}: default {default.rate:,.0f}/s, p50 {default.p50 * 1e3:.0f} ms, {default.watts:.0f} W")
+    _rearranged(handle)
+    erdm = watch.measure("erdm", seconds)
+    say(
+        f"    {what}: ERDM {erdm.rate:,.0f}/s, p50 {erdm.p50 * 1e3:.0f} ms, {erdm.watts:.0f} W, {erdm.nodes} nodes"
+    )
+    return default, erdm
+
+
+def _rearranged(handle: RunningTopology) -> int:
+    """Have ERDM place the slots, window by window, until it finds nothing more to do; how often it did."""
+    moved = idle = 0
+    seen: object = handle.monitor.window
+    while idle < ROUNDS // 2 and moved < ROUNDS:
+        seen = _next_window(handle, seen)
+        if handle.rearrange() is None:
+            idle += 1
+        else:
+            moved, idle = moved + 1, 0
+            say(f"    {handle.placements.decisions[-1].text}; {handle.replacements[-1].gap * 1e3:.0f} ms silent")
+    return moved
+
+
+def _next_window(handle: RunningTopology, last: object) -> object:
+    """Of the start that runs now."""
+
+    def newest() -> object:
+        return handle.monitor.newest(handle.bus)
+
+    _await("a window must end", lambda: newest() not in (None, last))
+    return newest()
+
+
+def _spread(handle: RunningTopology) -> None:
+    before = len(handle.replacements)
+    handle.spread()
+    _await("the nodes must come back", lambda: len(handle.replacements) > before)
+
+
+def _report(results: Results, name: str, phase: Phase) -> None:
+    results.row(
+        what=name,
+        case=phase.name,
+        **{
+            "nodes": phase.nodes,
+            "tuple/s": round(phase.rate),
+            "p50 ms": round(phase.p50 * 1e3, 1),
+            "bytes/tuple": round(phase.bytes),
+            "W": round(phase.watts, 1),
+            "J/1000": round(1e3 * phase.joules, 1),
+            "CPU %": " ".join(f"{100 * share:.0f}" for share in phase.use.values()),
+        },
+    )
+
+
+def _bars(results: Results, pairs: Mapping[str, Sequence[tuple[Phase, Phase]]]) -> None:
+    def change(of: Callable[[Phase], float], name: str) -> float:
+        """Percent, the median of the turns."""
+        return 100 * (median([of(erdm) / of(default) for default, erdm in pairs[name]]) - 1)
+
+    for name, turns in pairs.items():
+        released = min(default.nodes - erdm.nodes for default, erdm in turns)
+        results.bar(f"erdm.internode_bytes.{name}", -change(lambda p: p.bytes, name), "% fewer a tuple")
+        results.bar(f"erdm.rate.{name}", change(lambda p: p.rate, name), "% above default")
+        results.bar(f"erdm.p50.{name}", -change(lambda p: p.p50, name), "% below default")
+        results.bar(f"erdm.nodes_released.{name}", released, f"of {NODES}, the fewest of {len(turns)} turns")
+        results.bar(f"erdm.energy.{name}", -change(lambda p: p.joules, name), "% less a tuple, modelled")
+
+
+# ---- what moving costs, and whether results stay right -------------------------------------------------
+
+
+def measure_energy_moves(results: Results, options: argparse.Namespace) -> None:
+    """ERDM moves executors and leaves nodes, they are taken back, and so on, while keys are counted exactly once;
+    then the input ends and all counts are compared. The gap is that of the last bolt's output."""
+    turns = options.repeats or (1 if options.quick else 4)
+    gaps, gone = _moves_timed(turns)
+    results.row(what="moves", case="exactly once", moves=len(gaps), gaps=" ".join(f"{gap:.3f}" for gap in gaps))
+    results.bar("erdm.longest_gap_s", max(gaps), f"s without output, the worst of {len(gaps)} moves")
+    results.bar("erdm.nodes_released.moves", gone, f"of {NODES}")
+    wrong, inputs, moves = _moves_counted(turns)
+    results.row(what="moves", case="exactly once", moves=moves, inputs=inputs, **{"keys wrong": wrong})
+    results.bar(
+        "erdm.wrong", wrong, f"keys of {MOVED_KEYS:,} with another count, {inputs:,} inputs, {moves} moves"
+    )
+
+
+def _moves_timed(turns: int) -> tuple[list[float], int]:
+    gaps, gone = [], 0
+    with tempfile.TemporaryDirectory(prefix="penstock-moves-") as root:
+        spans = []
+        with _submitted(_numbered(Path(root), commits=False)) as (handle, _):
+            for _turn in range(turns):
+                begin = micros()
+                moved = _rearranged(handle)
+                gone = max(gone, handle.nodes_left)
+                _spread(handle)
+                time.sleep(1.0)
+                spans.append((begin, micros()))
+                say(f"    {moved} moves, {handle.nodes_left} nodes away")
+        came = arrivals(Path(root)).came
+        gaps = [longest_gap(came, *span) for span in spans]
+    return gaps, gone
+
+
+def _moves_counted(turns: int) -> tuple[int, int, int]:
+    with tempfile.TemporaryDirectory(prefix="penstock-moves-") as root:
+        folder = Path(root)
+        with _submitted(_numbered(folder, commits=True)) as (handle, _):
+            for _turn in range(turns):
+                _rearranged(handle)
+                if handle.nodes_left:
+                    _spread(handle)
+            end_input(folder)
+            _await("the source must end", lambda: total(folder) is not None)
+            inputs = total(folder) or 0
+            _await("all must arrive", lambda: not lost(committed(folder)[0], inputs))
+            handle.kill()
+            moves = len(handle.replacements)
+        return wrong_keys(*committed(folder), inputs, MOVED_KEYS), inputs, moves
+
+
+def _numbered(folder: Path, commits: bool) -> Topology:
+    schedule = Schedule(((3 * 3600.0, MOVED_RATE),))
+    topology = numbered_words(folder, "exactly_once", MOVED_KEYS, schedule, load=False, commits=commits)
+    return topology.scaled({"count": MOVED_TASKS})
+
+
+# ---- duplicates ----------------------------------------------------------------------------------------
+
+
+def measure_energy_dedup(results: Results, options: argparse.Namespace) -> None:
+    """Lines of which half are copies, so many a second, with a ``DedupBolt`` behind the spouts and without."""
+    seconds = 10.0 if options.quick else 30.0
+    found = {}
+    for dedup in (False, True):
+        topology = word_count(FOUR_NODES, DUPLICATE_RATE, dedup)
+        conf = {"duplicates": DUPLICATES}
+        with _submitted(topology, conf) as (handle, cluster), Watch(handle, cluster) as watch:
+            default = watch.measure("default", seconds)
+            _rearranged(handle)
+            erdm = watch.measure("erdm", seconds)
+        between = [each.p50 for each in watch.samples if each.phase == "between" and each.p50 is not None]
+        case = "DedupBolt" if dedup else "without"
+        found[dedup] = default, erdm
+        for phase in (default, erdm):
+            _report(results, f"duplicates, {case}", phase)
+        results.row(what=f"duplicates, {case}", case="through the switch", **{"p50 ms": 1e3 * max(between)})
+    for place, name in enumerate(("default", "erdm")):
+        without, with_ = found[False][place], found[True][place]
+        for what, of in (("bytes", "bytes"), ("p50", "p50"), ("energy", "joules")):
+            change = 100 * (getattr(with_, of) / getattr(without, of) - 1)
+            results.bar(f"dedup.{what}.{name}", change, f"% with DedupBolt, {DUPLICATES:.0%} of the lines copies")
+
+
+# ---- the cluster ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _submitted(
+    topology: Topology, conf: Mapping[str, Any] | None = None
+) -> Iterator[tuple[RunningTopology, SparkCluster]]:
+    """On a cluster of its own, with the load monitor on."""
+    settings = dataclasses.replace(
+        topology.settings,
+        monitor="memory",
+        monitor_window=WINDOW,
+        node_cores=CORES,
+        node_bandwidth=BANDWIDTH,
+        conf={**topology.settings.conf, "scale": MESSAGE_SCALE, **(conf or {})},
+    )
+    with SparkCluster(nodes=NODES, link=LINK, slots=SLOTS) as cluster:
+        try:
+            handle = submit(dataclasses.replace(topology, settings=settings), cluster.master)
+            try:
+                yield handle, cluster
+            finally:
+                handle.kill(drain=False)
+        finally:
+            close_session()
+
+
+def _await(rule: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{rule}, and did not within {_PATIENCE:g} s")
+        time.sleep(0.2)
+
+
+# ---- plots ---------------------------------------------------------------------------------------------
+
+
+def _plot(name: str, samples: Sequence[Sample], pairs: Sequence[tuple[Phase, Phase]]) -> Path:
+    """C figures 7 to 13: rate, latency, power and nodes over time; use of the nodes before and after."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 11), layout="constrained")
+    rate, latency, power, nodes, use = figure.subplots(5, 1)
+    times = [sample.time for sample in samples]
+    acked = [sample.acked for sample in samples]
+    rate.plot(times[1:], np.diff(acked) / np.diff(times))
+    latency.plot(times, [float("nan") if each.p50 is None else 1e3 * each.p50 for each in samples])
+    power.plot(times, [each.base + each.dynamic for each in samples], label="base and dynamic")
+    power.plot(times, [each.base for each in samples], label="base")
+    nodes.step(times, [each.nodes for each in samples], where="post")
+    for panel, text in (
+        (rate, "tuple/s"),
+        (latency, "p50, ms"),
+        (power, "W, modelled"),
+        (nodes, "nodes in use"),
+    ):
+        panel.set(ylabel=text, ylim=(0, None))
+        panel.grid(alpha=0.3)
+        for marked, colour in (("default", "tab:orange"), ("erdm", "tab:green")):
+            panel.fill_between(
+                times,
+                0,
+                1,
+                where=[each.phase == marked for each in samples],
+                color=colour,
+                alpha=0.15,
+                transform=panel.get_xaxis_transform(),
+            )
+    rate.set(title=f"{name}: orange default, green ERDM")
+    power.legend()
+    nodes.set(xlabel="s")
+    for place, phase in enumerate(pairs[-1]):
+        use.bar(
+            [index + 0.4 * place for index in range(len(phase.use))],
+            [100 * share for share in phase.use.values()],
+            0.38,
+            label=phase.name,
+        )
+    use.set(ylabel="CPU in use, %", xlabel="node", xticks=range(NODES), xticklabels=range(1, NODES + 1))
+    use.legend()
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"energy_{name}.png"
+    figure.savefig(path, dpi=100)
+    return path
