@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
 
-.PHONY: demo test lint unit integration faults fault bench kafka setup clean lock
+.PHONY: demo test lint unit integration on-cluster faults fault bench kafka setup clean lock
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
@@ -21,6 +21,9 @@ unit: .venv/ready  ## two at a time, file by file: half of them wait for servers
 
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest tests/integration
+
+on-cluster: .venv/ready  ## delivery and flow control on a cluster of two nodes; needs root; five minutes
+	$(BIN)/pytest --cluster tests/integration/test_guarantees.py tests/integration/test_flow.py
 
 faults: .venv/ready  ## the short form of the next
 	$(BIN)/pytest tests/fault

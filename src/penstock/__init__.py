@@ -63,7 +63,7 @@ from penstock.topology.tuples import Tuple
 if TYPE_CHECKING:
     from penstock.spark.supervisor import RunningTopology, submit
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 __all__ = [
     "DEFAULT_STREAM",

@@ -8,11 +8,13 @@ import signal
 import threading
 
 from penstock.errors import PenstockError
+from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Replacement
 
 
 class Scaler:
-    """Gives ``count`` each of ``config["scale"]`` tasks, one after the other, round and round.
+    """Gives ``count`` each of ``config["scale"]`` tasks, one after the other, round and round; or, without any,
+    moves all slots to some of the nodes and leaves the others, and takes those back.
 
     The file ``config["ambush"]``, if there is one, says whom to kill at which step of the next replacement:
     ``{"step", "delay", "of", "pick"}``, ``of`` the old start, the new one or the driver, ``pick`` from 0 to 1 for
@@ -41,15 +43,30 @@ class Scaler:
 
     def _scale(self):
         self._running.coordinator.wait(lambda: self._running.committed >= 2, 60)  # there is something to hand over
-        for tasks in itertools.cycle(self._config["scale"]):
+        for tasks in itertools.cycle(self._config["scale"] or [None]):
             try:
-                self._running.scale({"count": tasks})
+                if tasks is None:
+                    self._move()
+                else:
+                    self._running.scale({"count": tasks})
                 self._done += 1
             except PenstockError as error:
                 if self._running.state in ("ending", "ended", "failed"):
                     return
                 self._refused.append(str(error))
             self._step = ""
+
+    def _move(self):
+        running = self._running
+        if running.nodes_left:
+            before = len(running.replacements)
+            running.spread()
+            running.coordinator.wait(lambda: len(running.replacements) > before, 30)  # or it was struck
+            return
+        nodes = sorted({slot.hello.node for slot in dict(running.slots).values()})
+        kept = nodes[self._done % len(nodes)]
+        others = [f"/{each}" for each in running._starter.nodes.names() if each != executor_of(kept)]
+        running.place(dict.fromkeys(dict(running.slots), kept), "moved", leave=others)
 
     def _look_at_steps(self):
         go_on = Replacement.reached

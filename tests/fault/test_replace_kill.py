@@ -44,6 +44,38 @@ def test_somebody_is_killed_while_the_topology_is_replaced(tmp_path, campaign, f
     campaign(run)
 
 
+@pytest.mark.forms(short=[], full=[(delivery, seed) for delivery in LEVELS for seed in range(2)])
+def test_somebody_is_killed_while_executors_move_and_nodes_are_left(tmp_path, campaign, form):
+    """All slots to one node, the other left and taken back, again and again."""
+    delivery, seed = form
+    master = "local-cluster[2,24,1024]"
+    with ReplaceRun(tmp_path, 1300 + seed, delivery, count=20_000, scale=(), master=master) as run:
+        for _ in range(5):
+            run.kill_somebody()
+        run.await_("a move to come through", lambda: run.status().get("replaced", 0) > 0)
+        run.finish()
+    campaign(run)
+
+
+@pytest.mark.forms(short=[], full=[(delivery, step) for delivery in LEVELS for step in STEPS])
+def test_the_driver_dies_between_two_steps_of_a_move(tmp_path, campaign, form):
+    """In the first move, that of all slots to one node."""
+    delivery, step = form
+    master = "local-cluster[2,24,1024]"
+    seed = 1400 + STEPS.index(step)
+    run = ReplaceRun(tmp_path, seed, delivery, scale=(), master=master, crash_at=f"{step}:1")
+    try:
+        run.launch()
+        run.await_death()
+        run.faults.append((f"move crash at {step}", 0.0))
+        run.config["settings"]["crash_at"] = ""
+        run.start()
+        run.finish()
+    finally:
+        run.close()
+    campaign(run)
+
+
 @pytest.mark.forms(short=[], full=[(delivery,) for delivery in LEVELS])
 def test_an_old_one_that_dies_in_the_gap_holds_nobody_up(tmp_path, campaign, form):
     """It has a minute to drain; the new one takes over as soon as it is known that this cannot be."""

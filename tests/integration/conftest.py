@@ -1,4 +1,5 @@
-"""Spark for the integration tests: one session, opened once, closed at the end."""
+"""Spark for the integration tests: one session, opened once, closed at the end; in this process, or with
+``--cluster`` on a cluster of two nodes."""
 
 import json
 from pathlib import Path
@@ -7,13 +8,22 @@ import pytest
 
 from penstock import submit
 from penstock.spark.session import close_session, open_session
+from penstock.testing.cluster import SparkCluster
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cluster", action="store_true", help="run topologies on a cluster of two nodes")
 
 
 @pytest.fixture(scope="session")
-def spark():
-    session = open_session()
-    yield session
-    close_session()
+def spark(request):
+    if not request.config.getoption("--cluster"):
+        yield open_session()
+        close_session()
+        return
+    with SparkCluster(nodes=2, link="100mbit", slots=32) as cluster:
+        yield open_session(cluster.master)
+        close_session()
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ class Nodes:
 
     def present(self) -> int:
         """Nodes that take tasks."""
-        return len(self._active())
+        return len(self.names())
 
     def leave(self, nodes: Collection[str]) -> None:
         """Take no new tasks there; each ends when the last task that it has does, and none is started instead."""
-        active = self._active()
+        active = self.names()
         leaving = {executor_of(node) for node in nodes} & set(active)
         self._want(len(active) - len(leaving))
         self.away += len(leaving)
@@ -52,7 +52,8 @@ class Nodes:
         empty = getattr(self._context._jvm, "scala.collection.immutable.Map$").__getattr__("MODULE$").empty()
         self._context._jsc.sc().requestTotalExecutors(executors, 0, empty)
 
-    def _active(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Of those that take tasks, as Spark calls them."""
         ids = self._scheduler().getExecutorIds()
         every = [str(ids.apply(index)) for index in range(ids.size())]
         return [each for each in every if self._scheduler().isExecutorActive(each)]
