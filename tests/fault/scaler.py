@@ -63,9 +63,13 @@ class Scaler:
             running.spread()
             running.coordinator.wait(lambda: len(running.replacements) > before, 30)  # or it was struck
             return
-        nodes = sorted({slot.hello.node for slot in dict(running.slots).values()})
+        active = running._starter.nodes.names()
+        nodes = [node for node in sorted(running.current.nodes) if executor_of(node) in active]
+        if not nodes:  # of a move that was struck: what it left takes nothing new
+            running.scale({})
+            return
         kept = nodes[self._done % len(nodes)]
-        others = [f"/{each}" for each in running._starter.nodes.names() if each != executor_of(kept)]
+        others = [f"/{each}" for each in active if each != executor_of(kept)]
         running.place(dict.fromkeys(dict(running.slots), kept), "moved", leave=others)
 
     def _look_at_steps(self):

@@ -6,6 +6,9 @@ import textwrap
 
 import pytest
 
+from penstock import Settings, TopologyBuilder
+from tests.fault.components import Numbers, Pass
+
 pytestmark = pytest.mark.spark
 
 MOVES = """
@@ -63,3 +66,17 @@ def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_pat
     )
     assert "restarts 0 replaced 4" in done.stdout, done.stdout + done.stderr
     assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr
+
+
+def test_erdm_on_one_node_has_nothing_to_do(run):
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(10_000_000, 100))
+    builder.set_bolt("pass", Pass()).shuffle_grouping("numbers")
+    running = run.submit(builder.build("alone", Settings(placement="erdm", monitor_window=1.0)))
+    assert running.coordinator.wait(lambda: running.monitor.newest(running.bus) is not None, 30)
+    assert "released: none" in running.placement()
+    assert running.rearrange() is None
+    running.spread()
+    assert not running.placements.decisions
+    running.kill()
+    assert not running.replacements

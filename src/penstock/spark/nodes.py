@@ -8,6 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.spark.session import is_local
+
 _ALL = 2**31 - 1  # executors: as many as the master has room for
 
 
@@ -17,7 +19,7 @@ def executor_of(node: str) -> str:
 
 
 class Nodes:
-    """Asked by one thread at a time. On a master that has one node, its own process, nothing can be left."""
+    """Asked by one thread at a time. In local mode there is one, the driver, which nobody leaves."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -54,6 +56,8 @@ class Nodes:
 
     def names(self) -> list[str]:
         """Of those that take tasks, as Spark calls them."""
+        if is_local(self._context.master):
+            return ["driver"]
         ids = self._scheduler().getExecutorIds()
         every = [str(ids.apply(index)) for index in range(ids.size())]
         return [each for each in every if self._scheduler().isExecutorActive(each)]

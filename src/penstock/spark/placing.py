@@ -4,11 +4,13 @@ nodes that are needed again are asked for, and used once they have joined."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from penstock.coordinator.load_window import Window
 from penstock.coordinator.placements import Placements, Rearrangement
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.plan.seating import seats_for
+from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Wish
 from penstock.spark.session import total_slots
 from penstock.spark.start import Start, Starter
@@ -30,6 +32,8 @@ class Placer:
             return self._come(current)
         if window is None or not self._placements.on:
             return None
+        if not self._takes_tasks(current.nodes):  # of a move that failed, or it is being drained
+            return Wish(current.design.topology, "a node it is on takes nothing new", pause=False)
         now = time.monotonic()
         found = self._placements.look(now, window, self._starter.nodes.away)
         if found is None:
@@ -54,11 +58,13 @@ class Placer:
             nodes, spark = self._starter.nodes, self._starter.spark
             present = nodes.present()
             kept = present - len(found.leaves)
-            room = total_slots(spark) * kept // present - current.seats_on(present_without(found, current))
+            room = total_slots(spark) * kept // present - current.seats_on(current.nodes - found.leaves)
             needed = sum(seats_for(current.plan, found.placement, kept))
             got = ""
             if not self._starter.alone():
                 got = "another topology of this session uses them too"
+            elif not self._takes_tasks(found.placement.nodes.values()):
+                got = "a node that is to stay takes nothing new"
             elif needed > room:
                 got = f"{room} task slots free on the {kept} nodes that stay, {needed} are needed"
             if got:
@@ -86,7 +92,6 @@ class Placer:
         self._coming = None
         return Wish(current.design.topology, reason, pause=False)
 
-
-def present_without(found: Rearrangement, current: Start) -> set[str]:
-    """Nodes the topology is on that stay."""
-    return {connection.hello.node for connection in current.crew.slots.values()} - found.leaves
+    def _takes_tasks(self, nodes: Iterable[str]) -> bool:
+        """All of them do."""
+        return {executor_of(node) for node in nodes} <= set(self._starter.nodes.names())

@@ -258,7 +258,7 @@ class Replacer:
         starter = self._starter
         self.close()
         check_forms(old.design.topology, wish.topology)
-        nodes = {connection.hello.node for connection in old.crew.slots.values()} - wish.leaves
+        nodes = old.nodes - wish.leaves
         wanted = set() if wish.placement is None else set(wish.placement.nodes.values())
         design = self._make_design(wish.topology, wish.placement, len(nodes | wanted))
         if old.keeps_state:

@@ -280,6 +280,11 @@ class Start:
 
     # ---- running ---------------------------------------------------------------------------------------
 
+    @property
+    def nodes(self) -> set[str]:
+        """Where its slots are."""
+        return {connection.hello.node for connection in self.crew.slots.values()}
+
     def seats_on(self, nodes: Collection[str]) -> int:
         """Tasks of Spark's that it has on these nodes."""
         connections = (self.crew.seats or self.crew.slots).values()
