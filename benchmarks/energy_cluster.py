@@ -151,7 +151,7 @@ def measure_energy_cluster(results: Results, options: argparse.Namespace) -> Non
     seconds = 10.0 if options.quick else 30.0
     pairs: dict[str, list[tuple[Phase, Phase]]] = {}
     for name, make in (("sol", sol), ("word_count", word_count)):
-        with _submitted(make(FOUR_NODES, UNLIMITED)) as (handle, cluster), Watch(handle, cluster) as watch:
+        with submitted(make(FOUR_NODES, UNLIMITED)) as (handle, cluster), Watch(handle, cluster) as watch:
             pairs[name] = [
                 _turn(handle, watch, seconds, f"{name}, {turn + 1} of {turns}") for turn in range(turns)
             ]
@@ -167,7 +167,7 @@ def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> t
         _spread(handle)
     default = watch.measure("default", seconds)
     say(f"    {what}: default {default.rate:,.0f}/s, p50 {default.p50 * 1e3:.0f} ms, {default.watts:.0f} W")
-    _rearranged(handle)
+    rearranged(handle)
     erdm = watch.measure("erdm", seconds)
     say(
         f"    {what}: ERDM {erdm.rate:,.0f}/s, p50 {erdm.p50 * 1e3:.0f} ms, {erdm.watts:.0f} W, {erdm.nodes} nodes"
@@ -175,7 +175,7 @@ def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> t
     return default, erdm
 
 
-def _rearranged(handle: RunningTopology) -> int:
+def rearranged(handle: RunningTopology) -> int:
     """Have ERDM place the slots, window by window, until it finds nothing more to do; how often it did."""
     moved = idle = 0
     seen: object = handle.monitor.window
@@ -257,10 +257,10 @@ def _moves_timed(turns: int) -> tuple[list[float], int]:
     gaps, gone = [], 0
     with tempfile.TemporaryDirectory(prefix="penstock-moves-") as root:
         spans = []
-        with _submitted(_numbered(Path(root), commits=False)) as (handle, _):
+        with submitted(_numbered(Path(root), commits=False)) as (handle, _):
             for _turn in range(turns):
                 begin = micros()
-                moved = _rearranged(handle)
+                moved = rearranged(handle)
                 gone = max(gone, handle.nodes_left)
                 _spread(handle)
                 time.sleep(1.0)
@@ -274,9 +274,9 @@ def _moves_timed(turns: int) -> tuple[list[float], int]:
 def _moves_counted(turns: int) -> tuple[int, int, int]:
     with tempfile.TemporaryDirectory(prefix="penstock-moves-") as root:
         folder = Path(root)
-        with _submitted(_numbered(folder, commits=True)) as (handle, _):
+        with submitted(_numbered(folder, commits=True)) as (handle, _):
             for _turn in range(turns):
-                _rearranged(handle)
+                rearranged(handle)
                 if handle.nodes_left:
                     _spread(handle)
             end_input(folder)
@@ -304,9 +304,9 @@ def measure_energy_dedup(results: Results, options: argparse.Namespace) -> None:
     for dedup in (False, True):
         topology = word_count(FOUR_NODES, DUPLICATE_RATE, dedup)
         conf = {"duplicates": DUPLICATES}
-        with _submitted(topology, conf) as (handle, cluster), Watch(handle, cluster) as watch:
+        with submitted(topology, conf) as (handle, cluster), Watch(handle, cluster) as watch:
             default = watch.measure("default", seconds)
-            _rearranged(handle)
+            rearranged(handle)
             erdm = watch.measure("erdm", seconds)
         between = [each.p50 for each in watch.samples if each.phase == "between" and each.p50 is not None]
         case = "DedupBolt" if dedup else "without"
@@ -325,7 +325,7 @@ def measure_energy_dedup(results: Results, options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _submitted(
+def submitted(
     topology: Topology, conf: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[RunningTopology, SparkCluster]]:
     """On a cluster of its own, with the load monitor on."""

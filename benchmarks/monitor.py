@@ -1,5 +1,6 @@
-"""What the load monitor costs (C table 4): bytes that slots tell it, CPU on both sides, time on a frame's way. No
-Spark: the reports are real, of a topology as large as C's; what they say is made up."""
+"""What the load monitor costs (C table 4): bytes that slots tell it, CPU on both sides, time on a frame's way, all
+without Spark: the reports are real, of a topology as large as C's; what they say is made up. And on Spark the
+delay."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.harness import Results, median, run_parts, say
+from benchmarks.erdm_topologies import LAPTOP, word_count
+from benchmarks.harness import Results, median, run_parts, running, say
 from penstock import Settings, SimulatedClock, TopologyBuilder
 from penstock.coordinator.crew import Connection
 from penstock.coordinator.load_monitor import LoadMonitor
@@ -28,6 +30,7 @@ from penstock.topology.builder import Topology
 WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; C's
 NODES = 16
 LINK = 12.5e6  # bytes a second: C's 100 Mb/s
+DELAY_RATE = 300.0  # lines a second for the delay: a machine with time to spare
 
 
 class Forward(CaptureBolt):
@@ -157,6 +160,39 @@ def measure_frame(results: Results, options: argparse.Namespace) -> None:
     results.bar("monitor.frame_ns", nanoseconds, "ns a frame")
 
 
+def measure_delay(results: Results, options: argparse.Namespace) -> None:
+    """What tuples wait longer, on Spark: word count at a steady rate without the monitor and with windows of 10 to
+    50 s, by turns. p50 from emission to ack, the mean of a look a second."""
+    turns = options.repeats or (1 if options.quick else 3)
+    windows = (30.0,) if options.quick else WINDOWS
+    found: dict[float, list[float]] = {window: [] for window in (0.0, *windows)}
+    for turn in range(turns):
+        for window in found:
+            found[window].append(_p50(window, 5.0 if options.quick else max(15.0, window / 2)))
+            say(f"  {turn + 1} of {turns}, window of {window:g} s: {1e3 * found[window][-1]:.2f} ms")
+    off = median(found[0.0])
+    for window, seen in found.items():
+        added = 1e3 * (median(seen) - off)
+        what = f"window of {window:g} s" if window else "off"
+        results.row(what=what, p50_ms=1e3 * median(seen), added_ms=added, worst_ms=1e3 * max(seen))
+        if window:
+            results.bar(f"monitor.delay_ms.{window:g}", added, "ms more at p50 than without")
+
+
+def _p50(window: float, seconds: float) -> float:
+    settings = {"monitor": "memory", "monitor_window": window} if window else {"monitor": "off"}
+    topology = word_count(LAPTOP, DELAY_RATE)
+    topology = replace(topology, settings=replace(topology.settings, **settings))  # type: ignore[arg-type]
+    seen = []
+    with running(topology) as handle:
+        time.sleep(8.0)  # cold code
+        for _ in range(round(seconds)):
+            time.sleep(1.0)
+            view = next(each for each in handle.bus.view() if each.component == "source")
+            seen += [] if view.latency_p50 is None else [view.latency_p50]
+    return sum(seen) / len(seen)
+
+
 def _seconds(action: Callable[[], object]) -> float:
     """Of CPU: what others do on the machine meanwhile does not count."""
     begun = time.process_time()
@@ -164,7 +200,7 @@ def _seconds(action: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-PARTS = {"reports": measure_reports, "frame": measure_frame}
+PARTS = {"reports": measure_reports, "frame": measure_frame, "delay": measure_delay}
 
 
 def main(options: argparse.Namespace) -> int:

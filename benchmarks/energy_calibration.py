@@ -1,0 +1,117 @@
+"""Sol on the cluster of four nodes and in the simulator: service times are measured at one point, the others are
+foretold."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+
+from benchmarks.energy_cluster import UNLIMITED, Phase, Watch, rearranged, submitted
+from benchmarks.erdm_topologies import FOUR_NODES, LEVELS, sol
+from benchmarks.harness import Results, say
+from penstock.coordinator.load_window import Window
+from penstock.sim.cluster import run
+from penstock.sim.executor import Part
+from penstock.sim.machine import MachineSpec
+from penstock.sim.outcome import SetUp
+
+FEWER = 50  # messages of a spout that may be under way: one batch
+SIMULATED = 60  # s
+_BEGIN = 20  # s of these until it is at rest
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one tuple, where all cores are busy."""
+
+    services: dict[str, float]
+    """Core seconds by component; its share of the nodes' JVMs, which move what it takes, included."""
+    sizes: dict[str, float]
+    """Bytes it emits."""
+    cores: float
+    """All nodes together had: the machine's, without what driver and kernel take."""
+
+    @classmethod
+    def of(cls, window: Window, rate: float) -> Measured:
+        executors, moving = window.executors, sum(node.other.cpu for node in window.nodes)
+        components = list(dict.fromkeys(each.component for each in executors))
+        cpu = {name: sum(each.cpu for each in executors if each.component == name) for name in components}
+        sizes = {}
+        for name in components:
+            streams = [stream for stream in window.streams if stream.source.startswith(f"{name}@")]
+            tuples = sum(stream.tuples for stream in streams)
+            sizes[name] = sum(stream.bytes for stream in streams) / tuples if tuples else 0.0
+        services = {name: (cpu[name] + moving / len(components)) / rate for name in components}
+        return cls(services, sizes, sum(cpu.values()) + moving)
+
+    def set_up(self, nodes: int, pending: int) -> SetUp:
+        """All nodes are on one machine, so each has an equal part of its cores, however many there are."""
+        slower = nodes / self.cores
+        names = list(self.services)
+        parts = []
+        for place, name in enumerate(names):
+            parts.append(
+                Part(
+                    name,
+                    FOUR_NODES.spouts if place == 0 else FOUR_NODES.bolts,
+                    self.services[name] * slower,
+                    names[place - 1] if place else None,
+                    size=self.sizes[name],
+                    emits=1 if place < len(names) - 1 else 0,
+                )
+            )
+        return SetUp(
+            tuple(parts),
+            SIMULATED,
+            MachineSpec(cores=1),
+            machines=nodes,
+            workers=nodes,
+            ackers=0,  # beside the coordinator, which has a link without limit
+            max_pending=pending,
+        )
+
+
+def measure_energy_calibration(results: Results, options: argparse.Namespace) -> None:
+    seconds = 10.0 if options.quick else 30.0
+    with submitted(sol(FOUR_NODES, UNLIMITED)) as (handle, cluster), Watch(handle, cluster) as watch:
+        default = watch.measure("default", seconds)
+        window = handle.monitor.newest(handle.bus)
+        assert window is not None, "a measurement takes longer than a window"
+        rearranged(handle)
+        erdm = watch.measure("erdm", seconds)
+    fewer_shape = dataclasses.replace(FOUR_NODES, pending=FEWER)
+    with submitted(sol(fewer_shape, UNLIMITED)) as (handle, cluster), Watch(handle, cluster) as watch:
+        fewer = watch.measure("default", seconds)
+    measured = Measured.of(window, default.rate)
+    points: list[tuple[str, Phase, int]] = [
+        ("default, measured", default, FOUR_NODES.pending),
+        ("ERDM, foretold", erdm, FOUR_NODES.pending),
+        (f"{FEWER} pending, foretold", fewer, FEWER),
+    ]
+    worst = {"rate": 0.0, "latency": 0.0}
+    for what, phase, pending in points:
+        outcome = run(measured.set_up(phase.nodes, pending), seed=_SEED)
+        rate = outcome.mean_rate(_BEGIN, SIMULATED) / (LEVELS - 1)
+        latency = outcome.mean_latency(_BEGIN, SIMULATED)
+        off = {"rate": 100 * (rate / phase.rate - 1), "latency": 100 * (latency / phase.p50 - 1)}
+        worst = {name: max(worst[name], abs(off[name])) for name in worst}
+        results.row(
+            what="sol, simulated",
+            case=what,
+            nodes=phase.nodes,
+            **{
+                "tuple/s": round(phase.rate),
+                "simulated tuple/s": round(rate),
+                "rate %": round(off["rate"], 1),
+                "p50 ms": round(1e3 * phase.p50),
+                "simulated ms": round(1e3 * latency),
+                "latency %": round(off["latency"], 1),
+            },
+        )
+        say(f"  {what}: {phase.rate:,.0f}/s, simulated {rate:,.0f}; {phase.p50:.3f} s, simulated {latency:.3f}")
+    for name, off_by in worst.items():
+        results.bar(
+            f"sim.calibration.{name}", off_by, f"% off at most, of {len(points)} points on {NODES} nodes or fewer"
+        )
