@@ -3,11 +3,11 @@ for acks, a placement strategy that is asked once, machines that die (C §4; SPE
 
 Work goes in frames, so many tuples that take the same way. They take the time a single tuple takes, and wait as a
 single tuple does (``machine.Server``), but keep their executor, its machine's cores and the links busy for all of
-them: a frame saves events, it is no burst. Between machines a tuple is under way for a delay besides; inside a
-machine it is free, as C has it. A root is complete when all that stems from it is processed and its ack has gone
-by an acker to the spout; the acks of one root go as one frame with the bytes and the work of all of them.
-(``penstock.acking`` is not used: its arrays are for columns of roots, here a root comes alone.) Only what a machine
-took with it times out and is emitted again.
+them: a frame saves events, it is no burst. Between machines a tuple is under way for a delay besides, and costs
+both ends work; inside a machine it is free, as C has it. A root is complete when all that stems from it is
+processed and its ack has gone by an acker to the spout; the acks of one root go as one frame with the bytes and
+the work of all of them. (``penstock.acking`` is not used: its arrays are for columns of roots, here a root comes
+alone.) Only what a machine took with it times out and is emitted again.
 
 Executors go where the strategy wants them one after the other from each machine: their state is copied over the
 links while they work on (without the delay, which is that of tuples' transfer queues); then they stop, start on
@@ -26,7 +26,7 @@ from penstock.control.placement import Executor as Seen
 from penstock.control.placement import Move, Node, Snapshot, Stream, Use
 from penstock.control.rivals import Proposal
 from penstock.sim.events import Loop, Process
-from penstock.sim.executor import ACKER, Choice, Executor, Frame, Part, Root
+from penstock.sim.executor import ACKER, Choice, Executor, Part, Root
 from penstock.sim.machine import LOOK, Machine
 from penstock.sim.outcome import Outcome, SetUp, Switch, Tick
 
@@ -57,7 +57,7 @@ class Cluster:
         self.loop = Loop()
         self.set_up, self._strategy, self._tell = set_up, strategy, tell
         self._frame, self._delay = set_up.frame, set_up.machine.delay
-        self._bandwidth = set_up.machine.bandwidth
+        self._bandwidth, self._handling = set_up.machine.bandwidth, set_up.machine.handling
         self._chance = random.Random(seed)
         width = len(str(set_up.machines))
         self.machines = [Machine(f"n{index + 1:0{width}}", set_up.machine) for index in range(set_up.machines)]
@@ -166,15 +166,16 @@ class Cluster:
 
     # ---- work
 
-    def _arrive(self, executor: Executor, root: Root, tuples: int) -> None:
+    def _arrive(self, executor: Executor, root: Root, tuples: int, read: float = 0.0) -> None:
+        """``read``: core seconds for each of them to be read, from another machine."""
         machine, now = executor.machine, self.loop.now
         if not machine.alive:
             self._lost(root)
             return
         if executor.paused:
-            executor.queue.append((root, tuples))
+            executor.queue.append((root, tuples, read))
             return
-        service = executor.part.service / machine.frequency
+        service = (executor.part.service + read) / machine.frequency
         work = tuples * service
         squares = 2.0 * work * service  # exponential
         own, shared = executor.thread.accept(now, work, squares), machine.cores.accept(now, work, squares)
@@ -214,6 +215,7 @@ class Cluster:
 
     def _send_on(self, executor: Executor, root: Root, tuples: int, now: float) -> None:
         part, sent = executor.part, executor.sent
+        handling = part.size * self._handling
         frames = min(part.frames, tuples)
         for choice in executor.routers:
             root.left += frames
@@ -221,7 +223,18 @@ class Cluster:
                 count = tuples * (number + 1) // frames - tuples * number // frames
                 target = choice.next()
                 sent[target.index] = sent.get(target.index, 0) + count
-                self._send(now, executor, target, count, part.size, self._arrive, target, root, count)
+                read = 0.0
+                if target.machine is not executor.machine:
+                    read = handling
+                    self._serialise(executor, count, handling)
+                self._send(now, executor, target, count, part.size, self._arrive, target, root, count, read)
+
+    def _serialise(self, executor: Executor, tuples: int, each: float) -> None:
+        """Keeps its thread and its machine's cores busy; that a tuple is emitted so much later is in the delay."""
+        each, now = each / executor.machine.frequency, self.loop.now
+        work = tuples * each
+        executor.thread.accept(now, work, 2.0 * work * each)
+        executor.machine.cores.accept(now, work, 2.0 * work * each)
 
     def _ack(self, executor: Executor, root: Root) -> None:
         ackers = self._ackers[executor.index // self._per_copy]
@@ -364,8 +377,8 @@ class Cluster:
             return
         executor.paused = False
         waiting, executor.queue = executor.queue, []
-        for root, tuples in waiting:
-            self._arrive(executor, root, tuples)
+        for root, tuples, read in waiting:
+            self._arrive(executor, root, tuples, read)
         if executor.is_spout:
             for _ in range(self.set_up.max_pending // self._frame):
                 self._ask(executor)
@@ -381,7 +394,7 @@ class Cluster:
         machine.alive = False
         lost = [executor for executor in self.executors if executor.machine is machine]
         for executor in lost:
-            for root, _ in executor.queue:
+            for root, _, _ in executor.queue:
                 self._lost(root)
             executor.queue, executor.paused = [], True
         self.loop.at(self.loop.now + self.set_up.recover, self._recover, lost)

@@ -63,8 +63,8 @@ class Root:
     """Completed, or given up: what still comes of it changes nothing."""
 
 
-Frame = tuple[Root, int]
-"""⟨root, tuples⟩"""
+Frame = tuple[Root, int, float]
+"""⟨root, tuples, core seconds for each to be read⟩"""
 
 
 class Executor:

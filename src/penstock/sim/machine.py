@@ -31,6 +31,9 @@ class MachineSpec:
     """Bytes a second in each direction: 100 Mb/s."""
     delay: float = 0.0
     """Seconds a tuple is under way to another machine besides its time on the links: switch, transfer buffers."""
+    handling: float = 0.0
+    """Core seconds a tuple's byte between machines costs each of them: serialising, sending, receiving. Acks cost
+    none of it."""
 
 
 class Server:
