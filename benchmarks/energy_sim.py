@@ -24,7 +24,7 @@ PARTS = ("sim", "sim-seeds", "sim-scale")
 FOLDER = Path("results")
 SEED = 1
 SEEDS = (1, 2, 3)
-"""For the strategies of C's figures of the rate, on RollingCount; the bars of the rest are of the first."""
+"""Of the part sim-seeds; all others have the first."""
 FOR_RATE = ("default", "erdm", "tmsh")
 """C figures 10 to 12; all others on RollingCount only, as in C figures 13 and 14."""
 TUPLES = 15e6
@@ -105,27 +105,31 @@ def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_energy_sim_seeds(results: Results, options: argparse.Namespace) -> None:
-    """How much the seed changes: RollingCount, at rest, medians."""
-    found: dict[str, list[float]] = {}
-    for seed in SEEDS:
-        set_up = _length("rollingsort", BENCHMARKS["rollingcount"], options.quick)
-        set_up = replace(set_up, seconds=min(set_up.seconds, 240))
-        cases = {each: _case("rollingcount", each, set_up, seed) for each in FOR_RATE}
-        default = cases["default"]
-        for strategy, case in cases.items():
-            rate = case.outcome.mean_rate(*case.after) / default.outcome.mean_rate(*case.after)
-            energy = case.joules_a_tuple / default.joules_a_tuple
-            row = {"rate %": round(100 * (rate - 1), 2), "energy %": round(100 * (energy - 1), 2)}
-            unsteady = round(100 * _unsteady(case.outcome.between(*case.after)), 1)
-            results.row(what=f"seed {seed}", benchmark="rollingcount", strategy=strategy, **row, unsteady=unsteady)
-            for what, value in row.items():
-                found.setdefault(f"{strategy}.{what[:-2]}", []).append(value)
-    for name, values in found.items():
-        if not name.startswith("default"):
-            spread = f"median of {len(values)} seeds, {min(values):g} to {max(values):g}"
-            results.bar(
-                f"sim.c.rollingcount.seeds.{name}", statistics.median(values), f"% against default, {spread}"
-            )
+    """How much the seed changes, at rest: medians of shorter runs."""
+    above: list[bool] = []
+    for name, whole in BENCHMARKS.items():
+        found: dict[str, list[float]] = {}
+        set_up = _length(name, whole, options.quick)
+        set_up = replace(set_up, seconds=min(set_up.seconds, 180), switch=min(set_up.switch, 60.0))
+        for seed in SEEDS:
+            cases = {each: _case(name, each, set_up, seed) for each in FOR_RATE}
+            default = cases.pop("default")
+            for strategy, case in cases.items():
+                rate = case.outcome.mean_rate(*case.after) / default.outcome.mean_rate(*case.after)
+                energy = case.joules_a_tuple / default.joules_a_tuple
+                row = {"rate": round(100 * (rate - 1), 2), "energy": round(100 * (energy - 1), 2)}
+                row["unsteady"] = round(100 * _unsteady(case.outcome.between(*case.after)), 1)
+                results.row(what="against default, %", benchmark=name, strategy=strategy, seed=seed, **row)
+                for what, value in row.items():
+                    found.setdefault(f"{strategy}.{what}", []).append(value)
+        for what, values in found.items():
+            unit = "%" if what.endswith("unsteady") else "% against default"
+            spread = f"{unit}, median of {len(values)} seeds, {min(values):g} to {max(values):g}"
+            results.bar(f"sim.c.{name}.seeds.{what}", statistics.median(values), spread)
+        ours, theirs = (statistics.median(found[f"{each}.rate"]) for each in ("erdm", "tmsh"))
+        above += [ours > 0, theirs > 0, theirs > ours]
+    note = f"of {len(above)}, medians: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in C"
+    results.bar("sim.c.order.rate_of_seeds", sum(above), note)
 
 
 def at_use(
