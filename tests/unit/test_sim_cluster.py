@@ -209,10 +209,10 @@ def test_moves_are_carried_out_and_the_empty_machine_is_released():
         moves = tuple(Move(each.id, "n4", "n1", "told") for each in mine)
         return Proposal(moves, (Release("n4", "told"),))
 
-    outcome = run(words(start=0.05), leave, seed=1)
+    outcome = run(words(start=0.5), leave, seed=1)
     assert outcome.released == ("n4",)
     assert "n4" not in outcome.places.values()
-    # Two executors of 1 MB one after the other over 2 MB/s; an acker has no state, and starts take less.
+    # Two executors of 1 MB one after the other over 2 MB/s; an acker has no state.
     assert 1.0 <= outcome.switch.took < 3.0
     before, after = outcome.ticks[7], outcome.ticks[-1]
     assert before.power.base == pytest.approx(4 / 3 * after.power.base)
