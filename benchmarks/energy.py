@@ -1,19 +1,24 @@
-"""Placement by ERDM (C §4): what it saves on a cluster of four nodes, and in the simulator."""
+"""Placement by ERDM (C §4): what it saves on a cluster of four nodes, how long it plans, what it saves in the
+simulator."""
 
 from __future__ import annotations
 
 import argparse
 
+from benchmarks.energy_calibration import measure_energy_calibration
 from benchmarks.energy_cluster import measure_energy_cluster, measure_energy_dedup, measure_energy_moves
-from benchmarks.energy_sim import measure_energy_sim, measure_energy_sim_scale
+from benchmarks.energy_plan import measure_energy_plan
+from benchmarks.energy_sim import MEASURES
+from benchmarks.energy_sim import PARTS as SIM_PARTS
 from benchmarks.harness import run_parts
 
 PARTS = {
     "cluster": measure_energy_cluster,
     "moves": measure_energy_moves,
     "dedup": measure_energy_dedup,
-    "sim": measure_energy_sim,
-    "sim-scale": measure_energy_sim_scale,
+    "calibrate": measure_energy_calibration,
+    "plan": measure_energy_plan,
+    **dict(zip(SIM_PARTS, MEASURES, strict=True)),
 }
 
 

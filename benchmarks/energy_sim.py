@@ -4,6 +4,8 @@ machines; and how planning and the simulator itself grow to 100 and 1,000. All w
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Results, run_parts, say
+from penstock.control.energy import PowerModel
 from penstock.control.erdm import InterNode, inter_node
-from penstock.sim.cluster import Outcome, SetUp, Tick, run
+from penstock.sim.cluster import run
+from penstock.sim.outcome import Outcome, SetUp, Tick
 from penstock.sim.storm_benchmarks import BENCHMARKS, IN_C, STRATEGIES, erdm
 
-PARTS = ("sim", "sim-scale")
+PARTS = ("sim", "sim-seeds", "sim-scale")
 FOLDER = Path("results")
 SEED = 1
+SEEDS = (1, 2, 3)
+"""Of the part sim-seeds; all others have the first."""
 FOR_RATE = ("default", "erdm", "tmsh")
 """C figures 10 to 12; all others on RollingCount only, as in C figures 13 and 14."""
 TUPLES = 15e6
@@ -27,7 +33,9 @@ C_WATTS = {"default": 1_063.15, "erdm": 1_065.37, "dvrnp": 1_045.32, "dvrcp": 1_
 C_KILOJOULES = {"default": 7_270.3, "erdm": 5_286.8, "dvrnp": 6_317.3, "dvrcp": 6_031.5, "leedsp": 5_934.7}
 C_SECONDS = {"default": 300.0, "erdm": 216.0}
 SETTLED = 45.0
-"""Seconds after the switch from which on the rates after it are taken; C's peaks are over after 30."""
+"""Seconds after the switch from which on the figures at rest are taken; C's peaks are over after 30."""
+USES = (0.45, 0.475, 0.5, 0.55, 0.6, 0.7)
+"""Of all resources under the default strategy, for which ERDM's saving is worked out."""
 SIZES = {100: (6, 20), 1_000: (62, 12)}
 """Machines: copies of RollingCount, seconds that are simulated."""
 
@@ -69,11 +77,11 @@ class Case:
 
 
 def main(options: argparse.Namespace) -> int:
-    return run_parts("energy_sim", {"sim": measure_energy_sim, "sim-scale": measure_energy_sim_scale}, options)
+    return run_parts("energy_sim", dict(zip(PARTS, MEASURES, strict=True)), options)
 
 
 def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
-    """C figures 7 to 15, and the table of SPEC 6.7. One seed; how much others differ has not been measured."""
+    """C figures 7 to 15, and the table of SPEC 6.7."""
     ordered: list[bool] = []
     for name, set_up in BENCHMARKS.items():
         chosen = list(STRATEGIES) if name == "rollingcount" else list(FOR_RATE)
@@ -82,12 +90,65 @@ def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
             _report(results, case, cases["default"])
         _bars(results, name, cases)
         rates = {each: cases[each].outcome.mean_rate(*cases[each].after) for each in FOR_RATE}
-        ordered += [rates["erdm"] > rates["default"], rates["tmsh"] > rates["erdm"]]
+        ordered += [
+            rates["erdm"] > rates["default"],
+            rates["tmsh"] > rates["default"],
+            rates["tmsh"] > rates["erdm"],
+        ]
         say(f"  {_plot_course(name, cases)}, {_plot_use(name, cases)}")
         if name == "rollingcount":
-            _energy(results, cases, TUPLES * (0.3 if options.quick else 1.0))
-    note = f"of {len(ordered)}: ERDM above default, TMSH above ERDM, for each benchmark as in C"
+            _energy(results, cases, TUPLES * (0.2 if options.quick else 1.0))
+    note = f"of {len(ordered)}: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in C"
     results.bar("sim.c.order.rate", sum(ordered), note)
+    for use in USES:
+        results.row(what="worked out: 16 machines at this use, the same rate", **at_use(use))
+
+
+def measure_energy_sim_seeds(results: Results, options: argparse.Namespace) -> None:
+    """How much the seed changes, at rest: medians of shorter runs."""
+    above: list[bool] = []
+    for name, whole in BENCHMARKS.items():
+        found: dict[str, list[float]] = {}
+        set_up = _length(name, whole, options.quick)
+        set_up = replace(set_up, seconds=min(set_up.seconds, 180), switch=min(set_up.switch, 60.0))
+        for seed in SEEDS:
+            cases = {each: _case(name, each, set_up, seed) for each in FOR_RATE}
+            default = cases.pop("default")
+            for strategy, case in cases.items():
+                rate = case.outcome.mean_rate(*case.after) / default.outcome.mean_rate(*case.after)
+                energy = case.joules_a_tuple / default.joules_a_tuple
+                row = {"rate": round(100 * (rate - 1), 2), "energy": round(100 * (energy - 1), 2)}
+                row["unsteady"] = round(100 * _unsteady(case.outcome.between(*case.after)), 1)
+                results.row(what="against default, %", benchmark=name, strategy=strategy, seed=seed, **row)
+                for what, value in row.items():
+                    found.setdefault(f"{strategy}.{what}", []).append(value)
+        for what, values in found.items():
+            unit = "%" if what.endswith("unsteady") else "% against default"
+            spread = f"{unit}, median of {len(values)} seeds, {min(values):g} to {max(values):g}"
+            results.bar(f"sim.c.{name}.seeds.{what}", statistics.median(values), spread)
+        ours, theirs = (statistics.median(found[f"{each}.rate"]) for each in ("erdm", "tmsh"))
+        above += [ours > 0, theirs > 0, theirs > ours]
+    note = f"of {len(above)}, medians: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in C"
+    results.bar("sim.c.order.rate_of_seeds", sum(above), note)
+
+
+def at_use(
+    use: float, machines: int = 16, fill: float = 0.95 * 0.95, model: PowerModel | None = None
+) -> dict[str, Any]:
+    """What ERDM can save at most with this use of all three resources and the same rate: machines that are left
+    are filled so far, and what each was doing goes on elsewhere."""
+    model = model or PowerModel()
+    left = math.ceil(machines * use / fill)
+    dynamic = machines * model.dynamic(use, use, use)
+    before, after = machines * model.idle + dynamic, left * model.idle + dynamic
+    return {
+        "use before %": round(100 * use, 1),
+        "released": machines - left,
+        "use after %": round(100 * use * machines / left),
+        "W before": round(before),
+        "W after": round(after),
+        "energy %": round(100 * (after / before - 1), 1),
+    }
 
 
 def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> None:
@@ -99,7 +160,7 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
             BENCHMARKS["rollingcount"],
             machines=machines,
             copies=copies,
-            frame=50,
+            frame=20,
             seconds=seconds,
             switch=seconds / 2,
             window=seconds / 4,
@@ -134,15 +195,19 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
         say(f"  {machines} machines: {note}, plan {planned[0]:.2f} s, run {wall:.1f} s")
 
 
+MEASURES = (measure_energy_sim, measure_energy_sim_seeds, measure_energy_sim_scale)
+
+
 def _length(name: str, set_up: SetUp, quick: bool) -> SetUp:
     if quick:
-        return replace(set_up, seconds=120, switch=40.0, window=20.0, frame=50)
-    return replace(set_up, seconds=340) if name == "rollingcount" else set_up
+        return replace(set_up, seconds=120, switch=40.0, window=20.0, frame=20)
+    # Long enough for C's tuples from the switch on.
+    return replace(set_up, seconds=420) if name == "rollingcount" else set_up
 
 
-def _case(name: str, strategy: str, set_up: SetUp) -> Case:
+def _case(name: str, strategy: str, set_up: SetUp, seed: int = SEED) -> Case:
     begun = time.monotonic()
-    outcome = run(set_up, STRATEGIES[strategy], SEED, _teller(f"{name}, {strategy}", 60))
+    outcome = run(set_up, STRATEGIES[strategy], seed, _teller(f"{name}, {strategy}, seed {seed}", 60))
     if outcome.emitted != outcome.completed + outcome.pending:
         raise AssertionError(f"{name}, {strategy}: {outcome.emitted} emitted, {outcome.completed} completed")
     return Case(name, strategy, outcome, time.monotonic() - begun)
@@ -221,29 +286,35 @@ def _bars(results: Results, name: str, cases: Mapping[str, Case]) -> None:
 
 
 def _energy(results: Results, cases: Mapping[str, Case], tuples: float) -> None:
-    """C figures 13 to 15."""
-    joules: dict[str, float] = {}
+    """C figures 13 to 15: so many tuples at rest, from the switch on, and from the beginning on."""
+    joules: dict[str, dict[str, float]] = {"": {}, "_from_switch": {}, "_from_0": {}}
     for strategy, case in cases.items():
-        found, since = case.outcome.until(tuples), case.outcome.until(tuples / 2, case.before[1])
+        spans = {"_from_0": case.outcome.until(tuples), "_from_switch": case.outcome.until(tuples, case.before[1])}
+        rest = tuples / case.outcome.mean_rate(*case.after), tuples * case.joules_a_tuple
         watts = case.outcome.mean_power(0, case.outcome.set_up.seconds)
         row: dict[str, Any] = {"benchmark": "rollingcount", "strategy": strategy, "W": round(watts, 1)}
         row["C's W"] = C_WATTS.get(strategy, "")
-        if found is not None:
-            joules[strategy] = found[1]
-            row |= {"s": round(found[0], 1), "kJ": round(found[1] / 1e3, 1)}
-        if since is not None:
-            row["kJ, half as many after the switch"] = round(since[1] / 1e3, 1)
+        for name, found in {"": rest, **spans}.items():
+            if found is not None:
+                joules[name][strategy] = found[1]
+                when = name.replace("_", " ") or " at rest"
+                row |= {f"s{when}": round(found[0], 1), f"kJ{when}": round(found[1] / 1e3, 1)}
         row |= {"C's s": C_SECONDS.get(strategy, ""), "C's kJ": C_KILOJOULES.get(strategy, "")}
         results.row(what=f"{tuples / 1e6:g} M tuples, modelled", **row)
-    for strategy, found_joules in joules.items():
-        if strategy != "default":
+    for name, by_strategy in joules.items():
+        for strategy, found_joules in by_strategy.items():
+            if strategy == "default":
+                continue
             theirs = C_KILOJOULES.get(strategy)
             in_c = "no figure in C" if theirs is None else f"C: {100 * (1 - theirs / C_KILOJOULES['default']):.1f}"
-            below = 100 * (1 - found_joules / joules["default"])
-            results.bar(f"sim.c.rollingcount.energy.{strategy}", below, f"% below default, modelled ({in_c})")
-    pairs = list(combinations([each for each in C_KILOJOULES if each in joules], 2))
-    same = [(joules[a] < joules[b]) == (C_KILOJOULES[a] < C_KILOJOULES[b]) for a, b in pairs]
-    results.bar("sim.c.order.energy", sum(same), f"of {len(same)} pairs of strategies in C's order")
+            below = 100 * (1 - found_joules / by_strategy["default"])
+            when = name.strip("_").replace("_", " ") or "at rest after the switch"
+            results.bar(
+                f"sim.c.rollingcount.energy{name}.{strategy}", below, f"% below default, {when}, modelled ({in_c})"
+            )
+        pairs = list(combinations([each for each in C_KILOJOULES if each in by_strategy], 2))
+        same = [(by_strategy[a] < by_strategy[b]) == (C_KILOJOULES[a] < C_KILOJOULES[b]) for a, b in pairs]
+        results.bar(f"sim.c.order.energy{name}", sum(same), f"of {len(same)} pairs of strategies in C's order")
     say(f"  {_plot_energy(cases)}")
 
 
@@ -332,7 +403,7 @@ def _plot_energy(cases: Mapping[str, Case]) -> Path:
 def _figure(rows: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 3.2 * rows), layout="constrained")
+    figure = Figure(figsize=(7, 2.6 * rows), layout="constrained")
     return figure, figure.subplots(rows, 1)
 
 
@@ -345,7 +416,7 @@ def _finish(panels: Sequence[Any], cases: Mapping[str, Case]) -> None:
 
 def _save(figure: Any, name: str) -> Path:
     FOLDER.mkdir(exist_ok=True)
-    figure.savefig(FOLDER / name, dpi=120)
+    figure.savefig(FOLDER / name, dpi=80)
     return FOLDER / name
 
 

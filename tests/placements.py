@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
+from benchmarks.large_cluster import NODE, large
+from penstock.control.placement import Executor, Node, Snapshot, Stream
 
-from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
-
-NODE = Use(cpu=4.0, memory=8e9, bandwidth=12.5e6)
-"""C table 1: four cores, 8 GB, 100 Mb/s."""
+__all__ = ["NODE", "c_example", "large"]
 
 FIGURE_3 = {
     **dict.fromkeys(("a", "d1", "f1"), "n1"),
@@ -42,34 +40,3 @@ def c_example(cpu=None, places=None, limits=None, memory=None):
     streams = tuple(Stream(source, target, 100.0, 1e4) for source, to in FIGURE_2.items() for target in to)
     nodes = tuple(Node(name, (limits or {}).get(name, NODE)) for name in ("n1", "n2", "n3"))
     return Snapshot(nodes, executors, streams)
-
-
-def large(executors, nodes, components=4, fan_out=10, seed=1):
-    """Executors spread round robin, each with ``fan_out`` readers; nodes at about 60 % CPU."""
-    draw, each = random.Random(seed), executors // components
-    share = 0.6 * NODE.cpu * nodes / executors
-    return Snapshot(
-        tuple(Node(f"n{index}", NODE) for index in range(nodes)),
-        tuple(
-            Executor(
-                f"c{component}/{index}",
-                f"c{component}",
-                f"n{(component * each + index) % nodes}",
-                draw.uniform(0.5 * share, 1.5 * share),
-                draw.uniform(1e7, 3e8),
-            )
-            for component in range(components)
-            for index in range(each)
-        ),
-        tuple(
-            Stream(
-                f"c{component}/{index}",
-                f"c{component + 1}/{(index * 7 + step) % each}",
-                100.0,
-                draw.uniform(1e3, 5e4),
-            )
-            for component in range(components - 1)
-            for index in range(each)
-            for step in range(fan_out)
-        ),
-    )

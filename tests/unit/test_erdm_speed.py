@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
+import argparse
 
 import pytest
 
+from benchmarks.energy_plan import measure_energy_plan, plan_seconds
+from benchmarks.harness import Results
+from benchmarks.large_cluster import large
 from penstock.control.erdm import plan
-from penstock.control.placement import Snapshot
-from tests.placements import large
-
-RUNS = 3
 
 
 def seconds(executors, fill):
-    """The median of a few runs, the snapshot's own checks included. CPU time: the plan is one thread that waits
-    for nothing, and other processes of the machine are not its business."""
-    drawn = large(executors, executors // 10)
-    times = []
-    for _ in range(RUNS):
-        gc.collect()
-        begun = time.process_time()
-        plan(Snapshot(drawn.nodes, drawn.executors, drawn.streams), fill=fill)
-        times.append(time.process_time() - begun)
-    return statistics.median(times)
+    return plan_seconds(large(executors, executors // 10), fill)[0]
 
 
 @pytest.mark.parametrize("fill", [None, 0.95], ids=["one path", "widened"])
@@ -43,3 +31,13 @@ def test_what_is_measured_is_a_plan_that_does_something():
     found = plan(large(1_000, 100), fill=0.95)
     assert len(found.releases) > 20
     assert len(found.moves) > 200
+
+
+def test_the_benchmark_tells_how_long_a_plan_takes_and_how_that_grows():
+    results = Results("energy")
+    measure_energy_plan(results, argparse.Namespace(quick=True))
+    assert [row["executors"] for row in results.rows] == [2_500, 5_000, 10_000]
+    assert all(row["moves"] > row["executors"] / 5 for row in results.rows)
+    bars = {bar["name"]: bar["value"] for bar in results.bars}
+    assert bars["erdm.plan_s"] < 1.0
+    assert bars["erdm.plan_growth"] < 1.75

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.control.energy import power
+from penstock.control.erdm import inter_node
 from penstock.control.limits import Loads
-from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
-from penstock.control.rivals import LOW_VOLTAGE, leedsp, round_robin, tmsh, wndvr
+from penstock.control.placement import Executor, Node, Snapshot, Stream
+from penstock.control.rivals import LOW_VOLTAGE, leedsp, round_robin, wndvr
+from penstock.control.tmsh import tmsh
 from tests.placements import NODE, c_example, large
 
 
@@ -34,22 +36,35 @@ def test_tmsh_moves_to_where_most_bytes_go_and_releases_nothing():
     nodes = tuple(Node(name, NODE) for name in ("n1", "n2", "n3"))
     executors = Executor("s", "s", "n1", 0.1), Executor("b", "b", "n2", 0.1), Executor("t", "t", "n3", 0.1)
     streams = Stream("s", "b", 1.0, 3e6), Stream("b", "t", 1.0, 1e6)
-    (first, *_) = tmsh(Snapshot(nodes, executors, streams)).moves
-    assert (first.executor, first.target) == ("s", "n2")
-    assert first.reason == "3.00 MB/s less between nodes"
-    assert not tmsh(Snapshot(nodes, executors, streams)).releases
+    snapshot = Snapshot(nodes, executors, streams)
+    found = tmsh(snapshot)
+    assert {move.executor: move.target for move in found.moves} == {"s": "n2", "t": "n2"}
+    assert found.moves[0].reason == "3.00 MB/s less between nodes"
+    assert not found.releases
 
 
-def test_tmsh_does_not_see_executors_crowd_together():
-    """Room for one of two: both go. ERDM would count the first."""
-    nodes = Node("n1", Use(1.0, 8e9, 12.5e6)), Node("n2", NODE)
-    executors = Executor("s", "s", "n1", 0.5), Executor("x", "x", "n2", 0.4), Executor("y", "x", "n2", 0.4)
-    streams = Stream("s", "x", 1.0, 1e6), Stream("s", "y", 1.0, 1e6)
-    snapshot = Snapshot(nodes, (*executors, Executor("z", "z", "n2", 0.1)), streams)
-    assert [(move.executor, move.target) for move in tmsh(snapshot).moves if move.executor != "s"] == [
-        ("x", "n1"),
-        ("y", "n1"),
-    ]
+def test_tmsh_keeps_the_limits_in_the_end_and_each_direction_of_a_link():
+    snapshot = large(160, 16)
+    found = tmsh(snapshot)
+    after = snapshot.moved(places(snapshot, found))
+    assert inter_node(snapshot, after.graph.places).saved > 0.1
+    assert len(found.moves) > 20
+    loads, graph = Loads(after), after.graph
+    for node in {graph.node_position[move.target] for move in found.moves}:
+        for resource in range(3):
+            assert loads.used[resource][node] <= 0.951 * loads.limits[resource][node]
+        mine = [index for index, place in enumerate(graph.places) if place == node]
+        out = sum(bytes for each in mine for to, bytes in graph.children[each] if graph.places[to] != node)
+        assert out <= 0.451 * loads.limits[2][node]
+
+
+def test_tmsh_moves_an_executor_only_where_it_may_be():
+    nodes = tuple(Node(name, NODE) for name in ("n1", "n2"))
+    executors = (
+        Executor("s", "s", "n1", 0.1, nodes=frozenset({"n1"})),
+        Executor("b", "b", "n2", 0.1, nodes=frozenset({"n2"})),
+    )
+    assert not tmsh(Snapshot(nodes, executors, (Stream("s", "b", 1.0, 3e6),))).moves
 
 
 def test_leedsp_takes_fewer_nodes_and_less_frequency_and_so_less_power():

@@ -1,7 +1,7 @@
 """The strategies C compares ERDM with (C §4.1), as decisions over the same snapshot, for the simulator.
 
 C tells each in a sentence or two and cites the rest. What is here is that much, no more: each docstring says what
-is modelled and what is not.
+is modelled and what is not. TMSH-Storm is in ``control.tmsh``.
 """
 
 from __future__ import annotations
@@ -45,32 +45,6 @@ def round_robin(snapshot: Snapshot) -> Proposal:
         target = snapshot.nodes[index % len(snapshot.nodes)].name
         if target != executor.node:
             moves.append(Move(executor.id, executor.node, target, "its turn"))
-    return Proposal(tuple(moves))
-
-
-def tmsh(snapshot: Snapshot) -> Proposal:
-    """TMSH-Storm: executors move for speed alone, to the node they exchange most bytes with.
-
-    Modelled: an executor moves where that saves bytes between nodes, the one that saves most first, if the node
-    had room in the snapshot; no node is released. Not modelled: how it picks overloaded nodes to move from. Moves
-    of the same plan do not count when room is looked for: C finds that it does not see executors crowd together,
-    and that its rate is unsteady for that. So a plan may go beyond limits; who carries it out finds some moves
-    refused.
-    """
-    loads = Loads(snapshot)
-    wishes: list[tuple[float, int, int]] = []
-    for index in range(len(snapshot.executors)):
-        need, home = loads.need(index), loads.places[index]
-        allowed = snapshot.executors[index].nodes
-        best = max(need.shared, key=lambda node: (need.shared[node], -node), default=home)
-        gain = need.shared.get(best, 0.0) - need.shared.get(home, 0.0)
-        if gain > 0 and _allowed(allowed, snapshot.nodes[best].name) and loads.lacking(need, best) is None:
-            wishes.append((-gain, index, best))
-    moves = []
-    for gain, index, best in sorted(wishes):
-        executor = snapshot.executors[index]
-        reason = f"{-gain / 1e6:,.2f} MB/s less between nodes"
-        moves.append(Move(executor.id, executor.node, snapshot.nodes[best].name, reason))
     return Proposal(tuple(moves))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from penstock.sim.machine import Server
 from penstock.topology.groupings import Fields, Grouping, Shuffle, Targets
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 ACKER = "acker"
 KEY = "key"
-_ONE = pa.record_batch({"frame": [0]})
-"""For a router that only counts: a row stands for a frame."""
 
 
 @dataclass(frozen=True)
@@ -59,44 +57,52 @@ class Root:
     """Frames of it that are not processed; 0: its ack is under way."""
     processed: int = 0
     """Tuples of it that bolts processed."""
+    last: float = 0.0
+    """When the last of them was."""
     over: bool = False
     """Completed, or given up: what still comes of it changes nothing."""
 
 
-Frame = tuple[Root | None, int, float]
-"""⟨root, tuples, core seconds beyond those of the tuples⟩; no root: a spout's turn to emit, or a start."""
+Frame = tuple[Root, int, float]
+"""⟨root, tuples, core seconds for each to be read⟩"""
 
 
 class Executor:
-    """A thread: works on one frame at a time, in order. Frames wait in its queue, which has no end: the spouts'
-    pending tuples are bounded."""
+    """A thread: one tuple at a time, in order. What waits for it has no end: the spouts' pending tuples are
+    bounded."""
 
     __slots__ = (
-        "busy",
+        "begun",
         "id",
         "index",
+        "is_acker",
+        "is_spout",
         "machine",
         "part",
         "paused",
         "pending",
         "queue",
-        "ready",
         "routers",
         "sent",
+        "thread",
         "traffic",
+        "until",
         "waiting",
-        "working",
     )
 
     def __init__(self, id: str, index: int, part: Part, machine: Machine) -> None:
         self.id, self.index, self.part, self.machine = id, index, part, machine
-        self.queue: deque[Frame] = deque()
-        self.ready = False
-        """Stands in its machine's line or is on a core."""
-        self.working: Frame | None = None
+        self.is_acker = part.name == ACKER
+        self.is_spout = part.source is None and not self.is_acker
+        self.thread = Server()
+        self.until = 0.0
+        """When it is done with all it was given."""
         self.paused = False
         """Between two machines, or its machine is dead."""
-        self.busy = 0.0
+        self.queue: list[Frame] = []
+        """What came in that time."""
+        self.begun = 0.0
+        """Its thread's work before this window."""
         self.sent: dict[int, int] = {}
         """Tuples to each executor, by index, in this window."""
         self.traffic = 0.0
@@ -105,7 +111,7 @@ class Executor:
         """One for each component that takes from it."""
         self.pending = 0
         """A spout's tuples that are neither acked nor given up."""
-        self.waiting: int = 0
+        self.waiting = 0
         """Frames that came to a spout with a rate, or were given up, and are still to be emitted."""
 
 
@@ -122,11 +128,21 @@ class Choice:
         self.targets, self._chance = targets, chance
         self._router = grouping.router(Targets(tuple(range(len(targets))), source_task=source))
         self._edges: list[float] = weights(grouping, len(targets)) if isinstance(grouping, Fields) else []
+        self._turns: list[Executor] = []
+        self._rows = pa.record_batch({"frame": [0] * len(targets)})
+        """For a router that only counts: a row stands for a frame."""
 
     def next(self) -> Executor:
         if self._edges:
             return self.targets[bisect(self._edges, self._chance.random() * self._edges[-1])]
-        return self.targets[self._router.split(_ONE)[0][0]]
+        if not self._turns:
+            count = len(self.targets)
+            chosen = [0] * count
+            for target, rows in self._router.split(self._rows):
+                for row in range(count)[rows] if isinstance(rows, slice) else rows.tolist():
+                    chosen[row] = target
+            self._turns = [self.targets[target] for target in reversed(chosen)]
+        return self._turns.pop()
 
 
 KEYS = 10_000

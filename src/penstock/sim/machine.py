@@ -1,13 +1,23 @@
-"""A machine of the simulated cluster: cores that its executors share, and a full-duplex link to the switch."""
+"""A machine of the simulated cluster: cores that its executors share, and a full-duplex link to the switch.
+
+Tuples come to them in frames, to have fewer events, but wait as if each came for itself: by the formula for single
+tuples at the use of the last seconds. Were frames to wait for whole frames before them, waits would grow with the
+frame, by 20 with 20 tuples, and fuller machines would look slower than they are.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from penstock.sim.executor import Executor
+LOOK = 0.5
+"""Seconds between two looks at how much of a server is in use."""
+RECENT = 0.1
+"""Weight of the last look: waits follow the use of about the last 5 s."""
+BURST = 0.1
+"""Seconds of work that a server may be behind before it counts: frames come in bursts that their tuples would not.
+More than the sum of a few frames' work, little against a hop. What a server cannot do at all waits on top."""
+_FULLEST = 0.99
+"""The formula has no end at 1; what a full server is behind tells the rest."""
 
 
 @dataclass(frozen=True)
@@ -20,49 +30,80 @@ class MachineSpec:
     bandwidth: float = 12.5e6
     """Bytes a second in each direction: 100 Mb/s."""
     delay: float = 0.0
-    """Seconds a frame is under way to another machine besides its time on the links: switch, transfer buffers."""
+    """Seconds a tuple is under way to another machine besides its time on the links: switch, transfer buffers."""
+    handling: float = 0.0
+    """Core seconds a tuple's byte between machines costs each of them: serialising, sending, receiving. Acks cost
+    none of it."""
 
 
-class Port:
-    """One direction of a link: frames one after the other, the last one accepted is through at ``free_at``."""
+class Server:
+    """What does one piece of work after the other, or ``lanes`` at a time: cores, a thread, one way of a link."""
 
-    __slots__ = ("bandwidth", "bytes", "free_at")
+    __slots__ = ("_seen", "_squares", "clear", "lanes", "squares", "use", "wait", "work")
 
-    def __init__(self, bandwidth: float) -> None:
-        self.bandwidth = bandwidth
-        self.free_at = 0.0
-        self.bytes = 0.0
-        """Accepted so far."""
+    def __init__(self, lanes: int = 1) -> None:
+        self.lanes = lanes
+        self.work = 0.0
+        """Seconds of all lanes together, accepted so far."""
+        self.squares = 0.0
+        """Sum of the pieces' second moments, in s²."""
+        self.clear = 0.0
+        """When all that is accepted will be done."""
+        self.use: float | None = None
+        """Share of the last seconds it was busy."""
+        self.wait = 0.0
+        """Mean seconds until a piece's turn, at this use."""
+        self._seen = self._squares = 0.0
 
-    def accept(self, now: float, size: float, since: float) -> float:
-        """When the frame is through. ``since``: when its first byte could be taken; before now for a receiver,
-        which takes what the sender's link lets through while it comes."""
-        begin = max(since, self.free_at)
-        self.free_at = max(begin + size / self.bandwidth, now)
-        self.bytes += size
-        return self.free_at
+    def accept(self, now: float, work: float, squares: float) -> float:
+        """Seconds until one of the pieces that come now, together so much work, has its turn."""
+        self.work += work
+        self.squares += squares
+        clear = self.clear
+        if clear < now:
+            clear = now
+        self.clear = clear + work / self.lanes
+        behind = clear - now - BURST
+        return self.wait + behind if behind > 0.0 else self.wait
+
+    def done(self, now: float) -> float:
+        """Of the work accepted."""
+        return self.work - max(self.clear - now, 0.0) * self.lanes
+
+    def look(self) -> None:
+        """Every ``LOOK`` seconds: the wait anew. M/G/c; exact for one lane (Pollaczek and Khinchine), for more
+        Lee and Longton's: as M/M/c, by the pieces' mean residual time."""
+        work, squares = self.work - self._seen, self.squares - self._squares
+        self._seen, self._squares = self.work, self.squares
+        use = min(work / (LOOK * self.lanes), 1.0)
+        self.use = use if self.use is None else self.use + RECENT * (use - self.use)
+        if work > 0.0:
+            full = min(self.use, _FULLEST)
+            self.wait = all_busy(self.lanes, full) / (self.lanes * (1 - full)) * squares / (2 * work)
 
 
-@dataclass(eq=False)
+def all_busy(lanes: int, use: float) -> float:
+    """Erlang's C: how often a piece that comes finds no lane free."""
+    offered = lanes * use
+    blocked = 1.0
+    for lane in range(1, lanes + 1):
+        blocked = offered * blocked / (lane + offered * blocked)
+    return blocked / (1 - use * (1 - blocked))
+
+
 class Machine:
-    """Executors with work stand in line for a core; a core works on one frame of the first and then puts it at the
-    end: threads that take turns, a frame at a time. So executors share cores evenly, as long as their frames take
-    equally long, and an executor is never on two cores."""
+    def __init__(self, name: str, spec: MachineSpec) -> None:
+        self.name, self.spec = name, spec
+        self.cores = Server(spec.cores)
+        self.up, self.down = Server(), Server()
+        self.frequency = 1.0
+        self.alive = True
+        self.released = False
 
-    name: str
-    spec: MachineSpec
-    line: deque[Executor] = field(default_factory=deque)
-    frequency: float = 1.0
-    alive: bool = True
-    released: bool = False
-    busy: float = 0.0
-    """Core seconds so far."""
+    def busy(self, now: float) -> float:
+        """Core seconds of work done so far."""
+        return self.cores.done(now)
 
-    def __post_init__(self) -> None:
-        self.idle = self.spec.cores
-        self.up, self.down = Port(self.spec.bandwidth), Port(self.spec.bandwidth)
-
-    @property
-    def bytes(self) -> float:
+    def bytes(self, now: float) -> float:
         """Over its link so far, in and out together."""
-        return self.up.bytes + self.down.bytes
+        return (self.up.done(now) + self.down.done(now)) * self.spec.bandwidth
