@@ -112,6 +112,4 @@ def measure_energy_calibration(results: Results, options: argparse.Namespace) ->
         )
         say(f"  {what}: {phase.rate:,.0f}/s, simulated {rate:,.0f}; {phase.p50:.3f} s, simulated {latency:.3f}")
     for name, off_by in worst.items():
-        results.bar(
-            f"sim.calibration.{name}", off_by, f"% off at most, of {len(points)} points on {NODES} nodes or fewer"
-        )
+        results.bar(f"sim.calibration.{name}", off_by, f"% off at most, of {len(points)} points")

@@ -182,7 +182,7 @@ def measure_delay(results: Results, options: argparse.Namespace) -> None:
 def _p50(window: float, seconds: float) -> float:
     settings = {"monitor": "memory", "monitor_window": window} if window else {"monitor": "off"}
     topology = word_count(LAPTOP, DELAY_RATE)
-    topology = replace(topology, settings=replace(topology.settings, **settings))  # type: ignore[arg-type]
+    topology = replace(topology, settings=replace(topology.settings, **settings))
     seen = []
     with running(topology) as handle:
         time.sleep(8.0)  # cold code

@@ -258,13 +258,12 @@ class Replacer:
         starter = self._starter
         self.close()
         check_forms(old.design.topology, wish.topology)
-        nodes = old.nodes - wish.leaves
-        wanted = set() if wish.placement is None else set(wish.placement.nodes.values())
-        design = self._make_design(wish.topology, wish.placement, len(nodes | wanted))
-        if old.keeps_state:
-            design.state.look()
         if wish.leaves:
             starter.nodes.leave(wish.leaves)
+        nodes = 0 if wish.placement is None else starter.nodes.present()
+        design = self._make_design(wish.topology, wish.placement, nodes)
+        if old.keeps_state:
+            design.state.look()
         if not wish.pause:
             self._hold_beside(design, old, wish.leaves)
         new = starter.new(design, MetricsBus(design.plan))
