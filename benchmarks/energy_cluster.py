@@ -159,7 +159,7 @@ def measure_energy_cluster(results: Results, options: argparse.Namespace) -> Non
             for phase in pair:
                 _report(results, name, phase)
         say(f"  {_plot(name, watch.samples, pairs[name])}")
-    _bars(results, pairs)
+    bars(results, pairs)
 
 
 def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> tuple[Phase, Phase]:
@@ -221,7 +221,7 @@ def _report(results: Results, name: str, phase: Phase) -> None:
     )
 
 
-def _bars(results: Results, pairs: Mapping[str, Sequence[tuple[Phase, Phase]]]) -> None:
+def bars(results: Results, pairs: Mapping[str, Sequence[tuple[Phase, Phase]]]) -> None:
     def change(of: Callable[[Phase], float], name: str) -> float:
         """Percent, the median of the turns."""
         return 100 * (median([of(erdm) / of(default) for default, erdm in pairs[name]]) - 1)

@@ -15,6 +15,7 @@ from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
 from penstock.errors import SettingError, TopologyFailed
 from penstock.spark.operator import Operator
+from penstock.spark.replacement import Replaced
 from tests.unit.watched import Watched, busy
 
 
@@ -184,6 +185,18 @@ def test_placement(start, penstock):
     assert answer["ended"] == 1030
     assert answer["plan"]["critical_nodes"] == ["a", "b"]
     assert answer["lines"] == [path, *rest]
+    assert penstock("placement", "word-count", "--apply")[1].splitlines()[-1] == "all is where it should be"
+    watched.rearranged = Replaced(0.0, {}, "ERDM", gap=0.04, seconds=12.3)
+    shown = penstock("placement", "word-count", "--apply")[1].splitlines()
+    assert shown[1] == path, "what is done is said before"
+    assert shown[-1] == "moved with 40 ms without spouts, after 12.3 s of preparation"
+
+
+def test_nodes_are_taken_back_by_hand(start, penstock):
+    watched = start()
+    code, text, _ = penstock("placement", "word-count", "--spread")
+    assert (code, watched.is_spread) == (0, True)
+    assert text.startswith("nodes that were left are asked for again")
 
 
 def test_placement_with_the_monitor_off(start, penstock):

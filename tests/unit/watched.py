@@ -55,6 +55,7 @@ class Watched:
         self.ending, self.left_behind, self.error = threading.Event(), "", None
         self.ended = lambda: None
         self.killed_with = None
+        self.rearranged, self.is_spread = None, False
 
     def report(self, slot, tasks, attempt=0, **more):
         data = {str(task): stats.to_json() for task, stats in tasks.items()}
@@ -73,6 +74,12 @@ class Watched:
 
     def placement(self):
         return self.monitor.placement()
+
+    def rearrange(self):
+        return self.rearranged
+
+    def spread(self):
+        self.is_spread = True
 
     def set_max_rates(self, rates):
         self.max_rates |= rates

@@ -1,0 +1,54 @@
+"""What ``penstock bench energy`` makes of what it measured on the cluster."""
+
+import pytest
+
+from benchmarks.energy_calibration import Measured
+from benchmarks.energy_cluster import Phase, bars
+from benchmarks.harness import Results
+from penstock.control.placement import Stream, Use
+from penstock.coordinator.load_window import ExecutorLoad, NodeLoad, Window
+from penstock.plan.model import SlotId
+
+
+def phase(rate, bytes, p50, watts, nodes):
+    return Phase("x", rate, bytes, p50, watts, nodes, {})
+
+
+def test_bars_are_medians_of_the_turns_own_ratios():
+    turns = [
+        (phase(1000, 400, 0.5, 200, 4), phase(1200, 300, 0.4, 120, 2)),
+        (phase(800, 400, 0.6, 200, 4), phase(1200, 200, 0.3, 120, 3)),
+        (phase(1000, 400, 0.5, 200, 4), phase(1100, 320, 0.45, 132, 2)),
+    ]
+    results = Results("energy")
+    bars(results, {"sol": turns})
+    found = {bar["name"].removesuffix(".sol"): bar["value"] for bar in results.bars}
+    assert found["erdm.rate"] == pytest.approx(20)
+    assert found["erdm.internode_bytes"] == pytest.approx(25)
+    assert found["erdm.p50"] == pytest.approx(20)
+    assert found["erdm.energy"] == pytest.approx(50), "joules a tuple: 0.2 to 0.1, 0.25 to 0.1, 0.2 to 0.12"
+    assert found["erdm.nodes_released"] == 1, "the fewest"
+
+
+def test_service_times_have_their_part_of_what_moves_the_frames():
+    loads = (
+        ExecutorLoad("source@0.0", "source", "a", 0.2, 0.0),
+        ExecutorLoad("level2@1.0", "level2", "a", 0.3, 0.0),
+        ExecutorLoad("level2@1.1", "level2", "b", 0.1, 0.0),
+    )
+    streams = (
+        Stream("source@0.0", "level2@1.0", 60.0, 120_000.0),
+        Stream("source@0.0", "level2@1.1", 40.0, 80_000.0),
+    )
+    nodes = tuple(NodeLoad(name, Use(), Use(0.2), Use(2.0), Use(2.0)) for name in ("a", "b"))
+    slots = {each.executor: SlotId.parse(each.executor.partition("@")[2]) for each in loads}
+    measured = Measured.of(Window("sol", 0.0, 10.0, loads, streams, nodes, slots), rate=100.0)
+    assert measured.services == pytest.approx({"source": 0.004, "level2": 0.006})
+    assert measured.sizes == pytest.approx({"source": 2_000.0, "level2": 0.0})
+    assert measured.cores == pytest.approx(1.0)
+    parts = measured.set_up(nodes=4, pending=50).parts
+    assert [(part.name, part.source, part.emits) for part in parts] == [
+        ("source", None, 1),
+        ("level2", "source", 0),
+    ]
+    assert parts[0].service == pytest.approx(0.016), "a quarter of a core for each of four nodes"
