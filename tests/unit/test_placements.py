@@ -75,6 +75,7 @@ def test_nodes_come_back_when_one_is_at_its_limit_and_are_not_left_again_at_once
     found = placements.look(2.0, window(load=5.0), away=2)
     assert (found.placement, found.leaves, found.takes_back) == (None, frozenset(), True)
     assert "b" in found.reason or "a is at its limit of cpu, 5.00 cores of 4.00 cores" in found.reason
+    placements.rest()
     looks = [placements.look(3.0 + n, window(), away=0) for n in range(11)]
     assert looks[:10] == [None] * 10
     assert looks[10].leaves == {"c"}
@@ -82,7 +83,7 @@ def test_nodes_come_back_when_one_is_at_its_limit_and_are_not_left_again_at_once
 
 def test_by_hand_it_does_not_wait():
     placements = erdm()
-    placements.look(1.0, window(load=5.0), away=1)
+    placements.rest()
     assert placements.by_hand(2.0, window()).leaves == {"c"}
 
 

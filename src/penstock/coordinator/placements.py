@@ -50,7 +50,6 @@ class Placements:
         """What to do by a window that has just ended; ``away``: nodes that were left before. None: stay so."""
         limits = Loads(window.snapshot()).limit_nodes() if away else ()
         if limits:
-            self._rest = _REST
             full = limits[0]
             what = f"{amount(full.resource, full.used)} of {amount(full.resource, full.limit)}"
             reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(away)} asked for again"
@@ -59,6 +58,10 @@ class Placements:
             self._rest -= 1
             return None
         return self.by_hand(now, window)
+
+    def rest(self) -> None:
+        """Nodes were asked for again: leave none for a while."""
+        self._rest = _REST
 
     def refused(self, now: float, found: Rearrangement, why: str) -> None:
         """It was not carried out. Said once for the same nodes."""

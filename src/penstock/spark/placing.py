@@ -81,6 +81,7 @@ class Placer:
         """Have nodes that were left come again; ``next`` uses them."""
         nodes = self._starter.nodes
         if nodes.away:
+            self._placements.rest()
             self._coming = nodes.present() + nodes.away, time.monotonic() + _JOINING, reason
             nodes.ask_back()
 
