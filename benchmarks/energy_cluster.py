@@ -70,6 +70,8 @@ class Phase:
     bytes: float
     """Over links, for each tuple."""
     p50: float
+    mean: float
+    """Seconds from emission to ack, as p50."""
     watts: float
     nodes: int
     use: Mapping[str, float]
@@ -125,7 +127,9 @@ class Watch:
         """From now on, at rest."""
         time.sleep(_WARM)
         self.phase, first = name, len(self.samples)
+        before = self._handle.bus.totals()[self._spout].latency
         time.sleep(seconds)
+        acked = self._handle.bus.totals()[self._spout].latency.minus(before)
         self.phase, seen = "between", self.samples[first:]
         begin, end = seen[0], seen[-1]
         tuples, passed = end.acked - begin.acked, end.time - begin.time
@@ -135,6 +139,7 @@ class Watch:
             tuples / passed,
             (end.sent - begin.sent) / tuples,
             float(np.mean([each.p50 for each in seen if each.p50 is not None])),
+            acked.seconds / acked.count,
             float(np.mean([each.base + each.dynamic for each in seen])),
             end.nodes,
             {} if window is None else {n.node: (n.used.cpu + n.other.cpu) / n.capacity.cpu for n in window.nodes},
@@ -262,10 +267,11 @@ def _moves_timed(turns: int) -> tuple[list[float], int]:
                 begin = micros()
                 moved = rearranged(handle)
                 gone = max(gone, handle.nodes_left)
-                _spread(handle)
+                say(f"    {moved} moves, {handle.nodes_left} nodes left")
+                if handle.nodes_left:
+                    _spread(handle)
                 time.sleep(1.0)
-                spans.append((begin, micros()))
-                say(f"    {moved} moves, {handle.nodes_left} nodes away")
+                spans += [(begin, micros())] if moved else []
         came = arrivals(Path(root)).came
         gaps = [longest_gap(came, *span) for span in spans]
     return gaps, gone

@@ -142,7 +142,8 @@ def _begin(source: Generated, shape: Shape, rate: float, dedup: bool) -> Topolog
     builder.set_spout("source", source, shape.spouts).set_max_rate(rate)
     if dedup:
         once = DedupBolt(*source.FIELDS, by="id", lossy=True)
-        builder.set_bolt("once", once, shape.bolts).fields_grouping("source", "id")
+        # One task for four spouts: it has little to do, and each more cuts what is behind it into smaller frames.
+        builder.set_bolt("once", once, max(1, shape.spouts // 4)).fields_grouping("source", "id")
     return builder
 
 

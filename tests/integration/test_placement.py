@@ -30,11 +30,10 @@ MOVES = """
     where = lambda: {slot: connection.hello.node for slot, connection in running.slots.items()}
     try:
         every = sorted(set(where().values()))
-        for node in every:
-            running.place({slot: node for slot in where()}, "together")
-            assert set(where().values()) == {node}, where()
-            before = running.bus.totals()["count"].executed
-            awaited(lambda: running.bus.totals()["count"].executed > before + 500)
+        running.place({slot: every[0] for slot in where()}, "together")
+        assert set(where().values()) == {every[0]}, where()
+        before = running.bus.totals()["count"].executed
+        awaited(lambda: running.bus.totals()["count"].executed > before + 500)
         try:
             running.place({slot: "nowhere" for slot in where()})
         except Exception as error:
@@ -46,7 +45,7 @@ MOVES = """
         awaited(lambda: running._starter.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 2)
         assert (nodes.present(), nodes.away) == (1, 1), "the executor has ended, and no other is there for it"
         running.spread()
-        awaited(lambda: len(running.replacements) == 4)
+        awaited(lambda: len(running.replacements) == 3)
         assert len(set(where().values())) == 2 and left not in where().values(), where()
         running.kill()
         print("restarts", running.restarts, "replaced", len(running.replacements))
@@ -64,7 +63,7 @@ def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_pat
         timeout=180,
         check=False,
     )
-    assert "restarts 0 replaced 4" in done.stdout, done.stdout + done.stderr
+    assert "restarts 0 replaced 3" in done.stdout, done.stdout + done.stderr
     assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr
 
 

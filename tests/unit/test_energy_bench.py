@@ -11,7 +11,7 @@ from penstock.plan.model import SlotId
 
 
 def phase(rate, bytes, p50, watts, nodes):
-    return Phase("x", rate, bytes, p50, watts, nodes, {})
+    return Phase("x", rate, bytes, p50, p50, watts, nodes, {})
 
 
 def test_bars_are_medians_of_the_turns_own_ratios():
@@ -43,7 +43,7 @@ def test_service_times_have_their_part_of_what_moves_the_frames():
     nodes = tuple(NodeLoad(name, Use(), Use(0.2), Use(2.0), Use(2.0)) for name in ("a", "b"))
     slots = {each.executor: SlotId.parse(each.executor.partition("@")[2]) for each in loads}
     measured = Measured.of(Window("sol", 0.0, 10.0, loads, streams, nodes, slots), rate=100.0)
-    assert measured.services == pytest.approx({"source": 0.004, "level2": 0.006})
+    assert measured.services == pytest.approx({"source": 0.0, "level2": 0.010})
     assert measured.sizes == pytest.approx({"source": 2_000.0, "level2": 0.0})
     assert measured.cores == pytest.approx(1.0)
     parts = measured.set_up(nodes=4, pending=50).parts
@@ -51,4 +51,4 @@ def test_service_times_have_their_part_of_what_moves_the_frames():
         ("source", None, 1),
         ("level2", "source", 0),
     ]
-    assert parts[0].service == pytest.approx(0.016), "a quarter of a core for each of four nodes"
+    assert parts[1].service == pytest.approx(0.040), "a quarter of a core for each of four nodes"

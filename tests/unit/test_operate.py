@@ -185,18 +185,21 @@ def test_placement(start, penstock):
     assert answer["ended"] == 1030
     assert answer["plan"]["critical_nodes"] == ["a", "b"]
     assert answer["lines"] == [path, *rest]
-    assert penstock("placement", "word-count", "--apply")[1].splitlines()[-1] == "all is where it should be"
+    nothing = "nothing moved: no node becomes free, and little is saved"
+    assert penstock("placement", "word-count", "--apply")[1].splitlines()[-1] == nothing
     watched.rearranged = Replaced(0.0, {}, "ERDM", gap=0.04, seconds=12.3)
     shown = penstock("placement", "word-count", "--apply")[1].splitlines()
     assert shown[1] == path, "what is done is said before"
     assert shown[-1] == "moved with 40 ms without spouts, after 12.3 s of preparation"
+    assert json.loads(penstock("placement", "word-count", "--apply", "--json")[1])["moved"]["gap"] == 0.04
 
 
 def test_nodes_are_taken_back_by_hand(start, penstock):
     watched = start()
     code, text, _ = penstock("placement", "word-count", "--spread")
-    assert (code, watched.is_spread) == (0, True)
-    assert text.startswith("nodes that were left are asked for again")
+    assert (code, text) == (0, "2 more nodes asked for, used as soon as they have joined\n")
+    watched.more = 0
+    assert penstock("placement", "word-count", "--spread")[1] == "all nodes are in use\n"
 
 
 def test_placement_with_the_monitor_off(start, penstock):

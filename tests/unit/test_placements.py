@@ -45,7 +45,7 @@ def erdm(**settings):
 
 def test_executors_move_to_the_critical_nodes_and_the_others_are_left():
     placements = erdm()
-    found = placements.look(1.0, window(), away=0)
+    found = placements.look(window(), unused=0)
     places = found.placement.nodes
     assert found.leaves == {"c"}
     assert set(places) == {SlotId.parse(name.partition("@")[2]) for name in SLOTS}, "all slots have their place"
@@ -53,30 +53,29 @@ def test_executors_move_to_the_critical_nodes_and_the_others_are_left():
     assert places[SlotId(1, 0)] == "b"
     assert set(places.values()) == {"a", "b"}
     assert not found.placement.exact, "the nodes that stay have all seats there are"
-    (said,) = placements.decisions
-    assert said.text.startswith("ERDM: 2 of 5 executors to 2 nodes (a, b), c left; -")
+    assert found.reason.startswith("ERDM: 2 of 5 executors to 2 nodes (a, b), c left; -")
 
 
 def test_nothing_is_done_where_all_is_in_its_place():
     together = {name: ("a", cpu) for name, (_, cpu) in SLOTS.items()}
-    assert erdm().look(1.0, window(together), away=0) is None
+    assert erdm().look(window(together), unused=0) is None
 
 
 def test_room_is_left_on_nodes_that_are_filled():
     """Together 1.8 cores: with limits of 1.2 they fit on two nodes, but not with a tenth of each to spare."""
-    assert erdm(placement_fill=1.0).look(1.0, window(limit=1.2), away=0).leaves == {"c"}
-    tight = erdm(placement_fill=0.7).look(1.0, window(limit=1.2), away=0)
+    assert erdm(placement_fill=1.0).look(window(limit=1.2), unused=0).leaves == {"c"}
+    tight = erdm(placement_fill=0.7).look(window(limit=1.2), unused=0)
     assert tight is None or not tight.leaves
 
 
 def test_nodes_come_back_when_one_is_at_its_limit_and_are_not_left_again_at_once():
     placements = erdm()
-    assert placements.look(1.0, window(load=5.0), away=0) is None, "there is none to ask for"
-    found = placements.look(2.0, window(load=5.0), away=2)
-    assert (found.placement, found.leaves, found.takes_back) == (None, frozenset(), True)
+    assert placements.look(window(load=5.0), unused=0) is None, "there is none to ask for"
+    found = placements.look(window(load=5.0), unused=2)
+    assert (found.placement, found.leaves) == (None, frozenset())
     assert "b" in found.reason or "a is at its limit of cpu, 5.00 cores of 4.00 cores" in found.reason
     placements.rest()
-    looks = [placements.look(3.0 + n, window(), away=0) for n in range(11)]
+    looks = [placements.look(window(), unused=0) for n in range(11)]
     assert looks[:10] == [None] * 10
     assert looks[10].leaves == {"c"}
 
@@ -84,15 +83,16 @@ def test_nodes_come_back_when_one_is_at_its_limit_and_are_not_left_again_at_once
 def test_by_hand_it_does_not_wait():
     placements = erdm()
     placements.rest()
-    assert placements.by_hand(2.0, window()).leaves == {"c"}
+    assert placements.by_hand(window()).leaves == {"c"}
 
 
 def test_what_cannot_be_done_is_said_once():
     placements = erdm()
-    found = placements.look(1.0, window(), away=0)
     for _ in range(3):
-        placements.refused(2.0, found, "no room")
-    assert [each.text for each in placements.decisions][1:] == ["not done: no room"]
+        placements.refused(2.0, "no room")
+    placements.note(3.0, "moved")
+    placements.refused(4.0, "no room")
+    assert [each.text for each in placements.decisions] == ["not done: no room", "moved", "not done: no room"]
 
 
 def test_a_few_bytes_are_not_worth_a_move():
@@ -100,7 +100,7 @@ def test_a_few_bytes_are_not_worth_a_move():
     spread = {**SLOTS, "count@2.1": ("c", 9.0)}
     found = plan_for(window(spread, limit=20.0), Settings())
     assert not found.releases
-    assert erdm().look(1.0, window(spread, limit=20.0), away=0) is None
+    assert erdm().look(window(spread, limit=20.0), unused=0) is None
 
 
 def test_erdm_watches_the_load_without_being_told_to():

@@ -55,7 +55,7 @@ class Watched:
         self.ending, self.left_behind, self.error = threading.Event(), "", None
         self.ended = lambda: None
         self.killed_with = None
-        self.rearranged, self.is_spread = None, False
+        self.rearranged, self.more = None, 2
 
     def report(self, slot, tasks, attempt=0, **more):
         data = {str(task): stats.to_json() for task, stats in tasks.items()}
@@ -79,7 +79,7 @@ class Watched:
         return self.rearranged
 
     def spread(self):
-        self.is_spread = True
+        return self.more
 
     def set_max_rates(self, rates):
         self.max_rates |= rates

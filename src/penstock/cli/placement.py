@@ -30,19 +30,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def handle(options: argparse.Namespace) -> int:
     run = runs.find(options.topology)
     if options.spread:
-        run.ask(Command("spread"))
-        print("nodes that were left are asked for again; the topology uses them as soon as they have joined")
+        more = int(run.ask(Command("spread")))
+        nodes = f"{more} more node" + ("" if more == 1 else "s")
+        print(f"{nodes} asked for, used as soon as they have joined" if more else "all nodes are in use")
         return 0
     answer: dict[str, Any] = json.loads(run.ask(Command("placement")))
-    if options.json and not options.apply:
-        print(json.dumps(answer, indent=2))
-        return 0
-    if answer["ended"] is not None:
-        print(f"by the window that ended at {time.strftime('%H:%M:%S', time.localtime(answer['ended']))}")
-    print("\n".join(answer["lines"]))
+    if not options.json:
+        if answer["ended"] is not None:
+            print(f"by the window that ended at {time.strftime('%H:%M:%S', time.localtime(answer['ended']))}")
+        print("\n".join(answer["lines"]))
     if options.apply and answer["plan"] is not None:
         done = run.ask(Command("rearrange"), None)  # as long as it takes
-        print("all is where it should be" if not done else _told(json.loads(done)))
+        answer["moved"] = json.loads(done) if done else None
+        if not options.json:
+            print(_told(answer["moved"]) if done else "nothing moved: no node becomes free, and little is saved")
+    if options.json:
+        print(json.dumps(answer, indent=2))
     return 0
 
 

@@ -60,7 +60,8 @@ class LoadMonitor:
         if not self.on:
             return None
         if bus is not self._bus or look.load.attempt != self._attempt:
-            self._bus, self._attempt, self._first, self.window = bus, look.load.attempt, None, None
+            self._first = self.window = None  # first: ``newest`` is asked by other threads
+            self._bus, self._attempt = bus, look.load.attempt
         if not look.whole:
             return None  # a slot is missing: the query is about to be started again, or has just been
         if self._first is None:
@@ -75,7 +76,13 @@ class LoadMonitor:
 
     def newest(self, bus: MetricsBus) -> Window | None:
         """The newest window of the start that has this bus; None: it has none yet."""
-        return self.window if bus is self._bus else None
+        window = self.window
+        return window if bus is self._bus and bus.load().attempt == self._attempt else None
+
+    def use(self, settings: Settings) -> None:
+        """From now on; what is kept goes where it went before."""
+        self._settings = settings
+        self._first = self.window = None
 
     def placement(self) -> str:
         """What ERDM would do by the newest window, as JSON for ``penstock placement``: ``lines`` for people,

@@ -19,7 +19,7 @@ log = logging.getLogger("penstock.placement")
 
 _LEAST_SAVED = 0.05  # of what goes between nodes, for which it is worth moving where no node can be left
 _FILL = 0.95  # of the critical nodes, when more than those of one path are needed: executors come in whole pieces
-_REST = 10  # windows after nodes were taken back in which none is left: what needed them may well come again
+_REST = 10  # windows after nodes were taken back or a move failed in which none is left: it may well come again
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,9 @@ class Rearrangement:
     """What is to be done."""
 
     placement: Placement | None
-    """Of all slots; None: spread over all nodes, as Spark likes."""
+    """Of all slots; None: nodes that are not used are asked for, and the slots spread over all there are."""
     leaves: frozenset[str]
     """Nodes that have no slot then."""
-    takes_back: bool
-    """Nodes that were left are asked for again first."""
     reason: str
 
 
@@ -40,45 +38,49 @@ class Placements:
 
     def __init__(self, settings: Settings) -> None:
         self.decisions: deque[Decision] = deque(maxlen=1000)
+        self._rest = 0
+        self._refused = ""
+        """What was not done at last: it is said once."""
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """From now on."""
         self.on = settings.placement == "erdm"
         self._settings = settings
-        self._rest = 0
-        self._refused: object = None
-        """What was not done at last: it is said once."""
 
-    def look(self, now: float, window: Window, away: int) -> Rearrangement | None:
-        """What to do by a window that has just ended; ``away``: nodes that were left before. None: stay so."""
-        limits = Loads(window.snapshot()).limit_nodes() if away else ()
+    def look(self, window: Window, unused: int) -> Rearrangement | None:
+        """What to do by a window that has just ended; ``unused``: nodes that could be had. None: stay so."""
+        limits = Loads(window.snapshot()).limit_nodes() if unused else ()
         if limits:
             full = limits[0]
             what = f"{amount(full.resource, full.used)} of {amount(full.resource, full.limit)}"
-            reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(away)} asked for again"
-            return self._decided(now, Rearrangement(None, frozenset(), True, reason))
+            reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(unused)} more asked for"
+            return Rearrangement(None, frozenset(), reason)
         if self._rest:
             self._rest -= 1
             return None
-        return self.by_hand(now, window)
+        return self.by_hand(window)
+
+    def by_hand(self, window: Window) -> Rearrangement | None:
+        """The same without a look at what was before."""
+        return rearrangement(window, plan_for(window, self._settings))
 
     def rest(self) -> None:
-        """Nodes were asked for again: leave none for a while."""
+        """Nodes were asked for again, or a move failed: leave none for a while."""
         self._rest = _REST
 
-    def refused(self, now: float, found: Rearrangement, why: str) -> None:
-        """It was not carried out. Said once for the same nodes."""
-        if self._refused != (refused := (found.leaves, why)):
-            self._refused = refused
-            self._note(now, f"not done: {why}")
+    def note(self, now: float, text: str) -> None:
+        """What was decided, and is being done."""
+        self._refused = ""
+        self._say(now, text)
 
-    def by_hand(self, now: float, window: Window) -> Rearrangement | None:
-        """The same without a look at what was before."""
-        found = rearrangement(window, plan_for(window, self._settings))
-        return None if found is None else self._decided(now, found)
+    def refused(self, now: float, why: str) -> None:
+        """It cannot be done. Said once."""
+        if self._refused != why:
+            self._refused = why
+            self._say(now, f"not done: {why}")
 
-    def _decided(self, now: float, found: Rearrangement) -> Rearrangement:
-        self._note(now, found.reason)
-        return found
-
-    def _note(self, now: float, text: str) -> None:
+    def _say(self, now: float, text: str) -> None:
         self.decisions.append(Decision(now, "", text))
         log.info("%s", text)
 
@@ -103,7 +105,7 @@ def rearrangement(window: Window, plan: Plan) -> Rearrangement | None:
     reason += f"; {-plan.cost.saved:+.0%} between nodes"
     # A node that is left gives its seats to the others evenly, which is what ERDM's turns come to; without one,
     # seats must be there to choose from.
-    return Rearrangement(Placement(places, exact=not leaves), leaves, False, reason)
+    return Rearrangement(Placement(places, exact=not leaves), leaves, reason)
 
 
 def _nodes(count: int) -> str:

@@ -350,6 +350,8 @@ class Cluster:
             yield max(executor.until, self.loop.now)
             if source.alive and target.alive:
                 self._settle(executor, target)
+            elif source.alive:
+                self._go_on(executor, source)  # where it was
         self._leaving -= 1
         self._release()
         switch = self._switch

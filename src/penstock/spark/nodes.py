@@ -3,14 +3,23 @@ stood on, and asked for again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from penstock.errors import TopologyFailed
 from penstock.spark.session import is_local
 
 _ALL = 2**31 - 1  # executors: as many as the master has room for
+_known: dict[str, Nodes] = {}
+"""By application: all topologies of a session have the same nodes."""
+T = TypeVar("T")
+
+
+def nodes_of(spark: SparkSession) -> Nodes:
+    return _known.setdefault(spark.sparkContext.applicationId, Nodes(spark))
 
 
 def executor_of(node: str) -> str:
@@ -19,16 +28,33 @@ def executor_of(node: str) -> str:
 
 
 class Nodes:
-    """Asked by one thread at a time. In local mode there is one, the driver, which nobody leaves."""
+    """Asked by one thread at a time. In local mode there is one, the driver, which nobody leaves. Raises
+    ``TopologyFailed`` where Spark does not do it: the master may be away for a while."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
         self.away = 0
         """Nodes that were left and not asked for again."""
 
+    def names(self) -> list[str]:
+        """Of those that take tasks, as Spark calls them."""
+        if is_local(self._context.master):
+            return ["driver"]
+
+        def ask() -> list[str]:
+            ids = self._scheduler().getExecutorIds()
+            every = [str(ids.apply(index)) for index in range(ids.size())]
+            return [each for each in every if self._scheduler().isExecutorActive(each)]
+
+        return _asked("must tell its executors", ask)
+
     def present(self) -> int:
         """Nodes that take tasks."""
         return len(self.names())
+
+    def leavable(self) -> bool:
+        """A session that others opened may not have what it takes."""
+        return str(self._context.getConf().get("spark.decommission.enabled")) == "true"
 
     def leave(self, nodes: Collection[str]) -> None:
         """Take no new tasks there; each ends when the last task that it has does, and none is started instead."""
@@ -36,11 +62,15 @@ class Nodes:
         leaving = {executor_of(node) for node in nodes} & set(active)
         self._want(len(active) - len(leaving))
         self.away += len(leaving)
-        jvm, backend = self._context._jvm, self._scheduler()
-        assert jvm is not None
-        why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("left", jvm.scala.Option.empty())
-        for executor in leaving:
-            backend.decommissionExecutor(executor, why, False, False)
+
+        def leave() -> None:
+            jvm, backend = self._context._jvm, self._scheduler()
+            assert jvm is not None
+            why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("left", jvm.scala.Option.empty())
+            for executor in leaving:
+                backend.decommissionExecutor(executor, why, False, False)
+
+        _asked("must let executors go", leave)
 
     def ask_back(self) -> None:
         """Have the master start others for those that were left; they join in their own time."""
@@ -51,16 +81,19 @@ class Nodes:
             self.away = 0
 
     def _want(self, executors: int) -> None:
-        empty = getattr(self._context._jvm, "scala.collection.immutable.Map$").__getattr__("MODULE$").empty()
-        self._context._jsc.sc().requestTotalExecutors(executors, 0, empty)
+        def want() -> bool:
+            empty = getattr(self._context._jvm, "scala.collection.immutable.Map$").__getattr__("MODULE$").empty()
+            return bool(self._context._jsc.sc().requestTotalExecutors(executors, 0, empty))
 
-    def names(self) -> list[str]:
-        """Of those that take tasks, as Spark calls them."""
-        if is_local(self._context.master):
-            return ["driver"]
-        ids = self._scheduler().getExecutorIds()
-        every = [str(ids.apply(index)) for index in range(ids.size())]
-        return [each for each in every if self._scheduler().isExecutorActive(each)]
+        if not _asked("must tell the master how many executors it wants", want):
+            raise TopologyFailed("Spark", f"must get {executors} executors at most", "the master does not agree")
 
     def _scheduler(self) -> Any:
         return self._context._jsc.sc().schedulerBackend()
+
+
+def _asked(rule: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except (Py4JError, OSError) as error:
+        raise TopologyFailed("Spark", rule, str(error).splitlines()[0]) from error

@@ -65,8 +65,7 @@ class Operator:
         return "" if done is None else self._done(done)
 
     def _spread(self, arguments: Mapping[str, Any]) -> str:
-        self._running.spread()
-        return ""
+        return json.dumps(self._running.spread())
 
     def _set(self, arguments: Mapping[str, Any]) -> str:
         self._running.set_max_rates(arguments)

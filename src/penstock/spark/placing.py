@@ -4,17 +4,17 @@ nodes that are needed again are asked for, and used once they have joined."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from penstock.coordinator.load_window import Window
 from penstock.coordinator.placements import Placements, Rearrangement
 from penstock.errors import PenstockError, TopologyFailed
-from penstock.plan.seating import seats_for
+from penstock.plan.seating import Placement, seats_for
 from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Wish
 from penstock.spark.session import total_slots
 from penstock.spark.start import Start, Starter
 
+_UNKNOWN = 2**31  # nodes: more than there are, so that the time decides
 _JOINING = 60.0  # seconds for nodes that were asked for again; a busy machine starts an executor in ten
 
 
@@ -27,63 +27,83 @@ class Placer:
         """Nodes there are to be, until when they are waited for, and why."""
 
     def next(self, window: Window | None, current: Start) -> Wish | None:
-        """What ERDM wishes for; called again and again, with a window when one has just ended."""
-        if self._coming is not None:
-            return self._come(current)
-        if window is None or not self._placements.on:
-            return None
-        if not self._takes_tasks(current.nodes):  # of a move that failed, or it is being drained
-            return Wish(current.design.topology, "a node it is on takes nothing new", pause=False)
-        now = time.monotonic()
-        found = self._placements.look(now, window, self._starter.nodes.away)
-        if found is None:
-            return None
-        if found.takes_back:
-            self.ask_back(found.reason)
-            return None
+        """What is to be done now; called again and again, with a window when one has just ended. Never raises."""
         try:
-            return self.wish(found, current)
+            if self._coming is not None:
+                return self._come(current)
+            return self._erdm(window, current) if window is not None and self._placements.on else None
         except PenstockError as error:
-            self._placements.refused(now, found, str(error))
+            self._placements.refused(time.monotonic(), str(error))
             return None
 
     def by_hand(self, window: Window, current: Start) -> Wish | None:
-        """By this window, now; None: everything is where it should be. Raises what Spark does not allow."""
-        found = self._placements.by_hand(time.monotonic(), window)
-        return None if found is None else self.wish(found, current)
+        """By this window, now; None: nothing that is worth it. Raises what Spark does not allow."""
+        found = self._placements.by_hand(window)
+        return None if found is None else self._decided(found, current)
 
-    def wish(self, found: Rearrangement, current: Start) -> Wish:
-        """Raises ``TopologyFailed`` where a node cannot be left."""
-        if found.leaves and found.placement is not None:
-            nodes, spark = self._starter.nodes, self._starter.spark
-            present = nodes.present()
-            kept = present - len(found.leaves)
-            room = total_slots(spark) * kept // present - current.seats_on(current.nodes - found.leaves)
-            needed = sum(seats_for(current.plan, found.placement, kept))
-            got = ""
-            if not self._starter.alone():
-                got = "another topology of this session uses them too"
-            elif not self._takes_tasks(found.placement.nodes.values()):
-                got = "a node that is to stay takes nothing new"
-            elif needed > room:
-                got = f"{room} task slots free on the {kept} nodes that stay, {needed} are needed"
-            if got:
-                raise TopologyFailed(
-                    f"nodes {', '.join(sorted(found.leaves))}",
-                    "must not be needed, to be left",
-                    got,
-                    "Give the nodes more task slots: old and new topology stand side by side for some seconds.",
-                )
-        topology = current.design.topology
-        return Wish(topology, found.reason, pause=False, placement=found.placement, leaves=found.leaves)
-
-    def ask_back(self, reason: str) -> None:
-        """Have nodes that were left come again; ``next`` uses them."""
+    def wish(self, placement: Placement, leaves: frozenset[str], reason: str, current: Start) -> Wish:
+        """Raises ``TopologyFailed`` where it cannot be."""
         nodes = self._starter.nodes
-        if nodes.away:
+        active = set(nodes.names())
+        leaving = {executor_of(node) for node in leaves} & active
+        stays = {executor_of(node) for node in placement.nodes.values()}
+        kept = len(active - leaving)
+        got, slots = "", total_slots(self._starter.spark)
+        needed = sum(seats_for(current.plan, placement, kept))
+        if leaves and not nodes.leavable():
+            got = "a session without spark.decommission.enabled"
+        elif leaves and not self._starter.alone():
+            got = "another topology of this session, which uses them too"
+        elif leaves and not stays <= active - leaving:
+            got = "slots for a node that is left, or takes nothing new"
+        elif slots * kept // max(1, len(active)) - current.seats_on(active - leaving) < needed:
+            got = f"{slots} task slots on {len(active)} nodes, too few on {kept} for {needed} more"
+        if got:
+            raise TopologyFailed(
+                f"placement of topology '{current.design.topology.name}'",
+                "must leave room for old and new side by side, and leave nodes that are not needed",
+                got,
+                "Give the nodes more task slots, or leave fewer of them.",
+            )
+        return Wish(current.design.topology, reason, pause=False, placement=placement, leaves=leaves)
+
+    def ask_back(self, reason: str, current: Start) -> int:
+        """Have nodes that were left come again, and use all there are as soon as they do; how many more."""
+        nodes, more = self._starter.nodes, self.unused(current)
+        if more:
             self._placements.rest()
+            self._placements.note(time.monotonic(), reason)
             self._coming = nodes.present() + nodes.away, time.monotonic() + _JOINING, reason
             nodes.ask_back()
+        return more
+
+    def failed(self, wish: Wish) -> None:
+        """It was not carried out: nodes that it was to leave are asked for again, and all of them used."""
+        self._placements.rest()
+        if wish.leaves:
+            self._coming = _UNKNOWN, time.monotonic() + _JOINING, "a move failed"
+
+    def unused(self, current: Start) -> int:
+        """Nodes that were left, or have no slot of ours though there are slots enough."""
+        nodes = self._starter.nodes
+        return nodes.away + max(0, min(nodes.present(), current.plan.slots) - len(current.nodes))
+
+    def _erdm(self, window: Window, current: Start) -> Wish | None:
+        if not {executor_of(node) for node in current.nodes} <= set(self._starter.nodes.names()):
+            return Wish(current.design.topology, "a node it is on takes nothing new", pause=False)
+        found = self._placements.look(window, self.unused(current))
+        if found is None:
+            return None
+        if found.placement is None:
+            self.ask_back(found.reason, current)
+            return None
+        return self._decided(found, current)
+
+    def _decided(self, found: Rearrangement, current: Start) -> Wish:
+        assert found.placement is not None
+        wish = self.wish(found.placement, found.leaves, found.reason, current)
+        self._placements.note(time.monotonic(), found.reason)
+        return wish
 
     def _come(self, current: Start) -> Wish | None:
         assert self._coming is not None
@@ -92,7 +112,3 @@ class Placer:
             return None
         self._coming = None
         return Wish(current.design.topology, reason, pause=False)
-
-    def _takes_tasks(self, nodes: Iterable[str]) -> bool:
-        """All of them do."""
-        return {executor_of(node) for node in nodes} <= set(self._starter.nodes.names())

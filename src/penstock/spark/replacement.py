@@ -38,6 +38,8 @@ from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyE
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.seating import Placement
+from penstock.spark.capacity import free
+from penstock.spark.nodes import executor_of
 from penstock.spark.start import Design, Lost, Start, Starter
 from penstock.topology.builder import Topology
 
@@ -258,14 +260,15 @@ class Replacer:
         starter = self._starter
         self.close()
         check_forms(old.design.topology, wish.topology)
-        if wish.leaves:
-            starter.nodes.leave(wish.leaves)
-        nodes = 0 if wish.placement is None else starter.nodes.present()
-        design = self._make_design(wish.topology, wish.placement, nodes)
+        active = set(starter.nodes.names())
+        kept = active - {executor_of(node) for node in wish.leaves}
+        design = self._make_design(wish.topology, wish.placement, len(kept))
         if old.keeps_state:
             design.state.look()
         if not wish.pause:
-            self._hold_beside(design, old, wish.leaves)
+            self._hold_beside(design, old, active)
+        if wish.leaves:
+            starter.nodes.leave(wish.leaves)
         new = starter.new(design, MetricsBus(design.plan))
         steps = Replacement(len(self.done) + 1, old, new, starter.go_on)
         steps.reached("checked")
@@ -328,9 +331,16 @@ class Replacer:
             self._drop(self._retired[0])
             self._retired = None
 
-    def _hold_beside(self, design: Design, old: Start, leaves: frozenset[str]) -> None:
+    def _hold_beside(self, design: Design, old: Start, active: set[str]) -> None:
+        """Where there is no room, nodes that were left are waited for."""
+        starter = self._starter
+        elsewhere = sum(old.design.seats) - old.seats_on(active)  # on nodes that are being drained
+        patience = 0.0
         try:
-            self._starter.hold(design, 0.0, old.seats_on(leaves))
+            if starter.nodes.away and sum(design.seats) > free(starter.spark) + elsewhere:
+                starter.nodes.ask_back()
+                patience = old.settings.start_timeout
+            starter.hold(design, patience, elsewhere)
         except NotEnoughSlots as error:
             raise NotEnoughSlots(
                 error.where,

@@ -37,8 +37,8 @@ from penstock.runtime.job import Job
 from penstock.spark import shipping
 from penstock.spark.capacity import alone, free, release, reserve
 from penstock.spark.dataflow import start_query
-from penstock.spark.nodes import Nodes
-from penstock.spark.session import is_local, log_lines, session_folder
+from penstock.spark.nodes import executor_of, nodes_of
+from penstock.spark.session import is_local, log_lines, session_folder, total_slots
 from penstock.spark.stage import StageFunction
 from penstock.topology.builder import Topology
 
@@ -79,7 +79,7 @@ class Starter:
 
     def __init__(self, spark: SparkSession, coordinator: Coordinator) -> None:
         self.spark, self.coordinator = spark, coordinator
-        self.nodes = Nodes(spark)
+        self.nodes = nodes_of(spark)
         self.stopping = threading.Event()
         """Nothing is to be started or waited for any more."""
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -106,8 +106,9 @@ class Starter:
         return alone(self._holders)
 
     def room(self) -> int:
-        """Slots that nobody holds."""
-        return free(self.spark)
+        """Slots that nobody holds, with those of nodes that were left: they come back where they are needed."""
+        present = self.nodes.present()
+        return free(self.spark) + total_slots(self.spark) * self.nodes.away // max(1, present)
 
     def ship_penstock(self) -> None:
         """To nodes that may not have it."""
@@ -285,10 +286,10 @@ class Start:
         """Where its slots are."""
         return {connection.hello.node for connection in self.crew.slots.values()}
 
-    def seats_on(self, nodes: Collection[str]) -> int:
-        """Tasks of Spark's that it has on these nodes."""
+    def seats_on(self, executors: Collection[str]) -> int:
+        """Tasks of Spark's that it has on these executors."""
         connections = (self.crew.seats or self.crew.slots).values()
-        return sum(connection.hello.node in nodes for connection in connections)
+        return sum(executor_of(connection.hello.node) in executors for connection in connections)
 
     def activate(self) -> None:
         self.crew.send(Activate())

@@ -17,7 +17,7 @@ from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.load_window import Window
 from penstock.coordinator.messages import SetRate
 from penstock.coordinator.migrations import Migrations
-from penstock.coordinator.placements import Placements, Rearrangement
+from penstock.coordinator.placements import Placements
 from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.runs import Run
 from penstock.coordinator.scalings import Scalings
@@ -219,21 +219,22 @@ class RunningTopology:
         wanted as far as Spark spreads them so."""
         placement = Placement(nodes, exact=not leave)
         with self._lock:
-            wish = self._placer.wish(Rearrangement(placement, frozenset(leave), False, reason), self.current)
+            wish = self._placer.wish(placement, frozenset(leave), reason, self.current)
         return self._await(wish)
 
     def rearrange(self) -> Replaced | None:
         """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
-        None: all is where it should be, or there is no window yet (``placement`` says which)."""
+        None: nothing that is worth it, or there is no window yet (``placement`` says which)."""
         with self._lock:
             window = self.monitor.newest(self.bus)
             wish = None if window is None else self._placer.by_hand(window, self.current)
         return None if wish is None else self._await(wish)
 
-    def spread(self) -> None:
-        """Take back all nodes that were left; the slots are spread over them as soon as they have joined."""
+    def spread(self) -> int:
+        """Use all nodes, those that were left too: the slots are spread over them as soon as they have joined.
+        Returns how many more there are to be."""
         with self._lock:
-            self._placer.ask_back("by hand: nodes asked for again")
+            return self._placer.ask_back("by hand: all nodes", self.current)
 
     def _await(self, wish: Wish) -> Replaced:
         answer = self._replacer.wish(wish)
@@ -298,6 +299,7 @@ class RunningTopology:
         settings = self.topology.settings
         try:
             check_board(settings.board, settings.flow)
+            self._starter.nodes.ask_back()  # which another topology of this session may have left
             self._starter.hold(self.current.design, settings.start_timeout)
             self._starter.ship_penstock()
             self.coordinator.start()
@@ -412,12 +414,15 @@ class RunningTopology:
         with self._lock:
             try:
                 self._expect_running()
+                self._expect_same(wish)
                 before = self.topology.settings
                 self._replacer.replace(wish, self.current, self._let_go, self._hand_over)
                 if self.topology.settings == before:
                     self.scalings.replaced(self.plan, self.topology, time.monotonic())
                 else:
                     self.scalings = self._make_scalings()
+                    self.placements.use(self.topology.settings)
+                    self.monitor.use(self.topology.settings)
             except PenstockError as error:
                 self._not_replaced(wish, error)
             except WentBack as back:
@@ -428,8 +433,20 @@ class RunningTopology:
                 self._not_replaced(wish, TopologyFailed(f"topology '{self.topology.name}'", rule, str(loss)))
                 raise
 
+            except BaseException as error:  # who waits must hear of it, whatever it is
+                wish.answer.set_exception(error)
+                raise
+
+    def _expect_same(self, wish: Wish) -> None:
+        if wish.placement is not None and wish.topology is not self.topology:
+            raise TopologyFailed(
+                f"topology '{self.topology.name}'", "is moved as it was seen", "it has been replaced", "Ask again."
+            )
+
     def _not_replaced(self, wish: Wish, error: PenstockError) -> None:
         self.bus.note("replacement", "", f"not done: {error}")
+        if wish.placement is not None:
+            self._placer.failed(wish)
         wish.answer.set_exception(error)
 
     def _hand_over(self, start: Start) -> None:
@@ -466,6 +483,7 @@ class RunningTopology:
                 self.restarts += 1
                 self._next_start()
                 try:
+                    self._starter.nodes.ask_back()  # what is left may be too little now
                     self._start_query()
                     return
                 except (Lost, TopologyFailed) as again:  # what open() needs may be down for a moment too
