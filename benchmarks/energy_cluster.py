@@ -40,7 +40,12 @@ UNLIMITED = 1e9  # messages a second: the spouts wait for acks, 200 messages eac
 MOVED_RATE, MOVED_KEYS, MOVED_TASKS = 1_000, 10_000, 6
 DUPLICATES, DUPLICATE_RATE = 0.5, 400.0
 _PATIENCE = 180.0  # s for whatever should take seconds
+_CATCH_UP = 1.0  # s behind a move that still count as its own
 _WARM = 15.0  # s after a start or a move that are not measured: cold code
+
+
+Span = tuple[int, int]
+"""Microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -180,17 +185,22 @@ def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> t
     return default, erdm
 
 
-def rearranged(handle: RunningTopology) -> int:
-    """Have ERDM place the slots, window by window, until it finds nothing more to do; how often it did."""
+def rearranged(handle: RunningTopology, spans: list[Span] | None = None) -> int:
+    """Have ERDM place the slots, window by window, until it finds nothing more to do; how often it did, and when,
+    a second of catching up included."""
     moved = idle = 0
     seen: object = handle.monitor.window
     while idle < ROUNDS // 2 and moved < ROUNDS:
         seen = _next_window(handle, seen)
+        begin = micros()
         if handle.rearrange() is None:
             idle += 1
-        else:
-            moved, idle = moved + 1, 0
-            say(f"    {handle.placements.decisions[-1].text}; {handle.replacements[-1].gap * 1e3:.0f} ms silent")
+            continue
+        moved, idle = moved + 1, 0
+        say(f"    {handle.placements.decisions[-1].text}; {handle.replacements[-1].gap * 1e3:.0f} ms silent")
+        if spans is not None:
+            time.sleep(_CATCH_UP)
+            spans.append((begin, micros()))
     return moved
 
 
@@ -248,33 +258,38 @@ def measure_energy_moves(results: Results, options: argparse.Namespace) -> None:
     then the input ends and all counts are compared. The gap is that of the last bolt's output."""
     turns = options.repeats or (1 if options.quick else 4)
     gaps, gone = _moves_timed(turns)
-    results.row(what="moves", case="exactly once", moves=len(gaps), gaps=" ".join(f"{gap:.3f}" for gap in gaps))
-    results.bar("erdm.longest_gap_s", max(gaps), f"s without output, the worst of {len(gaps)} moves")
+    for what, seen in gaps.items():
+        shown = " ".join(f"{gap:.3f}" for gap in seen)
+        results.row(what=what, case="exactly once", times=len(seen), gaps=shown)
+    results.bar("erdm.longest_gap_s", max(gaps["moved"]), f"s without output, worst of {len(gaps['moved'])} moves")
+    results.bar("erdm.longest_gap_back_s", max(gaps["taken back"]), "s, while nodes join and are used again")
     results.bar("erdm.nodes_released.moves", gone, f"of {NODES}")
     wrong, inputs, moves = _moves_counted(turns)
-    results.row(what="moves", case="exactly once", moves=moves, inputs=inputs, **{"keys wrong": wrong})
+    results.row(what="counted", case="exactly once", times=moves, inputs=inputs, **{"keys wrong": wrong})
     results.bar(
         "erdm.wrong", wrong, f"keys of {MOVED_KEYS:,} with another count, {inputs:,} inputs, {moves} moves"
     )
 
 
-def _moves_timed(turns: int) -> tuple[list[float], int]:
-    gaps, gone = [], 0
+def _moves_timed(turns: int) -> tuple[dict[str, list[float]], int]:
+    """The longest gap of each move, of each time nodes were taken back, and of times without either."""
+    spans: dict[str, list[Span]] = {"moved": [], "taken back": [], "at rest": []}
+    gone = 0
     with tempfile.TemporaryDirectory(prefix="penstock-moves-") as root:
-        spans = []
         with submitted(_numbered(Path(root), commits=False)) as (handle, _):
             for _turn in range(turns):
                 begin = micros()
-                moved = rearranged(handle)
+                time.sleep(_WARM)
+                spans["at rest"].append((begin + int(_WARM / 2 * 1e6), micros()))
+                rearranged(handle, spans["moved"])
                 gone = max(gone, handle.nodes_left)
-                say(f"    {moved} moves, {handle.nodes_left} nodes left")
                 if handle.nodes_left:
+                    begin = micros()
                     _spread(handle)
-                time.sleep(1.0)
-                spans += [(begin, micros())] if moved else []
+                    time.sleep(_CATCH_UP)
+                    spans["taken back"].append((begin, micros()))
         came = arrivals(Path(root)).came
-        gaps = [longest_gap(came, *span) for span in spans]
-    return gaps, gone
+    return {what: [longest_gap(came, *span) for span in each] for what, each in spans.items()}, gone
 
 
 def _moves_counted(turns: int) -> tuple[int, int, int]:
@@ -335,8 +350,20 @@ def submitted(
     topology: Topology, conf: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[RunningTopology, SparkCluster]]:
     """On a cluster of its own, with the load monitor on."""
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-energy-") as state,
+        _on_cluster(topology, state, conf) as found,
+    ):
+        yield found
+
+
+@contextmanager
+def _on_cluster(
+    topology: Topology, state: str, conf: Mapping[str, Any] | None
+) -> Iterator[tuple[RunningTopology, SparkCluster]]:
     settings = dataclasses.replace(
         topology.settings,
+        state_dir=state,
         monitor="memory",
         monitor_window=WINDOW,
         node_cores=CORES,
