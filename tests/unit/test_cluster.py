@@ -336,13 +336,13 @@ def test_without_root_a_word_is_said(monkeypatch, capsys):
 def test_a_topology_finds_its_cluster():
     made = saved(secret="s3", nodes=(Node("node-1", 1, "h", 1), Node("node-2", 2, "h", 2, None, True)), named=2)
     assert session._secret_conf(made.url)["spark.authenticate.secret"] == "s3"
-    conf = session._standalone_conf(made.url)
+    conf = session._cluster_conf(made.url)
     assert (conf["spark.executor.cores"], conf["spark.executor.memory"]) == ("16", "1g")
     assert session.expected(made.url) == 1
     assert session.expected("spark://elsewhere:7077") is None
     assert session.expected("local-cluster[3,4,1024]") == 3
     assert session._secret_conf("spark://elsewhere:7077") == {}
-    assert session._standalone_conf("local[4]") == {}
+    assert session._cluster_conf("local[4]") == {}
 
 
 def test_a_cluster_is_managed_without_spark():
