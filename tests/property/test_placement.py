@@ -14,8 +14,9 @@ from penstock.control.limits import Loads
 from penstock.control.paths import critical, node_costs, path_of
 from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
 from penstock.control.placement_report import as_json, explain
-from penstock.control.rivals import leedsp, round_robin, tmsh, wndvr
+from penstock.control.rivals import leedsp, round_robin, wndvr
 from penstock.control.roster import Roster
+from penstock.control.tmsh import tmsh
 
 amounts = st.integers(0, 12).map(lambda value: value / 4)  # quarters: sums are exact, and "at the limit" happens
 
