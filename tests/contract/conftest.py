@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
+from penstock.errors import EnvironmentFault
 from penstock.testing.kafka import KafkaServer
 from penstock.testing.memcached import MemcachedServer
+from penstock.testing.postgres import PostgresServer
 from penstock.testing.redis import RedisServer
 from tests.conftest import started
 
@@ -25,6 +27,17 @@ def redis_server():
 @pytest.fixture(scope="session")
 def memcached_server():
     yield from started(MemcachedServer())
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    """Of each module its own: some kill it."""
+    try:
+        server = PostgresServer()
+    except EnvironmentFault as fault:
+        pytest.skip(str(fault))
+    with server:
+        yield server
 
 
 @pytest.fixture

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from penstock.coordinator.load_store import LoadStore, open_store
-from penstock.errors import EnvironmentFault
 from penstock.testing.postgres import PostgresServer
 from tests.unit.test_load_store import window
 
 psycopg = pytest.importorskip("psycopg")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
-    with server:
-        yield server
+@pytest.fixture
+def server(postgres: PostgresServer) -> PostgresServer:
+    return postgres
 
 
 def opened(target: str) -> LoadStore:

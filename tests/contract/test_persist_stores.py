@@ -30,7 +30,6 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import EnvironmentFault
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.sqlite import SQLiteStore
@@ -118,16 +117,6 @@ class ParquetTarget(Target):
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
-    with server:
-        yield server
 
 
 @pytest.fixture

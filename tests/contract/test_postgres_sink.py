@@ -23,14 +23,9 @@ psycopg = pytest.importorskip("psycopg")
 SOURCE = Source("words", "default", 7)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
-    with server:
-        yield server
+@pytest.fixture
+def server(postgres: PostgresServer) -> PostgresServer:
+    return postgres
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ import pyarrow.dataset
 import pytest
 
 from penstock import Settings, TopologyBuilder
-from penstock.errors import EnvironmentFault
 from penstock.testing import LocalRunner
 from penstock.testing.postgres import PostgresServer
 from penstock.topology.components import Conf, Context, Source, Spout, SpoutCollector, TransactionalSink
@@ -121,16 +120,6 @@ class KafkaTarget(Target):
 
         rows = [json.loads(value) for _, value in read(self.server, self.topic)]
         return sorted((row["word"], row["count"]) for row in rows)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
-    with server:
-        yield server
 
 
 @pytest.fixture(params=["parquet", "parquet_partitioned", "postgres", "postgres_upsert", "kafka"])

@@ -96,4 +96,5 @@ def _asked(rule: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except (Py4JError, OSError) as error:
-        raise TopologyFailed("Spark", rule, str(error).splitlines()[0]) from error
+        said = str(error).splitlines() or [type(error).__name__]
+        raise TopologyFailed("Spark", rule, said[0]) from error

@@ -27,7 +27,8 @@ class Placer:
         """Nodes there are to be, until when they are waited for, and why."""
 
     def next(self, window: Window | None, current: Start) -> Wish | None:
-        """What is to be done now; called again and again, with a window when one has just ended. Never raises."""
+        """What is to be done now; called again and again, with a window when one has just ended. Raises only what
+        a dead JVM does."""
         try:
             if self._coming is not None:
                 return self._come(current)

@@ -434,7 +434,8 @@ class RunningTopology:
                 raise
 
             except BaseException as error:  # who waits must hear of it, whatever it is
-                wish.answer.set_exception(error)
+                if not wish.answer.done():
+                    wish.answer.set_exception(error)
                 raise
 
     def _expect_same(self, wish: Wish) -> None:
