@@ -28,6 +28,8 @@ _PRELOAD = (
     "pyspark.sql.pandas.types",
     "pyspark.sql.conversion",
     "penstock.spark.stage",
+    "penstock.persist",
+    "penstock.connectors.tables",
 )
 
 

@@ -1,12 +1,15 @@
-"""Code travels with the job: Penstock and the user's modules go to the nodes, as Storm's jar does."""
+"""Code travels with the job: Penstock and the user's modules go to the nodes, as Storm's jar does. Compiled too:
+every worker imports the user's modules when it starts, and a replacement starts them beside a topology that runs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import py_compile
 import site
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from collections.abc import Iterable
 from functools import cache
@@ -25,7 +28,7 @@ def penstock_zip(folder: Path) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
-                archive.write(file, Path("penstock") / file.relative_to(root))
+                _add(archive, file, str(Path("penstock") / file.relative_to(root)))
     return path
 
 
@@ -48,11 +51,22 @@ def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path 
     target = folder / f"topology-{digest.hexdigest()[:16]}.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
-            archive.write(files[name], name)
+            _add(archive, files[name], name)
         for package in {str(parent) for name in files for parent in Path(name).parents if str(parent) != "."}:
             if f"{package}/__init__.py" not in files:
                 archive.writestr(f"{package}/__init__.py", "")
     return target
+
+
+def _add(archive: zipfile.ZipFile, file: Path, name: str) -> None:
+    """A file, and what Python makes of it. Another Python at the other end takes the source."""
+    archive.write(file, name)
+    if file.suffix == ".py":
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = Path(folder) / "module.pyc"
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(file), str(compiled), doraise=True, invalidation_mode=mode)
+            archive.write(compiled, f"{name}c")
 
 
 def own_modules() -> list[ModuleType]:
