@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.control.pace import Meter, Pace
 from penstock.control.signals import TaskMessage
@@ -49,6 +50,13 @@ class Watch(ABC):
 
     def enacted(self) -> None:  # noqa: B027 - only steps care
         """A sender has done what it was told."""
+
+    def memo(self) -> Any:
+        """What it has told its senders, as JSON: for one that goes on in its place in another process."""
+        return None
+
+    def restore(self, memo: Any) -> None:  # noqa: B027 - where there is something to remember
+        """Go on from there."""
 
     @property
     def demand(self) -> float:
@@ -141,6 +149,12 @@ class StepWatch(Watch):
         self._answer_by = now + LONGEST
         return [(task, wanted, float(self.steps)) for task in self.upstream]
 
+    def memo(self) -> Any:
+        return [self.steps, self._rate]
+
+    def restore(self, memo: Any) -> None:
+        self.steps, self._rate = memo
+
     def enacted(self) -> None:
         self._answer_by = None
 
@@ -200,6 +214,12 @@ class SpoutWatch(Watch):
         self._holds = holds
         return [(task, "hold" if holds else "resume", 0.0) for task in self.upstream]
 
+    def memo(self) -> Any:
+        return self._holds
+
+    def restore(self, memo: Any) -> None:
+        self._holds = memo
+
 
 class CreditWatch(Watch):
     """Flink: each sender has an equal share of the inbox as credit, renewed as its tuples are taken from it."""
@@ -221,6 +241,13 @@ class CreditWatch(Watch):
                 self._granted[task] = total
                 messages.append((task, "grant", float(total)))
         return messages
+
+    def memo(self) -> Any:
+        return [[task, self._consumed[task], self._granted[task]] for task in self.upstream]
+
+    def restore(self, memo: Any) -> None:
+        for task, consumed, granted in memo:
+            self._consumed[task], self._granted[task] = consumed, granted
 
 
 # ---- the sender's side -----------------------------------------------------------------------------------
@@ -274,6 +301,23 @@ class Gate:
         """Seconds until there may be room, where that is known; else inf: a message will tell."""
         return math.inf
 
+    def memo(self) -> Any:
+        """What it was told, as JSON: for one that goes on in its place in another process."""
+        return [sorted(self.waited_for), self._memo()]
+
+    def restore(self, memo: Any, now: float) -> None:
+        """Go on from there."""
+        waited_for, more = memo
+        self.waited_for = frozenset(waited_for)
+        self._restore(more, now)
+
+    def _memo(self) -> Any:
+        """What the mode remembers."""
+        return None
+
+    def _restore(self, memo: Any, now: float) -> None:
+        """The same."""
+
 
 class StepGate(Gate):
     """A algorithm 1 at the sender: remembers its initial rate at the first signal, halves it at each, doubles it
@@ -315,6 +359,14 @@ class StepGate(Gate):
         """Nothing is sent to these from now on."""
         self.passed_by = frozenset(tasks)
         self._pace.set(self._rate, now)
+
+    def _memo(self) -> Any:
+        return [self.initial, list(self.steps.items()), sorted(self.passed_by)]
+
+    def _restore(self, memo: Any, now: float) -> None:
+        self.initial, steps, passed_by = memo
+        self.steps = {task: asked for task, asked in steps}
+        self.pass_by(passed_by, now)
 
     @property
     def _rate(self) -> float:
@@ -374,6 +426,13 @@ class CreditGate(Gate):
 
     def sent(self, target: int, rows: int) -> None:
         self._sent[target] = self._sent.get(target, 0) + rows
+
+    def _memo(self) -> Any:
+        return [list(self._granted.items()), list(self._sent.items())]
+
+    def _restore(self, memo: Any, now: float) -> None:
+        granted, sent = memo
+        self._granted, self._sent = dict(granted), dict(sent)
 
 
 def make_watch(

@@ -78,6 +78,10 @@ class Commits:
         self._generation, self._send, self._crash = generation, send, crash
         self._last = False
         """The last epoch of this start has begun."""
+        self._moves = 0
+        """The commit with which a slot leaves for another process."""
+        self._ended = committed
+        """Other than exactly once: the epoch of frames that ended last; it does with such a commit only."""
         self._first_stage = [slot for slot in plan.slot_ids() if slot.stage == 0]
         self._keeper = EpochKeeper(
             plan.slot_ids(),
@@ -100,11 +104,18 @@ class Commits:
     def tick(self, now: float) -> None:
         self._obey(self._keeper.tick(now))
 
-    def begin(self, now: float, last: bool = False) -> bool:
+    def next_move(self) -> tuple[int, int]:
+        """The commit that is begun next, and the epoch of frames that ends with it if a slot leaves then."""
+        commit = self.newest + 1
+        return commit, commit if self._delivery == "exactly_once" else self._ended + 1
+
+    def begin(self, now: float, last: bool = False, moves: bool = False) -> bool:
         """End an epoch now. The ``last`` one of this start tells changes only and leaves cleaning up to whoever
-        takes over. False: too many are under way."""
+        takes over; with one that ``moves`` a slot leaves. False: too many are under way."""
         instructions = self._keeper.begin(now)
         self._last = self._last or (last and bool(instructions))
+        if moves and instructions:
+            self._moves = self.newest
         self._obey(instructions)
         return bool(instructions)
 
@@ -139,6 +150,10 @@ class Commits:
                 self._crash("announced", instruction.epoch)
             elif isinstance(instruction, CutBolts):
                 self._send(CutState(instruction.epoch, "bolts", self._last), None)
+                if instruction.epoch == self._moves:  # exactly once markers are sent with each
+                    self._ended += 1
+                    for slot in self._first_stage:
+                        self._send(Announce(self._ended), slot)
             elif isinstance(instruction, Commit):
                 self._commit(instruction)
             elif isinstance(instruction, Abandon):

@@ -1,5 +1,6 @@
-"""Alignment of epochs in a slot (exactly once): a slot works on one epoch until the marker of its end has come
-from every slot of the stage before, and holds back what belongs to later ones.
+"""Alignment of epochs in a slot: a slot works on one epoch until the marker of its end has come from every slot of
+the stage before, and holds back what belongs to later ones. Exactly once an epoch ends with every commit, otherwise
+only when a slot moves to another node.
 
 Reading must go on meanwhile, for all channels share one iterator and the missing marker may sit behind a frame
 that is held. So what is held is bounded in memory, not in number: beyond a limit it goes to a temporary file.
@@ -23,6 +24,8 @@ class Alignment:
 
     def __init__(self, upstream: int, epoch: int) -> None:
         self.epoch = epoch
+        self.first = 0
+        """What belongs to earlier epochs is of no use: another did it, of which this slot took over."""
         self._upstream = upstream
         self._markers: defaultdict[int, set[int]] = defaultdict(set)
         self._held: defaultdict[int, Spill] = defaultdict(lambda: Spill(_MOST_IN_MEMORY))
@@ -35,13 +38,16 @@ class Alignment:
     def marker(self, epoch: int, source_slot: int) -> None:
         """The last frame of the epoch from that slot of the stage before has come."""
         with self._lock:
-            self._markers[epoch].add(source_slot)
+            if epoch >= self.first:
+                self._markers[epoch].add(source_slot)
 
     def hold(self, parcel: Parcel) -> bool:
-        """Keep a frame if it belongs to a later epoch, or if others of this one still wait. False: its inbox may
-        have it."""
+        """Keep a frame if it belongs to a later epoch, or if others of this one still wait; drop it if it is of no
+        use. False: its inbox may have it."""
         with self._lock:
             epoch = parcel.header.epoch
+            if epoch < self.first:
+                return True
             if epoch < self.epoch or (epoch == self.epoch and not self._held.get(epoch)):
                 return False
             self._held[epoch].add(parcel)
@@ -60,6 +66,24 @@ class Alignment:
             self._markers.pop(self.epoch, None)
             self.epoch = epoch
         self.refill(put)
+
+    def take_over(self, epoch: int, put: Callable[[Parcel], bool]) -> None:
+        """Begin with this epoch. What came of earlier ones was a copy of what another has done."""
+        with self._lock:
+            self.first = epoch
+            for each in [each for each in self._held if each < epoch]:
+                self._held.pop(each).close()
+                self._rows.pop(each, None)
+                self._senders.pop(each, None)
+            for each in [each for each in self._markers if each < epoch]:
+                del self._markers[each]
+        self.begin(epoch, put)
+
+    def close(self) -> None:
+        """Give the disk back."""
+        with self._lock:
+            for frames in self._held.values():
+                frames.close()
 
     def advance(self, put: Callable[[Parcel], bool]) -> None:
         """Go on to the next epoch."""

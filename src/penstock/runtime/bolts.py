@@ -59,7 +59,10 @@ class BoltExecutor(Executor[B]):
         self.frames_done = 0
         self._streams = streams
         self._schemas = [codec.declared_schema([(f.name, f.type) for f in s.fields]) for s in streams]
-        self._expected: dict[tuple[int, int], int] = {}
+        self.expected: dict[tuple[int, int], int] = {}
+        """The number of the next frame, by sender and stream."""
+        self.arrived_before: tuple[int, ...] = (0, 0)
+        """Tuples and bytes that came while the task was in another process."""
         self._parcel: Parcel | None = None
         self._lineage: Lineage | None = None
         self._left = 0
@@ -75,6 +78,12 @@ class BoltExecutor(Executor[B]):
     def may_run(self) -> bool:
         """There is work, and what comes of it may leave."""
         return self.busy and not self.outlets.held_back
+
+    @property
+    def arrived_inside(self) -> tuple[int, int]:
+        """Tuples and bytes that its inbox ever took."""
+        tuples, size = self.arrived_before
+        return tuples + self.inbox.arrived - self.inbox.behind, size + self.inbox.arrived_bytes
 
     @property
     def queued(self) -> int:
@@ -215,8 +224,8 @@ class BoltExecutor(Executor[B]):
             return
         header = parcel.header
         key = (header.source_task, header.stream)
-        expected = self._expected.get(key, 0)
-        self._expected[key] = header.sequence + 1
+        expected = self.expected.get(key, 0)
+        self.expected[key] = header.sequence + 1
         if header.sequence != expected:
             self.report(
                 ComponentError(

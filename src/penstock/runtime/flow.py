@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -298,6 +299,29 @@ class Flow:
         peak, self._peaks[task] = max(self._peaks.get(task, 0), inbox.length), inbox.length
         watch = self._watches.get(task)
         return peak, 0.0 if watch is None else watch.demand
+
+    # ---- going on in another process -------------------------------------------------------------------
+
+    def memo(self) -> dict[str, Any]:
+        """What was told and heard, as JSON. What lanes hold is not in it: they must be empty."""
+        return {
+            "watches": {str(task): watch.memo() for task, watch in self._watches.items()},
+            "gates": {
+                str(task): {component: lane.gate.memo() for component, lane in lanes.items()}
+                for task, lanes in self._lanes.items()
+            },
+            "asked_to_wait": sorted(self._asked_to_wait),
+        }
+
+    def restore(self, memo: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        now = self._clock.monotonic()
+        for task, watch in self._watches.items():
+            watch.restore(memo["watches"][str(task)])
+        for task, lanes in self._lanes.items():
+            for component, lane in lanes.items():
+                lane.gate.restore(memo["gates"][str(task)][component], now)
+        self._asked_to_wait = {(task, sender) for task, sender in memo["asked_to_wait"]}
 
     # ---- what others say -------------------------------------------------------------------------------
 

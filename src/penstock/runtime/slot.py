@@ -31,6 +31,7 @@ from penstock.runtime.executor import Executor
 from penstock.runtime.flow import Flow
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.job import Job, Surroundings, make_executor
+from penstock.runtime.memo import Memo
 from penstock.runtime.outputs import Send
 from penstock.runtime.parcel import Parcel
 from penstock.runtime.sinks import SinkExecutor
@@ -85,7 +86,8 @@ class Streams(dict[tuple[int, int], list[int]]):
 class Slot:
     """The tasks of one slot. ``offer`` may be called from another thread than the rest."""
 
-    def __init__(self, id: SlotId, job: Job, clock: Clock) -> None:
+    def __init__(self, id: SlotId, job: Job, clock: Clock, takes_over: bool = False) -> None:
+        """``takes_over``: of another that still runs; until it opens it gets copies of what that one gets."""
         self.id = id
         self.errors: deque[PenstockError] = deque(maxlen=32)
         """The newest user errors, for the driver; the counts are in the stats."""
@@ -109,7 +111,8 @@ class Slot:
         self._levels: list[list[BoltExecutor[Any]]] = []
         """The bolts by component, those furthest down a chain first."""
         self._spouts: list[SpoutExecutor] = []
-        self._sequence: dict[tuple[int, int, int], int] = {}
+        self.sequence: dict[tuple[int, int, int], int] = {}
+        """Of the next frame, by sender, receiver (tasks) and stream."""
         self._schemas = [
             codec.declared_schema([(f.name, f.type) for f in stream.fields]) for stream in self._plan.streams
         ]
@@ -128,9 +131,17 @@ class Slot:
         self._spacing = self._linger - linger
         """Between two times a bolt sends at once; 0 where it sends to one task."""
         self._spout_emitted = self._resting = False
-        aligned = job.settings.delivery == "exactly_once"
+        self._epochs = job.settings.delivery == "exactly_once"
+        """Every commit is the end of an epoch."""
         upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
-        self._alignment = Alignment(upstream, 1) if aligned else None
+        self._alignment = Alignment(upstream, 0 if takes_over else 1)
+        self._takes_over = takes_over
+        self._leaving: tuple[int, int] | None = None
+        """⟨Commit, epoch⟩: when that epoch ends it cuts its state for that commit, and does nothing more."""
+        self.left = False
+        """It has: all that comes now is held, for another to do, or for itself where it stays."""
+        self._relay_later: deque[tuple[Header, pa.Buffer]] = deque()
+        """What is to be relayed by whoever does the next epoch."""
         self._announced = 0
         self._last = 0
         """The epoch after which another start of the topology goes on: its cut is waited for, and so holds changes
@@ -155,12 +166,13 @@ class Slot:
         nodes: Mapping[SlotId, str] | None = None,
         restored: Mapping[str, Restored] | None = None,
         epoch: int = 0,
+        memo: Memo | None = None,
     ) -> None:
         """Make the tasks and call their ``open``/``prepare``, with the state of the last committed ``epoch``, by
-        task key. Raises what user code raised, blamed."""
+        task key. ``memo``: of the slot it takes over. Raises what user code raised, blamed."""
         self.load()
         around = Surroundings(self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher)
-        if self._alignment is not None:
+        if memo is None:
             self._alignment.begin(epoch + 1, self._accept)
         for task in self._tasks:
             state = TaskState()
@@ -184,6 +196,31 @@ class Slot:
         order = [component for stage in self._plan.stages for chain in stage.chains for component in chain]
         self._levels = [levels[component] for component in reversed(order) if component in levels]
         self._spouts = [executor for executor in self.executors if isinstance(executor, SpoutExecutor)]
+        if memo is not None:
+            memo.restore(self)
+            self._alignment.take_over(memo.epoch + 1, self._accept)
+
+    # ---- moving to another process ---------------------------------------------------------------------
+
+    def leave(self, commit: int, epoch: int) -> None:
+        """When the epoch ends, cut the state for this commit, and do nothing more."""
+        self._leaving = commit, epoch
+
+    def stay(self) -> None:
+        """It is not to leave after all: go on, with what has been held meanwhile."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None and not self._epochs:
+            self.cut_bolts(leaving[0])  # which was put off until it leaves
+        self._relay.extendleft(reversed(self._relay_later))
+        self._relay_later.clear()
+        if self.left:
+            self.left = False
+            self._alignment.advance(self._accept)
+
+    def memo(self) -> Memo:
+        """What who takes over needs besides the state, once it has left."""
+        assert self.left
+        return Memo.of(self, self._alignment.epoch)
 
     def warm_up(self) -> list[Row]:
         """A frame over every channel to the next stage."""
@@ -230,6 +267,7 @@ class Slot:
             except PenstockError as error:
                 self.errors.append(error)
         self.flow.close()
+        self._alignment.close()
         for inbox in self._inboxes.values():
             inbox.close()
 
@@ -243,7 +281,7 @@ class Slot:
                 f"slot {self.id}", "frames go to later stages", f"one for stage {header.target_stage}"
             )
         if header.target_stage > self.id.stage:
-            if len(self._relay) >= self._most_relayed:
+            if len(self._relay) >= self._most_relayed and not self._between:
                 return False
             self._relay.append((header, frame))
             return True
@@ -251,7 +289,6 @@ class Slot:
             self._warm.add(header.source_slot)
             return True
         if header.kind == Kind.MARKER:
-            assert self._alignment is not None
             if header.rows:
                 self._last = header.epoch
             self._alignment.marker(header.epoch, header.source_slot)
@@ -262,18 +299,26 @@ class Slot:
                 f"slot {self.id}", f"runs tasks {list(self._tasks)}", f"a frame for task {header.target_task}"
             )
         parcel = Parcel(header, frame)
-        taken = (self._alignment is not None and self._alignment.hold(parcel)) or inbox.offer(parcel)
-        self._observe()  # here too: the main loop may be in a long execute
+        taken = self._alignment.hold(parcel) or inbox.offer(parcel)
+        if self.executors:
+            self._observe()  # here too: the main loop may be in a long execute
         return taken
+
+    @property
+    def _between(self) -> bool:
+        """Two have this slot's input at the moment: what is for the one that goes on waits here, whatever it is,
+        and who sends it must not, for the marker that ends this comes behind it."""
+        return self.left or self._leaving is not None or (self._takes_over and not self.executors)
 
     # ---- turns -----------------------------------------------------------------------------------------
 
     def turn(self) -> list[Row]:
         """Do a moment's work and return the rows to send, in order."""
+        if self.left:
+            return []
         self._relay_frames()
-        if self._alignment is not None:
-            self._alignment.refill(self._accept)
-            self._note_behind(self._alignment)
+        self._alignment.refill(self._accept)
+        self._note_behind()
         self._run_ticks()
         for spout in self._spouts:
             spout.expire()
@@ -290,11 +335,13 @@ class Slot:
 
     def idle_for(self) -> float:
         """Seconds the driver may wait before the next turn unless a row or a command comes; 0 for none."""
+        if self.left:
+            return 1.0
         if self._relay or any(bolt.may_run for bolt in self._bolts):
             return 0.0
         if self._epoch_over and not any(bolt.busy for bolt in self._bolts):
             return 0.0
-        waiting = None if self._alignment is None else self._alignment.next_task
+        waiting = self._alignment.next_task
         if waiting is not None and self._inboxes[waiting].has_room:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
@@ -324,21 +371,23 @@ class Slot:
         return self._inboxes[parcel.header.target_task].offer_inside(parcel)
 
     def _observe(self) -> None:
-        alignment = self._alignment
-        if alignment is None:
-            self.flow.observe()
-            return
-        self._note_behind(alignment)
-        self.flow.observe(alignment.ahead())
+        self._note_behind()
+        self.flow.observe(self._alignment.ahead())
 
-    def _note_behind(self, alignment: Alignment) -> None:
-        behind = alignment.behind()
+    def _note_behind(self) -> None:
+        behind = self._alignment.behind()
         for task, inbox in self._inboxes.items():
             inbox.behind = behind[task]
 
     def _relay_frames(self) -> None:
+        alignment = self._alignment
         while self._relay:
             header, frame = self._relay.popleft()
+            if header.epoch < alignment.first:
+                continue  # relayed by who had this slot before
+            if self._leaving is not None and header.epoch > self._leaving[1]:
+                self._relay_later.append((header, frame))
+                continue
             self._send_row(SlotId(header.target_stage, header.target_slot), frame)
 
     def _run_bolts(self) -> bool:
@@ -417,9 +466,9 @@ class Slot:
                 self._inboxes[task].put(Parcel(header._replace(rows=batch.num_rows, born=born), batch, lineage))
                 self.streams.add(source_task, task, batch.num_rows, int(batch.nbytes))
                 return int(batch.nbytes)
-            sequence = self._sequence.get(key, 0)
-            self._sequence[key] = sequence + 1
-            epoch = 0 if self._alignment is None else self._alignment.epoch
+            sequence = self.sequence.get(key, 0)
+            self.sequence[key] = sequence + 1
+            epoch = self._alignment.epoch
             header = header._replace(born=born, sequence=sequence, route=self._version, epoch=epoch)
             packed = b"" if lineage is None else lineage.pack()
             frame = codec.encode(header, batch, self._schemas[stream], packed)
@@ -481,8 +530,8 @@ class Slot:
     # ---- epochs ----------------------------------------------------------------------------------------
 
     def announce(self, epoch: int, last: bool = False) -> None:
-        """Exactly once, to the first stage: end the epoch as soon as may be. ``last``: another start waits for it,
-        so nothing is written that was written before; the markers tell the later stages."""
+        """To the first stage: end the epoch as soon as may be. ``last``: another start waits for it, so nothing is
+        written that was written before; the markers tell the later stages."""
         self._announced = epoch
         if last:
             self._last = epoch
@@ -492,8 +541,10 @@ class Slot:
         self._cut(epoch, self._spouts, last)
 
     def cut_bolts(self, epoch: int, last: bool = False) -> None:
-        """At least once, when all spouts are cut: the bolts' state holds all of that."""
-        self._cut(epoch, self._bolts, last)
+        """At least once, when all spouts are cut: the bolts' state holds all of that. Where the slot is about to
+        leave, they are cut when it does."""
+        if self._leaving is None or epoch != self._leaving[0]:
+            self._cut(epoch, self._bolts, last)
 
     def committed(self, epoch: int) -> None:
         for executor in self.executors:
@@ -511,7 +562,6 @@ class Slot:
         if not self._epoch_over:
             return False
         alignment = self._alignment
-        assert alignment is not None
         self._relay_frames()  # what came before the last marker must leave before ours
         for executor in self.executors:
             executor.flush()
@@ -520,18 +570,25 @@ class Slot:
         if not self.flow.release(everything=True):
             return True
         epoch = alignment.epoch
-        for executor in self.executors:
-            executor.epoch_ends(epoch)
-        self._cut(epoch, self.executors, epoch == self._last)
+        leaves = self._leaving is not None and self._leaving[1] == epoch
+        if self._epochs:
+            for executor in self.executors:
+                executor.epoch_ends(epoch)
+            self._cut(epoch, self.executors, epoch == self._last or leaves)
+        elif leaves:
+            assert self._leaving is not None
+            self._cut(self._leaving[0], self._bolts, last=True)
         self._send_markers(epoch)
-        alignment.advance(self._accept)
+        if leaves:
+            self._leaving, self.left = None, True
+        else:
+            alignment.advance(self._accept)
         return True
 
     @property
     def _epoch_over(self) -> bool:
         """The end of the epoch was announced, and maybe that of the next one too; or its last tuple has come."""
-        alignment = self._alignment
-        return alignment is not None and (self._announced >= alignment.epoch or alignment.complete)
+        return self._announced >= self._alignment.epoch or self._alignment.complete
 
     def _cut(self, epoch: int, executors: Sequence[Executor[Any]], last: bool = False) -> None:
         cuts = {executor.key: executor.cut(executor.key in self.owed, not last) for executor in executors}
@@ -559,7 +616,8 @@ class Slot:
             bolt.stats.overflowing = bolt.inbox.overflowing
             bolt.stats.capacity = bolt.inbox.capacity
             bolt.stats.peak, bolt.stats.demand = self.flow.pressure(bolt.context.task)
-            bolt.stats.arrived, bolt.stats.arrived_bytes = bolt.inbox.arrived, bolt.inbox.arrived_bytes
+            inside, size = bolt.arrived_inside
+            bolt.stats.arrived, bolt.stats.arrived_bytes = inside + bolt.inbox.behind, size
         for executor in self.executors:
             executor.stats.limit = self.flow.rate(executor.context.task)
             if isinstance(executor, SpoutExecutor):
@@ -577,9 +635,7 @@ class Slot:
         """Tuples held here: in inboxes, under execution, emitted and not sent, not acked; and frames to relay."""
         held = sum(bolt.queued + bool(bolt.busy) for bolt in self._bolts)
         held += sum(spout.pending.count for spout in self._spouts if spout.pending is not None)
-        if self._alignment is not None:
-            held += self._alignment.held
-        held += self.flow.held
+        held += self._alignment.held + self.flow.held
         return held + sum(executor.waiting() for executor in self.executors) + len(self._relay)
 
     def _note_error(self, stats: TaskStats, may_stop: bool = True) -> Callable[[Exception], None]:

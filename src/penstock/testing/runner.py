@@ -7,6 +7,7 @@ the seed, so two runs with one seed are the same, and another seed is another le
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import deque
@@ -30,7 +31,8 @@ from penstock.plan.model import Plan, SlotId
 from penstock.plan.planner import make_plan
 from penstock.runtime.archive import SlotArchive
 from penstock.runtime.job import make_job
-from penstock.runtime.slot import Slot
+from penstock.runtime.memo import Memo
+from penstock.runtime.slot import Restored, Slot
 from penstock.testing.doubles import CaptureBolt, FeederSpout
 from penstock.topology.builder import Topology
 from penstock.topology.components import Failure
@@ -68,7 +70,10 @@ class LocalRunner:
         self._reroutes = 0
         self._acker = ledger.Acker(job.key)
         self._random = random.Random(seed)
+        self._job = job
         self._slots = {id: Slot(id, job, self.clock) for id in self.plan.slot_ids()}
+        self._moving: dict[SlotId, tuple[Slot, deque[pa.Buffer]]] = {}
+        """Slots that take over from those of the same name, and copies of what those are sent."""
         self._pace = {id: self._random.uniform(_SLOWEST, 1.0) if uneven else 1.0 for id in self._slots}
         self._channels: dict[SlotId, deque[pa.Buffer]] = {id: deque() for id in self._slots}
         self.migrations = Migrations(self.plan, topology.settings)
@@ -89,14 +94,9 @@ class LocalRunner:
                 slot.open(everywhere)
             return
         state.recover()
-        tasks = state.tasks()
         self._crash = {id: CrashPoint(spec, str(id), die) for id in self._slots}
         for id, slot in self._slots.items():
-            archive = SlotArchive(state.store.url, id, state.generation, self._crash[id])
-            keys = {self.plan.task[task].key for task in self.plan.routes.tasks_of(id)}
-            mine = {key: entry for key, entry in tasks.items() if key in keys}
-            slot.open(everywhere, archive.restore(mine), state.epoch)
-            self._archives[id] = archive
+            slot.open(everywhere, self._restored(id, state), state.epoch)
         self.commits = Commits(
             self.plan,
             topology.settings.delivery,
@@ -107,6 +107,37 @@ class LocalRunner:
             self._command,
             CrashPoint(spec, "driver", die),
         )
+
+    def _restored(self, id: SlotId, state: StateDirectory) -> dict[str, Restored]:
+        archive = self._archives[id] = SlotArchive(state.store.url, id, state.generation, self._crash[id])
+        keys = {self.plan.task[task].key for task in self.plan.routes.tasks_of(id)}
+        return archive.restore({key: entry for key, entry in state.tasks().items() if key in keys})
+
+    def move(self, id: SlotId, patience: float = 60.0) -> bool:
+        """Have a slot go on in another process, as on Spark (``spark.moving``), while the others run. False: it did
+        not leave in time, and stays."""
+        assert self.commits is not None and self._state is not None, "give the runner a folder"
+        old, new = self._slots[id], Slot(id, self._job, self.clock, takes_over=True)
+        self._moving[id] = new, deque()
+        old.leave(*self.commits.next_move())
+        while not self.commits.begin(self.clock.now(), moves=True):
+            self.run(_TURN)
+        epoch, end = self.commits.newest, self.clock.now() + patience
+        while not (old.left and self.commits.published >= epoch):
+            if self.clock.now() >= end:
+                del self._moving[id]
+                old.stay()
+                return False
+            self.run(_TURN)
+        memo = old.memo()
+        memo = Memo(memo.epoch, json.loads(json.dumps(memo.data)))
+        self._state.look()
+        new.open(dict.fromkeys(self._slots, "local"), self._restored(id, self._state), memo=memo)
+        old.close()
+        self._pass_acks(old)
+        _, self._channels[id] = self._moving.pop(id)
+        self._slots[id] = new
+        return True
 
     def commit(self) -> int:
         """End an epoch now and run until it is committed; returns its number."""
@@ -201,7 +232,11 @@ class LocalRunner:
                 channel.popleft()
             for hop, frame in slot.turn():
                 if frame is not None:
-                    self._channels[SlotId(id.stage + 1, hop)].append(pa.py_buffer(frame))
+                    self._send(SlotId(id.stage + 1, hop), pa.py_buffer(frame))
+            if id in self._moving and self._random.random() < _SLOWEST:  # its channels are others', and drift
+                taker, copies = self._moving[id]
+                while copies and taker.offer(copies[0]):
+                    copies.popleft()
             self._pass_acks(slot)
             self._pass_messages(slot)
             self._keep(id, slot)
@@ -212,6 +247,11 @@ class LocalRunner:
             every = {task: replace(s) for slot in self._slots.values() for task, s in slot.stats().items()}
             for change in self.migrations.look(self._looked, every):
                 self._command(change, None)
+
+    def _send(self, to: SlotId, frame: pa.Buffer) -> None:
+        self._channels[to].append(frame)
+        if to in self._moving:
+            self._moving[to][1].append(frame)
 
     def reroute(self, component: str, routes: Mapping[int, int]) -> None:
         """Migrate data by hand: what is bound for the task with the index on the left goes to the one on the
@@ -288,7 +328,7 @@ class LocalRunner:
                 continue
             commits.snapped(id, cut.epoch, tasks)
             self._crash[id]("reported", cut.epoch)
-        if commits is not None:
+        if commits is not None and not self._moving:
             commits.tick(self.clock.now())
 
     def _wait(self, id: SlotId) -> float:
