@@ -23,7 +23,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
 from penstock.plan.planner import make_plan
 from penstock.runtime.slot import Streams
-from penstock.spark.stage import LOADS_IN_A_WINDOW
+from penstock.spark.slot_driver import LOADS_IN_A_WINDOW
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.topology.builder import Topology
 

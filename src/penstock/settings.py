@@ -109,6 +109,12 @@ class Settings:
         "",
         "share of a node's limits up to which ERDM fills those it keeps: room for what varies",
     )
+    spare_seats: int = _setting(
+        0,
+        "seats",
+        "kept free on each node, for each stage of bolts, so that a slot can move there alone; each is a process",
+        zero=True,
+    )
     node_cores: float = _setting(
         0.0, "cores", "a node has; 0: those of its machine, shared evenly by the nodes on it", zero=True
     )

@@ -123,10 +123,14 @@ def test_a_crash_at_every_step_of_the_commit_with_which_it_leaves(shape, crash_a
 def test_a_crash_after_a_move_finds_what_the_mover_wrote(epoch, world, folder):
     settings = {"delivery": "exactly_once", "folder": folder}
     runner, oracle = start("diamond", world, crash_at=f"told:{epoch}", **settings)
-    with pytest.raises(Crash):
+
+    def moves():
         for slot in movable(runner) * 3:
             runner.move(slot)
             runner.run(0.002)
+
+    with pytest.raises(Crash):
+        moves()
     runner, _ = start("diamond", world, 1, **settings)
     run_to_the_end(runner)
     assert counts(runner) == oracle

@@ -6,14 +6,15 @@ import pytest
 
 from penstock import Settings, TopologyBuilder, make_plan
 from penstock.coordinator.client import ControlClient
-from penstock.coordinator.messages import Hello
+from penstock.coordinator.messages import Hello, TakeSeat
 from penstock.coordinator.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import SlotId
 from penstock.runtime.job import make_job
-from penstock.spark import stage
+from penstock.spark import slot_driver
 from penstock.spark.pickling import dumps
-from penstock.spark.stage import SlotDriver, Wake
+from penstock.spark.slot_driver import SlotDriver
+from penstock.spark.wake import Wake
 from penstock.testing import CaptureBolt, FeederSpout
 
 
@@ -34,7 +35,7 @@ def drive():
         wake = Wake()
         control = ControlClient(coordinator.address, coordinator.secret, wake.set)
         control.send(Hello(0, 0, 0, 1, "here"))
-        driver = SlotDriver(SlotId(0, 0), job, 0, control, wake, [])
+        driver = SlotDriver(SlotId(0, 0), job, 0, control, wake, TakeSeat(0))
         driver._slot.streams[1, 2] = [10, 200]
         reports = []
         driver._control.send = reports.append
@@ -49,7 +50,7 @@ def clock(monkeypatch):
     """The time, as the driver reads it; set ``clock[0]``."""
     now = [1000.0]
     time = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 1.5)
-    monkeypatch.setattr(stage, "time", time)
+    monkeypatch.setattr(slot_driver, "time", time)
     return now
 
 

@@ -365,7 +365,7 @@ class StepGate(Gate):
 
     def _restore(self, memo: Any, now: float) -> None:
         self.initial, steps, passed_by = memo
-        self.steps = {task: asked for task, asked in steps}
+        self.steps = dict(steps)
         self.pass_by(passed_by, now)
 
     @property

@@ -39,6 +39,7 @@ class _Waiting:
     done: Callable[[PenstockError | None], None]
     epoch: int | None = None
     last: bool = False
+    moves: bool = False
 
 
 class CommitThread:
@@ -58,6 +59,8 @@ class CommitThread:
         self._wanted: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._waiting: list[_Waiting] = []
         self._looked = 0.0
+        self._looking = threading.Lock()
+        self._paused = False
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
 
@@ -74,6 +77,19 @@ class CommitThread:
         fails or takes too long. ``last``: no other will be begun. ``go_on`` is asked meanwhile and may raise."""
         return self._want(lambda: self.commits.published, timeout, last, go_on)
 
+    def pause(self) -> None:
+        """Begin no epoch from now on, until ``resume``, other than by ``commit_with_move``."""
+        with self._looking:
+            self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def commit_with_move(self, timeout: float, go_on: Callable[[], None]) -> int:
+        """Commit an epoch with which a slot leaves, while others are paused. Raises ``StateError`` where that
+        fails at the first try or takes too long."""
+        return self._want(lambda: self.commits.published, timeout, go_on=go_on, moves=True)
+
     def savepoint(self, target: StateStore, timeout: float) -> int:
         """The same, and copy it; returns the epoch copied."""
         return self._want(lambda: save(self._store, target, self.commits.published), timeout)
@@ -84,6 +100,7 @@ class CommitThread:
         timeout: float,
         last: bool = False,
         go_on: Callable[[], None] = lambda: None,
+        moves: bool = False,
     ) -> int:
         """Have ``then`` called, by the thread, when an epoch that ends from now on is published."""
         answer: queue.SimpleQueue[int | PenstockError] = queue.SimpleQueue()
@@ -94,7 +111,7 @@ class CommitThread:
             except PenstockError as failed:
                 answer.put(failed)
 
-        self._wanted.put(_Waiting(done, last=last))
+        self._wanted.put(_Waiting(done, last=last, moves=moves))
         self._events.put(())  # look at once
         deadline = time.monotonic() + timeout
         while True:
@@ -145,20 +162,31 @@ class CommitThread:
             commits.told(slot, message.epoch)
 
     def _look(self, now: float) -> None:
-        self.commits.tick(now)
-        while not self._wanted.empty():
-            self._waiting.append(self._wanted.get())
+        with self._looking:
+            self._begin(now)
         if now - self._looked > _REQUESTS:
             self._looked = now
             self._look_for_requests()
         for waiting in list(self._waiting):
-            if waiting.epoch is None and self.commits.begin(now, waiting.last):
-                waiting.epoch = self.commits.newest
-            elif waiting.epoch is not None and not self.commits.expects(waiting.epoch):
+            if waiting.epoch is not None and not self.commits.expects(waiting.epoch):
                 waiting.epoch = None  # it was given up: the next will do
+                if waiting.moves:
+                    self._waiting.remove(waiting)
+                    waiting.done(StateError("commits", "the epoch with which a slot leaves", "was given up"))
             elif waiting.epoch is not None and self.commits.published >= waiting.epoch:
                 self._waiting.remove(waiting)
                 waiting.done(None)
+
+    def _begin(self, now: float) -> None:
+        """The epochs that are due, and those that are asked for."""
+        if not self._paused:
+            self.commits.tick(now)
+        while not self._wanted.empty():
+            self._waiting.append(self._wanted.get())
+        for waiting in self._waiting:
+            may = waiting.moves or not self._paused
+            if waiting.epoch is None and may and self.commits.begin(now, waiting.last, waiting.moves):
+                waiting.epoch = self.commits.newest
 
     # ---- savepoints ------------------------------------------------------------------------------------
 

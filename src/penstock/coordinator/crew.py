@@ -25,8 +25,10 @@ from penstock.coordinator.messages import (
     Corrupt,
     Failed,
     Fails,
+    Freed,
     Hello,
     JoinBoards,
+    Left,
     Message,
     NotSnapped,
     Open,
@@ -35,6 +37,7 @@ from penstock.coordinator.messages import (
     ReadAhead,
     Ready,
     Report,
+    Sending,
     Settled,
     Snapped,
     SpoutsCut,
@@ -60,6 +63,16 @@ class Connection:
     connected: bool = True
     answer: Report | None = None
     """The newest report that answered a probe."""
+    free: bool = False
+    """A seat that no slot has."""
+    sending: dict[int, list[int]] = field(default_factory=dict)
+    """Where it says that it sends what is for slots of the next stage, of those that moved."""
+    left: Left | None = None
+    """Its slot does nothing more, and may be taken over."""
+    left_at: float = 0.0
+    """When that was heard, on the monotonic clock."""
+    problem: str = ""
+    """Why it cannot have the slot it was to take over."""
     heard: float = field(default_factory=time.monotonic)
     id: SlotId = field(init=False)
     """Of its slot; until it has one, of its seat."""
@@ -89,6 +102,8 @@ class Crew:
         self.slots: dict[SlotId, Connection] = {}
         self.seats: dict[SlotId, Connection] = {}
         """Where slots are placed: all that have connected, with or without a slot."""
+        self.seating: dict[SlotId, SlotId] = {}
+        """Where slots are placed: the seat of each."""
         self._seated = seated
         self.failure: Failed | None = None
         self.corrupt = ""
@@ -115,32 +130,55 @@ class Crew:
         self._soon(write)
 
     def take_seats(self, taken: Mapping[SlotId, SlotId]) -> None:
-        """Give each slot its seat. Seats without one stay empty."""
-        following: dict[int, list[int]] = {}
-        for slot in sorted(taken):
-            following.setdefault(slot.stage, []).append(taken[slot].slot)
+        """Give each slot its seat. Seats without one stay free."""
         with self.changed:
+            self.seating.update(taken)
             for slot, seat in taken.items():
                 self.seats[seat].id = slot
                 self.slots[slot] = self.seats[seat]
+            for seat in self.seats.keys() - set(taken.values()):
+                self.seats[seat].free = True
         for slot in taken:
-            self.send(TakeSeat(slot.slot, following.get(slot.stage + 1, [])), slot)
-        for seat in self.seats.keys() - set(taken.values()):
-            writer = self.seats[seat].writer
-            self._soon(partial(writer.write, framed(TakeSeat(None))))
+            self.send(TakeSeat(slot.slot, self._next_seats(slot)), slot)
+
+    def _next_seats(self, slot: SlotId) -> list[list[int]]:
+        """Those of the next stage, by its slots."""
+        return [[seat.slot] for each, seat in sorted(self.seating.items()) if each.stage == slot.stage + 1]
+
+    def stand_by(self, slot: SlotId, seat: SlotId) -> Connection:
+        """Have a free seat prepare to take over the slot."""
+        with self.changed:
+            connection = self.seats[seat]
+            connection.id, connection.free, connection.ready, connection.left = slot, False, False, None
+            connection.closed, connection.problem, connection.ahead = False, "", -1
+        self.tell(connection, TakeSeat(slot.slot, self._next_seats(slot), takes_over=True))
+        return connection
+
+    def hand_over(self, slot: SlotId, to: SlotId) -> None:
+        """From now on that seat has the slot: it is told and asked, and heard of what it says."""
+        with self.changed:
+            self.slots[slot], self.seating[slot] = self.seats[to], to
+
+    def tell(self, connection: Connection, message: Message) -> None:
+        """Whatever slot it has."""
+        self._soon(partial(connection.writer.write, framed(message)))
 
     def read_ahead(self, epoch: int, tasks: Mapping[str, Any]) -> None:
         """Tell the slots what their tasks are likely to begin with."""
         for slot in list(self.slots):
-            self.send(ReadAhead(epoch, self._share(slot, tasks)), slot)
+            self.send(ReadAhead(epoch, self.share(slot, tasks)), slot)
 
     def open(self, generation: int, epoch: int, tasks: Mapping[str, Any]) -> None:
         """Tell the slots to open, where each of them stands, and what their tasks begin with."""
-        with self.changed:
-            nodes = {str(id): connection.hello.node for id, connection in self.slots.items()}
+        nodes = self.nodes()
         for id in nodes:
             slot = SlotId.parse(id)
-            self.send(Open(nodes, generation, epoch, self._share(slot, tasks)), slot)
+            self.send(Open(nodes, generation, epoch, self.share(slot, tasks)), slot)
+
+    def nodes(self) -> dict[str, str]:
+        """Where each slot is."""
+        with self.changed:
+            return {str(id): connection.hello.node for id, connection in self.slots.items()}
 
     def probe(self) -> int:
         """Ask every slot for a report; returns the number the answers will carry."""
@@ -150,10 +188,11 @@ class Crew:
 
     def dismiss(self) -> None:
         """Close all connections: who is still there learns that it is no longer wanted."""
-        for connection in list(self.slots.values()):
+        for connection in {id(each): each for each in (*self.slots.values(), *self.seats.values())}.values():
             self._soon(connection.writer.close)
 
-    def _share(self, slot: SlotId, tasks: Mapping[str, Any]) -> dict[str, Any]:
+    def share(self, slot: SlotId, tasks: Mapping[str, Any]) -> dict[str, Any]:
+        """What is of the slot's tasks."""
         keys = {self._plan.task[task].key for task in self._plan.routes.tasks_of(slot)}
         return {key: entry for key, entry in tasks.items() if key in keys}
 
@@ -199,7 +238,7 @@ class Crew:
             self.changed.notify_all()
 
     def take(self, connection: Connection, message: Message) -> None:
-        """What a slot says."""
+        """What a slot says. One that stands by to take over, or has left, does not speak for its slot."""
         connection.heard = time.monotonic()
         if isinstance(message, Tally | Fails):
             self._settle(message)
@@ -229,7 +268,19 @@ class Crew:
             target.writer.write(framed(message))
 
     def _note(self, connection: Connection, message: Message) -> None:
-        if isinstance(message, Report):
+        current = self.slots.get(connection.id) is connection
+        if isinstance(message, Sending):
+            connection.sending[message.slot] = message.seats
+        elif isinstance(message, Left):
+            connection.left, connection.left_at = message, time.monotonic()
+        elif isinstance(message, Freed):
+            connection.free = not connection.problem
+        elif isinstance(message, Failed | Corrupt) and not current:
+            what = message.error if isinstance(message, Corrupt) else f"{message.where}: {message.got}"
+            connection.problem = what
+        elif isinstance(message, Report) and not current:
+            pass
+        elif isinstance(message, Report):
             if message.probe:
                 connection.answer = message
             self._bus.record(self.attempt, connection.id, message)

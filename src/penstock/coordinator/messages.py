@@ -134,6 +134,28 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Sending:
+    """Rows for that slot of the next stage go to these seats now: the answer to ``SendTo``."""
+
+    slot: int
+    seats: list[int]
+
+
+@dataclass(frozen=True)
+class Left:
+    """The slot has cut its state at the end of an epoch, and does nothing more. ``memo``: what who takes over
+    needs besides (``runtime.memo``)."""
+
+    epoch: int
+    memo: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Nothing more comes for the slot that left: its seat may have another."""
+
+
+@dataclass(frozen=True)
 class JoinBoards:
     """The slot takes messages and states from the boards from now on, and what waits for it."""
 
@@ -168,11 +190,35 @@ class Answer:
 
 @dataclass(frozen=True)
 class TakeSeat:
-    """Where slots are placed: the number of the slot that runs in this Spark task, in its stage, and the tasks of
-    the next stage by the numbers of its slots. None: nobody needs this one."""
+    """Where slots are placed: the number of the slot that runs in this Spark task, in its stage, and the seats of
+    the next stage that rows for each of its slots go to."""
 
-    slot: int | None
-    next: list[int] = field(default_factory=list)
+    slot: int
+    next: list[list[int]] = field(default_factory=list)
+    takes_over: bool = False
+    """From another seat, which still has it."""
+
+
+@dataclass(frozen=True)
+class SendTo:
+    """Send rows for that slot of the next stage to these seats from now on, to each of them."""
+
+    slot: int
+    seats: list[int]
+
+
+@dataclass(frozen=True)
+class Leave:
+    """When this epoch of frames ends, cut the state for this commit, and do nothing more: another seat gets the
+    slot."""
+
+    commit: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Stay:
+    """After all."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +239,8 @@ class Open:
     generation: int = 0
     epoch: int = 0
     tasks: dict[str, Any] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict)
+    """Where it takes over from another seat: that of ``Left``, after whose epoch it begins."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +341,9 @@ Message = (
     | Snapped
     | NotSnapped
     | Published
+    | Sending
+    | Left
+    | Freed
     | Closed
     | JoinBoards
     | Command
@@ -300,6 +351,9 @@ Message = (
     | TaskMessage
     | TaskState
     | TakeSeat
+    | SendTo
+    | Leave
+    | Stay
     | ReadAhead
     | Open
     | Activate

@@ -67,6 +67,14 @@ class Migrations:
                 log.info("%s: %s", what, each.reason)
         return orders
 
+    def orders(self) -> list[Reroute]:
+        """The changes there are, for a slot that has not heard of them."""
+        return [
+            Reroute(component, self._routes(component, policy.routes), self._version)
+            for component, policy in self._policies.items()
+            if policy.routes
+        ]
+
     def _routes(self, component: str, routes: Mapping[str, str]) -> dict[str, int]:
         task_of = {self._plan.task[task].key: task for task in self._plan.tasks_of[component]}
         return {str(task_of[heavy]): task_of[light] for heavy, light in routes.items()}

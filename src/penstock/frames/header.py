@@ -23,6 +23,8 @@ class Kind(IntEnum):
     """Sent once over every channel at the start, so that the JVM opens and compiles it before data comes."""
     MARKER = 3
     """The sender's epoch ends here; nothing follows."""
+    LAST = 4
+    """Nothing more comes from the sender this way: the slot has moved to another seat."""
 
 
 class Header(NamedTuple):

@@ -2,7 +2,7 @@
 
 Spark spreads the tasks of a stage over the nodes as it likes, about evenly. So that a node has seats enough
 for all slots wanted there, a stage may have more seats than slots. In those nobody takes nothing runs, but Spark
-keeps them, with a task slot and a process each, as long as the query lives.
+keeps them, with a task slot and a process each, as long as the query lives; a slot may move into one meanwhile.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class Placement:
     there only in case that Spark spreads them unevenly."""
 
 
-def seats_for(plan: Plan, placement: Placement, nodes: int) -> tuple[int, ...]:
-    """How many seats each stage needs, so that a node in ``nodes`` has enough of them."""
+def seats_for(plan: Plan, placement: Placement, nodes: int, spare: int = 0) -> tuple[int, ...]:
+    """How many seats each stage needs, so that a node in ``nodes`` has enough of them; and so many ``spare`` ones
+    on each, for slots of bolts to move into."""
     result = []
     for stage in plan.stages:
         wanted = Counter(node for slot, node in placement.nodes.items() if slot.stage == stage.index)
         fullest = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
-        result.append(max(stage.slots, fullest * nodes if wanted else 0))
+        needed = max(stage.slots, fullest * nodes if wanted else 0)
+        result.append(needed + (spare * nodes if stage.index else 0))
     return tuple(result)
 
 
@@ -52,6 +54,12 @@ def take_seats(
             found = next((seat for seat in free if seats[seat] == wanted), None)
             if found is None and wanted is not None:
                 unmet.append(f"slot {slot} on {wanted}")
-            taken[slot] = free[0] if found is None else found
+            taken[slot] = _any(free, seats) if found is None else found
             free.remove(taken[slot])
     return taken, unmet
+
+
+def _any(free: list[SlotId], seats: Mapping[SlotId, str]) -> SlotId:
+    """The first on the node that has most of them, so that those that stay free are everywhere."""
+    count = Counter(seats[seat] for seat in free)
+    return min(free, key=lambda seat: (-count[seats[seat]], seat))

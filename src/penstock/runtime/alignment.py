@@ -1,6 +1,6 @@
-"""Alignment of epochs in a slot: a slot works on one epoch until the marker of its end has come from every slot of
-the stage before, and holds back what belongs to later ones. Exactly once an epoch ends with every commit, otherwise
-only when a slot moves to another node.
+"""Alignment of epochs in a slot: a slot works on one epoch until the marker of its end has come from every slot
+of the stage before, and holds back what belongs to later ones. Exactly once an epoch ends with every commit,
+otherwise only when a slot moves to another node.
 
 Reading must go on meanwhile, for all channels share one iterator and the missing marker may sit behind a frame
 that is held. So what is held is bounded in memory, not in number: beyond a limit it goes to a temporary file.

@@ -1,5 +1,5 @@
-"""What a slot that moves to another process takes along besides its state: where its counts are, so that frames are
-still told apart by their numbers, flow control goes on and no figure jumps."""
+"""What a slot that moves to another process takes along besides its state: where its counts are, so that frames
+are still told apart by their numbers, flow control goes on and no figure jumps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Memo:
         slot.frames_sent += data["frames_sent"]
         for source, target, tuples, size in data["streams"]:
             slot.streams.add(source, target, tuples, size)
-        slot.sequence.update({(source, target, stream): number for source, target, stream, number in data["sequence"]})
+        slot.sequence.update(
+            {(source, target, stream): number for source, target, stream, number in data["sequence"]}
+        )
         slot.flow.restore(data["flow"])
         for bolt in _bolts(slot):
             of = data["tasks"][str(bolt.context.task)]

@@ -138,6 +138,10 @@ class Slot:
         self._takes_over = takes_over
         self._leaving: tuple[int, int] | None = None
         """⟨Commit, epoch⟩: when that epoch ends it cuts its state for that commit, and does nothing more."""
+        self._left_with = 0
+        """The commit it cut its state for when it left."""
+        self._put_off = False
+        """The bolts were to be cut for the commit with which it leaves."""
         self.left = False
         """It has: all that comes now is held, for another to do, or for itself where it stays."""
         self._relay_later: deque[tuple[Header, pa.Buffer]] = deque()
@@ -209,8 +213,9 @@ class Slot:
     def stay(self) -> None:
         """It is not to leave after all: go on, with what has been held meanwhile."""
         leaving, self._leaving = self._leaving, None
-        if leaving is not None and not self._epochs:
-            self.cut_bolts(leaving[0])  # which was put off until it leaves
+        if leaving is not None and self._put_off:
+            self.cut_bolts(leaving[0])
+        self._put_off = False
         self._relay.extendleft(reversed(self._relay_later))
         self._relay_later.clear()
         if self.left:
@@ -543,7 +548,9 @@ class Slot:
     def cut_bolts(self, epoch: int, last: bool = False) -> None:
         """At least once, when all spouts are cut: the bolts' state holds all of that. Where the slot is about to
         leave, they are cut when it does."""
-        if self._leaving is None or epoch != self._leaving[0]:
+        if self._leaving is not None and epoch == self._leaving[0]:
+            self._put_off = True
+        elif epoch != self._left_with:
             self._cut(epoch, self._bolts, last)
 
     def committed(self, epoch: int) -> None:
@@ -579,8 +586,8 @@ class Slot:
             assert self._leaving is not None
             self._cut(self._leaving[0], self._bolts, last=True)
         self._send_markers(epoch)
-        if leaves:
-            self._leaving, self.left = None, True
+        if self._leaving is not None and leaves:
+            self._left_with, self._leaving, self._put_off, self.left = self._leaving[0], None, False, True
         else:
             alignment.advance(self._accept)
         return True

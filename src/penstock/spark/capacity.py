@@ -29,8 +29,7 @@ def reserve(
     are on nodes that are being left, which Spark does not count any more."""
     deadline = time.monotonic() + timeout
     master = spark.sparkContext.master
-    if timeout and not is_local(master):
-        _await_nodes(spark, master, timeout)
+    await_nodes(spark, timeout)
     while True:
         with _lock:
             taken = sum(_held.values()) - elsewhere
@@ -60,7 +59,11 @@ def alone(holders: Collection[int]) -> bool:
         return all(each in holders for each in _held)
 
 
-def _await_nodes(spark: SparkSession, master: str, timeout: float) -> None:
+def await_nodes(spark: SparkSession, timeout: float) -> None:
+    """Until all have joined that are known to come, or, where nobody knows, no more do; but no longer."""
+    master = spark.sparkContext.master
+    if is_local(master):
+        return
     wanted, now = expected(master), time.monotonic()
     begun, nodes, since = now, 0, now
     while now - begun < timeout:

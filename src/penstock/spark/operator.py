@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.coordinator.messages import Answer, Command
 from penstock.errors import PenstockError, SettingError
+from penstock.spark.moving import Moved
 from penstock.spark.replacement import Replaced
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Operator:
             "queues": self._queues,
             "placement": self._placement,
             "rearrange": self._rearrange,
+            "move": self._move,
             "spread": self._spread,
             "set": self._set,
             "activate": self._activate,
@@ -62,7 +64,17 @@ class Operator:
 
     def _rearrange(self, arguments: Mapping[str, Any]) -> str:
         done = self._running.rearrange()
-        return "" if done is None else self._done(done)
+        if done is None:
+            return ""
+        return self._done(done) if isinstance(done, Replaced) else _moved(done)
+
+    def _move(self, arguments: Mapping[str, Any]) -> str:
+        running, text = self._running, str(arguments["slot"])
+        found = next((slot for slot in running.plan.slot_ids() if str(slot) == text), None)
+        if found is None:
+            slots = ", ".join(map(str, running.plan.slot_ids()))
+            raise SettingError(f"topology '{running.topology.name}'", f"has the slots {slots}", text)
+        return _moved([running.move(found, str(arguments["node"]))])
 
     def _spread(self, arguments: Mapping[str, Any]) -> str:
         return json.dumps(self._running.spread())
@@ -112,3 +124,7 @@ class Operator:
         if running.error is not None:
             raise running.error
         return running.left_behind
+
+
+def _moved(done: list[Moved]) -> str:
+    return json.dumps({"moves": [each.to_json() for each in done]})

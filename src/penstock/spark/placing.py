@@ -1,5 +1,6 @@
-"""ERDM's decisions carried out on Spark: slots go by a replacement to the nodes that stay, the others are left;
-nodes that are needed again are asked for, and used once they have joined."""
+"""ERDM's decisions carried out on Spark: slots move one by one where no node becomes free, else by a replacement
+to the nodes that stay, and the others are left; nodes that are needed again are asked for, and used once they have
+joined."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from penstock.coordinator.load_window import Window
 from penstock.coordinator.placements import Placements, Rearrangement
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.plan.seating import Placement, seats_for
+from penstock.spark.moving import MoveWish, movable, moves_of
 from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Wish
 from penstock.spark.session import total_slots
@@ -26,7 +28,7 @@ class Placer:
         self._coming: tuple[int, float, str] | None = None
         """Nodes there are to be, until when they are waited for, and why."""
 
-    def next(self, window: Window | None, current: Start) -> Wish | None:
+    def next(self, window: Window | None, current: Start) -> Wish | MoveWish | None:
         """What is to be done now; called again and again, with a window when one has just ended. Raises only what
         a dead JVM does."""
         try:
@@ -37,7 +39,7 @@ class Placer:
             self._placements.refused(time.monotonic(), str(error))
             return None
 
-    def by_hand(self, window: Window, current: Start) -> Wish | None:
+    def by_hand(self, window: Window, current: Start) -> Wish | MoveWish | None:
         """By this window, now; None: nothing that is worth it. Raises what Spark does not allow."""
         found = self._placements.by_hand(window)
         return None if found is None else self._decided(found, current)
@@ -50,7 +52,7 @@ class Placer:
         stays = {executor_of(node) for node in placement.nodes.values()}
         kept = len(active - leaving)
         got, slots = "", total_slots(self._starter.spark)
-        needed = sum(seats_for(current.plan, placement, kept))
+        needed = sum(seats_for(current.plan, placement, kept, current.settings.spare_seats))
         if leaves and not nodes.leavable():
             got = "a session without spark.decommission.enabled"
         elif leaves and not self._starter.alone():
@@ -89,7 +91,7 @@ class Placer:
         nodes = self._starter.nodes
         return nodes.away + max(0, min(nodes.present(), current.plan.slots) - len(current.nodes))
 
-    def _erdm(self, window: Window, current: Start) -> Wish | None:
+    def _erdm(self, window: Window, current: Start) -> Wish | MoveWish | None:
         if not {executor_of(node) for node in current.nodes} <= set(self._starter.nodes.names()):
             return Wish(current.design.topology, "a node it is on takes nothing new", pause=False)
         found = self._placements.look(window, self.unused(current))
@@ -100,9 +102,15 @@ class Placer:
             return None
         return self._decided(found, current)
 
-    def _decided(self, found: Rearrangement, current: Start) -> Wish:
+    def _decided(self, found: Rearrangement, current: Start) -> Wish | MoveWish:
+        """One by one where that is possible: a replacement starts everything anew, but leaves nodes."""
         assert found.placement is not None
-        wish = self.wish(found.placement, found.leaves, found.reason, current)
+        moves = moves_of(current, found.placement.nodes)
+        wish: Wish | MoveWish
+        if not found.leaves and not movable(current, moves):
+            wish = MoveWish(moves, found.reason)
+        else:
+            wish = self.wish(found.placement, found.leaves, found.reason, current)
         self._placements.note(time.monotonic(), found.reason)
         return wish
 

@@ -119,21 +119,12 @@ class Replacement:
         """Steps 2 and 3. Raises what keeps the new one from standing by, and what happens to the old meanwhile."""
         launch(self._new)
         self.reached("standing_by")
-        self._begin_handover()
+        if not self._old.keeps_state and self._old.stateful:
+            self._old.begin_handover()
         if self._old.commits is not None:
             for _ in range(_COPIES):
                 self._copy_ahead(self._old.commits)
         self.reached("copied")
-
-    def _begin_handover(self) -> None:
-        """At most once nothing is committed while a topology runs; to hand its state over it is, for once."""
-        old = self._old
-        if old.commits is not None or old.keeps_state or not old.stateful:
-            return
-        if old.epoch == 0:  # it began from nothing: what is there was of another run
-            old.design.state.clear()
-        old.design.state.recover()
-        old.start_commits(math.inf)
 
     def _copy_ahead(self, commits: CommitThread) -> None:
         try:

@@ -1,5 +1,6 @@
 """Code travels with the job: Penstock and the user's modules go to the nodes, as Storm's jar does. Compiled too:
-every worker imports the user's modules when it starts, and a replacement starts them beside a topology that runs."""
+every worker imports the user's modules when it starts, and a replacement starts many beside a topology that
+runs."""
 
 from __future__ import annotations
 

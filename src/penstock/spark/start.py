@@ -248,11 +248,25 @@ class Start:
         self.commits = CommitThread(commits, state.store, self.crew.epoch_events, notify)
         self.commits.start()
 
+    def begin_handover(self) -> None:
+        """Where nothing is committed while a topology runs, its state is, to hand it over."""
+        if self.commits is not None:
+            return
+        if not self.keeps_state:
+            if self.epoch == 0:  # it began from nothing: what is there was of another run
+                self.design.state.clear()
+            self.design.state.recover()
+        self.start_commits(math.inf)
+
     def _start_control(self) -> None:
         """A start has the routes of the plan, so the policies begin anew."""
         self._control = ControlThread(self.migrations, self.bus, self.crew.send, self.settings.migration_interval)
         if self.settings.migration:
             self._control.start()
+
+    def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until the condition, looked at whenever a slot says something, holds."""
+        return self._coordinator.wait(condition, timeout)
 
     def await_(
         self, condition: Callable[[], bool], rule: str, so_far: Callable[[], str], go_on: Callable[[], None]

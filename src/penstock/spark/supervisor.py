@@ -30,6 +30,9 @@ from penstock.plan.planner import make_plan
 from penstock.plan.seating import Placement, seats_for
 from penstock.runtime.job import make_job
 from penstock.spark import shipping
+from penstock.spark.capacity import await_nodes
+from penstock.spark.moving import Moved, Mover, MoveWish
+from penstock.spark.nodes import nodes_of
 from penstock.spark.operator import Operator
 from penstock.spark.pickling import dumps
 from penstock.spark.placing import Placer
@@ -56,7 +59,7 @@ class RunningTopology:
     """A topology on Spark. Made by ``submit``; usable as a context manager, which kills it at the end."""
 
     def __init__(self, topology: Topology, spark: SparkSession, host: str, port: int) -> None:
-        design = make_design(topology)
+        design = make_design(topology, None, _nodes_to_spare(topology, spark))
         self.monitor = LoadMonitor(topology.settings)
         """What executors, streams and nodes are up to, and the energy of that."""
         self.state = "starting"
@@ -67,6 +70,7 @@ class RunningTopology:
         self.current = self._starter.new(design, MetricsBus(design.plan))
         """The start that owns the topology's state and has its spouts."""
         self._replacer = Replacer(self._starter, make_design)
+        self._mover = Mover(self._starter.go_on)
         self.scalings = self._make_scalings()
         """What was decided about the number of tasks, and on what grounds."""
         self.placements = Placements(topology.settings)
@@ -222,12 +226,20 @@ class RunningTopology:
             wish = self._placer.wish(placement, frozenset(leave), reason, self.current)
         return self._await(wish)
 
-    def rearrange(self) -> Replaced | None:
+    def move(self, slot: SlotId, node: str, reason: str = "by hand") -> Moved:
+        """Let one slot of bolts run on another node, while all others go on where they are. Needs a seat that is
+        free there (setting ``spare_seats``). Raises what keeps it from that, and then the slot stays."""
+        return self._await_moves(MoveWish({slot: node}, reason))[0]
+
+    def rearrange(self) -> Replaced | list[Moved] | None:
         """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
-        None: nothing that is worth it, or there is no window yet (``placement`` says which)."""
+        Where it empties none and seats are free, slots move one by one, else all by a replacement. None: nothing
+        that is worth it, or there is no window yet (``placement`` says which)."""
         with self._lock:
             window = self.monitor.newest(self.bus)
             wish = None if window is None else self._placer.by_hand(window, self.current)
+        if isinstance(wish, MoveWish):
+            return self._await_moves(wish)
         return None if wish is None else self._await(wish)
 
     def spread(self) -> int:
@@ -242,6 +254,12 @@ class RunningTopology:
             self._replacer.refuse(self.state)
         return answer.result()
 
+    def _await_moves(self, wish: MoveWish) -> list[Moved]:
+        answer = self._mover.wish(wish)
+        if self._stopping.is_set():
+            self._mover.refuse(self.topology.name, self.state)
+        return answer.result()
+
     def scale(self, parallelism: Mapping[str, int], reason: str = "by hand", pause: bool = False) -> Replaced:
         """The same topology with other numbers of tasks; components that are not named keep theirs."""
         return self.replace(self.topology.scaled(parallelism), reason, pause)
@@ -250,6 +268,11 @@ class RunningTopology:
     def nodes_left(self) -> int:
         """Nodes that were left and not asked for again."""
         return self._starter.nodes.away
+
+    @property
+    def moves(self) -> list[Moved]:
+        """Slots that moved alone, oldest first."""
+        return self._mover.done
 
     @property
     def replacements(self) -> list[Replaced]:
@@ -365,8 +388,12 @@ class RunningTopology:
             while not self._stopping.is_set():
                 try:
                     window = self._monitor()
-                    wish = self._replacer.next(LOOK) or self._scaling() or self._placing(window)
-                    if wish is not None:
+                    wish = (
+                        self._mover.next() or self._replacer.next(LOOK) or self._scaling() or self._placing(window)
+                    )
+                    if isinstance(wish, MoveWish):
+                        self._move(wish)
+                    elif wish is not None:
                         self._replace(wish)
                     self.current.raise_if_dead()
                     self.current.raise_if_silent()
@@ -384,6 +411,7 @@ class RunningTopology:
                 )
             )
         self._replacer.refuse(self.state)
+        self._mover.refuse(self.topology.name, self.state)
 
     def _scaling(self) -> Wish | None:
         """What the scaling policy wishes for, once a window."""
@@ -394,7 +422,7 @@ class RunningTopology:
         scale = self.scalings.look(now, self.bus.tasks())
         return None if scale is None else Wish(self.topology.scaled(scale.parallelism), scale.reason, pause=False)
 
-    def _placing(self, window: Window | None) -> Wish | None:
+    def _placing(self, window: Window | None) -> Wish | MoveWish | None:
         """What ERDM wishes for."""
         with self._lock:
             return self._placer.next(window, self.current) if self.state == "active" else None
@@ -437,6 +465,27 @@ class RunningTopology:
                 if not wish.answer.done():
                     wish.answer.set_exception(error)
                 raise
+
+    def _move(self, wish: MoveWish) -> None:
+        """Raises where the topology is lost on the way; what else goes wrong is the wish's."""
+        with self._lock:
+            try:
+                self._expect_running()
+                wish.answer.set_result(self._mover.move(wish, self.current))
+            except PenstockError as error:
+                self.bus.note("move", "", f"not done: {error}")
+                self.placements.rest()
+                wish.answer.set_exception(error)
+            except Lost as loss:
+                rule = "must stay alive to have a slot moved"
+                name = f"topology '{self.topology.name}'"
+                wish.answer.set_exception(TopologyFailed(name, rule, str(loss)))
+                raise
+            except BaseException as error:  # who waits must hear of it, whatever it is
+                wish.answer.set_exception(error)
+                raise
+            finally:
+                self.monitor.use(self.topology.settings)  # a window with a slot on two nodes says nothing
 
     def _expect_same(self, wish: Wish) -> None:
         if wish.placement is not None and wish.topology is not self.topology:
@@ -529,8 +578,21 @@ def make_design(topology: Topology, placement: Placement | None = None, nodes: i
     if not lasting:
         state.store = state.store.child("handover")
     job = make_job(topology, plan, state.store.url if lasting else "", dumps, state.store.url)
-    spares = () if placement is None else seats_for(plan, placement, nodes)
+    spare = topology.settings.spare_seats
+    if spare and placement is None:
+        placement = Placement({}, exact=False)
+    spares = () if placement is None else seats_for(plan, placement, nodes, spare)
     return Design(topology, plan, job, state, shipping.user_zip(session_folder()), placement, spares)
+
+
+def _nodes_to_spare(topology: Topology, spark: SparkSession) -> int:
+    """On how many nodes seats are to be kept free."""
+    if not topology.settings.spare_seats:
+        return 0
+    nodes = nodes_of(spark)
+    nodes.ask_back()  # which another topology of this session may have left
+    await_nodes(spark, topology.settings.start_timeout)
+    return nodes.present()
 
 
 def submit(

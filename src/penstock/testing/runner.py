@@ -114,8 +114,8 @@ class LocalRunner:
         return archive.restore({key: entry for key, entry in state.tasks().items() if key in keys})
 
     def move(self, id: SlotId, patience: float = 60.0) -> bool:
-        """Have a slot go on in another process, as on Spark (``spark.moving``), while the others run. False: it did
-        not leave in time, and stays."""
+        """Have a slot go on in another process, as on Spark (``spark.moving``), while the others run. False: it
+        did not leave in time, and stays."""
         assert self.commits is not None and self._state is not None, "give the runner a folder"
         old, new = self._slots[id], Slot(id, self._job, self.clock, takes_over=True)
         self._moving[id] = new, deque()

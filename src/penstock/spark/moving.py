@@ -1,0 +1,280 @@
+"""One slot moves to another node while the topology runs (SPEC 6.5), into a seat that is kept free there.
+
+In steps; up to the third it can be given up, and the old seat goes on as if nothing had been:
+
+1. A free seat on the node prepares to take the slot over, and reads ahead what the slot has committed
+   (``standing_by``).
+2. The slots that send to it send everything to both seats from now on (``doubled``). The old one goes on producing
+   the results; the new one emits nothing, and keeps what comes.
+3. The end of an epoch is announced, and its markers come from every sender: the cut of each. The old one does all
+   that came before them, stores its state with a commit (``stored``), and then nothing more.
+4. The new one takes up that state, drops the copies of what came before the markers and does what came behind
+   them (``merged``). From now on the slot is mapped to it: it is told and asked, and the old one is closed
+   (``mapped``).
+5. The senders send to the new one only (``switched``). The old seat is free as soon as nothing more can come
+   there.
+
+Every tuple is so applied by exactly one of the two. Whatever dies after step 3, the topology is started again from
+a committed epoch, as after any other loss. At most once there is nothing to start from; a commit is made for the
+move alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.coordinator.messages import Close, Leave, Open, ReadAhead, SendTo, Stay
+from penstock.errors import PenstockError, StateError, TopologyFailed
+from penstock.faults import CrashPoint
+from penstock.plan.model import SlotId
+from penstock.spark.start import LOOK, Lost, Start
+
+log = logging.getLogger("penstock.supervisor")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A slot that is on another node."""
+
+    time: float
+    """When, on the monotonic clock."""
+    slot: SlotId
+    source: str
+    target: str
+    """Nodes."""
+    gap: float
+    """Seconds in which nobody did the slot's work."""
+    seconds: float
+    """From the wish to the end of the gap."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """When each step was done, in seconds since the wish."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "slot": str(self.slot)}
+
+    def __str__(self) -> str:
+        way = f"slot {self.slot} from {self.source} to {self.target}"
+        return f"{way}; {self.gap * 1000:.0f} ms without it, after {self.seconds:.1f} s of preparation"
+
+
+@dataclass(frozen=True)
+class MoveWish:
+    """Slots that are to be on other nodes, one after the other."""
+
+    nodes: Mapping[SlotId, str]
+    reason: str
+    answer: Future[list[Moved]] = field(default_factory=Future)
+
+
+def movable(start: Start, nodes: Mapping[SlotId, str]) -> str:
+    """Why these slots cannot move there one by one; empty text where they can."""
+    crew = start.crew
+    spouts = sorted(str(slot) for slot in nodes if slot.stage == 0)
+    if spouts:
+        return f"nobody sends to the spouts of slot {', '.join(spouts)}, so their input cannot be doubled"
+    free = Counter((seat.stage, each.hello.node) for seat, each in crew.seats.items() if each.free)
+    wanted = Counter((slot.stage, node) for slot, node in nodes.items())
+    short = sorted(place for place, count in wanted.items() if free[place] < count)
+    if short:
+        where = ", ".join(f"{node} has {free[stage, node]} for stage {stage}" for stage, node in short)
+        return f"too few free seats: {where}"
+    return ""
+
+
+class Mover:
+    """Takes wishes from any thread, and carries them out in the supervisor's."""
+
+    def __init__(self, go_on: Callable[[], None]) -> None:
+        """``go_on`` is asked while waiting, and raises where there is no point in it any longer."""
+        self.done: list[Moved] = []
+        """Oldest first."""
+        self._go_on = go_on
+        self._wishes: queue.SimpleQueue[MoveWish] = queue.SimpleQueue()
+
+    def wish(self, wish: MoveWish) -> Future[list[Moved]]:
+        self._wishes.put(wish)
+        return wish.answer
+
+    def next(self) -> MoveWish | None:
+        with contextlib.suppress(queue.Empty):
+            return self._wishes.get_nowait()
+        return None
+
+    def refuse(self, name: str, state: str) -> None:
+        """There is nothing to move any more."""
+        while (wish := self.next()) is not None:
+            wish.answer.set_exception(TopologyFailed(f"topology '{name}'", "must be running", state))
+
+    def move(self, wish: MoveWish, start: Start) -> list[Moved]:
+        """Fulfil a wish. Raises ``PenstockError`` where a slot stays where it was, and ``Lost`` where the topology
+        has to be started again."""
+        done = []
+        for slot, node in sorted(wish.nodes.items()):
+            move = Move(len(self.done) + 1, start, slot, node, self._go_on)
+            done.append(move.carry_out())
+            self.done.append(done[-1])
+            start.bus.note("move", "", f"{wish.reason}: {done[-1]}")
+        return done
+
+
+class _Stuck(Exception):
+    """It goes no further, and can still be given up."""
+
+
+class Move:
+    """One slot's."""
+
+    def __init__(self, number: int, start: Start, slot: SlotId, node: str, go_on: Callable[[], None]) -> None:
+        """Raises ``TopologyFailed`` where it cannot be."""
+        self._number, self._start, self._slot, self._go_on = number, start, slot, go_on
+        self._crew, self._limit = start.crew, start.settings.drain_timeout
+        why_not = f"no slot {slot}" if slot not in self._crew.slots else movable(start, {slot: node})
+        if why_not:
+            raise TopologyFailed(
+                f"topology '{start.design.topology.name}'",
+                f"slot {slot} moves alone to a seat that is free on {node}",
+                why_not,
+                "Start it with spare_seats=1 or more, or let it be replaced (handle.place).",
+            )
+        crew = self._crew
+        self._old = crew.slots[slot]
+        self._seat = next(
+            seat
+            for seat, each in sorted(crew.seats.items())
+            if each.free and seat.stage == slot.stage and each.hello.node == node
+        )
+        self._new = crew.seats[self._seat]
+        self._crash = CrashPoint(start.settings.crash_at, "driver")
+        self._since = time.monotonic()
+        self._silent = self._since
+        self._times: dict[str, float] = {}
+
+    def carry_out(self) -> Moved:
+        start, old, new = self._start, self._old, self._new
+        start.begin_handover()
+        commits = start.expect_commits()
+        try:
+            try:
+                self._stand_by()
+                commits.pause()
+                self._double()
+                self._store()
+            except (_Stuck, PenstockError) as error:
+                self._give_up(str(error))
+                start.raise_if_dead()
+                name = f"topology '{start.design.topology.name}'"
+                rule = f"slot {self._slot} must be able to move to {new.hello.node}"
+                raise TopologyFailed(name, rule, str(error), "It goes on where it was.") from error
+            try:
+                self._merge()
+                self._switch()
+            except _Stuck as error:
+                raise Lost(f"slot {self._slot} cannot go on on {new.hello.node}: {error}") from error
+        finally:
+            commits.resume()
+        begun, ended = self._silent, self._times["merged"]
+        steps = {step: at - self._since for step, at in self._times.items()}
+        return Moved(ended, self._slot, old.hello.node, new.hello.node, ended - begun, ended - self._since, steps)
+
+    # ---- the steps -------------------------------------------------------------------------------------
+
+    def _stand_by(self) -> None:
+        start, crew, slot = self._start, self._crew, self._slot
+        crew.stand_by(slot, self._seat)
+        with contextlib.suppress(StateError):  # an overloaded one may take long: the last one there is will do
+            start.expect_commits().commit_now(self._limit, go_on=self._watch)
+        state = start.design.state
+        state.look()
+        crew.tell(self._new, ReadAhead(state.epoch, crew.share(slot, state.tasks())))
+        self._await(lambda: self._new.ahead >= state.epoch, "the new seat must read the state ahead")
+        self._reached("standing_by")
+
+    def _double(self) -> None:
+        self._send_to(self._crew.seating[self._slot], self._seat)
+        self._reached("doubled")
+
+    def _store(self) -> None:
+        commits, old = self._start.expect_commits(), self._old
+        self._crew.tell(old, Leave(*commits.commits.next_move()))
+        commits.commit_with_move(self._limit, self._watch)
+        self._await(lambda: old.left is not None, "the old seat must leave")
+        self._reached("stored")
+
+    def _merge(self) -> None:
+        start, crew, slot, old, new = self._start, self._crew, self._slot, self._old, self._new
+        assert old.left is not None
+        self._silent = old.left_at
+        state = start.design.state
+        state.look()
+        nodes = crew.nodes() | {str(slot): new.hello.node}
+        tasks = crew.share(slot, state.tasks())
+        crew.tell(new, Open(nodes, state.generation, old.left.epoch, tasks, old.left.memo))
+        self._await(lambda: new.ready, "the tasks must open on the new node")
+        self._reached("merged")
+        crew.hand_over(slot, self._seat)
+        for order in start.migrations.orders():
+            crew.tell(new, order)
+        crew.tell(old, Close())
+        self._reached("mapped")
+
+    def _switch(self) -> None:
+        self._send_to(self._seat)
+        self._reached("switched")
+
+    # ---- what they have in common ----------------------------------------------------------------------
+
+    def _send_to(self, *seats: SlotId) -> None:
+        """Have all slots of the stage before send to these seats, and wait until they do."""
+        numbers, slot = [seat.slot for seat in seats], self._slot
+        senders = [each for id, each in self._crew.slots.items() if id.stage == slot.stage - 1]
+        for sender in senders:
+            self._crew.tell(sender, SendTo(slot.slot, numbers))
+        self._await(
+            lambda: all(sender.sending.get(slot.slot) == numbers for sender in senders),
+            f"all slots of stage {slot.stage - 1} must send to the seats {numbers}",
+        )
+
+    def _give_up(self, why: str) -> None:
+        """The old seat has had everything, and goes on. The new one may still get a copy of something, and is not
+        used again."""
+        log.warning("slot %s stays on %s: %s", self._slot, self._old.hello.node, why)
+        self._new.problem = self._new.problem or why
+        with contextlib.suppress(_Stuck):  # ``sending`` tells who does not; it is sent in vain
+            self._send_to(self._crew.seating[self._slot])
+        self._old.left = None
+        self._crew.tell(self._old, Stay())
+        self._crew.tell(self._new, Close())
+
+    def _await(self, condition: Callable[[], bool], rule: str) -> None:
+        new, deadline = self._new, time.monotonic() + self._limit
+        while not self._start.wait(lambda: condition() or bool(new.problem) or self._crew.broken, LOOK):
+            self._watch()
+            if time.monotonic() > deadline:
+                raise _Stuck(f"{rule} within {self._limit:g} s")
+        self._watch()
+        if not condition():
+            raise _Stuck(new.problem or f"{rule}: a slot is gone")
+
+    def _watch(self) -> None:
+        self._go_on()
+        self._start.raise_if_dead()
+        self._start.raise_if_silent()
+
+    def _reached(self, step: str) -> None:
+        """The step has been done. Crash tests die here."""
+        self._times[step] = time.monotonic()
+        self._crash(step, self._number)
+
+
+def moves_of(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
+    """Those slots that are not where they are wanted."""
+    return {slot: node for slot, node in nodes.items() if start.crew.slots[slot].hello.node != node}
