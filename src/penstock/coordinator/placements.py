@@ -65,6 +65,10 @@ class Placements:
         """The same without a look at what was before."""
         return rearrangement(window, plan_for(window, self._settings))
 
+    @property
+    def resting(self) -> bool:
+        return self._rest > 0
+
     def rest(self) -> None:
         """Nodes were asked for again, or a move failed: leave none for a while."""
         self._rest = _REST

@@ -75,19 +75,16 @@ class MoveWish:
     answer: Future[list[Moved]] = field(default_factory=Future)
 
 
-def movable(start: Start, nodes: Mapping[SlotId, str]) -> str:
-    """Why these slots cannot move there one by one; empty text where they can."""
-    crew = start.crew
-    spouts = sorted(str(slot) for slot in nodes if slot.stage == 0)
-    if spouts:
-        return f"nobody sends to the spouts of slot {', '.join(spouts)}, so their input cannot be doubled"
-    free = Counter((seat.stage, each.hello.node) for seat, each in crew.seats.items() if each.free)
-    wanted = Counter((slot.stage, node) for slot, node in nodes.items())
-    short = sorted(place for place, count in wanted.items() if free[place] < count)
-    if short:
-        where = ", ".join(f"{node} has {free[stage, node]} for stage {stage}" for stage, node in short)
-        return f"too few free seats: {where}"
-    return ""
+def movable(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
+    """Those slots that are not where they are wanted, and can move there alone: slots of bolts, as many as find a
+    free seat."""
+    free = Counter((seat.stage, each.hello.node) for seat, each in start.crew.seats.items() if each.free)
+    found = {}
+    for slot, node in sorted(nodes.items()):
+        if slot.stage and start.crew.slots[slot].hello.node != node and free[slot.stage, node]:
+            free[slot.stage, node] -= 1
+            found[slot] = node
+    return found
 
 
 class Mover:
@@ -137,15 +134,17 @@ class Move:
         """Raises ``TopologyFailed`` where it cannot be."""
         self._number, self._start, self._slot, self._go_on = number, start, slot, go_on
         self._crew, self._limit = start.crew, start.settings.drain_timeout
-        why_not = f"no slot {slot}" if slot not in self._crew.slots else movable(start, {slot: node})
-        if why_not:
+        crew = self._crew
+        if slot not in movable(start, {slot: node}):
+            free = sorted(
+                {each.hello.node for id, each in crew.seats.items() if each.free and id.stage == slot.stage}
+            )
             raise TopologyFailed(
                 f"topology '{start.design.topology.name}'",
-                f"slot {slot} moves alone to a seat that is free on {node}",
-                why_not,
-                "Start it with spare_seats=1 or more, or let it be replaced (handle.place).",
+                "a slot of bolts moves alone from where it is to another node that has a free seat for its stage",
+                f"slot {slot}, on {crew.slots[slot].hello.node}, to {node}; seats are free on {', '.join(free) or 'none'}",
+                "Start it with spare_seats=1 or more, or let it be replaced: handle.place().",
             )
-        crew = self._crew
         self._old = crew.slots[slot]
         self._seat = next(
             seat
@@ -273,8 +272,3 @@ class Move:
         """The step has been done. Crash tests die here."""
         self._times[step] = time.monotonic()
         self._crash(step, self._number)
-
-
-def moves_of(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
-    """Those slots that are not where they are wanted."""
-    return {slot: node for slot, node in nodes.items() if start.crew.slots[slot].hello.node != node}

@@ -10,7 +10,7 @@ from penstock.coordinator.load_window import Window
 from penstock.coordinator.placements import Placements, Rearrangement
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.plan.seating import Placement, seats_for
-from penstock.spark.moving import MoveWish, movable, moves_of
+from penstock.spark.moving import MoveWish, movable
 from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Wish
 from penstock.spark.session import total_slots
@@ -42,7 +42,7 @@ class Placer:
     def by_hand(self, window: Window, current: Start) -> Wish | MoveWish | None:
         """By this window, now; None: nothing that is worth it. Raises what Spark does not allow."""
         found = self._placements.by_hand(window)
-        return None if found is None else self._decided(found, current)
+        return self._leave_empty(current) if found is None else self._decided(found, current)
 
     def wish(self, placement: Placement, leaves: frozenset[str], reason: str, current: Start) -> Wish:
         """Raises ``TopologyFailed`` where it cannot be."""
@@ -96,22 +96,38 @@ class Placer:
             return Wish(current.design.topology, "a node it is on takes nothing new", pause=False)
         found = self._placements.look(window, self.unused(current))
         if found is None:
-            return None
+            return None if self._placements.resting else self._leave_empty(current)
         if found.placement is None:
             self.ask_back(found.reason, current)
             return None
         return self._decided(found, current)
 
     def _decided(self, found: Rearrangement, current: Start) -> Wish | MoveWish:
-        """One by one where that is possible: a replacement starts everything anew, but leaves nodes."""
+        """One by one where seats are free. Who finds none does in the next window, when others have left theirs;
+        where nobody does, all go by a replacement."""
         assert found.placement is not None
-        moves = moves_of(current, found.placement.nodes)
+        moves = movable(current, found.placement.nodes)
         wish: Wish | MoveWish
-        if not found.leaves and not movable(current, moves):
+        if moves:
             wish = MoveWish(moves, found.reason)
         else:
             wish = self.wish(found.placement, found.leaves, found.reason, current)
         self._placements.note(time.monotonic(), found.reason)
+        return wish
+
+    def _leave_empty(self, current: Start) -> Wish | None:
+        """Nodes that slots have left one by one have free seats only: a replacement onto the others releases
+        them."""
+        nodes = self._starter.nodes
+        seats = {connection.hello.node for connection in current.crew.seats.values()} - current.nodes
+        active = set(nodes.names())
+        empty = frozenset(node for node in seats if executor_of(node) in active)
+        if not empty or not nodes.leavable() or not self._starter.alone():
+            return None
+        reason = f"ERDM: no executor is on {', '.join(sorted(empty))} any more, left"
+        places = {slot: connection.hello.node for slot, connection in current.crew.slots.items()}
+        wish = self.wish(Placement(places, exact=False), empty, reason, current)
+        self._placements.note(time.monotonic(), reason)
         return wish
 
     def _come(self, current: Start) -> Wish | None:
