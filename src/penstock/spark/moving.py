@@ -136,13 +136,12 @@ class Move:
         self._crew, self._limit = start.crew, start.settings.drain_timeout
         crew = self._crew
         if slot not in movable(start, {slot: node}):
-            free = sorted(
-                {each.hello.node for id, each in crew.seats.items() if each.free and id.stage == slot.stage}
-            )
+            free = {each.hello.node for id, each in crew.seats.items() if each.free and id.stage == slot.stage}
+            now, seats = crew.slots[slot].hello.node, ", ".join(sorted(free)) or "no node"
             raise TopologyFailed(
                 f"topology '{start.design.topology.name}'",
                 "a slot of bolts moves alone from where it is to another node that has a free seat for its stage",
-                f"slot {slot}, on {crew.slots[slot].hello.node}, to {node}; seats are free on {', '.join(free) or 'none'}",
+                f"slot {slot}, on {now}, to {node}; seats are free on {seats}",
                 "Start it with spare_seats=1 or more, or let it be replaced: handle.place().",
             )
         self._old = crew.slots[slot]

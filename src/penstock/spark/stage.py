@@ -59,6 +59,7 @@ class Seat:
         self._stage, self._job, self._attempt = stage, job, attempt
         self._control, self._wake = control, wake
         self._driver: SlotDriver | None = None
+        self._had_one = threading.Event()
         self._input_ended = False
 
     def rows(self, batches: Iterator[pa.RecordBatch], given: TakeSeat | None) -> Iterator[pa.RecordBatch]:
@@ -70,6 +71,7 @@ class Seat:
                 given = None
                 id = SlotId(self._stage, taken.slot)
                 self._driver = SlotDriver(id, self._job, self._attempt, self._control, self._wake, taken)
+                self._had_one.set()
                 yield from self._driver.rows(lambda: self._input_ended)
                 self._driver = None
         finally:
@@ -78,19 +80,21 @@ class Seat:
 
     def _next(self) -> TakeSeat | None:
         """Wait for a slot; None: the query ends."""
-        while not self._input_ended:
+        while not self._input_ended and not self._control.lost:
             while self._control.inbox:
                 message = self._control.inbox.popleft()
                 if isinstance(message, TakeSeat):
                     return message
-            if self._control.lost:
-                raise ConnectionError("a seat lost its connection to the coordinator")
             self._wake.wait(LONGEST_WAIT)
         return None
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Move frames into the slot; while it does not take them, wait: Spark's buffers then hold the sender."""
+        """Move frames into the slot; while it does not take them, or there is none yet, wait: Spark's buffers then
+        hold the sender. Behind a slot that has moved away nothing comes that is of use."""
         try:
+            while not self._had_one.wait(LONGEST_WAIT):
+                if self._control.lost:
+                    return
             for batch in batches:
                 for value in batch.column(1) if batch.num_columns > 1 else ():
                     driver = self._driver
