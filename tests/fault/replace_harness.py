@@ -16,6 +16,8 @@ from tests.fault.harness import Run
 
 STEPS = ("checked", "standing_by", "copied", "paused", "drained", "closed", "claimed", "opened", "activated")
 """Of a replacement, in order; see ``spark.replacement``."""
+MOVE_STEPS = ("standing_by", "doubled", "stored", "merged", "mapped", "switched")
+"""Of one slot's move; see ``spark.moving``."""
 SLOW = 500  # tuples a second: the input outlasts the kills
 _LOOK = 0.02  # seconds; a manifest is there for half a second at least
 _DEADLINE = 400.0  # seconds for a run with many kills
@@ -91,12 +93,14 @@ class ReplaceRun(Run):
 
     # ---- faults ----------------------------------------------------------------------------------------
 
+    steps, victims, longest = STEPS, ("old", "old", "new", "new", "driver"), 2.0
+
     def kill_somebody(self):
         """kill -9 of a slot of either start or of the driver, at a moment of a replacement that the seed says."""
         draw = self.random
-        of = draw.choice(("old", "old", "new", "new", "driver"))
-        delay = draw.choice((0.0, draw.uniform(0.0, 0.2), draw.uniform(0.0, 2.0)))
-        self.kill({"step": draw.choice(STEPS), "delay": delay, "of": of, "pick": draw.random()})
+        of = draw.choice(self.victims)
+        delay = draw.choice((0.0, draw.uniform(0.0, self.longest / 10), draw.uniform(0.0, self.longest)))
+        self.kill({"step": draw.choice(self.steps), "delay": delay, "of": of, "pick": draw.random()})
 
     def kill(self, plan):
         """As an ambush that ``Scaler`` takes says."""
@@ -155,6 +159,17 @@ class ReplaceRun(Run):
         assert not two.exists(), f"two starts emit: {two.read_text()}\n{self.story()}"
         assert not wrong, f"{wrong}\n{self.story()}"
         assert owners > 1, "the watch has seen owners come and go"
+
+
+class MoveRun(ReplaceRun):
+    """One topology on two nodes, whose slots move to and fro one by one. Struck are the seats a slot leaves or
+    takes, any slot, or the driver; what comes after a step takes a tenth of a second."""
+
+    steps, victims, longest = MOVE_STEPS, ("old", "new", "new", "other", "driver"), 0.2
+
+    def __init__(self, folder, seed, delivery, **settings):
+        settings = {"master": "local-cluster[2,12,1024]", "spare_seats": 1, **settings}
+        super().__init__(folder, seed, delivery, scale=(), **settings)
 
 
 def _session(pid):

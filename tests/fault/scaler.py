@@ -1,4 +1,5 @@
-"""In the driver of the fault tests: replaces the topology again and again, and strikes where an ambush is laid."""
+"""In the driver of the fault tests: replaces the topology or moves its slots again and again, and strikes where an
+ambush is laid."""
 
 import contextlib
 import itertools
@@ -8,23 +9,26 @@ import signal
 import threading
 
 from penstock.errors import PenstockError
+from penstock.spark.moving import Move
 from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Replacement
 
 
 class Scaler:
     """Gives ``count`` each of ``config["scale"]`` tasks, one after the other, round and round; or, without any,
-    moves all slots to some of the nodes and leaves the others, and takes those back.
+    moves all slots to some of the nodes and leaves the others, and takes those back; or, where seats are kept
+    free, moves the slots of bolts to and fro, one by one.
 
-    The file ``config["ambush"]``, if there is one, says whom to kill at which step of the next replacement:
-    ``{"step", "delay", "of", "pick"}``, ``of`` the old start, the new one or the driver, ``pick`` from 0 to 1 for
-    the slot, ``delay`` in seconds after the step. It is taken once.
+    The file ``config["ambush"]``, if there is one, says whom to kill at which step of the next replacement or
+    move: ``{"step", "delay", "of", "pick"}``, ``of`` the old start or seat, the new one, any ``other`` slot, or
+    the driver, ``pick`` from 0 to 1 for the slot, ``delay`` in seconds after the step. It is taken once.
     """
 
     def __init__(self, running, config):
         self._running, self._config = running, config
         self._step = ""
-        self._done, self._refused, self._struck = 0, [], []
+        self._move_now = None
+        self._done, self._turn, self._refused, self._struck = 0, 0, [], []
         self._look_at_steps()
         threading.Thread(target=self._scale, name="scaler", daemon=True).start()
 
@@ -45,7 +49,9 @@ class Scaler:
         self._running.coordinator.wait(lambda: self._running.committed >= 2, 60)  # there is something to hand over
         for tasks in itertools.cycle(self._config["scale"] or [None]):
             try:
-                if tasks is None:
+                if self._running.topology.settings.spare_seats:
+                    self._move_one()
+                elif tasks is None:
                     self._move()
                 else:
                     self._running.scale({"count": tasks})
@@ -72,15 +78,31 @@ class Scaler:
         others = [f"/{each}" for each in active if each != executor_of(kept)]
         running.place(dict.fromkeys(dict(running.slots), kept), "moved", leave=others)
 
+    def _move_one(self):
+        """Each slot in its turn, to whatever other node has a seat for it."""
+        running = self._running
+        slots = [slot for slot in sorted(running.slots) if slot.stage]
+        slot = slots[self._turn % len(slots)]
+        self._turn += 1
+        seats = running.current.crew.seats.items()
+        here = running.slots[slot].hello.node
+        free = [c.hello.node for seat, c in seats if c.free and seat.stage == slot.stage and c.hello.node != here]
+        if free:
+            running.move(slot, sorted(free)[0])
+        else:
+            running.coordinator.wait(lambda: False, 0.2)  # its seats are being freed
+
     def _look_at_steps(self):
-        go_on = Replacement.reached
+        for kind, name in ((Replacement, "reached"), (Move, "_reached")):
+            setattr(kind, name, self._looked_at(getattr(kind, name)))
 
-        def reached(replacement, step):
-            self._step = step
+    def _looked_at(self, go_on):
+        def reached(steps, step):
+            self._step, self._move_now = step, steps if isinstance(steps, Move) else None
             self._ambush(step)
-            go_on(replacement, step)
+            go_on(steps, step)
 
-        Replacement.reached = reached
+        return reached
 
     def _ambush(self, step):
         path = self._config["ambush"]
@@ -102,6 +124,9 @@ class Scaler:
             os.kill(os.getpid(), signal.SIGKILL)
         crews = self._running.coordinator.crews
         victims = sorted(pids(crews[0 if plan["of"] == "old" else -1]).items())
+        if self._move_now is not None and plan["of"] != "other":
+            seat = self._move_now._old if plan["of"] == "old" else self._move_now._new
+            victims = [(f"{seat.id} in its {plan['of']} seat", seat.hello.pid)]
         if not victims:  # the new one has no slots yet
             victims = sorted(pids(crews[0]).items())
         slot, pid = victims[int(plan["pick"] * len(victims))]

@@ -3,7 +3,7 @@ and at least once nothing is lost, exactly once the results equal a sequential r
 
 import pytest
 
-from tests.fault.replace_harness import STEPS, ReplaceRun
+from tests.fault.replace_harness import MOVE_STEPS, STEPS, MoveRun, ReplaceRun
 
 LEVELS = ("at_least_once", "exactly_once")
 
@@ -83,5 +83,39 @@ def test_an_old_one_that_dies_in_the_gap_holds_nobody_up(tmp_path, campaign, for
     with ReplaceRun(tmp_path, 1100, delivery, drain_timeout=60.0) as run:
         run.kill({"step": "paused", "delay": 0.0, "of": "old", "pick": run.random.random()})
         assert run.faults[-1][1] < 30, run.story()
+        run.finish()
+    campaign(run)
+
+
+@pytest.mark.forms(
+    short=[("exactly_once", "merged")], full=[(delivery, step) for delivery in LEVELS for step in MOVE_STEPS]
+)
+def test_the_driver_dies_between_two_steps_of_one_slots_move(tmp_path, campaign, form):
+    """In the third move."""
+    delivery, step = form
+    run = MoveRun(tmp_path, 1500 + MOVE_STEPS.index(step), delivery, crash_at=f"{step}:3")
+    try:
+        run.launch()
+        run.await_death()
+        run.faults.append((f"seat crash at {step}", 0.0))
+        run.config["settings"]["crash_at"] = ""
+        run.start()
+        run.finish()
+    finally:
+        run.close()
+    campaign(run)
+
+
+@pytest.mark.forms(
+    short=[("at_least_once", 0)], full=[(delivery, seed) for delivery in LEVELS for seed in range(3)]
+)
+def test_somebody_is_killed_while_slots_move_one_by_one(tmp_path, campaign, full, form):
+    delivery, seed = form
+    kills = 6 if full else 2
+    with MoveRun(tmp_path, 1600 + seed, delivery, count=4_000 * kills) as run:
+        for _ in range(kills):
+            run.kill_somebody()
+        done = run.status()["replaced"]
+        run.await_("moves to come through", lambda: run.status().get("replaced", 0) >= done + 3)
         run.finish()
     campaign(run)

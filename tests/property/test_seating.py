@@ -65,3 +65,15 @@ def test_a_placement_that_is_not_exact_has_no_more_seats_than_its_fullest_node_n
         fullest = max(Counter(wanted).values(), default=0)
         assert less == max(stage.slots, fullest * len(nodes))
         assert more >= less
+
+
+@given(cases(), st.integers(1, 3))
+def test_spare_seats_of_bolts_stay_free_on_every_node(case, spare):
+    plan, nodes, _ = case
+    anywhere = Placement({}, exact=False)
+    counts = seats_for(plan, anywhere, len(nodes), spare)
+    seats = {SlotId(s, n): nodes[n % len(nodes)] for s, count in enumerate(counts) for n in range(count)}
+    taken, _ = take_seats(plan, anywhere, seats)
+    free = Counter((seat.stage, node) for seat, node in seats.items() if seat not in taken.values())
+    assert counts[0] == plan.stages[0].slots, "spouts do not move alone"
+    assert all(free[1, node] >= spare for node in nodes)

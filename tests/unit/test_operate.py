@@ -194,6 +194,21 @@ def test_placement(start, penstock):
     assert json.loads(penstock("placement", "word-count", "--apply", "--json")[1])["moved"]["gap"] == 0.04
 
 
+def test_one_slot_is_moved_by_hand(start, penstock):
+    watched = start()
+    code, text, _ = penstock("placement", "word-count", "--move", "1.0", "a")
+    assert (code, text) == (0, "slot 1.0 moved from b to a, 41 ms without it\n")
+    (moved,) = json.loads(penstock("placement", "word-count", "--move", "1.0", "a", "--json")[1])["moves"]
+    assert (moved["slot"], moved["target"], moved["steps"]) == ("1.0", "a", {"standing_by": 0.1})
+    code, _, error = penstock("placement", "word-count", "--move", "7.0", "a")
+    assert code != 0
+    assert "has the slots 0.0, 0.1, 1.0" in error
+    code, _, error = penstock("placement", "word-count", "--move", "1.0", "nowhere")
+    assert (code != 0, "a slot moves to a free seat" in error) == (True, True)
+    watched.rearranged = [watched.move(slot, "a") for slot in watched.plan.slot_ids()[2:4]]
+    assert penstock("placement", "word-count", "--apply")[0] == 0
+
+
 def test_nodes_are_taken_back_by_hand(start, penstock):
     watched = start()
     code, text, _ = penstock("placement", "word-count", "--spread")

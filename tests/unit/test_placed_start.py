@@ -1,5 +1,6 @@
 """A start whose slots are to be on certain nodes, when these are not there."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ class Coordinator:
 
     def __init__(self):
         self.taken = {}
+        self.changed = threading.Condition()
 
     def begin(self, *_):
         seats = {seat: SimpleNamespace(hello=SimpleNamespace(node="n1")) for seat in (SlotId(0, 0), SlotId(1, 0))}
@@ -32,14 +34,15 @@ def start(coordinator, again, exact=True):
     design = SimpleNamespace(
         topology=topology, plan=make_plan(topology), placement=placement, job=SimpleNamespace(key=1)
     )
-    return Start(0, design, None, coordinator, again), placement
+    before = Start(0, design, None, coordinator) if again else None
+    return Start(1, design, None, coordinator, before)
 
 
 def test_at_first_a_node_that_is_missing_is_an_error():
     coordinator = Coordinator()
-    placed, placement = start(coordinator, again=False)
+    placed = start(coordinator, again=False)
     with pytest.raises(TopologyFailed, match=r"slot 1\.0 on gone; got 2 seats on n1"):
-        placed._place(placement)
+        placed._place(placed._placement)
     assert not coordinator.taken
 
 
@@ -47,6 +50,20 @@ def test_at_first_a_node_that_is_missing_is_an_error():
 def test_after_a_loss_it_goes_anywhere(again, exact):
     """Else a topology whose node died would never start again."""
     coordinator = Coordinator()
-    placed, placement = start(coordinator, again, exact)
-    placed._place(placement)
+    placed = start(coordinator, again, exact)
+    placed._place(placed._placement)
     assert coordinator.taken == {SlotId(0, 0): SlotId(0, 0), SlotId(1, 0): SlotId(1, 0)}
+
+
+def test_after_a_loss_slots_are_where_they_had_moved():
+    coordinator = Coordinator()
+    seats = {SlotId(0, 0): "n1", SlotId(1, 0): "n1", SlotId(1, 1): "n2"}
+    crew = SimpleNamespace(
+        seats={seat: SimpleNamespace(hello=SimpleNamespace(node=node)) for seat, node in seats.items()},
+        slots={SlotId(1, 0): SimpleNamespace(hello=SimpleNamespace(node="n2"))},
+        take_seats=coordinator.taken.update,
+    )
+    coordinator.begin = lambda *_: crew
+    placed = start(coordinator, again=True)
+    placed._place(placed._placement)
+    assert coordinator.taken == {SlotId(0, 0): SlotId(0, 0), SlotId(1, 0): SlotId(1, 1)}

@@ -12,9 +12,11 @@ from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.placements import Placements
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
+from penstock.errors import TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import SlotId
+from penstock.spark.moving import Moved
 from penstock.testing import CaptureBolt, FeederSpout
 
 LINES, ORDERS, SPLIT_0, SPLIT_1, SHOW = 1, 2, 3, 4, 5
@@ -77,6 +79,11 @@ class Watched:
 
     def rearrange(self):
         return self.rearranged
+
+    def move(self, slot, node):
+        if node not in ("a", "b"):
+            raise TopologyFailed("topology 'word-count'", "a slot moves to a free seat", node)
+        return Moved(0.0, slot, "b", node, gap=0.041, seconds=0.3, steps={"standing_by": 0.1})
 
     def spread(self):
         return self.more

@@ -17,12 +17,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="show where a running topology's executors should be, or have them move there",
         description="The critical path, nodes at a limit, which executors would move where and why, which nodes "
         "would become free: by the newest window of the load monitor (setting monitor). Nothing is moved without "
-        "--apply; with the setting placement=erdm it is by itself, after every window.",
+        "--apply or --move; with the setting placement=erdm it is by itself, after every window.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
     parser.add_argument("--json", action="store_true", help="one JSON object (see docs/monitor.md)")
     do = parser.add_mutually_exclusive_group()
     do.add_argument("--apply", action="store_true", help="have the executors move, and leave nodes that are empty")
+    do.add_argument(
+        "--move",
+        nargs=2,
+        metavar=("SLOT", "NODE"),
+        help="have one slot of bolts move alone, as 1.0 node-2/1 (see penstock status), to a free seat there "
+        "(setting spare_seats)",
+    )
     do.add_argument("--spread", action="store_true", help="take nodes back that were left, and use all of them")
     parser.set_defaults(handler=handle)
 
@@ -33,6 +40,11 @@ def handle(options: argparse.Namespace) -> int:
         more = int(run.ask(Command("spread")))
         nodes = f"{more} more node" + ("" if more == 1 else "s")
         print(f"{nodes} asked for, used as soon as they have joined" if more else "all nodes are in use")
+        return 0
+    if options.move:
+        slot, node = options.move
+        moved = json.loads(run.ask(Command("move", {"slot": slot, "node": node}), None))
+        print(json.dumps(moved, indent=2) if options.json else _told(moved))
         return 0
     answer: dict[str, Any] = json.loads(run.ask(Command("placement")))
     if not options.json:
@@ -50,4 +62,10 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _told(done: dict[str, Any]) -> str:
+    if "moves" in done:
+        return "\n".join(
+            f"slot {each['slot']} moved from {each['source']} to {each['target']}, "
+            f"{each['gap'] * 1000:.0f} ms without it"
+            for each in done["moves"]
+        )
     return f"moved with {done['gap'] * 1000:.0f} ms without spouts, after {done['seconds']:.1f} s of preparation"

@@ -178,6 +178,8 @@ class Flow:
         self._taken: dict[int, tuple[Meter, int]] = {task: (Meter(), 0) for task in inboxes}
         """How fast each task takes tuples, and how many it had taken."""
         self._observing = threading.Lock()
+        self._frozen = False
+        """Another goes on from the memo: nothing more is said."""
         for task in plan.routes.tasks_of(slot):
             self._add(task)
 
@@ -228,6 +230,8 @@ class Flow:
         if not self._watches or not self._observing.acquire(blocking=False):
             return
         try:
+            if self._frozen:
+                return
             now = self._clock.monotonic()
             for task, watch in self._watches.items():
                 inbox = self._inboxes[task]
@@ -303,7 +307,10 @@ class Flow:
     # ---- going on in another process -------------------------------------------------------------------
 
     def memo(self) -> dict[str, Any]:
-        """What was told and heard, as JSON. What lanes hold is not in it: they must be empty."""
+        """What was told and heard, as JSON. What lanes hold is not in it: they must be empty. Nothing more is said
+        from now on, until ``thaw``."""
+        with self._observing:
+            self._frozen = True
         return {
             "watches": {str(task): watch.memo() for task, watch in self._watches.items()},
             "gates": {
@@ -312,6 +319,10 @@ class Flow:
             },
             "asked_to_wait": sorted(self._asked_to_wait),
         }
+
+    def thaw(self) -> None:
+        """Nobody else goes on."""
+        self._frozen = False
 
     def restore(self, memo: Mapping[str, Any]) -> None:
         """Go on from there."""

@@ -220,6 +220,7 @@ class Slot:
         self._relay_later.clear()
         if self.left:
             self.left = False
+            self.flow.thaw()
             self._alignment.advance(self._accept)
 
     def memo(self) -> Memo:

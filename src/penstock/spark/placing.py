@@ -125,8 +125,7 @@ class Placer:
         if not empty or not nodes.leavable() or not self._starter.alone():
             return None
         reason = f"ERDM: no executor is on {', '.join(sorted(empty))} any more, left"
-        places = {slot: connection.hello.node for slot, connection in current.crew.slots.items()}
-        wish = self.wish(Placement(places, exact=False), empty, reason, current)
+        wish = self.wish(Placement(current.places(), exact=False), empty, reason, current)
         self._placements.note(time.monotonic(), reason)
         return wish
 

@@ -242,7 +242,7 @@ class SlotDriver:
         while self._told:
             told = self._told.popleft()
             if isinstance(told, TaskMessage) and self._slot.left:
-                self._unheard.append(told)
+                self._pass_on(told)
             elif isinstance(told, TaskMessage):
                 flow.receive(told)
             else:
@@ -312,6 +312,13 @@ class SlotDriver:
         if not self._speaks:
             self._join()
             self._speaks = True
+
+    def _pass_on(self, message: TaskMessage) -> None:
+        """For who has the task now; kept until there is one."""
+        if self._closed and self._board is not None:
+            self._board.post(message)
+        else:
+            self._unheard.append(message)
 
     def _stay(self) -> None:
         self._slot.stay()
@@ -400,9 +407,8 @@ class SlotDriver:
         finally:
             self._slot.close()
             self._hand_over()  # what sinks acked with their last commit
-            if self._board is not None:  # for who has the tasks now
-                for message in self._unheard:
-                    self._board.post(message)
+            for message in self._unheard:
+                self._pass_on(message)
             self._report(0)
             self._control.send(Closed())
 

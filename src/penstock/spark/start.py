@@ -31,7 +31,7 @@ from penstock.coordinator.server import Coordinator
 from penstock.errors import PenstockError, SnapshotCorrupt, StateError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.model import Plan
+from penstock.plan.model import Plan, SlotId
 from penstock.plan.seating import Placement, take_seats
 from penstock.runtime.job import Job
 from penstock.spark import shipping
@@ -87,9 +87,10 @@ class Starter:
         self._holders: set[int] = set()
         self._shipped: Path | None = None
 
-    def new(self, design: Design, bus: MetricsBus, again: bool = False) -> Start:
-        """``again``: after one that was lost, maybe with a node its slots were to be on."""
-        return Start(next(self._numbers), design, bus, self.coordinator, again)
+    def new(self, design: Design, bus: MetricsBus, after: Start | None = None) -> Start:
+        """``after``: one that was lost, maybe with a node its slots were to be on; slots go where they were then,
+        if they can."""
+        return Start(next(self._numbers), design, bus, self.coordinator, after)
 
     def hold(self, design: Design, timeout: float, elsewhere: int = 0) -> None:
         """Hold the design's slots, until ``release``. Raises ``NotEnoughSlots``. ``elsewhere``: slots that are
@@ -144,11 +145,18 @@ class Start:
     """A query with its slots, its epochs and its control loop."""
 
     def __init__(
-        self, number: int, design: Design, bus: MetricsBus, coordinator: Coordinator, again: bool = False
+        self,
+        number: int,
+        design: Design,
+        bus: MetricsBus,
+        coordinator: Coordinator,
+        after: Start | None = None,
     ) -> None:
         self.number, self.design, self.bus = number, design, bus
         """``number``: no other start of this run has it."""
-        self._exact = design.placement is not None and design.placement.exact and not again
+        self._placement = design.placement
+        if self._placement is not None and after is not None:
+            self._placement = Placement({**self._placement.nodes, **after.places()}, exact=False)
         self.plan, self.settings = design.plan, design.topology.settings
         self.migrations = Migrations(design.plan, self.settings)
         """What was decided about data migration."""
@@ -173,7 +181,7 @@ class Start:
         """Start the query and wait until all its slots have connected. ``go_on`` is asked meanwhile, and raises
         where there is no point in waiting any longer."""
         coordinator, job, number = self._coordinator, self.design.job, self.number
-        placement, seats = self.design.placement, self.design.seats
+        placement, seats = self._placement, self.design.seats
         self._query = start_query(
             spark,
             seats,
@@ -198,7 +206,7 @@ class Start:
     def _place(self, placement: Placement) -> None:
         nodes = {seat: connection.hello.node for seat, connection in self.crew.seats.items()}
         taken, unmet = take_seats(self.plan, placement, nodes)
-        if unmet and self._exact:
+        if unmet and placement.exact:
             raise TopologyFailed(
                 f"topology '{self._name}'",
                 f"its slots must be where they are wanted: {', '.join(unmet)}",
@@ -299,6 +307,11 @@ class Start:
     def nodes(self) -> set[str]:
         """Where its slots are."""
         return {connection.hello.node for connection in self.crew.slots.values()}
+
+    def places(self) -> dict[SlotId, str]:
+        """The node of each slot that has connected."""
+        with self._coordinator.changed:
+            return {slot: connection.hello.node for slot, connection in self.crew.slots.items()}
 
     def seats_on(self, executors: Collection[str]) -> int:
         """Tasks of Spark's that it has on these executors."""

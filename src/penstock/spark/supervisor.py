@@ -359,7 +359,7 @@ class RunningTopology:
     def _next_start(self) -> None:
         """Of the same design; the one before is stopped."""
         self.current.stop()
-        self.current = self._starter.new(self.current.design, self.current.bus, again=True)
+        self.current = self._starter.new(self.current.design, self.current.bus, self.current)
 
     def _start_query(self) -> None:
         """One attempt: query, connections, tasks open, spouts active."""
