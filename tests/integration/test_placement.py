@@ -1,5 +1,6 @@
 """Slots are moved to other nodes while the topology runs; on several nodes, so in a session of its own."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,72 @@ MOVES = """
         close_session()
 """
 
+ONE_BY_ONE = """
+    import sys
+    from pathlib import Path
+    from penstock import Settings, TopologyBuilder, submit
+    from penstock.errors import PenstockError
+    from penstock.plan.model import SlotId
+    from penstock.spark.session import close_session
+    from tests.fault.components import Count, Numbers
+    from tests.integration.placed import Picky
+
+    refuses = Path(sys.argv[1]) / "refuses"
+
+    def other(running, slot):
+        nodes = {each.hello.node for each in running.current.crew.seats.values()}
+        (node,) = nodes - {running.slots[slot].hello.node}
+        return node
+
+    def check(delivery):
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Numbers(10_000_000, 2_000))
+        builder.set_bolt("pass", Picky(refuses), 2).shuffle_grouping("numbers")
+        builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key").fields_grouping("numbers", "key")
+        settings = Settings(delivery=delivery, state_dir=sys.argv[1], epoch_interval=0.5, spare_seats=1)
+        running = submit(builder.build(f"seats-{delivery}", settings), "local-cluster[2,12,1024]")
+        try:
+            for slot in (SlotId(2, 0), SlotId(1, 0), SlotId(2, 1), SlotId(2, 0)):  # the first back again at last
+                node, before = other(running, slot), running.bus.totals()["count"].executed
+                done = running.move(slot, node)
+                assert running.slots[slot].hello.node == node == done.target, done
+                assert list(done.steps) == ["standing_by", "doubled", "stored", "merged", "mapped", "switched"]
+                assert running.coordinator.wait(
+                    lambda: running.bus.totals()["count"].executed > before + 500, 30
+                ), "it goes on, and so do its counts"
+            for slot, node in ((SlotId(0, 0), other(running, SlotId(0, 0))), (SlotId(1, 0), "nowhere")):
+                try:
+                    running.move(slot, node)
+                except PenstockError as error:
+                    print(delivery, "refused:", error)
+            if delivery == "exactly_once":
+                refuses.touch()
+                try:
+                    running.move(SlotId(1, 1), other(running, SlotId(1, 1)))
+                except PenstockError as error:
+                    print(delivery, "lost:", error)
+                refuses.unlink()
+                assert running.coordinator.wait(lambda: running.restarts and running.state == "active", 60)
+                before = running.bus.totals()["count"].executed
+                assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before, 30)
+            assert running.scale({"count": 3}).gap < 30, "what has moved can be replaced"
+            running.kill()
+            total = running.bus.totals()
+            assert not running.bus.last_errors(), running.bus.last_errors()
+            if delivery != "exactly_once":  # there what was not committed was done twice
+                assert total["count"].executed == 2 * total["numbers"].emitted, total
+                assert total["pass"].executed == total["numbers"].emitted, total
+            print(delivery, "moved", len(running.moves), "restarts", bool(running.restarts))
+        finally:
+            running.kill(drain=False)
+
+    try:
+        for delivery in ("at_most_once", "at_least_once", "exactly_once"):
+            check(delivery)
+    finally:
+        close_session()
+"""
+
 
 def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_path):
     done = subprocess.run(
@@ -65,6 +132,22 @@ def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_pat
     )
     assert "restarts 0 replaced 3" in done.stdout, done.stdout + done.stderr
     assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr
+
+
+def test_one_slot_moves_alone_at_every_level(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ONE_BY_ONE), str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    for delivery, restarts in (("at_most_once", False), ("at_least_once", False), ("exactly_once", True)):
+        assert f"{delivery} moved 4 restarts {restarts}" in done.stdout, said
+        assert f"{delivery} refused: topology 'seats-{delivery}': a slot of bolts moves alone" in done.stdout, said
+    assert "nowhere; seats are free on" in done.stdout, said
+    assert re.search(r"exactly_once lost: .* slot 1\.1 cannot go on on .*: not here", done.stdout), said
 
 
 def test_erdm_on_one_node_has_nothing_to_do(run):
