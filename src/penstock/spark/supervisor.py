@@ -37,6 +37,7 @@ from penstock.spark.operator import Operator
 from penstock.spark.pickling import dumps
 from penstock.spark.placing import Placer
 from penstock.spark.replacement import Replaced, Replacer, WentBack, Wish
+from penstock.spark.restarts import Restarts
 from penstock.spark.session import (
     log_lines,
     open_session,
@@ -49,11 +50,6 @@ from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.supervisor")
 
-_STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
-_WORKED = 1.0  # seconds of running after which a start was not in vain: the next need not wait longer
-_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each one that was in vain
-_LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
-
 
 class RunningTopology:
     """A topology on Spark. Made by ``submit``; usable as a context manager, which kills it at the end."""
@@ -63,7 +59,7 @@ class RunningTopology:
         self.monitor = LoadMonitor(topology.settings)
         """What executors, streams and nodes are up to, and the energy of that."""
         self.state = "starting"
-        self.restarts = 0
+        self._restarts = Restarts()
         self.error: PenstockError | None = None
         self.coordinator = Coordinator(host, port)
         self._starter = Starter(spark, self.coordinator)
@@ -93,10 +89,11 @@ class RunningTopology:
         self._stopping = self._starter.stopping
         self._lock = threading.RLock()
         self._wanted = "active"
-        self._tries = 0
-        """Restarts, for the limit."""
-        self._in_vain = 0
-        """Restarts that did not run for a second, for the back-off."""
+
+    @property
+    def restarts(self) -> int:
+        """How often its query was started again after a loss."""
+        return self._restarts.count
 
     @property
     def topology(self) -> Topology:
@@ -353,7 +350,7 @@ class RunningTopology:
             except Lost:
                 if not self.current.crew.corrupt:
                     raise
-                self.restarts += 1
+                self._restarts.count += 1
                 self._next_start()
 
     def _next_start(self) -> None:
@@ -504,33 +501,27 @@ class RunningTopology:
 
     def _restart(self, loss: Lost) -> None:
         """Start the query again, with back-off. Raises when it gives up; returns at once when told to stop."""
-        ran = time.monotonic() - self.current.running_since
-        if ran > _STABLE:
-            self._tries = 0
-        if ran > _WORKED:
-            self._in_vain = 0
+        restarts = self._restarts
+        restarts.lost(time.monotonic() - self.current.running_since)
         while True:
             with self._lock:
                 if self._stopping.is_set():
                     return
-                limit = self.topology.settings.max_restarts
-                if self._tries >= limit:
+                if restarts.tries >= self.topology.settings.max_restarts:
                     raise TopologyFailed(
                         f"topology '{self.topology.name}'",
-                        f"gives up after {self._tries} restarts (setting max_restarts)",
+                        f"gives up after {restarts.tries} restarts (setting max_restarts)",
                         str(loss),
                     )
                 self.state = "restarting"
             self.bus.note("restart", "", str(loss))
             log.warning("topology '%s': %s; starting again", self.topology.name, loss)
-            if self._stopping.wait(min(_FIRST_BACK_OFF * 2**self._in_vain, _LONGEST_BACK_OFF)):
+            if self._stopping.wait(restarts.pause):
                 return
             with self._lock:
                 if self._stopping.is_set():
                     return
-                self._tries += 1
-                self._in_vain += 1
-                self.restarts += 1
+                restarts.begin()
                 self._next_start()
                 try:
                     self._starter.nodes.ask_back()  # what is left may be too little now
