@@ -49,8 +49,9 @@ class Running(Protocol):
     placements: Placements
     monitor: LoadMonitor
     state: str
-    restarts: int
 
+    @property
+    def restarts(self) -> int: ...
     @property
     def topology(self) -> Topology: ...
     @property

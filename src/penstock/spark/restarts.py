@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 _STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
 _WORKED = 1.0  # seconds of running after which a start was not in vain: the next need not wait longer
 _FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each one that was in vain
@@ -36,5 +34,4 @@ class Restarts:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next."""
-        doublings = min(self._in_vain, math.ceil(math.log2(_LONGEST_BACK_OFF / _FIRST_BACK_OFF)))
-        return min(_FIRST_BACK_OFF * 2**doublings, _LONGEST_BACK_OFF)
+        return float(min(_FIRST_BACK_OFF * 2**self._in_vain, _LONGEST_BACK_OFF))
