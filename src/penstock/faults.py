@@ -1,9 +1,9 @@
-"""Points where a process can be told to die, for the crash tests of each gap between two steps of a commit or of a
-replacement.
+"""Points where a process can be told to die, for the crash tests of each gap between two steps of a commit, of a
+replacement or of a slot's move.
 
 Off unless the setting ``crash_at`` names a step and an epoch, such as ``written:3``; a slot may follow
 (``written:3:1.0``). Only the first start of a topology dies: what it is started again for is to live. For a step
-of a replacement (``spark.replacement``) the number is that of the replacement, and the driver dies.
+of a replacement (``spark.replacement``) or a move (``spark.moving``) the number is that of it, and the driver dies.
 """
 
 from __future__ import annotations

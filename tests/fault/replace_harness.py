@@ -16,7 +16,7 @@ from tests.fault.harness import Run
 
 STEPS = ("checked", "standing_by", "copied", "paused", "drained", "closed", "claimed", "opened", "activated")
 """Of a replacement, in order; see ``spark.replacement``."""
-MOVE_STEPS = ("standing_by", "doubled", "stored", "merged", "mapped", "switched")
+MOVE_STEPS = ("seated", "doubled", "stored", "mapped", "merged", "switched")
 """Of one slot's move; see ``spark.moving``."""
 SLOW = 500  # tuples a second: the input outlasts the kills
 _LOOK = 0.02  # seconds; a manifest is there for half a second at least

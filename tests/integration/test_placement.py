@@ -84,7 +84,7 @@ ONE_BY_ONE = """
                 node, before = other(running, slot), running.bus.totals()["count"].executed
                 done = running.move(slot, node)
                 assert running.slots[slot].hello.node == node == done.target, done
-                assert list(done.steps) == ["standing_by", "doubled", "stored", "merged", "mapped", "switched"]
+                assert list(done.steps) == ["seated", "doubled", "stored", "mapped", "merged", "switched"]
                 assert running.coordinator.wait(
                     lambda: running.bus.totals()["count"].executed > before + 500, 30
                 ), "it goes on, and so do its counts"

@@ -199,7 +199,7 @@ def test_one_slot_is_moved_by_hand(start, penstock):
     code, text, _ = penstock("placement", "word-count", "--move", "1.0", "a")
     assert (code, text) == (0, "slot 1.0 moved from b to a, 41 ms without it\n")
     (moved,) = json.loads(penstock("placement", "word-count", "--move", "1.0", "a", "--json")[1])["moves"]
-    assert (moved["slot"], moved["target"], moved["steps"]) == ("1.0", "a", {"standing_by": 0.1})
+    assert (moved["slot"], moved["target"], moved["steps"]) == ("1.0", "a", {"seated": 0.1})
     code, _, error = penstock("placement", "word-count", "--move", "7.0", "a")
     assert code != 0
     assert "has the slots 0.0, 0.1, 1.0" in error

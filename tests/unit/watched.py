@@ -83,7 +83,7 @@ class Watched:
     def move(self, slot, node):
         if node not in ("a", "b"):
             raise TopologyFailed("topology 'word-count'", "a slot moves to a free seat", node)
-        return Moved(0.0, slot, "b", node, gap=0.041, seconds=0.3, steps={"standing_by": 0.1})
+        return Moved(0.0, slot, "b", node, gap=0.041, seconds=0.3, steps={"seated": 0.1})
 
     def spread(self):
         return self.more

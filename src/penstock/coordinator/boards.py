@@ -51,9 +51,9 @@ class Board(ABC):
         """Say what a task of this slot does; replaces what was said of the same task and component before."""
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self, moved: bool = False) -> None:
         """Leave the boards. What was posted before is still sent if that is possible at once; what comes from now
-        on is ignored."""
+        on is ignored. ``moved``: another slot's board has the same tasks, and what is there for them is its."""
 
 
 def open_board(
@@ -161,7 +161,7 @@ class CoordinatorBoard(Board):
     def publish(self, state: TaskState) -> None:
         self._control.send_now(state)
 
-    def close(self) -> None:
+    def close(self, moved: bool = False) -> None:
         self._control.listen(TaskMessage, _ignore)
         self._control.listen(TaskState, _ignore)
 

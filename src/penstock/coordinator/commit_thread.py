@@ -40,6 +40,8 @@ class _Waiting:
     epoch: int | None = None
     last: bool = False
     moves: bool = False
+    dropped: bool = False
+    """Nobody waits any longer."""
 
 
 class CommitThread:
@@ -111,7 +113,8 @@ class CommitThread:
             except PenstockError as failed:
                 answer.put(failed)
 
-        self._wanted.put(_Waiting(done, last=last, moves=moves))
+        waiting = _Waiting(done, last=last, moves=moves)
+        self._wanted.put(waiting)
         self._events.put(())  # look at once
         deadline = time.monotonic() + timeout
         while True:
@@ -119,8 +122,13 @@ class CommitThread:
                 found = answer.get(timeout=max(0.0, min(_ASK, deadline - time.monotonic())))
                 break
             except queue.Empty:
-                go_on()
+                try:
+                    go_on()
+                except BaseException:
+                    waiting.dropped = True
+                    raise
                 if time.monotonic() >= deadline:
+                    waiting.dropped = True
                     limit = f"an epoch must be committed within {timeout:g} s"
                     raise StateError("commits", limit, "it was not") from None
         if isinstance(found, PenstockError):
@@ -183,6 +191,7 @@ class CommitThread:
             self.commits.tick(now)
         while not self._wanted.empty():
             self._waiting.append(self._wanted.get())
+        self._waiting = [waiting for waiting in self._waiting if not waiting.dropped]
         for waiting in self._waiting:
             may = waiting.moves or not self._paused
             if waiting.epoch is None and may and self.commits.begin(now, waiting.last, waiting.moves):

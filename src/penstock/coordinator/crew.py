@@ -28,6 +28,7 @@ from penstock.coordinator.messages import (
     Freed,
     Hello,
     JoinBoards,
+    Leaving,
     Left,
     Message,
     NotSnapped,
@@ -67,6 +68,8 @@ class Connection:
     """A seat that no slot has."""
     sending: dict[int, list[int]] = field(default_factory=dict)
     """Where it says that it sends what is for slots of the next stage, of those that moved."""
+    leaving: int = 0
+    """The commit with which it says that its slot leaves."""
     left: Left | None = None
     """Its slot does nothing more, and may be taken over."""
     left_at: float = 0.0
@@ -150,14 +153,16 @@ class Crew:
         with self.changed:
             connection = self.seats[seat]
             connection.id, connection.free, connection.ready, connection.left = slot, False, False, None
-            connection.closed, connection.problem, connection.ahead = False, "", -1
+            connection.closed, connection.problem, connection.ahead, connection.leaving = False, "", -1, 0
         self.tell(connection, TakeSeat(slot.slot, self._next_seats(slot), takes_over=True))
         return connection
 
     def hand_over(self, slot: SlotId, to: SlotId) -> None:
-        """From now on that seat has the slot: it is told and asked, and heard of what it says."""
+        """From now on that seat has the slot: it is told and asked, and speaks for it."""
         with self.changed:
             self.slots[slot], self.seating[slot] = self.seats[to], to
+            self.slots[slot].heard = time.monotonic()
+            self._bus.moved(slot)
 
     def tell(self, connection: Connection, message: Message) -> None:
         """Whatever slot it has."""
@@ -234,7 +239,8 @@ class Crew:
 
     def leave(self, connection: Connection) -> None:
         with self.changed:
-            connection.connected = False
+            connection.connected = connection.free = False
+            connection.problem = connection.problem or "its connection is gone"
             self.changed.notify_all()
 
     def take(self, connection: Connection, message: Message) -> None:
@@ -271,6 +277,8 @@ class Crew:
         current = self.slots.get(connection.id) is connection
         if isinstance(message, Sending):
             connection.sending[message.slot] = message.seats
+        elif isinstance(message, Leaving):
+            connection.leaving = message.commit
         elif isinstance(message, Left):
             connection.left, connection.left_at = message, time.monotonic()
         elif isinstance(message, Freed):

@@ -142,6 +142,13 @@ class Sending:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """The slot knows that it leaves with that commit."""
+
+    commit: int
+
+
+@dataclass(frozen=True)
 class Left:
     """The slot has cut its state at the end of an epoch, and does nothing more. ``memo``: what who takes over
     needs besides (``runtime.memo``)."""
@@ -256,7 +263,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Announce:
-    """Exactly once, to the first stage: end the epoch."""
+    """To the first stage: end the epoch of frames; exactly once that of a commit, otherwise for a slot that moves."""
 
     epoch: int
     last: bool = False
@@ -342,6 +349,7 @@ Message = (
     | NotSnapped
     | Published
     | Sending
+    | Leaving
     | Left
     | Freed
     | Closed

@@ -70,7 +70,7 @@ class Migrations:
     def orders(self) -> list[Reroute]:
         """The changes there are, for a slot that has not heard of them."""
         return [
-            Reroute(component, self._routes(component, policy.routes), self._version)
+            Reroute(component, self._routes(component, dict(policy.routes)), self._version)
             for component, policy in self._policies.items()
             if policy.routes
         ]

@@ -74,7 +74,7 @@ class ZooKeeperBoard(Board):
         self._states: dict[tuple[int, str], TaskState] = {}
         """To be published."""
         self._work = threading.Condition()
-        self._closing = False
+        self._closing = self._moved = False
         self._sender = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
         self._known: set[str] = set()
@@ -108,11 +108,11 @@ class ZooKeeperBoard(Board):
             self._states[state.task, state.towards] = state
             self._work.notify()
 
-    def close(self) -> None:
+    def close(self, moved: bool = False) -> None:
         with self._work:
             if self._closing:
                 return
-            self._closing = True
+            self._closing, self._moved = True, moved
             self._work.notify()
         closer = threading.Thread(target=self._stop, name="board-close", daemon=True)
         closer.start()
@@ -237,7 +237,7 @@ class ZooKeeperBoard(Board):
             else:
                 self._client.create(node, data)
                 self._versions[node] = 0
-        except (NodeExistsError, BadVersionError):  # by the try before
+        except (NodeExistsError, BadVersionError, NoNodeError):  # by the try before, or another of the same task
             stat = self._client.exists(node)
             if stat is None:
                 self._versions.pop(node, None)
@@ -247,9 +247,9 @@ class ZooKeeperBoard(Board):
 
     def _leave(self) -> None:
         """Take down what is ours, and what is everybody's if no one else is there."""
-        for task in self._tasks:
+        for task in () if self._moved else self._tasks:
             self._client.delete(self._target(task), recursive=True)
-        for node in self._versions:
+        for node in {} if self._moved else self._versions:
             with contextlib.suppress(NoNodeError):
                 self._client.delete(node)
         self._members.leave()

@@ -39,7 +39,7 @@ class Header(NamedTuple):
     source_task: int = 0
     stream: int = 0
     epoch: int = 0
-    """The unit of commit the tuples belong to; 0 while the topology runs without epochs."""
+    """Frames between two markers of their sender; exactly once the unit of commit the tuples belong to."""
     route: int = 0
     """Version of the route table the frame was addressed with."""
     rows: int = 0

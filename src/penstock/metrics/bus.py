@@ -193,6 +193,11 @@ class MetricsBus:
             self._note_load(slot, report)
             self._sample()
 
+    def moved(self, slot: SlotId) -> None:
+        """Another process has the slot: what the one before told of itself is no longer so. Its tasks count on."""
+        with self._lock:
+            self._loads.pop(slot, None)
+
     def go_on_from(self, before: MetricsBus) -> None:
         """Take over what the bus of the topology's form before this one has: what was noted, and counted. A task
         that is no more leaves its counts to the one of its component that its number falls to."""

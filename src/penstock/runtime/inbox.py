@@ -25,7 +25,7 @@ class Inbox:
         self.arrived_bytes = 0
         """Ever taken in."""
         self.behind = 0
-        """Tuples that wait outside only because the tasks are behind (exactly once: those of the next epochs)."""
+        """Tuples that wait outside only because the tasks are behind: those of the next epochs."""
         self._arrived = 0
         self._limit = overflow
         self._inside = 0

@@ -135,7 +135,7 @@ class Slot:
         """Every commit is the end of an epoch."""
         upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
         self._alignment = Alignment(upstream, 0 if takes_over else 1)
-        self._takes_over = takes_over
+        self._takes_over, self._is_open = takes_over, False
         self._leaving: tuple[int, int] | None = None
         """⟨Commit, epoch⟩: when that epoch ends it cuts its state for that commit, and does nothing more."""
         self._left_with = 0
@@ -203,6 +203,7 @@ class Slot:
         if memo is not None:
             memo.restore(self)
             self._alignment.take_over(memo.epoch + 1, self._accept)
+        self._is_open = True
 
     # ---- moving to another process ---------------------------------------------------------------------
 
@@ -306,7 +307,7 @@ class Slot:
             )
         parcel = Parcel(header, frame)
         taken = self._alignment.hold(parcel) or inbox.offer(parcel)
-        if self.executors:
+        if self._is_open:
             self._observe()  # here too: the main loop may be in a long execute
         return taken
 
@@ -314,7 +315,7 @@ class Slot:
     def _between(self) -> bool:
         """Two have this slot's input at the moment: what is for the one that goes on waits here, whatever it is,
         and who sends it must not, for the marker that ends this comes behind it."""
-        return self.left or self._leaving is not None or (self._takes_over and not self.executors)
+        return self.left or self._leaving is not None or (self._takes_over and not self._is_open)
 
     # ---- turns -----------------------------------------------------------------------------------------
 
@@ -487,6 +488,8 @@ class Slot:
 
     def reroute(self, component: str, routes: Mapping[int, int], version: int) -> None:
         """Tuples bound for a task on the left go to the one on the right from now on (migration)."""
+        if version < self._version:
+            return  # told late
         self._version = version
         tasks = self._plan.tasks_of[component]
         for executor in self.executors:
@@ -618,7 +621,9 @@ class Slot:
     # ---- reports ---------------------------------------------------------------------------------------
 
     def stats(self) -> dict[int, TaskStats]:
-        """The counters of each task, queue lengths brought up to date."""
+        """The counters of each task, queue lengths brought up to date; none before it is open."""
+        if not self._is_open:
+            return {}
         for bolt in self._bolts:
             bolt.stats.queued = bolt.queued
             bolt.stats.overflowing = bolt.inbox.overflowing

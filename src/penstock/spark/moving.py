@@ -3,14 +3,14 @@
 In steps; up to the third it can be given up, and the old seat goes on as if nothing had been:
 
 1. A free seat on the node prepares to take the slot over, and reads ahead what the slot has committed
-   (``standing_by``).
+   (``seated``).
 2. The slots that send to it send everything to both seats from now on (``doubled``). The old one goes on producing
    the results; the new one emits nothing, and keeps what comes.
 3. The end of an epoch is announced, and its markers come from every sender: the cut of each. The old one does all
    that came before them, stores its state with a commit (``stored``), and then nothing more.
-4. The new one takes up that state, drops the copies of what came before the markers and does what came behind
-   them (``merged``). From now on the slot is mapped to it: it is told and asked, and the old one is closed
-   (``mapped``).
+4. The slot is mapped to the new seat, which is told and asked from now on, and its old tasks are closed
+   (``mapped``); the new ones take up the state, drop the copies of what came before the markers and do what came
+   behind them (``merged``).
 5. The senders send to the new one only (``switched``). The old seat is free as soon as nothing more can come
    there.
 
@@ -32,6 +32,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.coordinator.crew import Connection
 from penstock.coordinator.messages import Close, Leave, Open, ReadAhead, SendTo, Stay
 from penstock.errors import PenstockError, StateError, TopologyFailed
 from penstock.faults import CrashPoint
@@ -72,6 +73,9 @@ class MoveWish:
 
     nodes: Mapping[SlotId, str]
     reason: str
+    start: int
+    """The number of the one they are slots of."""
+    by_policy: bool = False
     answer: Future[list[Moved]] = field(default_factory=Future)
 
 
@@ -81,7 +85,8 @@ def movable(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
     free = Counter((seat.stage, each.hello.node) for seat, each in start.crew.seats.items() if each.free)
     found = {}
     for slot, node in sorted(nodes.items()):
-        if slot.stage and start.crew.slots[slot].hello.node != node and free[slot.stage, node]:
+        now = start.crew.slots.get(slot)
+        if slot.stage and now is not None and now.hello.node != node and free[slot.stage, node]:
             free[slot.stage, node] -= 1
             found[slot] = node
     return found
@@ -137,7 +142,8 @@ class Move:
         crew = self._crew
         if slot not in movable(start, {slot: node}):
             free = {each.hello.node for id, each in crew.seats.items() if each.free and id.stage == slot.stage}
-            now, seats = crew.slots[slot].hello.node, ", ".join(sorted(free)) or "no node"
+            now = crew.slots[slot].hello.node if slot in crew.slots else "no node"
+            seats = ", ".join(sorted(free)) or "no node"
             raise TopologyFailed(
                 f"topology '{start.design.topology.name}'",
                 "a slot of bolts moves alone from where it is to another node that has a free seat for its stage",
@@ -152,20 +158,24 @@ class Move:
         )
         self._new = crew.seats[self._seat]
         self._crash = CrashPoint(start.settings.crash_at, "driver")
+        self._stoppable = True
         self._since = time.monotonic()
-        self._silent = self._since
         self._times: dict[str, float] = {}
 
     def carry_out(self) -> Moved:
+        """Raises ``PenstockError`` where the slot stays, ``Lost`` where the topology has to be started again."""
         start, old, new = self._start, self._old, self._new
         start.begin_handover()
         commits = start.expect_commits()
         try:
             try:
-                self._stand_by()
+                self._take_seat()
                 commits.pause()
                 self._double()
                 self._store()
+            except Lost as loss:  # maybe told to stop: what is there is to end its work
+                self._give_up(str(loss))
+                raise
             except (_Stuck, PenstockError) as error:
                 self._give_up(str(error))
                 start.raise_if_dead()
@@ -175,17 +185,17 @@ class Move:
             try:
                 self._merge()
                 self._switch()
-            except _Stuck as error:
+            except (_Stuck, PenstockError) as error:  # nobody has the slot now
                 raise Lost(f"slot {self._slot} cannot go on on {new.hello.node}: {error}") from error
         finally:
             commits.resume()
-        begun, ended = self._silent, self._times["merged"]
+        begun, ended = old.left_at, self._times["merged"]
         steps = {step: at - self._since for step, at in self._times.items()}
         return Moved(ended, self._slot, old.hello.node, new.hello.node, ended - begun, ended - self._since, steps)
 
     # ---- the steps -------------------------------------------------------------------------------------
 
-    def _stand_by(self) -> None:
+    def _take_seat(self) -> None:
         start, crew, slot = self._start, self._crew, self._slot
         crew.stand_by(slot, self._seat)
         with contextlib.suppress(StateError):  # an overloaded one may take long: the last one there is will do
@@ -194,7 +204,7 @@ class Move:
         state.look()
         crew.tell(self._new, ReadAhead(state.epoch, crew.share(slot, state.tasks())))
         self._await(lambda: self._new.ahead >= state.epoch, "the new seat must read the state ahead")
-        self._reached("standing_by")
+        self._reached("seated")
 
     def _double(self) -> None:
         self._send_to(self._crew.seating[self._slot], self._seat)
@@ -202,27 +212,29 @@ class Move:
 
     def _store(self) -> None:
         commits, old = self._start.expect_commits(), self._old
-        self._crew.tell(old, Leave(*commits.commits.next_move()))
+        commit, epoch = commits.commits.next_move()
+        self._crew.tell(old, Leave(commit, epoch))
+        self._await(lambda: old.leaving == commit, "the old seat must know when to leave")
         commits.commit_with_move(self._limit, self._watch)
-        self._await(lambda: old.left is not None, "the old seat must leave")
+        self._await(lambda: old.left is not None and old.left.epoch == epoch, "the old seat must leave")
         self._reached("stored")
 
     def _merge(self) -> None:
         start, crew, slot, old, new = self._start, self._crew, self._slot, self._old, self._new
         assert old.left is not None
-        self._silent = old.left_at
+        self._stoppable, self._limit = False, start.settings.start_timeout
         state = start.design.state
         state.look()
-        nodes = crew.nodes() | {str(slot): new.hello.node}
-        tasks = crew.share(slot, state.tasks())
-        crew.tell(new, Open(nodes, state.generation, old.left.epoch, tasks, old.left.memo))
-        self._await(lambda: new.ready, "the tasks must open on the new node")
-        self._reached("merged")
         crew.hand_over(slot, self._seat)
+        crew.tell(old, Close())  # first, for both may use one thing outside, as a transaction or a file
+        self._await(lambda: old.closed, "the tasks must close on the old node")
+        self._reached("mapped")
+        tasks = crew.share(slot, state.tasks())
+        crew.tell(new, Open(crew.nodes(), state.generation, old.left.epoch, tasks, old.left.memo))
         for order in start.migrations.orders():
             crew.tell(new, order)
-        crew.tell(old, Close())
-        self._reached("mapped")
+        self._await(lambda: new.ready, "the tasks must open on the new node")
+        self._reached("merged")
 
     def _switch(self) -> None:
         self._send_to(self._seat)
@@ -233,24 +245,24 @@ class Move:
     def _send_to(self, *seats: SlotId) -> None:
         """Have all slots of the stage before send to these seats, and wait until they do."""
         numbers, slot = [seat.slot for seat in seats], self._slot
-        senders = [each for id, each in self._crew.slots.items() if id.stage == slot.stage - 1]
-        for sender in senders:
+        for sender in self._senders:
             self._crew.tell(sender, SendTo(slot.slot, numbers))
         self._await(
-            lambda: all(sender.sending.get(slot.slot) == numbers for sender in senders),
+            lambda: all(sender.sending.get(slot.slot) == numbers for sender in self._senders),
             f"all slots of stage {slot.stage - 1} must send to the seats {numbers}",
         )
 
     def _give_up(self, why: str) -> None:
         """The old seat has had everything, and goes on. The new one may still get a copy of something, and is not
         used again."""
+        crew = self._crew
         log.warning("slot %s stays on %s: %s", self._slot, self._old.hello.node, why)
         self._new.problem = self._new.problem or why
-        with contextlib.suppress(_Stuck):  # ``sending`` tells who does not; it is sent in vain
-            self._send_to(self._crew.seating[self._slot])
-        self._old.left = None
-        self._crew.tell(self._old, Stay())
-        self._crew.tell(self._new, Close())
+        for sender in self._senders:
+            crew.tell(sender, SendTo(self._slot.slot, [crew.seating[self._slot].slot]))
+        self._old.left, self._old.leaving = None, 0
+        crew.tell(self._old, Stay())
+        crew.tell(self._new, Close())
 
     def _await(self, condition: Callable[[], bool], rule: str) -> None:
         new, deadline = self._new, time.monotonic() + self._limit
@@ -262,8 +274,14 @@ class Move:
         if not condition():
             raise _Stuck(new.problem or f"{rule}: a slot is gone")
 
+    @property
+    def _senders(self) -> list[Connection]:
+        return [each for id, each in self._crew.slots.items() if id.stage == self._slot.stage - 1]
+
     def _watch(self) -> None:
-        self._go_on()
+        """While nobody has the slot, also who is told to stop waits: what is there can be ended then."""
+        if self._stoppable:
+            self._go_on()
         self._start.raise_if_dead()
         self._start.raise_if_silent()
 

@@ -1,6 +1,6 @@
-"""ERDM's decisions carried out on Spark: slots move one by one where no node becomes free, else by a replacement
-to the nodes that stay, and the others are left; nodes that are needed again are asked for, and used once they have
-joined."""
+"""ERDM's decisions carried out on Spark: slots move one by one where seats are free, else all together, by a
+replacement to the nodes that stay. Nodes without slots are left; those that are needed again are asked for, and used
+once they have joined."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Placer:
         moves = movable(current, found.placement.nodes)
         wish: Wish | MoveWish
         if moves:
-            wish = MoveWish(moves, found.reason)
+            wish = MoveWish(moves, found.reason, current.number, by_policy=True)
         else:
             wish = self.wish(found.placement, found.leaves, found.reason, current)
         self._placements.note(time.monotonic(), found.reason)
@@ -125,7 +125,11 @@ class Placer:
         if not empty or not nodes.leavable() or not self._starter.alone():
             return None
         reason = f"ERDM: no executor is on {', '.join(sorted(empty))} any more, left"
-        wish = self.wish(Placement(current.places(), exact=False), empty, reason, current)
+        try:
+            wish = self.wish(Placement(current.places(), exact=False), empty, reason, current)
+        except TopologyFailed as error:
+            self._placements.refused(time.monotonic(), str(error))
+            return None
         self._placements.note(time.monotonic(), reason)
         return wish
 

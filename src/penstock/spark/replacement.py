@@ -297,7 +297,7 @@ class Replacer:
             self._drop(new)
             if wish.pause:
                 starter.hold(old.design, 0.0)
-            hand_over(starter.new(old.design, old.bus))
+            hand_over(starter.new(old.design, old.bus, old))
             raise WentBack(error) from error
         except Lost:
             self._drop(old)

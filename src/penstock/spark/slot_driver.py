@@ -36,6 +36,7 @@ from penstock.coordinator.messages import (
     Fails,
     Freed,
     Leave,
+    Leaving,
     Left,
     NotSnapped,
     Open,
@@ -116,9 +117,7 @@ class SlotDriver:
         """The trigger queue: what the board has for the slot's tasks."""
         self._posting = threading.Lock()
         self._board: Board | None = None
-        self._speaks = not seat.takes_over
-        """Else its tasks are another's until it opens."""
-        if self._speaks:
+        if not seat.takes_over:  # else its tasks are another's until it opens
             self._join()
 
     def _join(self) -> None:
@@ -159,7 +158,7 @@ class SlotDriver:
             self._over = True
             self._chores.put(None)
             if self._board is not None:
-                self._board.close()
+                self._board.close(moved=slot.left)
 
     @property
     def _gone(self) -> bool:
@@ -280,6 +279,7 @@ class SlotDriver:
                 self._send_to(message)
             elif isinstance(message, Leave):
                 self._slot.leave(message.commit, message.epoch)
+                self._control.send(Leaving(message.commit))
             elif isinstance(message, Stay):
                 self._stay()
             elif isinstance(message, Close):
@@ -309,9 +309,8 @@ class SlotDriver:
         memo = Memo(message.epoch, message.memo) if message.memo else None
         self._slot.open(nodes, restored, message.epoch, memo)
         self._opened = True
-        if not self._speaks:
+        if self._board is None:
             self._join()
-            self._speaks = True
 
     def _pass_on(self, message: TaskMessage) -> None:
         """For who has the task now; kept until there is one."""
@@ -356,6 +355,7 @@ class SlotDriver:
         if slot.left and not self._said_left:
             self._said_left = True
             memo = slot.memo()
+            self._report(0)
             self._control.send(Left(memo.epoch, memo.data))
 
     def _keep(self, archive: SlotArchive) -> None:
@@ -432,9 +432,8 @@ class SlotDriver:
         """Report at every interval, from a thread of its own: while Spark holds the loop back because the next
         stage is slow, the driver must still hear that the slot lives."""
         while not self._over and not self._control.lost:
-            if self._speaks:
-                with contextlib.suppress(RuntimeError):  # the loop changed a table under our eyes: next time
-                    self._report(0)
+            with contextlib.suppress(RuntimeError):  # the loop changed a table under our eyes: next time
+                self._report(0)
             time.sleep(self._interval)
 
     def _report(self, probe: int) -> None:

@@ -155,8 +155,8 @@ class Start:
         self.number, self.design, self.bus = number, design, bus
         """``number``: no other start of this run has it."""
         self._placement = design.placement
-        if self._placement is not None and after is not None:
-            self._placement = Placement({**self._placement.nodes, **after.places()}, exact=False)
+        if after is not None and after._placement is not None:
+            self._placement = Placement({**after._placement.nodes, **after.places()}, exact=False)
         self.plan, self.settings = design.plan, design.topology.settings
         self.migrations = Migrations(design.plan, self.settings)
         """What was decided about data migration."""

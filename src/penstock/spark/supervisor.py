@@ -226,12 +226,12 @@ class RunningTopology:
     def move(self, slot: SlotId, node: str, reason: str = "by hand") -> Moved:
         """Let one slot of bolts run on another node, while all others go on where they are. Needs a seat that is
         free there (setting ``spare_seats``). Raises what keeps it from that, and then the slot stays."""
-        return self._await_moves(MoveWish({slot: node}, reason))[0]
+        return self._await_moves(MoveWish({slot: node}, reason, self.current.number))[0]
 
     def rearrange(self) -> Replaced | list[Moved] | None:
         """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
-        Where it empties none and seats are free, slots move one by one, else all by a replacement. None: nothing
-        that is worth it, or there is no window yet (``placement`` says which)."""
+        Where seats are free slots move one by one, and nodes without any are left the next time; else all go by a
+        replacement. None: nothing that is worth it, or there is no window yet (``placement`` says which)."""
         with self._lock:
             window = self.monitor.newest(self.bus)
             wish = None if window is None else self._placer.by_hand(window, self.current)
@@ -465,24 +465,30 @@ class RunningTopology:
 
     def _move(self, wish: MoveWish) -> None:
         """Raises where the topology is lost on the way; what else goes wrong is the wish's."""
+        name = f"topology '{self.topology.name}'"
         with self._lock:
             try:
                 self._expect_running()
-                wish.answer.set_result(self._mover.move(wish, self.current))
+                if wish.start != self.current.number:
+                    got = "it has been started again or replaced"
+                    raise TopologyFailed(name, "is moved as it was seen", got, "Ask again.")
+                done = self._mover.move(wish, self.current)
+                self.monitor.use(self.topology.settings)  # a window with a slot on two nodes says nothing
+                wish.answer.set_result(done)
             except PenstockError as error:
-                self.bus.note("move", "", f"not done: {error}")
-                self.placements.rest()
-                wish.answer.set_exception(error)
+                self._not_moved(wish, error)
             except Lost as loss:
-                rule = "must stay alive to have a slot moved"
-                name = f"topology '{self.topology.name}'"
-                wish.answer.set_exception(TopologyFailed(name, rule, str(loss)))
+                self._not_moved(wish, TopologyFailed(name, "must stay alive to have a slot moved", str(loss)))
                 raise
             except BaseException as error:  # who waits must hear of it, whatever it is
                 wish.answer.set_exception(error)
                 raise
-            finally:
-                self.monitor.use(self.topology.settings)  # a window with a slot on two nodes says nothing
+
+    def _not_moved(self, wish: MoveWish, error: PenstockError) -> None:
+        self.bus.note("move", "", f"not done: {error}")
+        if wish.by_policy:
+            self.placements.rest()
+        wish.answer.set_exception(error)
 
     def _expect_same(self, wish: Wish) -> None:
         if wish.placement is not None and wish.topology is not self.topology:
