@@ -3,7 +3,8 @@ replacement or of a slot's move.
 
 Off unless the setting ``crash_at`` names a step and an epoch, such as ``written:3``; a slot may follow
 (``written:3:1.0``). Only the first start of a topology dies: what it is started again for is to live. For a step
-of a replacement (``spark.replacement``) or a move (``spark.moving``) the number is that of it, and the driver dies.
+of a replacement (``spark.replacement``) or a move (``spark.moving``) the number is that of it, and the driver
+dies.
 """
 
 from __future__ import annotations

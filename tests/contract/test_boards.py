@@ -350,6 +350,22 @@ def test_the_last_to_leave_removes_the_run(zookeeper):
     assert zookeeper.client.exists(zookeeper.root) is None
 
 
+def test_a_slot_that_moved_leaves_the_board_to_who_has_its_tasks_now(zookeeper):
+    sender, old = zookeeper.open(0), zookeeper.open(1)
+    old.board.publish(TaskState(old.tasks[0], "sink", 10.0))
+    sender.post(old.tasks[0], 1)
+    wait_until(lambda: old.values(1) == [1.0] and sender.newest() == {(2, "sink"): 10.0})
+    new = zookeeper.open(1)
+    new.board.publish(TaskState(new.tasks[0], "sink", 20.0))
+    wait_until(lambda: sender.newest() == {(2, "sink"): 20.0})
+    old.board.close(moved=True)
+    for value in (2, 3):
+        sender.post(new.tasks[0], value)
+    wait_until(lambda: new.values(1)[-2:] == [2.0, 3.0])
+    new.board.publish(TaskState(new.tasks[0], "sink", 30.0))
+    wait_until(lambda: sender.newest() == {(2, "sink"): 30.0})
+
+
 def test_old_runs_are_removed_by_a_new_one(zookeeper, monkeypatch):
     monkeypatch.setattr(zookeeper_module, "OLD_SECONDS", 0.0)
     client = zookeeper.client

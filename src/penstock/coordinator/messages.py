@@ -263,7 +263,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Announce:
-    """To the first stage: end the epoch of frames; exactly once that of a commit, otherwise for a slot that moves."""
+    """To the first stage: end the epoch of frames; exactly once with each commit, otherwise when a slot moves."""
 
     epoch: int
     last: bool = False

@@ -149,6 +149,6 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self.tokens.popleft()
 
     def close(self) -> None:
-        if not self._epochs and self._uncommitted:
+        if not self._epochs:
             self._commit()
         super().close()

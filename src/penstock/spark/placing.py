@@ -1,6 +1,6 @@
 """ERDM's decisions carried out on Spark: slots move one by one where seats are free, else all together, by a
-replacement to the nodes that stay. Nodes without slots are left; those that are needed again are asked for, and used
-once they have joined."""
+replacement to the nodes that stay. Nodes without slots are left; those that are needed again are asked for, and
+used once they have joined."""
 
 from __future__ import annotations
 

@@ -131,10 +131,10 @@ class LocalRunner:
             self.run(_TURN)
         memo = old.memo()
         memo = Memo(memo.epoch, json.loads(json.dumps(memo.data)))
-        self._state.look()
-        new.open(dict.fromkeys(self._slots, "local"), self._restored(id, self._state), memo=memo)
         old.close()
         self._pass_acks(old)
+        self._state.look()
+        new.open(dict.fromkeys(self._slots, "local"), self._restored(id, self._state), memo=memo)
         _, self._channels[id] = self._moving.pop(id)
         self._slots[id] = new
         return True
