@@ -111,11 +111,11 @@ def test_the_driver_dies_between_two_steps_of_one_slots_move(tmp_path, campaign,
 )
 def test_somebody_is_killed_while_slots_move_one_by_one(tmp_path, campaign, full, form):
     delivery, seed = form
-    kills = 6 if full else 2
+    kills = 6 if full else 1
     with MoveRun(tmp_path, 1600 + seed, delivery, count=4_000 * kills) as run:
         for _ in range(kills):
             run.kill_somebody()
         done = run.status()["replaced"]
-        run.await_("moves to come through", lambda: run.status().get("replaced", 0) >= done + 3)
+        run.await_("moves to come through", lambda: run.status().get("replaced", 0) >= done + 2)
         run.finish()
     campaign(run)
