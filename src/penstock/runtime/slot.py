@@ -7,6 +7,7 @@ out. Nothing here blocks, sleeps, or knows who drives.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from penstock.runtime.flow import Flow
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.job import Job, Surroundings, make_executor
 from penstock.runtime.memo import Memo
+from penstock.runtime.outgoing import Outgoing, Relay, Row
 from penstock.runtime.outputs import Send
 from penstock.runtime.parcel import Parcel
 from penstock.runtime.sinks import SinkExecutor
@@ -44,9 +46,6 @@ from penstock.topology.components import Component, Failure
 _MOST_RELAYED = 16  # frames; without flow control more only hides the pressure of the stage they are for
 _MOST_RELAYED_FLOWING = 256  # with it they leave at the next turn, which a slow execute may put off
 _ACK_PAUSE = 0.004  # seconds between two tallies of a slot that never pauses: each is a message to the acker
-
-Row = tuple[int, bytes | pa.Buffer | None]
-"""The slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,10 @@ class Slot:
         flowing = job.settings.flow != "none"
         overflow = job.settings.overflow_bytes if flowing else 0
         self._inboxes = {task: Inbox(job.settings.inbox_capacity, overflow) for task in self._tasks}
-        self.flow = Flow(job.plan, job.settings, clock, self._inboxes, self._dispatch, id)
+        self._out = Outgoing(id, job.plan, clock, job.settings.linger)
+        self.flow = Flow(job.plan, job.settings, clock, self._inboxes, self._out.send, id)
         """Lanes and watches of the tasks."""
-        self._relay: deque[tuple[Header, pa.Buffer]] = deque()
-        self._most_relayed = _MOST_RELAYED_FLOWING if flowing else _MOST_RELAYED
-        self._out: list[Row] = []
+        self._relay = Relay(_MOST_RELAYED_FLOWING if flowing else _MOST_RELAYED)
         self._instances: dict[int, Component] = {}
         self.executors: list[Executor[Any]] = []
         self._bolts: list[BoltExecutor[Any]] = []
@@ -121,7 +119,6 @@ class Slot:
         self.segments: deque[tuple[int, Segment]] = deque()
         """Migrated segments that have ended, with the task that sent them; for the report."""
         self._warm: set[int] = set()
-        self._dirty: dict[int, float] = {}
         self._oldest: float | None = None
         self._flushed = 0.0
         targets = max([1, *(self._targets(task) for task in self._tasks)])
@@ -144,8 +141,6 @@ class Slot:
         """The bolts were to be cut for the commit with which it leaves."""
         self.left = False
         """It has: all that comes now is held, for another to do, or for itself where it stays."""
-        self._relay_later: deque[tuple[Header, pa.Buffer]] = deque()
-        """What is to be relayed by whoever does the next epoch."""
         self._announced = 0
         self._last = 0
         """The epoch after which another start of the topology goes on: its cut is waited for, and so holds changes
@@ -217,8 +212,7 @@ class Slot:
         if leaving is not None and self._put_off:
             self.cut_bolts(leaving[0])
         self._put_off = False
-        self._relay.extendleft(reversed(self._relay_later))
-        self._relay_later.clear()
+        self._relay.take_back()
         if self.left:
             self.left = False
             self.flow.thaw()
@@ -231,12 +225,7 @@ class Slot:
 
     def warm_up(self) -> list[Row]:
         """A frame over every channel to the next stage."""
-        if self.id.stage + 1 == len(self._plan.stages):
-            return []
-        rows: list[Row] = []
-        for slot in range(self._plan.stages[self.id.stage + 1].slots):
-            rows += [(slot, Header(Kind.WARM, self.id.stage + 1, slot, *_pair(self.id)).pack()), (slot, None)]
-        return rows
+        return self._out.warm_up()
 
     @property
     def stateful(self) -> bool:
@@ -288,10 +277,7 @@ class Slot:
                 f"slot {self.id}", "frames go to later stages", f"one for stage {header.target_stage}"
             )
         if header.target_stage > self.id.stage:
-            if len(self._relay) >= self._most_relayed and not self._between:
-                return False
-            self._relay.append((header, frame))
-            return True
+            return self._relay.offer(header, frame, self._between)
         if header.kind == Kind.WARM:
             self._warm.add(header.source_slot)
             return True
@@ -331,14 +317,13 @@ class Slot:
             spout.expire()
         self.flow.release()
         self._spout_emitted = not self._run_bolts() and not self._epoch_ends() and self._run_spouts()
-        if self._spout_emitted or self._bolts or self._dirty or self._holds_rows():
+        if self._spout_emitted or self._bolts or self._out or self._holds_rows():
             idle = not self._spout_emitted and not self._relay and not any(bolt.may_run for bolt in self._bolts)
             self._flush(idle)
             self._note_waiting()
-            self._nudge(idle)
+            self._out.nudge(idle)
         self._observe()
-        rows, self._out = self._out, []
-        return rows
+        return self._out.take()
 
     def idle_for(self) -> float:
         """Seconds the driver may wait before the next turn unless a row or a command comes; 0 for none."""
@@ -352,7 +337,7 @@ class Slot:
         if waiting is not None and self._inboxes[waiting].has_room:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
-        only_spouts = self._oldest is None and not self._dirty and not self._bolts
+        only_spouts = self._oldest is None and not self._out and not self._bolts
         if only_spouts and any(spout.room > 0 for spout in self._spouts):
             return pause  # asked every millisecond
         now = self._clock.monotonic()
@@ -365,9 +350,7 @@ class Slot:
         if self._oldest is not None:  # a spout's tuples wait for company, a bolt's only for the spacing
             due = self._oldest + self._linger
             waits.append((due if emits else min(due, self._flushed + self._spacing)) - now)
-        if self._dirty:
-            waits.append(min(self._dirty.values()) + self._settings.linger - now)
-        return max(0.0, min(waits))
+        return max(0.0, min(*waits, self._out.wait()))
 
     def _targets(self, task: int) -> int:
         """How many tasks in other slots a task sends to."""
@@ -387,15 +370,9 @@ class Slot:
             inbox.behind = behind[task]
 
     def _relay_frames(self) -> None:
-        alignment = self._alignment
-        while self._relay:
-            header, frame = self._relay.popleft()
-            if header.epoch < alignment.first:
-                continue  # relayed by who had this slot before
-            if self._leaving is not None and header.epoch > self._leaving[1]:
-                self._relay_later.append((header, frame))
-                continue
-            self._send_row(SlotId(header.target_stage, header.target_slot), frame)
+        if self._relay:
+            last = math.inf if self._leaving is None else self._leaving[1]
+            self._relay.release(self._out.send, self._alignment.first, last)
 
     def _run_bolts(self) -> bool:
         """Run the receivers of what is handed over within the slot first, and their senders only when they
@@ -443,24 +420,6 @@ class Slot:
             self._oldest = None
         elif self._oldest is None:
             self._oldest = self._clock.monotonic()
-
-    def _nudge(self, idle: bool) -> None:
-        """Follow the last frame to a slot by an empty row when nothing else does: at once when the slot has
-        nothing to do, else when no frame has gone that way for the length of the linger."""
-        if not self._dirty:
-            return
-        limit = self._clock.monotonic() - self._settings.linger
-        for slot in [slot for slot, sent in self._dirty.items() if idle or sent <= limit]:
-            self._out.append((slot, None))
-            del self._dirty[slot]
-
-    def _send_row(self, target: SlotId, frame: bytes | pa.Buffer) -> None:
-        hop = self._plan.next_hop(self.id, target)
-        self._out.append((hop, frame))
-        self._dirty[hop] = self._clock.monotonic()
-
-    def _dispatch(self, header: Header, frame: bytes | pa.Buffer) -> None:
-        self._send_row(SlotId(header.target_stage, header.target_slot), frame)
 
     def _sender(self, source_task: int) -> Send:
         def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
@@ -589,7 +548,7 @@ class Slot:
         elif leaves:
             assert self._leaving is not None
             self._cut(self._leaving[0], self._bolts, last=True)
-        self._send_markers(epoch)
+        self._out.mark(epoch, epoch == self._last)
         if self._leaving is not None and leaves:
             self._left_with, self._leaving, self._put_off, self.left = self._leaving[0], None, False, True
         else:
@@ -608,15 +567,6 @@ class Slot:
         # Copied in one step: the thread that publishes takes from it meanwhile.
         tokens = {sink.key: [token for _, token in list(sink.tokens)] for sink in sinks}
         self.cuts.append(SlotCut(epoch, cuts, tokens))
-
-    def _send_markers(self, epoch: int) -> None:
-        if self.id.stage + 1 == len(self._plan.stages):
-            return
-        for slot in range(self._plan.stages[self.id.stage + 1].slots):
-            last = epoch == self._last
-            marker = Header(Kind.MARKER, self.id.stage + 1, slot, *_pair(self.id), epoch=epoch, rows=last)
-            self._out += [(slot, marker.pack()), (slot, None)]
-            self._dirty.pop(slot, None)
 
     # ---- reports ---------------------------------------------------------------------------------------
 
@@ -668,7 +618,3 @@ class Slot:
             self.published[task] = [list(row) for row in rows]
 
         return publish
-
-
-def _pair(slot: SlotId) -> tuple[int, int]:
-    return slot.stage, slot.slot

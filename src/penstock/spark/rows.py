@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.runtime.slot import Row
+from penstock.runtime.outgoing import Row
 
 _NAMES = ["slot", "frame"]
 _BINARY = pa.binary()

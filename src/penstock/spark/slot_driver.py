@@ -65,7 +65,8 @@ from penstock.plan.model import SlotId
 from penstock.runtime.archive import SlotArchive
 from penstock.runtime.job import Job
 from penstock.runtime.memo import Memo
-from penstock.runtime.slot import Row, Slot, SlotCut
+from penstock.runtime.outgoing import Row
+from penstock.runtime.slot import Slot, SlotCut
 from penstock.spark.rows import as_batches
 from penstock.spark.wake import Wake
 from penstock.topology.components import Failure
