@@ -119,6 +119,20 @@ class ReplaceRun(Run):
         temporary.write_text(json.dumps(plan))
         os.replace(temporary, path)
 
+    def survive(self, what, committed=lambda: None):
+        """The driver dies by itself (``crash_at``), is started again, and all comes out right. ``committed`` looks
+        at what it left."""
+        try:
+            self.launch()
+            self.await_death()
+            self.faults.append((what, 0.0))
+            committed()
+            self.config["settings"]["crash_at"] = ""
+            self.start()
+            self.finish()
+        finally:
+            self.close()
+
     def await_death(self):
         """Until the driver has died by itself, and all it had started."""
         code = self.driver.wait(max(1.0, self.deadline - time.monotonic()))

@@ -16,17 +16,12 @@ def test_the_driver_dies_between_two_steps_of_a_replacement(tmp_path, campaign, 
     of four."""
     delivery, step = form
     run = ReplaceRun(tmp_path, 900 + STEPS.index(step), delivery, crash_at=f"{step}:2")
-    try:
-        run.launch()
-        run.await_death()
-        run.faults.append((f"replace crash at {step}", 0.0))
+
+    def committed():
         if step != "checked":  # before that, those four may not have committed anything
             assert run.tasks_in_state() == 4, run.story()
-        run.config["settings"]["crash_at"] = ""
-        run.start()
-        run.finish()
-    finally:
-        run.close()
+
+    run.survive(f"replace crash at {step}", committed)
     campaign(run)
 
 
@@ -64,15 +59,7 @@ def test_the_driver_dies_between_two_steps_of_a_move(tmp_path, campaign, form):
     master = "local-cluster[2,24,1024]"
     seed = 1400 + STEPS.index(step)
     run = ReplaceRun(tmp_path, seed, delivery, scale=(), master=master, crash_at=f"{step}:1")
-    try:
-        run.launch()
-        run.await_death()
-        run.faults.append((f"move crash at {step}", 0.0))
-        run.config["settings"]["crash_at"] = ""
-        run.start()
-        run.finish()
-    finally:
-        run.close()
+    run.survive(f"move crash at {step}")
     campaign(run)
 
 
@@ -94,15 +81,7 @@ def test_the_driver_dies_between_two_steps_of_one_slots_move(tmp_path, campaign,
     """In the third move."""
     delivery, step = form
     run = MoveRun(tmp_path, 1500 + MOVE_STEPS.index(step), delivery, crash_at=f"{step}:3")
-    try:
-        run.launch()
-        run.await_death()
-        run.faults.append((f"seat crash at {step}", 0.0))
-        run.config["settings"]["crash_at"] = ""
-        run.start()
-        run.finish()
-    finally:
-        run.close()
+    run.survive(f"seat crash at {step}")
     campaign(run)
 
 
