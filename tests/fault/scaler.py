@@ -50,7 +50,9 @@ class Scaler:
         for tasks in itertools.cycle(self._config["scale"] or [None]):
             try:
                 if self._running.topology.settings.spare_seats:
-                    self._move_one()
+                    if not self._move_one():
+                        self._running.coordinator.wait(lambda: False, 0.2)  # it is being started again
+                        continue
                 elif tasks is None:
                     self._move()
                 else:
@@ -79,18 +81,19 @@ class Scaler:
         running.place(dict.fromkeys(dict(running.slots), kept), "moved", leave=others)
 
     def _move_one(self):
-        """Each slot in its turn, to whatever other node has a seat for it."""
+        """Each slot in its turn, to whatever other node has a seat for it; False: none has."""
         running = self._running
-        slots = [slot for slot in sorted(running.slots) if slot.stage]
+        crew = running.current.crew
+        slots = [slot for slot in sorted(crew.slots) if slot.stage] or [None]
         slot = slots[self._turn % len(slots)]
         self._turn += 1
-        seats = running.current.crew.seats.items()
-        here = running.slots[slot].hello.node
-        free = [c.hello.node for seat, c in seats if c.free and seat.stage == slot.stage and c.hello.node != here]
-        if free:
-            running.move(slot, sorted(free)[0])
-        else:
-            running.coordinator.wait(lambda: False, 0.2)  # its seats are being freed
+        free = {
+            c.hello.node for seat, c in list(crew.seats.items()) if c.free and slot and seat.stage == slot.stage
+        }
+        elsewhere = sorted(free - {crew.slots[slot].hello.node}) if free else []
+        if elsewhere:
+            running.move(slot, elsewhere[0])
+        return bool(elsewhere)
 
     def _look_at_steps(self):
         for kind, name in ((Replacement, "reached"), (Move, "_reached")):
