@@ -68,8 +68,7 @@ ONE_BY_ONE = """
     refuses = Path(sys.argv[1]) / "refuses"
 
     def other(running, slot):
-        nodes = {each.hello.node for each in running.current.crew.seats.values()}
-        (node,) = nodes - {running.slots[slot].hello.node}
+        (node,) = {node for _, node in running.free_seats} - {running.slots[slot].hello.node}
         return node
 
     def check(delivery):
@@ -94,13 +93,16 @@ ONE_BY_ONE = """
                 except PenstockError as error:
                     print(delivery, "refused:", error)
             if delivery == "exactly_once":
-                refuses.touch()
+                stays, node = running.slots[SlotId(1, 1)].hello.node, other(running, SlotId(1, 1))
+                assert running.slots[SlotId(1, 0)].hello.node == stays, "both of them are"
+                refuses.write_text(node)
                 try:
-                    running.move(SlotId(1, 1), other(running, SlotId(1, 1)))
+                    running.move("1.1", node)
                 except PenstockError as error:
                     print(delivery, "lost:", error)
-                refuses.unlink()
                 assert running.coordinator.wait(lambda: running.restarts and running.state == "active", 60)
+                assert running.slots[SlotId(1, 1)].hello.node == stays, "it is started again where it was"
+                refuses.unlink()
                 before = running.bus.totals()["count"].executed
                 assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before, 30)
             assert running.scale({"count": 3}).gap < 30, "what has moved can be replaced"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock import make_plan
 from penstock.plan.model import SlotId
-from penstock.plan.seating import Placement, seats_for, take_seats
+from penstock.plan.seating import Placement, fitted, seats_for, take_seats
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.topology.builder import TopologyBuilder
 
@@ -77,3 +77,12 @@ def test_spare_seats_of_bolts_stay_free_on_every_node(case, spare):
     free = Counter((seat.stage, node) for seat, node in seats.items() if seat not in taken.values())
     assert counts[0] == plan.stages[0].slots, "spouts do not move alone"
     assert all(free[1, node] >= spare for node in nodes)
+
+
+@given(cases(), st.integers(0, 3), st.integers(0, 60))
+def test_where_a_node_is_lost_only_free_seats_are_given_up(case, spare, room):
+    plan, nodes, _ = case
+    seats = seats_for(plan, Placement({}, exact=False), len(nodes), spare)
+    fewer = fitted(plan, seats, room)
+    assert sum(fewer) == min(sum(seats), max(room, plan.slots))
+    assert all(stage.slots <= now <= then for stage, now, then in zip(plan.stages, fewer, seats, strict=True))

@@ -127,3 +127,14 @@ def test_credits_need_the_coordinators_board():
     with pytest.raises(SettingError, match=r"credit grants many times a second.*flow=step, or board=coordinator"):
         check_board("zookeeper://a:1/x", "credit")
     check_board("coordinator", "credit")
+
+
+def test_what_comes_while_a_slot_changes_its_process_waits_for_the_next():
+    boards = Boards({1: SlotId(0, 0), 2: SlotId(1, 0)})
+    boards.take(SlotId(1, 0), JoinBoards())
+    message = TaskMessage(1, 2, "cancel", 0.0)
+    assert boards.take(SlotId(0, 0), message) == [(SlotId(1, 0), message)]
+    boards.leave(SlotId(1, 0))
+    assert boards.take(SlotId(0, 0), message) == []
+    assert boards.take(SlotId(1, 0), JoinBoards()) == [(SlotId(1, 0), message)]
+    assert boards.take(SlotId(0, 0), message) == [(SlotId(1, 0), message)]

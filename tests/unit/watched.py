@@ -12,7 +12,7 @@ from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.placements import Placements
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
-from penstock.errors import TopologyFailed
+from penstock.errors import SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import SlotId
@@ -81,6 +81,8 @@ class Watched:
         return self.rearranged
 
     def move(self, slot, node):
+        if str(slot) not in map(str, self.plan.slot_ids()):
+            raise SettingError("topology 'word-count'", "has the slots 0.0, 0.1, 1.0, …", slot)
         if node not in ("a", "b"):
             raise TopologyFailed("topology 'word-count'", "a slot moves to a free seat", node)
         return Moved(0.0, slot, "b", node, gap=0.041, seconds=0.3, steps={"seated": 0.1})

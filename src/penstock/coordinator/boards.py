@@ -184,6 +184,10 @@ class Boards:
         self._slot_of = slot_of
         self._joined: set[SlotId] = set()
 
+    def leave(self, slot: SlotId) -> None:
+        """Another process is about to have the slot: what is for it waits until that has joined."""
+        self._joined.discard(slot)
+
     def take(self, slot: SlotId, said: JoinBoards | TaskMessage | TaskState) -> list[tuple[SlotId, Message]]:
         """A slot says something."""
         if isinstance(said, JoinBoards):

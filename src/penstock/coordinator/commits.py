@@ -104,6 +104,11 @@ class Commits:
     def tick(self, now: float) -> None:
         self._obey(self._keeper.tick(now))
 
+    @property
+    def idle(self) -> bool:
+        """No epoch is under way."""
+        return not self._keeper.any_open
+
     def next_move(self) -> tuple[int, int]:
         """The commit that is begun next, and the epoch of frames that ends with it if a slot leaves then."""
         commit = self.newest + 1

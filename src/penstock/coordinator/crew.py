@@ -158,11 +158,18 @@ class Crew:
         return connection
 
     def hand_over(self, slot: SlotId, to: SlotId) -> None:
-        """From now on that seat has the slot: it is told and asked, and speaks for it."""
-        with self.changed:
-            self.slots[slot], self.seating[slot] = self.seats[to], to
-            self.slots[slot].heard = time.monotonic()
-            self._bus.moved(slot)
+        """From now on that seat has the slot: it is told and asked, and speaks for it. What is told to others
+        behind this call is told after that."""
+
+        def swap() -> None:
+            self._boards.leave(slot)
+            with self.changed:
+                self.slots[slot], self.seating[slot] = self.seats[to], to
+                self.slots[slot].heard = time.monotonic()
+                self._bus.moved(slot)
+                self.changed.notify_all()
+
+        self._soon(swap)
 
     def tell(self, connection: Connection, message: Message) -> None:
         """Whatever slot it has."""
@@ -287,7 +294,7 @@ class Crew:
             what = message.error if isinstance(message, Corrupt) else f"{message.where}: {message.got}"
             connection.problem = what
         elif isinstance(message, Report) and not current:
-            pass
+            self._bus.note_errors(message.errors)
         elif isinstance(message, Report):
             if message.probe:
                 connection.answer = message

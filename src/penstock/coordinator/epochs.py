@@ -94,6 +94,10 @@ class EpochKeeper:
         return epoch in self._open
 
     @property
+    def any_open(self) -> bool:
+        return bool(self._open)
+
+    @property
     def newest(self) -> int:
         """The epoch begun last."""
         return self._next - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
 from penstock.coordinator.crew import Connection
@@ -179,7 +180,9 @@ def between(first: Look, last: Look, ended: float, settings: Settings) -> Window
 def node_capacities(look: Look, settings: Settings) -> dict[str, Use]:
     """What each node has: as set, or an even share of what its machine says. Several nodes may stand on one
     machine (containers, network namespaces); those of other topologies are not known."""
-    machine_of = {place.node: look.load.slots[slot].machine for slot, place in reversed(list(look.places.items()))}
+    machine_of: dict[str, Any] = {}
+    for slot, place in look.places.items():
+        machine_of[place.node] = machine_of.get(place.node) or look.load.slots[slot].machine
     ids = [machine.get("id") for machine in machine_of.values()]
     result = {}
     for node, machine in machine_of.items():

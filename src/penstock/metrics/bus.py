@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -192,6 +192,12 @@ class MetricsBus:
             self._pending[slot] = report.pending
             self._note_load(slot, report)
             self._sample()
+
+    def note_errors(self, errors: Sequence[str]) -> None:
+        """What a process says that no longer has its slot, or not yet: nothing else of it counts."""
+        with self._lock:
+            self._errors.extend(errors)
+            self._last_errors.extend(Note(self._monotonic(), "error", "", text) for text in errors)
 
     def moved(self, slot: SlotId) -> None:
         """Another process has the slot: what the one before told of itself is no longer so. Its tasks count on."""

@@ -8,7 +8,7 @@ keeps them, with a task slot and a process each, as long as the query lives; a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.plan.model import Plan, SlotId
@@ -36,6 +36,17 @@ def seats_for(plan: Plan, placement: Placement, nodes: int, spare: int = 0) -> t
         fullest = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
         needed = max(stage.slots, fullest * nodes if wanted else 0)
         result.append(needed + (spare * nodes if stage.index else 0))
+    return tuple(result)
+
+
+def fitted(plan: Plan, seats: Sequence[int], room: int) -> tuple[int, ...]:
+    """So many fewer of them that there is room for all, as long as every slot has one."""
+    result = list(seats)
+    spare = [count - stage.slots for count, stage in zip(seats, plan.stages, strict=True)]
+    for _ in range(min(sum(spare), max(0, sum(seats) - room))):
+        most = spare.index(max(spare))
+        spare[most] -= 1
+        result[most] -= 1
     return tuple(result)
 
 

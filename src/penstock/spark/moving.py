@@ -150,7 +150,7 @@ class Move:
                 f"slot {slot}, on {now}, to {node}; seats are free on {seats}",
                 "Start it with spare_seats=1 or more, or let it be replaced: handle.place().",
             )
-        self._old = crew.slots[slot]
+        self._old, self._old_seat = crew.slots[slot], crew.seating[slot]
         self._seat = next(
             seat
             for seat, each in sorted(crew.seats.items())
@@ -186,6 +186,7 @@ class Move:
                 self._merge()
                 self._switch()
             except (_Stuck, PenstockError) as error:  # nobody has the slot now
+                self._crew.hand_over(self._slot, self._old_seat)  # which is where it is started again
                 raise Lost(f"slot {self._slot} cannot go on on {new.hello.node}: {error}") from error
         finally:
             commits.resume()
@@ -207,11 +208,12 @@ class Move:
         self._reached("seated")
 
     def _double(self) -> None:
-        self._send_to(self._crew.seating[self._slot], self._seat)
+        self._send_to(self._old_seat, self._seat)
         self._reached("doubled")
 
     def _store(self) -> None:
         commits, old = self._start.expect_commits(), self._old
+        self._await(lambda: commits.commits.idle, "commits that are under way must end")
         commit, epoch = commits.commits.next_move()
         self._crew.tell(old, Leave(commit, epoch))
         self._await(lambda: old.leaving == commit, "the old seat must know when to leave")
@@ -259,20 +261,24 @@ class Move:
         log.warning("slot %s stays on %s: %s", self._slot, self._old.hello.node, why)
         self._new.problem = self._new.problem or why
         for sender in self._senders:
-            crew.tell(sender, SendTo(self._slot.slot, [crew.seating[self._slot].slot]))
+            crew.tell(sender, SendTo(self._slot.slot, [self._old_seat.slot]))
         self._old.left, self._old.leaving = None, 0
         crew.tell(self._old, Stay())
         crew.tell(self._new, Close())
 
     def _await(self, condition: Callable[[], bool], rule: str) -> None:
-        new, deadline = self._new, time.monotonic() + self._limit
-        while not self._start.wait(lambda: condition() or bool(new.problem) or self._crew.broken, LOOK):
+        old, new, deadline = self._old, self._new, time.monotonic() + self._limit
+
+        def over() -> bool:
+            return condition() or bool(new.problem or old.problem) or self._crew.broken
+
+        while not self._start.wait(over, LOOK):
             self._watch()
             if time.monotonic() > deadline:
                 raise _Stuck(f"{rule} within {self._limit:g} s")
         self._watch()
         if not condition():
-            raise _Stuck(new.problem or f"{rule}: a slot is gone")
+            raise _Stuck(new.problem or old.problem or f"{rule}: a slot is gone")
 
     @property
     def _senders(self) -> list[Connection]:

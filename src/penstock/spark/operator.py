@@ -69,12 +69,7 @@ class Operator:
         return self._done(done) if isinstance(done, Replaced) else _moved(done)
 
     def _move(self, arguments: Mapping[str, Any]) -> str:
-        running, text = self._running, str(arguments["slot"])
-        found = next((slot for slot in running.plan.slot_ids() if str(slot) == text), None)
-        if found is None:
-            slots = ", ".join(map(str, running.plan.slot_ids()))
-            raise SettingError(f"topology '{running.topology.name}'", f"has the slots {slots}", text)
-        return _moved([running.move(found, str(arguments["node"]))])
+        return _moved([self._running.move(str(arguments["slot"]), str(arguments["node"]))])
 
     def _spread(self, arguments: Mapping[str, Any]) -> str:
         return json.dumps(self._running.spread())

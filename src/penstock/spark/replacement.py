@@ -335,8 +335,8 @@ class Replacer:
         except NotEnoughSlots as error:
             raise NotEnoughSlots(
                 error.where,
-                f"needs {sum(design.seats)} task slots beside the {old.plan.slots} it holds, to be replaced "
-                "without a pause",
+                f"needs {sum(design.seats)} task slots beside the {sum(old.design.seats)} it holds, to be "
+                "replaced without a pause",
                 error.got,
                 "Give the master more, or say --stop-and-go: the old one is stopped first, and for some seconds "
                 "nothing runs.",

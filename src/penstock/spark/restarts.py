@@ -5,6 +5,7 @@ from __future__ import annotations
 _STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
 _WORKED = 1.0  # seconds of running after which a start was not in vain: the next need not wait longer
 _FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each one that was in vain
+_MOST_DOUBLED = 10  # times: more than it takes to the longest
 _LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
 
 
@@ -34,4 +35,4 @@ class Restarts:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next."""
-        return float(min(_FIRST_BACK_OFF * 2**self._in_vain, _LONGEST_BACK_OFF))
+        return min(_FIRST_BACK_OFF * (1 << min(self._in_vain, _MOST_DOUBLED)), _LONGEST_BACK_OFF)

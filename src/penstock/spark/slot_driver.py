@@ -311,6 +311,7 @@ class SlotDriver:
         self._slot.open(nodes, restored, message.epoch, memo)
         self._opened = True
         if self._board is None:
+            self._load_due = 0.0  # what was told so far nobody took
             self._join()
 
     def _pass_on(self, message: TaskMessage) -> None:

@@ -32,7 +32,7 @@ from penstock.errors import PenstockError, SnapshotCorrupt, StateError, Topology
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, SlotId
-from penstock.plan.seating import Placement, take_seats
+from penstock.plan.seating import Placement, fitted, take_seats
 from penstock.runtime.job import Job
 from penstock.spark import shipping
 from penstock.spark.capacity import alone, free, release, reserve
@@ -182,6 +182,8 @@ class Start:
         where there is no point in waiting any longer."""
         coordinator, job, number = self._coordinator, self.design.job, self.number
         placement, seats = self._placement, self.design.seats
+        if placement is not None and not placement.exact:  # with a node that was lost room may be lost too
+            seats = fitted(self.plan, seats, free(spark) + sum(seats))
         self._query = start_query(
             spark,
             seats,

@@ -3,6 +3,7 @@ replaced, and ends it without noise."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -223,10 +224,22 @@ class RunningTopology:
             wish = self._placer.wish(placement, frozenset(leave), reason, self.current)
         return self._await(wish)
 
-    def move(self, slot: SlotId, node: str, reason: str = "by hand") -> Moved:
-        """Let one slot of bolts run on another node, while all others go on where they are. Needs a seat that is
-        free there (setting ``spare_seats``). Raises what keeps it from that, and then the slot stays."""
-        return self._await_moves(MoveWish({slot: node}, reason, self.current.number))[0]
+    def move(self, slot: SlotId | str, node: str, reason: str = "by hand") -> Moved:
+        """Let one slot of bolts, as "1.0", run on another node, while all others go on where they are. Needs a
+        seat that is free there (``free_seats``, setting ``spare_seats``). Raises what keeps it from that, and then
+        the slot stays."""
+        known = {str(each): each for each in self.plan.slot_ids()}
+        if str(slot) not in known:
+            name = f"topology '{self.topology.name}'"
+            raise SettingError(name, f"has the slots {', '.join(known)}", str(slot))
+        return self._await_moves(MoveWish({known[str(slot)]: node}, reason, self.current.number))[0]
+
+    @property
+    def free_seats(self) -> list[tuple[int, str]]:
+        """Stages and nodes of seats that slots can move into, one by one."""
+        with self.coordinator.changed:
+            seats = self.current.crew.seats.items()
+            return sorted((seat.stage, each.hello.node) for seat, each in seats if each.free and seat.stage)
 
     def rearrange(self) -> Replaced | list[Moved] | None:
         """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
@@ -281,8 +294,13 @@ class RunningTopology:
         return take(self)
 
     def placement(self) -> str:
-        """What ERDM would do by the load monitor's newest window, as JSON."""
-        return self.monitor.placement()
+        """What ERDM would do by the load monitor's newest window, and where seats are free, as JSON."""
+        answer = json.loads(self.monitor.placement())
+        answer["free_seats"] = self.free_seats
+        if self.free_seats:
+            shown = ", ".join(f"{node} (stage {stage})" for stage, node in self.free_seats)
+            answer["lines"].append(f"free seats, to move into alone: {shown}")
+        return json.dumps(answer)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the topology has ended. Raises its error if it failed; False: it still runs."""
@@ -465,16 +483,14 @@ class RunningTopology:
 
     def _move(self, wish: MoveWish) -> None:
         """Raises where the topology is lost on the way; what else goes wrong is the wish's."""
-        name = f"topology '{self.topology.name}'"
+        name, before = f"topology '{self.topology.name}'", len(self._mover.done)
         with self._lock:
             try:
                 self._expect_running()
                 if wish.start != self.current.number:
                     got = "it has been started again or replaced"
                     raise TopologyFailed(name, "is moved as it was seen", got, "Ask again.")
-                done = self._mover.move(wish, self.current)
-                self.monitor.use(self.topology.settings)  # a window with a slot on two nodes says nothing
-                wish.answer.set_result(done)
+                wish.answer.set_result(self._mover.move(wish, self.current))
             except PenstockError as error:
                 self._not_moved(wish, error)
             except Lost as loss:
@@ -483,6 +499,9 @@ class RunningTopology:
             except BaseException as error:  # who waits must hear of it, whatever it is
                 wish.answer.set_exception(error)
                 raise
+            finally:
+                if len(self._mover.done) > before:  # a window with a slot on two nodes says nothing
+                    self.monitor.use(self.topology.settings)
 
     def _not_moved(self, wish: MoveWish, error: PenstockError) -> None:
         self.bus.note("move", "", f"not done: {error}")
