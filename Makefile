@@ -17,16 +17,16 @@ lint: .venv/ready
 	$(BIN)/lint-imports --no-logo
 
 unit: .venv/ready  ## two at a time, file by file: half of them wait for servers
-	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/property tests/contract tests/consistency
+	$(BIN)/pytest -n 2 --dist loadfile --durations 10 tests/unit tests/property tests/contract tests/consistency
 
 integration: .venv/ready  ## starts Spark
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest --durations 10 tests/integration
 
 on-cluster: .venv/ready  ## delivery and flow control on a cluster of two nodes; needs root; five minutes
 	$(BIN)/pytest --cluster tests/integration/test_guarantees.py tests/integration/test_flow.py
 
 faults: .venv/ready  ## the short form of the next
-	$(BIN)/pytest tests/fault
+	$(BIN)/pytest --durations 10 tests/fault
 
 fault: .venv/ready  ## kill everything that can be killed, over all seeds; an hour; writes results/faults.json
 	$(BIN)/pytest tests/fault --full -v

@@ -66,8 +66,10 @@ def check(runner, oracle, world, exact):
 
 
 @pytest.mark.parametrize("delivery", LEVELS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "mode"),
+    [(shape, mode) for shape in SHAPES for mode in MODES if shape == "diamond" or mode in ("step", "credit")],
+)
 def test_results_are_those_of_a_run_without_moves(shape, mode, delivery, world):
     for seed, (capacity, overflow) in enumerate([(1, 0), (8, 300), (16_384, 1 << 20)]):
         WORLDS[world] = World()
