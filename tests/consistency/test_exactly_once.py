@@ -1,7 +1,6 @@
 """Whatever dies at whatever step of a commit: after a restart the outcome is that of a run without a crash."""
 
 import random
-import uuid
 import zlib
 
 import pyarrow.dataset as ds
@@ -29,14 +28,6 @@ from tests.consistency.components import (
 )
 
 COUNT = 100
-
-
-@pytest.fixture
-def world():
-    name = uuid.uuid4().hex
-    WORLDS[name] = World()
-    yield name
-    del WORLDS[name]
 
 
 class Restarts:

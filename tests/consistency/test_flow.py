@@ -1,7 +1,6 @@
 """Overload on a simulated clock: who is slowed and who is not, and that no mode changes a result."""
 
 import math
-import uuid
 from collections import Counter
 
 import pytest
@@ -228,14 +227,6 @@ def ticking(builder, count, sink):
     builder.set_bolt("count", Count(), 2).fields_grouping("gather", "key")
     builder.set_bolt("sink", sink, 2).shuffle_grouping("count")
     return {"numbers": 2}
-
-
-@pytest.fixture
-def world():
-    name = uuid.uuid4().hex
-    WORLDS[name] = World()
-    yield name
-    del WORLDS[name]
 
 
 @pytest.mark.parametrize("delivery", LEVELS)

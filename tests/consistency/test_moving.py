@@ -1,7 +1,6 @@
 """Slots that go on in another process while the rest runs: the outcome is that of a run in which none moves."""
 
 import random
-import uuid
 import zlib
 from collections import Counter
 
@@ -28,14 +27,6 @@ from tests.consistency.components import (
 
 LEVELS = ("at_most_once", "at_least_once", "exactly_once")
 MODES = ("step", "spout", "credit", "none")
-
-
-@pytest.fixture
-def world():
-    name = uuid.uuid4().hex
-    WORLDS[name] = World()
-    yield name
-    del WORLDS[name]
 
 
 def start(shape, world, seed=0, count=120, folder=None, **settings):

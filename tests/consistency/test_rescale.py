@@ -1,7 +1,6 @@
 """A topology goes on with another number of tasks: what it counts is what a sequential run counts."""
 
 import random
-import uuid
 from collections import Counter
 
 import pyarrow.dataset as ds
@@ -33,7 +32,6 @@ from tests.consistency.components import (
     Pass,
     Replays,
     Seen,
-    World,
     counts,
     die,
     key_of,
@@ -46,14 +44,6 @@ from tests.consistency.components import (
 
 COUNT = 120
 NUMBERS = ([2, 4, 1, 3, 2], [1, 2, 4, 2, 1], [3, 5, 2, 5])
-
-
-@pytest.fixture
-def world():
-    name = uuid.uuid4().hex
-    WORLDS[name] = World()
-    yield name
-    del WORLDS[name]
 
 
 def words(world, tasks, count=Count, crash_at="", sinks=None, sink=None):

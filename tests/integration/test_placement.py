@@ -124,26 +124,19 @@ ONE_BY_ONE = """
 """
 
 
+def run_on_two_nodes(script, folder):
+    command = [sys.executable, "-c", textwrap.dedent(script), str(folder / "state")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
 def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MOVES), str(tmp_path / "state")],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = run_on_two_nodes(MOVES, tmp_path)
     assert "restarts 0 replaced 3" in done.stdout, done.stdout + done.stderr
     assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr
 
 
 def test_one_slot_moves_alone_at_every_level(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ONE_BY_ONE), str(tmp_path / "state")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_on_two_nodes(ONE_BY_ONE, tmp_path)
     said = done.stdout + done.stderr
     for delivery, restarts in (("at_most_once", False), ("at_least_once", False), ("exactly_once", True)):
         assert f"{delivery} moved 4 restarts {restarts}" in done.stdout, said

@@ -148,14 +148,13 @@ class Crew:
         """Those of the next stage, by its slots."""
         return [[seat.slot] for each, seat in sorted(self.seating.items()) if each.stage == slot.stage + 1]
 
-    def stand_by(self, slot: SlotId, seat: SlotId) -> Connection:
+    def stand_by(self, slot: SlotId, seat: SlotId) -> None:
         """Have a free seat prepare to take over the slot."""
         with self.changed:
             connection = self.seats[seat]
             connection.id, connection.free, connection.ready, connection.left = slot, False, False, None
             connection.closed, connection.problem, connection.ahead, connection.leaving = False, "", -1, 0
         self.tell(connection, TakeSeat(slot.slot, self._next_seats(slot), takes_over=True))
-        return connection
 
     def hand_over(self, slot: SlotId, to: SlotId) -> None:
         """From now on that seat has the slot: it is told and asked, and speaks for it. What is told to others

@@ -129,7 +129,7 @@ class Mover:
 
 
 class _Stuck(Exception):
-    """It goes no further, and can still be given up."""
+    """It goes no further."""
 
 
 class Move:

@@ -154,7 +154,7 @@ class Start:
     ) -> None:
         self.number, self.design, self.bus = number, design, bus
         """``number``: no other start of this run has it."""
-        self._placement = design.placement
+        self._placement, self._after_a_loss = design.placement, after is not None
         if after is not None and after._placement is not None:
             self._placement = Placement({**after._placement.nodes, **after.places()}, exact=False)
         self.plan, self.settings = design.plan, design.topology.settings
@@ -182,7 +182,7 @@ class Start:
         where there is no point in waiting any longer."""
         coordinator, job, number = self._coordinator, self.design.job, self.number
         placement, seats = self._placement, self.design.seats
-        if placement is not None and not placement.exact:  # with a node that was lost room may be lost too
+        if placement is not None and self._after_a_loss:  # of a node maybe, and room with it
             seats = fitted(self.plan, seats, free(spark) + sum(seats))
         self._query = start_query(
             spark,
