@@ -295,10 +295,10 @@ class RunningTopology:
 
     def placement(self) -> str:
         """What ERDM would do by the load monitor's newest window, and where seats are free, as JSON."""
-        answer = json.loads(self.monitor.placement())
-        answer["free_seats"] = self.free_seats
-        if self.free_seats:
-            shown = ", ".join(f"{node} (stage {stage})" for stage, node in self.free_seats)
+        answer, seats = json.loads(self.monitor.placement()), self.free_seats
+        answer["free_seats"] = seats
+        if seats:
+            shown = ", ".join(f"{node} (stage {stage})" for stage, node in seats)
             answer["lines"].append(f"free seats, to move into alone: {shown}")
         return json.dumps(answer)
 
