@@ -68,20 +68,27 @@ ONE_BY_ONE = """
     refuses = Path(sys.argv[1]) / "refuses"
 
     def other(running, slot):
-        (node,) = {node for _, node in running.free_seats} - {running.slots[slot].hello.node}
+        seats = running.current.crew.seats.values()
+        (node,) = {seat.hello.node for seat in seats} - {running.slots[slot].hello.node}
         return node
+
+    def moved(running, slot):
+        node = other(running, slot)
+        free = running.coordinator.wait(lambda: (slot.stage, node) in running.free_seats, 30)
+        assert free, (slot, node, running.free_seats)
+        return node, running.move(slot, node)
 
     def check(delivery):
         builder = TopologyBuilder()
         builder.set_spout("numbers", Numbers(10_000_000, 2_000))
         builder.set_bolt("pass", Picky(refuses), 2).shuffle_grouping("numbers")
         builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key").fields_grouping("numbers", "key")
-        settings = Settings(delivery=delivery, state_dir=sys.argv[1], epoch_interval=0.5, spare_seats=1)
-        running = submit(builder.build(f"seats-{delivery}", settings), "local-cluster[2,12,1024]")
+        settings = Settings(delivery=delivery, state_dir=sys.argv[1], epoch_interval=0.5, spare_seats=2)
+        running = submit(builder.build(f"seats-{delivery}", settings), "local-cluster[2,16,1024]")
         try:
             for slot in (SlotId(2, 0), SlotId(1, 0), SlotId(2, 1), SlotId(2, 0)):  # the first back again at last
-                node, before = other(running, slot), running.bus.totals()["count"].executed
-                done = running.move(slot, node)
+                before = running.bus.totals()["count"].executed
+                node, done = moved(running, slot)
                 assert running.slots[slot].hello.node == node == done.target, done
                 assert list(done.steps) == ["seated", "doubled", "stored", "mapped", "merged", "switched"]
                 assert running.coordinator.wait(
@@ -93,11 +100,10 @@ ONE_BY_ONE = """
                 except PenstockError as error:
                     print(delivery, "refused:", error)
             if delivery == "exactly_once":
-                stays, node = running.slots[SlotId(1, 1)].hello.node, other(running, SlotId(1, 1))
-                assert running.slots[SlotId(1, 0)].hello.node == stays, "both of them are"
-                refuses.write_text(node)
+                stays = running.slots[SlotId(1, 1)].hello.node
+                refuses.write_text(f"1 {other(running, SlotId(1, 1))}")
                 try:
-                    running.move("1.1", node)
+                    moved(running, SlotId(1, 1))
                 except PenstockError as error:
                     print(delivery, "lost:", error)
                 assert running.coordinator.wait(lambda: running.restarts and running.state == "active", 60)
