@@ -45,11 +45,13 @@ class Running(Protocol):
     """What is looked at."""
 
     coordinator: Coordinator
-    scalings: Scalings
-    placements: Placements
     monitor: LoadMonitor
     state: str
 
+    @property
+    def scalings(self) -> Scalings: ...
+    @property
+    def placements(self) -> Placements: ...
     @property
     def restarts(self) -> int: ...
     @property

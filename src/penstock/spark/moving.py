@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -77,6 +76,10 @@ class MoveWish:
     """The number of the one they are slots of."""
     by_policy: bool = False
     answer: Future[list[Moved]] = field(default_factory=Future)
+    kind = "move"
+
+    def fits(self, start: Start) -> bool:
+        return self.start == start.number
 
 
 def movable(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
@@ -93,28 +96,13 @@ def movable(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
 
 
 class Mover:
-    """Takes wishes from any thread, and carries them out in the supervisor's."""
+    """Carries them out, one after the other."""
 
     def __init__(self, go_on: Callable[[], None]) -> None:
         """``go_on`` is asked while waiting, and raises where there is no point in it any longer."""
         self.done: list[Moved] = []
         """Oldest first."""
         self._go_on = go_on
-        self._wishes: queue.SimpleQueue[MoveWish] = queue.SimpleQueue()
-
-    def wish(self, wish: MoveWish) -> Future[list[Moved]]:
-        self._wishes.put(wish)
-        return wish.answer
-
-    def next(self) -> MoveWish | None:
-        with contextlib.suppress(queue.Empty):
-            return self._wishes.get_nowait()
-        return None
-
-    def refuse(self, name: str, state: str) -> None:
-        """There is nothing to move any more."""
-        while (wish := self.next()) is not None:
-            wish.answer.set_exception(TopologyFailed(f"topology '{name}'", "must be running", state))
 
     def move(self, wish: MoveWish, start: Start) -> list[Moved]:
         """Fulfil a wish. Raises ``PenstockError`` where a slot stays where it was, and ``Lost`` where the topology

@@ -12,9 +12,12 @@ from penstock.errors import PenstockError, TopologyFailed
 from penstock.plan.seating import Placement, seats_for
 from penstock.spark.moving import MoveWish, movable
 from penstock.spark.nodes import executor_of
-from penstock.spark.replacement import Wish
+from penstock.spark.replacement import ReplaceWish
 from penstock.spark.session import total_slots
 from penstock.spark.start import Start, Starter
+
+Wish = ReplaceWish | MoveWish
+"""For a change of a running topology."""
 
 _UNKNOWN = 2**31  # nodes: more than there are, so that the time decides
 _JOINING = 60.0  # seconds for nodes that were asked for again; a busy machine starts an executor in ten
@@ -28,7 +31,7 @@ class Placer:
         self._coming: tuple[int, float, str] | None = None
         """Nodes there are to be, until when they are waited for, and why."""
 
-    def next(self, window: Window | None, current: Start) -> Wish | MoveWish | None:
+    def next(self, window: Window | None, current: Start) -> Wish | None:
         """What is to be done now; called again and again, with a window when one has just ended. Raises only what
         a dead JVM does."""
         try:
@@ -39,12 +42,12 @@ class Placer:
             self._placements.refused(time.monotonic(), str(error))
             return None
 
-    def by_hand(self, window: Window, current: Start) -> Wish | MoveWish | None:
+    def by_hand(self, window: Window, current: Start) -> Wish | None:
         """By this window, now; None: nothing that is worth it. Raises what Spark does not allow."""
         found = self._placements.by_hand(window)
         return self._leave_empty(current) if found is None else self._decided(found, current)
 
-    def wish(self, placement: Placement, leaves: frozenset[str], reason: str, current: Start) -> Wish:
+    def wish(self, placement: Placement, leaves: frozenset[str], reason: str, current: Start) -> ReplaceWish:
         """Raises ``TopologyFailed`` where it cannot be."""
         nodes = self._starter.nodes
         active = set(nodes.names())
@@ -68,7 +71,7 @@ class Placer:
                 got,
                 "Give the nodes more task slots, or leave fewer of them.",
             )
-        return Wish(current.design.topology, reason, pause=False, placement=placement, leaves=leaves)
+        return ReplaceWish(current.design.topology, reason, placement=placement, leaves=leaves)
 
     def ask_back(self, reason: str, current: Start) -> int:
         """Have nodes that were left come again, and use all there are as soon as they do; how many more."""
@@ -82,18 +85,22 @@ class Placer:
 
     def failed(self, wish: Wish) -> None:
         """It was not carried out: nodes that it was to leave are asked for again, and all of them used."""
-        self._placements.rest()
-        if wish.leaves:
-            self._coming = _UNKNOWN, time.monotonic() + _JOINING, "a move failed"
+        if isinstance(wish, MoveWish):
+            if wish.by_policy:
+                self._placements.rest()
+        elif wish.placement is not None:
+            self._placements.rest()
+            if wish.leaves:
+                self._coming = _UNKNOWN, time.monotonic() + _JOINING, "a move failed"
 
     def unused(self, current: Start) -> int:
         """Nodes that were left, or have no slot of ours though there are slots enough."""
         nodes = self._starter.nodes
         return nodes.away + max(0, min(nodes.present(), current.plan.slots) - len(current.nodes))
 
-    def _erdm(self, window: Window, current: Start) -> Wish | MoveWish | None:
+    def _erdm(self, window: Window, current: Start) -> Wish | None:
         if not {executor_of(node) for node in current.nodes} <= set(self._starter.nodes.names()):
-            return Wish(current.design.topology, "a node it is on takes nothing new", pause=False)
+            return ReplaceWish(current.design.topology, "a node it is on takes nothing new")
         found = self._placements.look(window, self.unused(current))
         if found is None:
             return None if self._placements.resting else self._leave_empty(current)
@@ -102,12 +109,12 @@ class Placer:
             return None
         return self._decided(found, current)
 
-    def _decided(self, found: Rearrangement, current: Start) -> Wish | MoveWish:
+    def _decided(self, found: Rearrangement, current: Start) -> Wish:
         """One by one where seats are free. Who finds none does in the next window, when others have left theirs;
         where nobody does, all go by a replacement."""
         assert found.placement is not None
         moves = movable(current, found.placement.nodes)
-        wish: Wish | MoveWish
+        wish: Wish
         if moves:
             wish = MoveWish(moves, found.reason, current.number, by_policy=True)
         else:
@@ -115,7 +122,7 @@ class Placer:
         self._placements.note(time.monotonic(), found.reason)
         return wish
 
-    def _leave_empty(self, current: Start) -> Wish | None:
+    def _leave_empty(self, current: Start) -> ReplaceWish | None:
         """Nodes that slots have left one by one have free seats only: a replacement onto the others releases
         them."""
         nodes = self._starter.nodes
@@ -133,10 +140,10 @@ class Placer:
         self._placements.note(time.monotonic(), reason)
         return wish
 
-    def _come(self, current: Start) -> Wish | None:
+    def _come(self, current: Start) -> ReplaceWish | None:
         assert self._coming is not None
         wanted, until, reason = self._coming
         if self._starter.nodes.present() < wanted and time.monotonic() < until:
             return None
         self._coming = None
-        return Wish(current.design.topology, reason, pause=False)
+        return ReplaceWish(current.design.topology, reason)

@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import queue
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -39,8 +37,9 @@ from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.seating import Placement
 from penstock.spark.capacity import free
+from penstock.spark.design import Design, make_design
 from penstock.spark.nodes import executor_of
-from penstock.spark.start import Design, Lost, Start, Starter
+from penstock.spark.start import Lost, Start, Starter
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.supervisor")
@@ -180,12 +179,12 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReplaceWish:
     """A replacement that somebody waits for."""
 
     topology: Topology
     reason: str
-    pause: bool
+    pause: bool = False
     """Stop the old one first: no room for both is needed."""
     placement: Placement | None = None
     """Where its slots are to be; None: where Spark puts them."""
@@ -193,6 +192,11 @@ class Wish:
     """Nodes that take nothing of it, and end with the old one."""
     answer: Future[Replaced] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
+    kind = "replacement"
+
+    def fits(self, start: Start) -> bool:
+        """A placement is made for the slots of one form of the topology."""
+        return self.placement is None or self.topology is start.design.topology
 
 
 class WentBack(Lost):
@@ -204,41 +208,23 @@ class WentBack(Lost):
 
 
 class Replacer:
-    """Takes wishes from any thread, and carries them out in the supervisor's."""
+    """Carries them out, one after the other."""
 
-    def __init__(self, starter: Starter, make_design: Callable[[Topology, Placement | None, int], Design]) -> None:
+    def __init__(self, starter: Starter) -> None:
         self.done: list[Replaced] = []
         """Oldest first."""
-        self._starter, self._make_design = starter, make_design
-        self._wishes: queue.SimpleQueue[Wish] = queue.SimpleQueue()
+        self._starter = starter
         self._retired: tuple[Start, float] | None = None
         """A start that was replaced, and when it is to be stopped."""
 
-    def wish(self, wish: Wish) -> Future[Replaced]:
-        self._wishes.put(wish)
-        return wish.answer
-
-    def next(self, timeout: float) -> Wish | None:
-        """The next wish, if one comes in time. Called again and again."""
-        self._stop_retired(time.monotonic())
-        with contextlib.suppress(queue.Empty):
-            return self._wishes.get(timeout=timeout)
-        return None
-
-    def refuse(self, state: str) -> None:
-        """There is nothing to replace any more."""
-        while (wish := self.next(0.0)) is not None:
-            name = f"topology '{wish.topology.name}'"
-            wish.answer.set_exception(TopologyFailed(name, "must be running", state))
-
     def replace(
-        self, wish: Wish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
-    ) -> None:
+        self, wish: ReplaceWish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
+    ) -> Replaced:
         """Fulfil a wish. ``hand_over`` is told which start is the current one from step 7 on, ``let_go`` has its
         spouts emit. Raises what keeps the new form from running while the old one goes on, and ``Lost`` where the
         current start has to be started again."""
         try:
-            self._replace(wish, old, let_go, hand_over)
+            return self._replace(wish, old, let_go, hand_over)
         except BaseException:
             if wish.leaves:
                 with contextlib.suppress(Exception):  # a dead JVM's: what was raised before says more
@@ -246,14 +232,14 @@ class Replacer:
             raise
 
     def _replace(
-        self, wish: Wish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
-    ) -> None:
+        self, wish: ReplaceWish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
+    ) -> Replaced:
         starter = self._starter
-        self.close()
+        self.stop_retired(at_once=True)
         check_forms(old.design.topology, wish.topology)
         active = set(starter.nodes.names())
         kept = active - {executor_of(node) for node in wish.leaves}
-        design = self._make_design(wish.topology, wish.placement, len(kept))
+        design = make_design(wish.topology, wish.placement, len(kept))
         if old.keeps_state:
             design.state.look()
         if not wish.pause:
@@ -311,14 +297,11 @@ class Replacer:
         self.done.append(done)
         new.bus.note("replacement", "", str(done))
         self._retired = old, now + _AFTER
-        wish.answer.set_result(done)
+        return done
 
-    def close(self) -> None:
-        """Stop what is still to be stopped."""
-        self._stop_retired(math.inf)
-
-    def _stop_retired(self, now: float) -> None:
-        if self._retired is not None and self._retired[1] <= now:
+    def stop_retired(self, at_once: bool = False) -> None:
+        """The start that was replaced at last, when its time has come."""
+        if self._retired is not None and (at_once or self._retired[1] <= time.monotonic()):
             self._drop(self._retired[0])
             self._retired = None
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -26,21 +25,19 @@ from penstock.coordinator.control_thread import ControlThread
 from penstock.coordinator.crew import Crew
 from penstock.coordinator.messages import Activate, Close, Deactivate
 from penstock.coordinator.migrations import Migrations
-from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.server import Coordinator
 from penstock.errors import PenstockError, SnapshotCorrupt, StateError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.model import Plan, SlotId
+from penstock.plan.model import SlotId
 from penstock.plan.seating import Placement, fitted, take_seats
-from penstock.runtime.job import Job
 from penstock.spark import shipping
 from penstock.spark.capacity import alone, free, release, reserve
 from penstock.spark.dataflow import start_query
+from penstock.spark.design import Design
 from penstock.spark.nodes import executor_of, nodes_of
 from penstock.spark.session import is_local, log_lines, session_folder, total_slots
 from penstock.spark.stage import StageFunction
-from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.supervisor")
 
@@ -51,27 +48,6 @@ _GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
 
 class Lost(Exception):
     """The query ended, or a slot fell silent, through no word of the topology's own."""
-
-
-@dataclass(frozen=True)
-class Design:
-    """What is to run: a topology, how it stands on Spark, what its slots are told, where its state is, and the
-    user's modules in a zip, if there are any. Outlives the starts made of it."""
-
-    topology: Topology
-    plan: Plan
-    job: Job
-    state: StateDirectory
-    modules: Path | None
-    placement: Placement | None = None
-    """Where its slots are to be; None: where Spark puts them."""
-    spares: tuple[int, ...] = ()
-    """With a placement: seats of each stage, spare ones included."""
-
-    @property
-    def seats(self) -> tuple[int, ...]:
-        """Tasks of Spark's in each stage."""
-        return self.spares or tuple(stage.slots for stage in self.plan.stages)
 
 
 class Starter:

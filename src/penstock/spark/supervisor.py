@@ -19,7 +19,6 @@ from penstock.coordinator.load_window import Window
 from penstock.coordinator.messages import SetRate
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.placements import Placements
-from penstock.coordinator.recovery import StateDirectory
 from penstock.coordinator.runs import Run
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
@@ -27,25 +26,21 @@ from penstock.coordinator.status import Status, take
 from penstock.errors import PenstockError, SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, SlotId
-from penstock.plan.planner import make_plan
-from penstock.plan.seating import Placement, seats_for
-from penstock.runtime.job import make_job
-from penstock.spark import shipping
+from penstock.plan.seating import Placement
 from penstock.spark.capacity import await_nodes
-from penstock.spark.moving import Moved, Mover, MoveWish
+from penstock.spark.changes import Changes
+from penstock.spark.design import make_design
+from penstock.spark.moving import Moved, MoveWish
 from penstock.spark.nodes import nodes_of
 from penstock.spark.operator import Operator
-from penstock.spark.pickling import dumps
-from penstock.spark.placing import Placer
-from penstock.spark.replacement import Replaced, Replacer, WentBack, Wish
+from penstock.spark.replacement import Replaced, ReplaceWish
 from penstock.spark.restarts import Restarts
 from penstock.spark.session import (
     log_lines,
     open_session,
     reachable_address,
-    session_folder,
 )
-from penstock.spark.start import LOOK, Design, Lost, Start, Starter
+from penstock.spark.start import LOOK, Lost, Start, Starter
 from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
 
@@ -66,14 +61,7 @@ class RunningTopology:
         self._starter = Starter(spark, self.coordinator)
         self.current = self._starter.new(design, MetricsBus(design.plan))
         """The start that owns the topology's state and has its spouts."""
-        self._replacer = Replacer(self._starter, make_design)
-        self._mover = Mover(self._starter.go_on)
-        self.scalings = self._make_scalings()
-        """What was decided about the number of tasks, and on what grounds."""
-        self.placements = Placements(topology.settings)
-        """What was decided about where slots are."""
-        self._placer = Placer(self._starter, self.placements)
-        self._look_at = 0.0
+        self._changes = Changes(self, self._starter)
         self.load: Callable[[str], Topology] | None = None
         """Makes a topology of FILE[:OBJECT], for ``penstock replace``; what was loaded before is loaded anew."""
         self._run: Run | None = None
@@ -113,6 +101,16 @@ class RunningTopology:
     def migrations(self) -> Migrations:
         """What was decided about data migration since the last start."""
         return self.current.migrations
+
+    @property
+    def scalings(self) -> Scalings:
+        """What was decided about the number of tasks, and on what grounds."""
+        return self._changes.scalings
+
+    @property
+    def placements(self) -> Placements:
+        """What was decided about where slots are."""
+        return self._changes.placements
 
     @property
     def slots(self) -> dict[SlotId, Connection]:
@@ -212,7 +210,7 @@ class RunningTopology:
         code. State goes with it by component. Returns when the new one's spouts emit; raises what keeps it from
         that, and then the old one goes on. ``pause``: stop this one first, for where there is no room for both.
         From any thread; one at a time."""
-        return self._await(Wish(topology, reason, pause))
+        return self._changes.replace(ReplaceWish(topology, reason, pause))
 
     def place(self, nodes: Mapping[SlotId, str], reason: str = "by hand", leave: Collection[str] = ()) -> Replaced:
         """Let slots run on other nodes; those that are not named go anywhere. What a node is called, and which
@@ -221,8 +219,8 @@ class RunningTopology:
         wanted as far as Spark spreads them so."""
         placement = Placement(nodes, exact=not leave)
         with self._lock:
-            wish = self._placer.wish(placement, frozenset(leave), reason, self.current)
-        return self._await(wish)
+            wish = self._changes.placer.wish(placement, frozenset(leave), reason, self.current)
+        return self._changes.replace(wish)
 
     def move(self, slot: SlotId | str, node: str, reason: str = "by hand") -> Moved:
         """Let one slot of bolts, as "1.0", run on another node, while all others go on where they are. Needs a
@@ -232,7 +230,7 @@ class RunningTopology:
         if str(slot) not in known:
             name = f"topology '{self.topology.name}'"
             raise SettingError(name, f"has the slots {', '.join(known)}", str(slot))
-        return self._await_moves(MoveWish({known[str(slot)]: node}, reason, self.current.number))[0]
+        return self._changes.move(MoveWish({known[str(slot)]: node}, reason, self.current.number))[0]
 
     @property
     def free_seats(self) -> list[tuple[int, str]]:
@@ -247,28 +245,16 @@ class RunningTopology:
         replacement. None: nothing that is worth it, or there is no window yet (``placement`` says which)."""
         with self._lock:
             window = self.monitor.newest(self.bus)
-            wish = None if window is None else self._placer.by_hand(window, self.current)
+            wish = None if window is None else self._changes.placer.by_hand(window, self.current)
         if isinstance(wish, MoveWish):
-            return self._await_moves(wish)
-        return None if wish is None else self._await(wish)
+            return self._changes.move(wish)
+        return None if wish is None else self._changes.replace(wish)
 
     def spread(self) -> int:
         """Use all nodes, those that were left too: the slots are spread over them as soon as they have joined.
         Returns how many more there are to be."""
         with self._lock:
-            return self._placer.ask_back("by hand: all nodes", self.current)
-
-    def _await(self, wish: Wish) -> Replaced:
-        answer = self._replacer.wish(wish)
-        if self._stopping.is_set():
-            self._replacer.refuse(self.state)
-        return answer.result()
-
-    def _await_moves(self, wish: MoveWish) -> list[Moved]:
-        answer = self._mover.wish(wish)
-        if self._stopping.is_set():
-            self._mover.refuse(self.topology.name, self.state)
-        return answer.result()
+            return self._changes.placer.ask_back("by hand: all nodes", self.current)
 
     def scale(self, parallelism: Mapping[str, int], reason: str = "by hand", pause: bool = False) -> Replaced:
         """The same topology with other numbers of tasks; components that are not named keep theirs."""
@@ -282,12 +268,12 @@ class RunningTopology:
     @property
     def moves(self) -> list[Moved]:
         """Slots that moved alone, oldest first."""
-        return self._mover.done
+        return self._changes.moved
 
     @property
     def replacements(self) -> list[Replaced]:
         """Those that took place, oldest first."""
-        return self._replacer.done
+        return self._changes.replaced
 
     def status(self) -> Status:
         """All there is to see of the topology, now."""
@@ -402,14 +388,7 @@ class RunningTopology:
         try:
             while not self._stopping.is_set():
                 try:
-                    window = self._monitor()
-                    wish = (
-                        self._mover.next() or self._replacer.next(LOOK) or self._scaling() or self._placing(window)
-                    )
-                    if isinstance(wish, MoveWish):
-                        self._move(wish)
-                    elif wish is not None:
-                        self._replace(wish)
+                    self._change(self._monitor())
                     self.current.raise_if_dead()
                     self.current.raise_if_silent()
                 except Lost as loss:
@@ -425,22 +404,18 @@ class RunningTopology:
                     "Its last words: " + (" / ".join(log_lines()[-3:]) or "none"),
                 )
             )
-        self._replacer.refuse(self.state)
-        self._mover.refuse(self.topology.name, self.state)
+        self._changes.refuse()
 
-    def _scaling(self) -> Wish | None:
-        """What the scaling policy wishes for, once a window."""
-        now = time.monotonic()
-        if self.scalings.idle or self.state != "active" or now < self._look_at:
-            return None
-        self._look_at = now + self.topology.settings.scaling_window
-        scale = self.scalings.look(now, self.bus.tasks())
-        return None if scale is None else Wish(self.topology.scaled(scale.parallelism), scale.reason, pause=False)
-
-    def _placing(self, window: Window | None) -> Wish | MoveWish | None:
-        """What ERDM wishes for."""
+    def _change(self, window: Window | None) -> None:
+        """Carry out what somebody wishes for, or a policy."""
+        changes = self._changes
+        changes.stop_replaced()
+        wish = changes.asked(LOOK)
         with self._lock:
-            return self._placer.next(window, self.current) if self.state == "active" else None
+            if wish is None and self.state == "active":
+                wish = changes.decided(window)
+            if wish is not None:
+                changes.carry_out(wish, self._let_go)
 
     def _monitor(self) -> Window | None:
         """The load monitor's look; a window, when one has just ended."""
@@ -448,81 +423,6 @@ class RunningTopology:
         with self.coordinator.changed:
             slots = dict(current.crew.slots)
         return self.monitor.look(time.monotonic(), current.bus, slots)
-
-    def _make_scalings(self) -> Scalings:
-        return Scalings(self.plan, self.topology, self.topology.settings, self._starter.room)
-
-    def _replace(self, wish: Wish) -> None:
-        """Raises where the current start is lost on the way; what else goes wrong is the wish's."""
-        with self._lock:
-            try:
-                self._expect_running()
-                self._expect_same(wish)
-                before = self.topology.settings
-                self._replacer.replace(wish, self.current, self._let_go, self._hand_over)
-                if self.topology.settings == before:
-                    self.scalings.replaced(self.plan, self.topology, time.monotonic())
-                else:
-                    self.scalings = self._make_scalings()
-                    self.placements.use(self.topology.settings)
-                    self.monitor.use(self.topology.settings)
-            except PenstockError as error:
-                self._not_replaced(wish, error)
-            except WentBack as back:
-                self._not_replaced(wish, back.error)
-                raise
-            except Lost as loss:
-                rule = "must stay alive to be replaced"
-                self._not_replaced(wish, TopologyFailed(f"topology '{self.topology.name}'", rule, str(loss)))
-                raise
-
-            except BaseException as error:  # who waits must hear of it, whatever it is
-                if not wish.answer.done():
-                    wish.answer.set_exception(error)
-                raise
-
-    def _move(self, wish: MoveWish) -> None:
-        """Raises where the topology is lost on the way; what else goes wrong is the wish's."""
-        name, before = f"topology '{self.topology.name}'", len(self._mover.done)
-        with self._lock:
-            try:
-                self._expect_running()
-                if wish.start != self.current.number:
-                    got = "it has been started again or replaced"
-                    raise TopologyFailed(name, "is moved as it was seen", got, "Ask again.")
-                wish.answer.set_result(self._mover.move(wish, self.current))
-            except PenstockError as error:
-                self._not_moved(wish, error)
-            except Lost as loss:
-                self._not_moved(wish, TopologyFailed(name, "must stay alive to have a slot moved", str(loss)))
-                raise
-            except BaseException as error:  # who waits must hear of it, whatever it is
-                wish.answer.set_exception(error)
-                raise
-            finally:
-                if len(self._mover.done) > before:  # a window with a slot on two nodes says nothing
-                    self.monitor.use(self.topology.settings)
-
-    def _not_moved(self, wish: MoveWish, error: PenstockError) -> None:
-        self.bus.note("move", "", f"not done: {error}")
-        if wish.by_policy:
-            self.placements.rest()
-        wish.answer.set_exception(error)
-
-    def _expect_same(self, wish: Wish) -> None:
-        if wish.placement is not None and wish.topology is not self.topology:
-            raise TopologyFailed(
-                f"topology '{self.topology.name}'", "is moved as it was seen", "it has been replaced", "Ask again."
-            )
-
-    def _not_replaced(self, wish: Wish, error: PenstockError) -> None:
-        self.bus.note("replacement", "", f"not done: {error}")
-        if wish.placement is not None:
-            self._placer.failed(wish)
-        wish.answer.set_exception(error)
-
-    def _hand_over(self, start: Start) -> None:
-        self.current = start
 
     def _restart(self, loss: Lost) -> None:
         """Start the query again, with back-off. Raises when it gives up; returns at once when told to stop."""
@@ -568,7 +468,7 @@ class RunningTopology:
     def _end(self, state: str) -> None:
         self.ending.set()
         try:
-            self._replacer.close()
+            self._changes.stop_replaced(now=True)
             self.current.stop()
             self.coordinator.stop()
             self._starter.close()
@@ -583,22 +483,6 @@ class RunningTopology:
     def _expect_running(self) -> None:
         if self.state not in ("active", "inactive"):
             raise TopologyFailed(f"topology '{self.topology.name}'", "must be running", self.state)
-
-
-def make_design(topology: Topology, placement: Placement | None = None, nodes: int = 0) -> Design:
-    """How a topology is to run, and where: placed on some of so many nodes. At most once its state is written only
-    to hand it over to a replacement."""
-    plan = make_plan(topology)
-    state = StateDirectory(plan, topology)
-    lasting = topology.settings.delivery != "at_most_once"
-    if not lasting:
-        state.store = state.store.child("handover")
-    job = make_job(topology, plan, state.store.url if lasting else "", dumps, state.store.url)
-    spare = topology.settings.spare_seats
-    if spare and placement is None:
-        placement = Placement({}, exact=False)
-    spares = () if placement is None else seats_for(plan, placement, nodes, spare)
-    return Design(topology, plan, job, state, shipping.user_zip(session_folder()), placement, spares)
 
 
 def _nodes_to_spare(topology: Topology, spark: SparkSession) -> int:

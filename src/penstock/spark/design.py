@@ -1,0 +1,53 @@
+"""What is to run of a topology, before anything does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.coordinator.recovery import StateDirectory
+from penstock.plan.model import Plan
+from penstock.plan.planner import make_plan
+from penstock.plan.seating import Placement, seats_for
+from penstock.runtime.job import Job, make_job
+from penstock.spark import shipping
+from penstock.spark.pickling import dumps
+from penstock.spark.session import session_folder
+from penstock.topology.builder import Topology
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is to run: a topology, how it stands on Spark, what its slots are told, where its state is, and the
+    user's modules in a zip, if there are any. Outlives the starts made of it."""
+
+    topology: Topology
+    plan: Plan
+    job: Job
+    state: StateDirectory
+    modules: Path | None
+    placement: Placement | None = None
+    """Where its slots are to be; None: where Spark puts them."""
+    spares: tuple[int, ...] = ()
+    """With a placement: seats of each stage, spare ones included."""
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """Tasks of Spark's in each stage."""
+        return self.spares or tuple(stage.slots for stage in self.plan.stages)
+
+
+def make_design(topology: Topology, placement: Placement | None = None, nodes: int = 0) -> Design:
+    """How a topology is to run, and where: placed on some of so many nodes. At most once its state is written only
+    to hand it over to a replacement."""
+    plan = make_plan(topology)
+    state = StateDirectory(plan, topology)
+    lasting = topology.settings.delivery != "at_most_once"
+    if not lasting:
+        state.store = state.store.child("handover")
+    job = make_job(topology, plan, state.store.url if lasting else "", dumps, state.store.url)
+    spare = topology.settings.spare_seats
+    if spare and placement is None:
+        placement = Placement({}, exact=False)
+    spares = () if placement is None else seats_for(plan, placement, nodes, spare)
+    return Design(topology, plan, job, state, shipping.user_zip(session_folder()), placement, spares)
