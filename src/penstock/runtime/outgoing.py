@@ -1,4 +1,4 @@
-"""What leaves a slot: rows for the next stage, and frames that only pass through on their way to a later one."""
+"""What leaves a slot, and when: rows for the next stage, and frames that only pass through it to a later one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import Plan, SlotId
+from penstock.settings import Settings
 
 Row = tuple[int, bytes | pa.Buffer | None]
 """The slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
@@ -68,6 +69,48 @@ class Outgoing:
     def _own(self, kind: Kind, slot: int, epoch: int = 0, last: bool = False) -> bytes:
         here = self._slot
         return Header(kind, here.stage + 1, slot, here.stage, here.slot, epoch=epoch, rows=int(last)).pack()
+
+
+class Linger:
+    """When tuples that wait in a slot leave it. A frame costs the same whatever is in it, and every hop anew."""
+
+    def __init__(self, settings: Settings, targets: int) -> None:
+        """``targets``: the most tasks in other slots that a task of the slot sends to; each gets a frame."""
+        self._busy = settings.busy_linger
+        self._idle = max(settings.linger, min(settings.linger * targets, self._busy))
+        self._spacing = self._idle - settings.linger
+        """Between two times a bolt sends at once; 0 where it sends to one task."""
+        self._oldest: float | None = None
+        self._sent = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        return self._oldest is not None
+
+    def over(self, now: float, idle: bool, emits: bool) -> bool:
+        """Whether all that waits leaves now. A bolt with nothing more to do sends at once: its input came in
+        frames already; but one that sends to many tasks not all the time, for what follows multiplies its frames.
+        Where a spout ``emits``, tuples wait for company as long as the linger says. A slot that never pauses waits
+        longer: it has tuples enough."""
+        at_once = idle and not emits and now - self._sent >= self._spacing
+        return at_once or (self._oldest is not None and now - self._oldest >= (self._idle if idle else self._busy))
+
+    def sent(self, now: float) -> None:
+        self._sent = now
+
+    def note(self, now: float, waits: bool) -> None:
+        """Whether anything waits now."""
+        if not waits:
+            self._oldest = None
+        elif self._oldest is None:
+            self._oldest = now
+
+    def wait(self, now: float, emits: bool) -> float:
+        """Seconds until it is over; inf: nothing waits."""
+        if self._oldest is None:
+            return math.inf
+        due = self._oldest + self._idle
+        return (due if emits else min(due, self._sent + self._spacing)) - now
 
 
 class Relay:

@@ -7,7 +7,6 @@ out. Nothing here blocks, sleeps, or knows who drives.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +27,13 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import SlotId
 from penstock.runtime.alignment import Alignment
 from penstock.runtime.bolts import BoltExecutor
+from penstock.runtime.departure import Departure
 from penstock.runtime.executor import Executor
 from penstock.runtime.flow import Flow
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.job import Job, Surroundings, make_executor
 from penstock.runtime.memo import Memo
-from penstock.runtime.outgoing import Outgoing, Relay, Row
+from penstock.runtime.outgoing import Linger, Outgoing, Relay, Row
 from penstock.runtime.outputs import Send
 from penstock.runtime.parcel import Parcel
 from penstock.runtime.sinks import SinkExecutor
@@ -119,28 +119,14 @@ class Slot:
         self.segments: deque[tuple[int, Segment]] = deque()
         """Migrated segments that have ended, with the task that sent them; for the report."""
         self._warm: set[int] = set()
-        self._oldest: float | None = None
-        self._flushed = 0.0
-        targets = max([1, *(self._targets(task) for task in self._tasks)])
-        linger, busy_linger = job.settings.linger, job.settings.busy_linger
-        self._linger = max(linger, min(linger * targets, busy_linger))
-        """As long for each task that gets a frame: a frame costs the same whatever is in it."""
-        self._spacing = self._linger - linger
-        """Between two times a bolt sends at once; 0 where it sends to one task."""
+        self._linger = Linger(job.settings, max([1, *(self._targets(task) for task in self._tasks)]))
         self._spout_emitted = self._resting = False
         self._epochs = job.settings.delivery == "exactly_once"
         """Every commit is the end of an epoch."""
         upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
         self._alignment = Alignment(upstream, 0 if takes_over else 1)
         self._takes_over, self._is_open = takes_over, False
-        self._leaving: tuple[int, int] | None = None
-        """⟨Commit, epoch⟩: when that epoch ends it cuts its state for that commit, and does nothing more."""
-        self._left_with = 0
-        """The commit it cut its state for when it left."""
-        self._put_off = False
-        """The bolts were to be cut for the commit with which it leaves."""
-        self.left = False
-        """It has: all that comes now is held, for another to do, or for itself where it stays."""
+        self._departure = Departure()
         self._announced = 0
         self._last = 0
         """The epoch after which another start of the topology goes on: its cut is waited for, and so holds changes
@@ -204,19 +190,22 @@ class Slot:
 
     def leave(self, commit: int, epoch: int) -> None:
         """When the epoch ends, cut the state for this commit, and do nothing more."""
-        self._leaving = commit, epoch
+        self._departure.want(commit, epoch)
 
     def stay(self) -> None:
         """It is not to leave after all: go on, with what has been held meanwhile."""
-        leaving, self._leaving = self._leaving, None
-        if leaving is not None and self._put_off:
-            self.cut_bolts(leaving[0])
-        self._put_off = False
+        had_left, commit = self.left, self._departure.stay()
+        if commit is not None:
+            self.cut_bolts(commit)
         self._relay.take_back()
-        if self.left:
-            self.left = False
+        if had_left:
             self.flow.thaw()
             self._alignment.advance(self._accept)
+
+    @property
+    def left(self) -> bool:
+        """It does nothing more: all that comes is held, for another to do, or for itself where it stays."""
+        return self._departure.left
 
     def memo(self) -> Memo:
         """What who takes over needs besides the state, once it has left."""
@@ -301,7 +290,7 @@ class Slot:
     def _between(self) -> bool:
         """Two have this slot's input at the moment: what is for the one that goes on waits here, whatever it is,
         and who sends it must not, for the marker that ends this comes behind it."""
-        return self.left or self._leaving is not None or (self._takes_over and not self._is_open)
+        return self.left or self._departure.wanted or (self._takes_over and not self._is_open)
 
     # ---- turns -----------------------------------------------------------------------------------------
 
@@ -320,7 +309,6 @@ class Slot:
         if self._spout_emitted or self._bolts or self._out or self._holds_rows():
             idle = not self._spout_emitted and not self._relay and not any(bolt.may_run for bolt in self._bolts)
             self._flush(idle)
-            self._note_waiting()
             self._out.nudge(idle)
         self._observe()
         return self._out.take()
@@ -337,20 +325,16 @@ class Slot:
         if waiting is not None and self._inboxes[waiting].has_room:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
-        only_spouts = self._oldest is None and not self._out and not self._bolts
-        if only_spouts and any(spout.room > 0 for spout in self._spouts):
+        emits = any(spout.room > 0 for spout in self._spouts)
+        if emits and not self._linger.waiting and not self._out and not self._bolts:
             return pause  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
         ticking = [] if self._resting else [b for b in self._bolts if b.next_tick and not b.outlets.held_back]
         waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
-        emits = any(spout.room > 0 for spout in self._spouts)
         if emits:
             waits.append(pause)
-        if self._oldest is not None:  # a spout's tuples wait for company, a bolt's only for the spacing
-            due = self._oldest + self._linger
-            waits.append((due if emits else min(due, self._flushed + self._spacing)) - now)
-        return max(0.0, min(*waits, self._out.wait()))
+        return max(0.0, min(*waits, self._linger.wait(now, emits), self._out.wait()))
 
     def _targets(self, task: int) -> int:
         """How many tasks in other slots a task sends to."""
@@ -371,8 +355,7 @@ class Slot:
 
     def _relay_frames(self) -> None:
         if self._relay:
-            last = math.inf if self._leaving is None else self._leaving[1]
-            self._relay.release(self._out.send, self._alignment.first, last)
+            self._relay.release(self._out.send, self._alignment.first, self._departure.last_epoch)
 
     def _run_bolts(self) -> bool:
         """Run the receivers of what is handed over within the slot first, and their senders only when they
@@ -398,28 +381,17 @@ class Slot:
     # ---- rows out --------------------------------------------------------------------------------------
 
     def _flush(self, idle: bool) -> None:
-        """Send full frames always, the rest when it is due. A bolt with nothing more to do sends at once: its
-        input came in frames already; but one that sends to many tasks not all the time, for each of them gets a
-        frame, and what follows multiplies them. A spout's tuples wait for company as long as the linger says. A
-        slot that never pauses waits longer: it has tuples enough, and each frame costs every hop."""
+        """Send full frames always, the rest when it is due."""
         now = self._clock.monotonic()
-        linger = self._linger if idle else self._settings.busy_linger
-        at_once = idle and not any(spout.room > 0 for spout in self._spouts)
-        at_once = at_once and now - self._flushed >= self._spacing
-        due = self._oldest is not None and now - self._oldest >= linger
-        if (at_once or due) and self._holds_rows():
-            self._flushed = now
+        due = self._linger.over(now, idle, any(spout.room > 0 for spout in self._spouts))
+        if due and self._holds_rows():
+            self._linger.sent(now)
         for executor in self.executors:
-            executor.flush(only_full=not (at_once or due))
+            executor.flush(only_full=not due)
+        self._linger.note(now, self._holds_rows())
 
     def _holds_rows(self) -> bool:
         return any(executor.waiting() for executor in self.executors)
-
-    def _note_waiting(self) -> None:
-        if not self._holds_rows():
-            self._oldest = None
-        elif self._oldest is None:
-            self._oldest = self._clock.monotonic()
 
     def _sender(self, source_task: int) -> Send:
         def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
@@ -511,9 +483,7 @@ class Slot:
     def cut_bolts(self, epoch: int, last: bool = False) -> None:
         """At least once, when all spouts are cut: the bolts' state holds all of that. Where the slot is about to
         leave, they are cut when it does."""
-        if self._leaving is not None and epoch == self._leaving[0]:
-            self._put_off = True
-        elif epoch != self._left_with:
+        if not self._departure.cuts_for(epoch):
             self._cut(epoch, self._bolts, last)
 
     def committed(self, epoch: int) -> None:
@@ -540,19 +510,18 @@ class Slot:
         if not self.flow.release(everything=True):
             return True
         epoch = alignment.epoch
-        leaves = self._leaving is not None and self._leaving[1] == epoch
+        leaves_with = self._departure.commit_at(epoch)
         if self._epochs:
             for executor in self.executors:
                 executor.epoch_ends(epoch)
-            self._cut(epoch, self.executors, epoch == self._last or leaves)
-        elif leaves:
-            assert self._leaving is not None
-            self._cut(self._leaving[0], self._bolts, last=True)
+            self._cut(epoch, self.executors, epoch == self._last or leaves_with is not None)
+        elif leaves_with is not None:
+            self._cut(leaves_with, self._bolts, last=True)
         self._out.mark(epoch, epoch == self._last)
-        if self._leaving is not None and leaves:
-            self._left_with, self._leaving, self._put_off, self.left = self._leaving[0], None, False, True
-        else:
+        if leaves_with is None:
             alignment.advance(self._accept)
+        else:
+            self._departure.leave()
         return True
 
     @property
