@@ -28,6 +28,7 @@ def read(kafka, topic, isolation="read_committed"):
             "group.id": "reader",
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
             "auto.offset.reset": "earliest",
             "log_level": 2,
         }
@@ -36,7 +37,7 @@ def read(kafka, topic, isolation="read_committed"):
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
     rows, ended = [], set()
     while len(ended) < len(numbers):
-        for message in consumer.consume(1000, 1.0):
+        for message in consumer.consume(1000, 0.02):
             if message.error() is None:
                 rows.append((message.partition(), message.offset(), message.key(), message.value()))
             elif message.error().name() == "_PARTITION_EOF":

@@ -33,6 +33,7 @@ class EpochNotes:
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # an empty partition says so at once
                 "auto.offset.reset": "earliest",
             }
         )
