@@ -34,8 +34,9 @@ class Departure:
         """The commit it leaves with at the end of this epoch; None: it stays."""
         return self._wanted[0] if self._wanted is not None and self._wanted[1] == epoch else None
 
-    def cuts_for(self, commit: int) -> bool:
-        """The bolts' state is cut for this commit when the slot leaves, and not before."""
+    def puts_off(self, commit: int) -> bool:
+        """The bolts are to be cut for this commit: whether that is done when the slot leaves, and not now. It is
+        remembered, for ``stay``."""
         if self._wanted is None:
             return commit == self._with
         self._put_off = self._put_off or commit == self._wanted[0]

@@ -1,4 +1,4 @@
-"""What leaves a slot, and when: rows for the next stage, and frames that only pass through it to a later one."""
+"""What leaves a slot, and when: rows for the next stage, and frames for later ones that only pass through."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class Linger:
         return self._oldest is not None
 
     def over(self, now: float, idle: bool, emits: bool) -> bool:
-        """Whether all that waits leaves now. A bolt with nothing more to do sends at once: its input came in
-        frames already; but one that sends to many tasks not all the time, for what follows multiplies its frames.
-        Where a spout ``emits``, tuples wait for company as long as the linger says. A slot that never pauses waits
-        longer: it has tuples enough."""
+        """Whether all that waits leaves now. A bolt with nothing more to do (``idle``) sends at once: its input
+        came in frames already; but one that sends to many tasks not all the time, for what follows multiplies its
+        frames. Where a spout ``emits``, tuples wait for company as long as the linger says. A slot that never
+        pauses waits longer: it has tuples enough."""
         at_once = idle and not emits and now - self._sent >= self._spacing
         return at_once or (self._oldest is not None and now - self._oldest >= (self._idle if idle else self._busy))
 

@@ -325,13 +325,14 @@ class Slot:
         if waiting is not None and self._inboxes[waiting].has_room:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._settings.spout_pause
-        emits = any(spout.room > 0 for spout in self._spouts)
-        if emits and not self._linger.waiting and not self._out and not self._bolts:
+        only_spouts = not self._linger.waiting and not self._out and not self._bolts
+        if only_spouts and any(spout.room > 0 for spout in self._spouts):
             return pause  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
         ticking = [] if self._resting else [b for b in self._bolts if b.next_tick and not b.outlets.held_back]
         waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
+        emits = any(spout.room > 0 for spout in self._spouts)  # behind wait(): room found since then is not missed
         if emits:
             waits.append(pause)
         return max(0.0, min(*waits, self._linger.wait(now, emits), self._out.wait()))
@@ -383,7 +384,8 @@ class Slot:
     def _flush(self, idle: bool) -> None:
         """Send full frames always, the rest when it is due."""
         now = self._clock.monotonic()
-        due = self._linger.over(now, idle, any(spout.room > 0 for spout in self._spouts))
+        emits = idle and any(spout.room > 0 for spout in self._spouts)  # not asked for nothing: that is counted
+        due = self._linger.over(now, idle, emits)
         if due and self._holds_rows():
             self._linger.sent(now)
         for executor in self.executors:
@@ -483,7 +485,7 @@ class Slot:
     def cut_bolts(self, epoch: int, last: bool = False) -> None:
         """At least once, when all spouts are cut: the bolts' state holds all of that. Where the slot is about to
         leave, they are cut when it does."""
-        if not self._departure.cuts_for(epoch):
+        if not self._departure.puts_off(epoch):
             self._cut(epoch, self._bolts, last)
 
     def committed(self, epoch: int) -> None:

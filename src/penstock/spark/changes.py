@@ -31,7 +31,8 @@ class Owner(Protocol):
 
 
 class Changes:
-    """Of one topology. ``replace`` and ``move`` are for any thread, the rest for one at a time."""
+    """Of one topology. Any thread may ask with ``replace`` and ``move``, or ``refuse``; the rest is for one at a
+    time."""
 
     def __init__(self, owner: Owner, starter: Starter) -> None:
         self._owner, self._starter = owner, starter
@@ -112,7 +113,9 @@ class Changes:
             if owner.state not in ("active", "inactive"):
                 raise self._failed("must be running", owner.state)
             if not wish.fits(owner.current):
-                raise self._failed("is moved as it was seen", "it is another by now", "Ask again.")
+                raise self._failed(
+                    "is moved as it was seen", "it has been started again or replaced", "Ask again."
+                )
             if isinstance(wish, MoveWish):
                 self._move(wish)
             else:
@@ -161,6 +164,6 @@ class Changes:
     def _failed(self, rule: str, got: str, way_out: str = "") -> TopologyFailed:
         return TopologyFailed(f"topology '{self._owner.current.design.topology.name}'", rule, got, way_out)
 
-    def stop_replaced(self, now: bool = False) -> None:
-        """The query that was replaced at last, when its time has come; ``now``: in any case."""
-        self._replacer.stop_retired(at_once=now)
+    def stop_replaced(self, at_once: bool = False) -> None:
+        """Stop the query that was replaced at last, when its time has come."""
+        self._replacer.stop_retired(at_once)

@@ -96,7 +96,7 @@ def movable(start: Start, nodes: Mapping[SlotId, str]) -> dict[SlotId, str]:
 
 
 class Mover:
-    """Carries them out, one after the other."""
+    """Carries out moves, one after the other."""
 
     def __init__(self, go_on: Callable[[], None]) -> None:
         """``go_on`` is asked while waiting, and raises where there is no point in it any longer."""

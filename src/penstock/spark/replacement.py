@@ -88,7 +88,7 @@ def check_forms(old: Topology, new: Topology) -> None:
             )
 
 
-def changes(old: Design, new: Design) -> str:
+def differences(old: Design, new: Design) -> str:
     """In words: the numbers of tasks that differ, and components that came or went."""
     before = {component: len(tasks) for component, tasks in old.plan.tasks_of.items()}
     now = {component: len(tasks) for component, tasks in new.plan.tasks_of.items()}
@@ -208,7 +208,7 @@ class WentBack(Lost):
 
 
 class Replacer:
-    """Carries them out, one after the other."""
+    """Carries out replacements, one after the other."""
 
     def __init__(self, starter: Starter) -> None:
         self.done: list[Replaced] = []
@@ -290,7 +290,7 @@ class Replacer:
             raise
         steps.reached("activated")
         now = time.monotonic()
-        reason = f"{wish.reason}: {changes(old.design, design)}"
+        reason = f"{wish.reason}: {differences(old.design, design)}"
         numbers = {component: len(tasks) for component, tasks in design.plan.tasks_of.items()}
         times = {step: at - wish.since for step, at in steps.times.items()}
         done = Replaced(now, numbers, reason, now - paused, now - wish.since, steps.left_behind, times)
@@ -300,7 +300,7 @@ class Replacer:
         return done
 
     def stop_retired(self, at_once: bool = False) -> None:
-        """The start that was replaced at last, when its time has come."""
+        """Stop the start that was replaced at last, when its time has come."""
         if self._retired is not None and (at_once or self._retired[1] <= time.monotonic()):
             self._drop(self._retired[0])
             self._retired = None

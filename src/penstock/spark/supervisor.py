@@ -35,11 +35,7 @@ from penstock.spark.nodes import nodes_of
 from penstock.spark.operator import Operator
 from penstock.spark.replacement import Replaced, ReplaceWish
 from penstock.spark.restarts import Restarts
-from penstock.spark.session import (
-    log_lines,
-    open_session,
-    reachable_address,
-)
+from penstock.spark.session import log_lines, open_session, reachable_address
 from penstock.spark.start import LOOK, Lost, Start, Starter
 from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
@@ -409,9 +405,9 @@ class RunningTopology:
     def _change(self, window: Window | None) -> None:
         """Carry out what somebody wishes for, or a policy."""
         changes = self._changes
-        changes.stop_replaced()
         wish = changes.asked(LOOK)
         with self._lock:
+            changes.stop_replaced()
             if wish is None and self.state == "active":
                 wish = changes.decided(window)
             if wish is not None:
@@ -468,7 +464,7 @@ class RunningTopology:
     def _end(self, state: str) -> None:
         self.ending.set()
         try:
-            self._changes.stop_replaced(now=True)
+            self._changes.stop_replaced(at_once=True)
             self.current.stop()
             self.coordinator.stop()
             self._starter.close()
