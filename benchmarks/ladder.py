@@ -69,8 +69,8 @@ def measure_rates(results: Results, options: argparse.Namespace) -> None:
 
 def measure_hops3(results: Results, options: argparse.Namespace) -> None:
     """Latency of three hops at 1,000 tuples/s, and the longest gap in the output."""
-    seconds = 15.0 if options.quick else 300.0
-    settle = 5.0 if options.quick else 15.0
+    seconds = 6.0 if options.quick else 300.0
+    settle = 3.0 if options.quick else 15.0
     due, came = _timed(1000.0, 3, settle + seconds)
     steady = due >= due[0] + settle
     latency = (came - due)[steady] * 1e3
@@ -119,10 +119,10 @@ def measure_idle(results: Results, options: argparse.Namespace) -> None:
     for name, source in (("a", "spout"), ("b", "a0"), ("c", "b0")):
         builder.set_bolt(f"{name}0", Identity("n", int)).shuffle_grouping(source)
     with running(builder.build("idle")) as handle:
-        time.sleep(5)
+        time.sleep(2 if options.quick else 5)
         chosen = processes(handle)
         before, begun = cpu_seconds(chosen), time.monotonic()
-        time.sleep(10 if options.quick else 30)
+        time.sleep(3 if options.quick else 30)
         share = (cpu_seconds(chosen) - before) / (time.monotonic() - begun)
     results.row(what="idle, 4 slots", core_share=share)
     results.bar("idle.core_share", share, "of one core")
