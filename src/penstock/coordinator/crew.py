@@ -44,6 +44,7 @@ from penstock.coordinator.messages import (
     SpoutsCut,
     TakeSeat,
     Tally,
+    Warm,
     dumps,
 )
 from penstock.metrics.bus import MetricsBus
@@ -58,6 +59,8 @@ class Connection:
     writer: asyncio.StreamWriter
     ahead: int = 0
     """The newest epoch whose state it has read ahead."""
+    warm: bool = False
+    """Every channel into it has been used: on a node that is new, the first frame takes half a second."""
     ready: bool = False
     stateful: bool = False
     closed: bool = False
@@ -300,6 +303,8 @@ class Crew:
             self._bus.record(self.attempt, connection.id, message)
         elif isinstance(message, Ahead):
             connection.ahead = message.epoch
+        elif isinstance(message, Warm):
+            connection.warm = True
         elif isinstance(message, Ready):
             connection.ready, connection.stateful = True, message.stateful
         elif isinstance(message, SpoutsCut | Snapped | NotSnapped | Published):

@@ -37,6 +37,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Warm:
+    """Every channel into this slot has been used, whether its tasks are open or not."""
+
+
+@dataclass(frozen=True)
 class Ahead:
     """The slot has read ahead what its tasks had after ``epoch``."""
 
@@ -338,6 +343,7 @@ class Close:
 Message = (
     Hello
     | Ready
+    | Warm
     | Ahead
     | Report
     | Failed

@@ -5,8 +5,9 @@ In steps; whatever dies between two of them, exactly one of the two starts owns 
 1. The new form is checked against the old: name, delivery, state; slots for both are held (``checked``). Nodes
    that are to be left take nothing new from now on.
 2. A second query is started beside the first; its slots connect, nothing in them is open (``standing_by``).
-3. The old one commits an epoch, the new slots read its state ahead; once more, so that little is left
-   (``copied``). So far the new one can be dropped at any moment, and nobody has noticed.
+3. The old one commits an epoch, the new slots read its state ahead; once more, so that little is left; all
+   channels between them have been used (``copied``). So far the new one can be dropped at any moment, and nobody
+   has noticed.
 4. The old one's spouts and ticks rest (``paused``). The gap begins.
 5. Its tuples finish and a last epoch is committed, with what has changed since step 3 (``drained``). If that takes
    longer than ``drain_timeout``, or the old one dies, what is not committed comes again, as after any loss.
@@ -31,6 +32,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from penstock.coordinator.commit_thread import CommitThread
+from penstock.coordinator.crew import Connection
 from penstock.coordinator.messages import Rest
 from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyError, TopologyFailed
 from penstock.faults import CrashPoint
@@ -123,6 +125,7 @@ class Replacement:
         if self._old.commits is not None:
             for _ in range(_COPIES):
                 self._copy_ahead(self._old.commits)
+        self._await_all(lambda slot: slot.warm, "all channels must have been used")
         self.reached("copied")
 
     def _copy_ahead(self, commits: CommitThread) -> None:
@@ -131,16 +134,16 @@ class Replacement:
         except StateError as error:  # an overloaded one may take long for an epoch: the last one there is will do
             log.info("topology '%s': no epoch to copy ahead (%s)", self._old.design.topology.name, error)
         new = self._new
-        state, slots = new.design.state, new.crew.slots
+        state = new.design.state
         state.look()
         new.crew.read_ahead(state.epoch, state.tasks())
+        self._await_all(lambda slot: slot.ahead >= state.epoch, "all slots must read ahead")
 
+    def _await_all(self, done: Callable[[Connection], bool], rule: str) -> None:
         def behind() -> list[str]:
-            return [str(id) for id, slot in slots.items() if slot.ahead < state.epoch]
+            return [str(id) for id, slot in self._new.crew.slots.items() if not done(slot)]
 
-        new.await_(
-            lambda: not behind(), "all slots must read ahead", lambda: f"not {', '.join(behind())}", self.watch
-        )
+        self._new.await_(lambda: not behind(), rule, lambda: f"not {', '.join(behind())}", self.watch)
 
     def watch(self) -> None:
         """Raises where there is no point in going on: told to stop, or the old one is lost."""

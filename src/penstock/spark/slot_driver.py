@@ -56,6 +56,7 @@ from penstock.coordinator.messages import (
     Stay,
     TakeSeat,
     Tally,
+    Warm,
 )
 from penstock.errors import PenstockError, SinkRefused, SnapshotCorrupt, StateError
 from penstock.faults import CrashPoint
@@ -110,7 +111,7 @@ class SlotDriver:
         self._reporting = threading.Lock()
         self._over = False
         self._reader_error: PenstockError | None = None
-        self._opened = self._said_ready = self._failed = self._closed = self._said_left = False
+        self._opened = self._said_warm = self._said_ready = self._failed = self._closed = self._said_left = False
         self._control = control
         self._own_rows: list[Row] = []
         """For seats; before what the slot sends."""
@@ -285,7 +286,10 @@ class SlotDriver:
                 self._stay()
             elif isinstance(message, Close):
                 self._close()
-        if self._opened and not self._said_ready and self._slot.warm:
+        if not self._said_warm and self._slot.warm:
+            self._said_warm = True
+            self._control.send(Warm())
+        if self._opened and not self._said_ready and self._said_warm:
             self._said_ready = True
             self._control.send(Ready(self._slot.stateful))
 
