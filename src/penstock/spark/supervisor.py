@@ -405,9 +405,10 @@ class RunningTopology:
     def _change(self, window: Window | None) -> None:
         """Carry out what somebody wishes for, or a policy."""
         changes = self._changes
-        wish = changes.asked(LOOK)
         with self._lock:
             changes.stop_replaced()
+        wish = changes.asked(LOOK)
+        with self._lock:
             if wish is None and self.state == "active":
                 wish = changes.decided(window)
             if wish is not None:
