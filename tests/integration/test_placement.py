@@ -31,7 +31,7 @@ MOVES = """
     where = lambda: {slot: connection.hello.node for slot, connection in running.slots.items()}
     try:
         every = sorted(set(where().values()))
-        running.place({slot: every[0] for slot in where()}, "together")
+        running.place({str(slot): every[0] for slot in where()}, "together")
         assert set(where().values()) == {every[0]}, where()
         before = running.bus.totals()["count"].executed
         awaited(lambda: running.bus.totals()["count"].executed > before + 500)

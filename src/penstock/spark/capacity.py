@@ -40,7 +40,7 @@ def reserve(
         if is_local(master) or time.monotonic() > deadline:
             raise NotEnoughSlots(
                 f"topology '{topology}'",
-                f"needs {wanted} task slots of Spark's, one per executor of each component",
+                f"needs {wanted} task slots of Spark's, one per executor (components of a chain share theirs)",
                 f"{free} free of {free + taken} on {master}",
                 "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
             )

@@ -208,12 +208,17 @@ class RunningTopology:
         From any thread; one at a time."""
         return self._changes.replace(ReplaceWish(topology, reason, pause))
 
-    def place(self, nodes: Mapping[SlotId, str], reason: str = "by hand", leave: Collection[str] = ()) -> Replaced:
-        """Let slots run on other nodes; those that are not named go anywhere. What a node is called, and which
-        slot has which tasks, is in ``status().slots``. A replacement by the same topology: state and guarantees
-        are those of ``replace``. ``leave``: nodes that Spark need not have any more; slots then go where they are
-        wanted as far as Spark spreads them so."""
-        placement = Placement(nodes, exact=not leave)
+    def place(
+        self,
+        nodes: Mapping[SlotId, str] | Mapping[str, str],
+        reason: str = "by hand",
+        leave: Collection[str] = (),
+    ) -> Replaced:
+        """Let slots, as "1.0", run on other nodes; those that are not named go anywhere. What a node is called,
+        and which slot has which tasks, is in ``status().slots``. A replacement by the same topology: state and
+        guarantees are those of ``replace``. ``leave``: nodes that Spark need not have any more; slots then go
+        where they are wanted as far as Spark spreads them so."""
+        placement = Placement({self._slot(slot): node for slot, node in nodes.items()}, exact=not leave)
         with self._lock:
             wish = self._changes.placer.wish(placement, frozenset(leave), reason, self.current)
         return self._changes.replace(wish)
@@ -222,11 +227,14 @@ class RunningTopology:
         """Let one slot of bolts, as "1.0", run on another node, while all others go on where they are. Needs a
         seat that is free there (``free_seats``, setting ``spare_seats``). Raises what keeps it from that, and then
         the slot stays."""
+        return self._changes.move(MoveWish({self._slot(slot): node}, reason, self.current.number))[0]
+
+    def _slot(self, slot: SlotId | str) -> SlotId:
         known = {str(each): each for each in self.plan.slot_ids()}
         if str(slot) not in known:
             name = f"topology '{self.topology.name}'"
             raise SettingError(name, f"has the slots {', '.join(known)}", str(slot))
-        return self._changes.move(MoveWish({known[str(slot)]: node}, reason, self.current.number))[0]
+        return known[str(slot)]
 
     @property
     def free_seats(self) -> list[tuple[int, str]]:
