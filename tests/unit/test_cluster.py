@@ -278,6 +278,23 @@ def test_one_that_is_not_completely_up_cannot_be_changed():
     assert not record.folder().exists()
 
 
+def test_what_was_just_started_is_found_at_once(tmp_path):
+    """The kernel shows the environment of a process a moment after its exec: without a wait some are missed."""
+    for turn in range(100):
+        started = processes.launch(["sleep", "600"], os.environ, "new-key", f"node-{turn}", tmp_path / "log")
+        try:
+            assert processes.node_of(started.pid, "new-key") == f"node-{turn}"
+        finally:
+            processes.send(started, signal.SIGKILL)
+            os.waitpid(started.pid, 0)
+
+
+def test_a_command_that_ends_at_once_is_not_waited_for(tmp_path):
+    started = processes.launch(["true"], os.environ, "brief-key", "node-1", tmp_path / "log")
+    processes.end([started], 5.0)
+    assert not started.alive
+
+
 def test_down_ends_what_is_marked_and_nothing_else(sleeper, tmp_path):
     made = saved(key="down-key")
     Path(made.work).mkdir()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 _MARK = "PENSTOCK_CLUSTER_NODE"
 _POLL = 0.05  # seconds between two looks at processes that are to end
+_MOMENT = 0.001  # seconds; an exec takes less
 _PROC = Path("/proc")
 
 
@@ -51,7 +52,10 @@ def launch(command: Sequence[str], environment: Mapping[str, str], key: str, nod
         )
     seen = _stat(process.pid)
     assert seen is not None, "a child is there, at least as a zombie, until it is waited for"
-    return Process(process.pid, seen.started)
+    started = Process(process.pid, seen.started)
+    while started.alive and _node(started.pid, key) is None:  # the kernel shows the mark a moment after the exec
+        time.sleep(_MOMENT)
+    return started
 
 
 def marked(key: str, node: str | None = None) -> list[Process]:
