@@ -126,6 +126,8 @@ class Replacement:
             for _ in range(_COPIES):
                 self._copy_ahead(self._old.commits)
         self._await_all(lambda slot: slot.warm, "all channels must have been used")
+        if self._new.crew.broken:  # one that had done all that was asked of it
+            raise Lost("a slot of it is gone")
         self.reached("copied")
 
     def _copy_ahead(self, commits: CommitThread) -> None:
