@@ -14,7 +14,8 @@ from pathlib import Path
 
 _MARK = "PENSTOCK_CLUSTER_NODE"
 _POLL = 0.05  # seconds between two looks at processes that are to end
-_MOMENT = 0.001  # seconds; an exec takes less
+_SHOWN = 2.0  # seconds for the kernel to show the mark, a moment after the exec; of some processes it never does
+_MOMENT = 0.001  # seconds between two looks for it
 _PROC = Path("/proc")
 
 
@@ -53,7 +54,8 @@ def launch(command: Sequence[str], environment: Mapping[str, str], key: str, nod
     seen = _stat(process.pid)
     assert seen is not None, "a child is there, at least as a zombie, until it is waited for"
     started = Process(process.pid, seen.started)
-    while started.alive and _node(started.pid, key) is None:  # the kernel shows the mark a moment after the exec
+    deadline = time.monotonic() + _SHOWN
+    while started.alive and _node(started.pid, key) is None and time.monotonic() < deadline:
         time.sleep(_MOMENT)
     return started
 
