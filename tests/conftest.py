@@ -1,11 +1,14 @@
-"""Hypothesis draws the same examples in every run: a red test stays red until it is mended. And servers that tests
-of several kinds want."""
+"""Hypothesis draws the same examples in every run: a red test stays red until it is mended. Every test has a time
+limit. And servers that tests of several kinds want."""
 
+import faulthandler
 import subprocess
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
+from penstock import signing
 from penstock.errors import EnvironmentFault
 from penstock.testing.zookeeper import ZooKeeperServer
 
@@ -17,6 +20,43 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("penstock")
+
+# Seconds of one test with its fixtures, on two slow, shared cores. A server that is fetched on first use needs
+# minutes; ``pyproject.toml`` has the limit of all others.
+_LIMITS = {"contract": 300, "consistency": 300, "integration": 300, "fault": 600}
+_FULL_LIMIT = 3600  # of a fault test over a long list of faults
+_GRACE = 60  # seconds after the limit until a process whose main thread hears no signal is ended
+
+
+def pytest_collection_modifyitems(config, items):
+    full = config.getoption("--full", default=False)
+    for item in items:
+        kind = item.path.parent.name
+        limit = _FULL_LIMIT if full and kind == "fault" else _LIMITS.get(kind)
+        if limit is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(limit))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """pytest-timeout fails a test by a signal, which Python handles between two instructions of the main thread. A
+    call into C that never returns is ended here, with the whole process, by a thread that needs no Python."""
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the one that is not captured
+    faulthandler.dump_traceback_later(limit + _GRACE, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def deployment_key(tmp_path_factory):
+    """Tests and the processes they start have a deployment key of their own, never the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(signing.KEY_FILE, str(tmp_path_factory.mktemp("deployment") / "key"))
+        yield
 
 
 def started(server):

@@ -34,6 +34,7 @@ from penstock.errors import (
 from penstock.merging import Merge
 from penstock.plan.model import Plan
 from penstock.plan.planner import make_plan
+from penstock.redaction import redact_logs
 from penstock.reduce import Reduce
 from penstock.settings import Settings
 from penstock.state.maps import MapState
@@ -63,7 +64,9 @@ from penstock.topology.tuples import Tuple
 if TYPE_CHECKING:
     from penstock.spark.supervisor import RunningTopology, submit
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
+
+redact_logs()
 
 __all__ = [
     "DEFAULT_STREAM",

@@ -30,6 +30,9 @@ class ShowBolt(BasicBolt):
             self._latest.pop(tup[0], None)  # a key seen again is the newest
             self._latest[tup[0]] = tup
 
+    def cleanup(self) -> None:
+        self._publish(self.top())  # what came since the last tick, the end of all included
+
     def top(self) -> list[Tuple]:
         """The rows to show."""
         rows = list(self._latest.values())

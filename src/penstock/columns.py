@@ -8,10 +8,13 @@ receives is what was emitted, to the type.
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 PLAIN_TYPES: dict[type, pa.DataType] = {
@@ -80,3 +83,27 @@ def to_values(column: pa.Array) -> list[Any]:
         return [pickle.loads(item) for item in column.storage.to_pylist()]
     values: list[Any] = column.to_pylist()
     return values
+
+
+def to_keys(column: pa.Array) -> list[Any]:
+    """A column as keys of a dict: as ``to_values``, with ``math.nan`` in place of every NaN, also inside tuples.
+    No NaN equals another, but a dict finds the very same object."""
+    values = to_values(column)
+    if is_pickled(column):
+        return list(map(_with_one_nan, values))
+    if pa.types.is_floating(column.type) and np.isnan(column.to_numpy(zero_copy_only=False)).any():
+        return [math.nan if value is not None and value != value else value for value in values]
+    return values
+
+
+def _with_one_nan(value: Any) -> Any:
+    if isinstance(value, float | complex):
+        return math.nan if value != value else value
+    if isinstance(value, Decimal):
+        return math.nan if value.is_nan() else value
+    if isinstance(value, tuple):
+        parts = list(map(_with_one_nan, value))
+        if all(map(lambda new, old: new is old, parts, value)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from penstock.redaction import redacted
+from penstock.texts import shortened
+
+_MOST_READ = 100_000
+"""Characters of a part in which passwords are looked for. Longer parts are cut twice: a password that the first
+cut splits lies in what the second cut leaves out."""
+
 
 class PenstockError(Exception):
-    """Base of everything Penstock raises on purpose."""
+    """Base of everything Penstock raises on purpose. ``penstock.redaction`` hides passwords in all its parts;
+    parts that are too long are cut (``penstock.texts``)."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, where: str, rule: str, got: str = "", way_out: str = "") -> None:
+        where, rule, got, way_out = (
+            shortened(redacted(shortened(part, _MOST_READ))) for part in (where, rule, got, way_out)
+        )
         super().__init__(where, rule, got, way_out)
         self.where = where
         self.rule = rule
@@ -77,6 +88,10 @@ class NotEnoughSlots(EnvironmentFault):
     """The master offers fewer task slots than the topology holds for as long as it runs."""
 
 
+class SystemAway(EnvironmentFault):
+    """Another system did not answer in time. Asking again is right."""
+
+
 class ComponentError(PenstockError):
     """A component broke its contract; ``where`` names it and the user's line."""
 
@@ -95,12 +110,21 @@ class FieldTypeError(ComponentError):
     """An emitted value does not fit the declared type of its field."""
 
 
+class KeyTypeError(ComponentError):
+    """A value of a field that tuples are grouped by is of a type that cannot be a key."""
+
+
 class SinkRefused(ComponentError):
     """Another system did not take what an epoch was to bring it. Starting again may help."""
 
 
 class SinkBusy(ComponentError):
     """Another system takes nothing just now. Nothing is lost, and asking again is right."""
+
+
+class FramesLost(ComponentError):
+    """Frames between two tasks were lost, doubled or overtaken. Exactly once the topology must start again from
+    its last commit."""
 
 
 class FrameError(PenstockError):
@@ -113,6 +137,24 @@ class StateError(PenstockError):
     """State cannot be kept or read back: the disk, the store, or a value that cannot be stored."""
 
     exit_code = 4
+
+
+class StateUnavailable(StateError):
+    """The state store did not answer, or has no room at the moment. Trying again may help."""
+
+
+class Superseded(StateError):
+    """Another driver has taken over the state directory. This one must not write to it again."""
+
+
+class StateRemoved(StateError):
+    """The state directory was removed or put back to an earlier copy while the topology ran."""
+
+
+class AlreadyRunning(StateError):
+    """A driver that is alive runs the topology on the same state directory."""
+
+    exit_code = 2
 
 
 class SnapshotCorrupt(StateError):

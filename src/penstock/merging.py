@@ -14,11 +14,18 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from fractions import Fraction
+from functools import reduce
 from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
 
 from penstock.errors import TopologyError
 
 __all__ = ["Count", "CountOf", "Distinct", "Max", "Mean", "Merge", "Min", "Sum", "TopK", "Variance"]
+
+_EXACT_INTS = 2**53  # up to here every whole number is a float, and from here on every float a whole number
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -118,7 +125,7 @@ class Sum(FieldMerge[Total, Any]):
         return 0
 
     def add(self, part: Total, value: Any) -> Total:
-        return _add(part, (0, value) if isinstance(value, float) else value)
+        return _add(part, _sum((value,)))
 
     def merge(self, part: Total, other: Total) -> Total:
         return _add(part, other)
@@ -143,7 +150,13 @@ class Mean(FieldMerge[tuple[Total, int], float | None]):
         return _add(part[0], other[0]), part[1] + other[1]
 
     def result(self, part: tuple[Total, int]) -> float | None:
-        return _rounded(part[0]) / part[1] if part[1] else None
+        total, count = part
+        if not count:
+            return None
+        if isinstance(total, tuple) and total[0]:
+            return _float(_true(total) / count) if all(map(math.isfinite, total[1:])) else math.fsum(total[1:])
+        mean: float = _rounded(total) / count
+        return mean
 
     def total(self, values: Sequence[Any]) -> tuple[Total, int]:
         return _sum(values), len(values)
@@ -274,31 +287,73 @@ class TopK(FieldMerge[dict[Any, int], list[tuple[Any, int]]]):
 # ---- exact sums ------------------------------------------------------------------------------------------------
 
 
+_DECIMALS = Context(prec=10_000, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+"""In which Decimals are added: wide enough not to round what is in use, so that the order does not matter."""
+
+
 def _sum(values: Sequence[Any]) -> Total:
     kinds = set(map(type, values))
     if kinds == {float}:
-        return (0, *_exact(values))
-    floats = [value for value in values if isinstance(value, float)] if kinds - {int} else ()
-    if not floats:
+        return _with_floats(0, values)
+    if kinds <= {int}:
         return sum(values)
-    return (sum(value for value in values if not isinstance(value, float)), *_exact(floats))
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]  # numpy's overflow
+    floats = [value for value in values if isinstance(value, float)]
+    others = reduce(_plus, (value for value in values if not isinstance(value, float)), 0)
+    return _with_floats(others, floats) if floats else others
 
 
 def _add(one: Total, other: Total) -> Total:
     if not isinstance(one, tuple) and not isinstance(other, tuple):
-        return one + other
+        return _plus(one, other)
     first = one if isinstance(one, tuple) else (one,)
     second = other if isinstance(other, tuple) else (other,)
-    return (first[0] + second[0], *_exact(first[1:] + second[1:]))
+    return _with_floats(_plus(first[0], second[0]), first[1:] + second[1:])
+
+
+def _plus(one: Any, other: Any) -> Any:
+    if isinstance(one, Decimal) or isinstance(other, Decimal):
+        return _DECIMALS.add(one, other)
+    return one + other
+
+
+def _with_floats(others: Any, floats: Sequence[float]) -> Total:
+    try:
+        return (others, *_exact(floats))
+    except OverflowError:  # floats of this size are whole numbers, and those have no limit
+        large = [value for value in floats if abs(value) >= _EXACT_INTS]
+        return reduce(_plus, map(int, large), others), *_exact([v for v in floats if abs(v) < _EXACT_INTS])
 
 
 def _rounded(total: Total) -> Any:
-    return math.fsum(total) if isinstance(total, tuple) else total
+    """The sum, rounded once: an integer that a float cannot hold is not made one before it is added."""
+    if not isinstance(total, tuple):
+        return total
+    others, *floats = total
+    if not others or (isinstance(others, int) and abs(others) <= _EXACT_INTS):
+        return math.fsum(total)
+    return _float(_true(total)) if all(map(math.isfinite, floats)) else math.fsum(floats)
+
+
+def _true(total: tuple[Any, ...]) -> Any:
+    if isinstance(total[0], complex):
+        return total[0] + math.fsum(total[1:])
+    return sum(map(Fraction, total))
+
+
+def _float(value: Any) -> Any:
+    if isinstance(value, complex):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _exact(values: Sequence[float]) -> Sequence[float]:
     """Few floats with exactly the sum of the values: their sum rounded, what rounding left out, and so on until
-    nothing is left out. They follow from the true sum alone, not from the order of the values."""
+    nothing is left out. They follow from the true sum alone, not from the order of the values. Raises
+    ``OverflowError`` where a float cannot hold a sum on the way."""
     if len(values) < 2:
         return tuple(filter(None, values))
     rounded, left = [], list(values)
@@ -308,8 +363,6 @@ def _exact(values: Sequence[float]) -> Sequence[float]:
                 return (rest,)
             rounded.append(rest)
             left.append(-rest)
-    except OverflowError:
-        return (sum(values),)
     except ValueError:  # infinities of both signs
         return (math.nan,)
     return rounded

@@ -1,5 +1,6 @@
 """A topology goes on with another number of tasks: what it counts is what a sequential run counts."""
 
+import math
 import random
 from collections import Counter
 
@@ -255,6 +256,48 @@ def test_totals_are_the_same_whatever_the_numbers_of_tasks(numbers, key, by, fol
         expected[tuple(values[field] for field in key)] = sold + 1, revenue + price, products | {product}
     latest = {row[: len(key)]: row[len(key) :] for row in found}
     assert latest == {key: (sold, revenue, len(all)) for key, (sold, revenue, all) in expected.items()}
+
+
+ODD = [
+    ("a", 1),
+    ("a", 2),
+    ("b", 1),
+    (("a",), 2),
+    "a",
+    frozenset("ab"),
+    None,
+    (),
+    1.5,
+    ("a",),
+    math.nan,
+    b"a",
+    (math.nan, 1),
+]
+"""Values of one field, some of them tuples that begin alike."""
+
+
+@pytest.mark.parametrize("window", [False, True], ids=["totals", "windows"])
+@pytest.mark.parametrize(("key", "by"), [(("shop",), ("shop",)), (("product", "shop"), ("shop",))])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_a_field_may_have_tuples_as_values(numbers, key, by, window, folder):
+    """A key of one field was shared out by its first part: after scaling, two tasks had totals of it."""
+    draw = random.Random(7)
+    rows = [(draw.choice(ODD), "x", 1, n / 10) for n in range(300)]
+    reduce = Reduce(*key, sold=Counting())
+    if window:
+        reduce = reduce.window("time", 1e6, lateness=0)
+    found = in_turns(reduce, rows, numbers, by, folder)
+    if window:
+        assert found == []
+        runner = LocalRunner(reduced(reduce, 3, by), folder=folder)
+        for shop in ODD:  # every task gets a row past the end
+            runner.feed("rows", [(shop, "x", 1, 2e6)])
+            runner.run_until_idle()
+        found = [(*row[: len(key)], row[-1]) for row in map(tuple, runner.captured("capture"))]
+    place = key.index("shop")
+    latest = {repr(row[place]) if "nan" in repr(row[place]) else row[place]: row[-1] for row in found}
+    shops = [repr(row[0]) if "nan" in repr(row[0]) else row[0] for row in rows]
+    assert latest == Counter(shops)
 
 
 @pytest.mark.parametrize(("key", "by"), KEYS[1:5], ids=[f"{'-'.join(k)} by {'-'.join(b)}" for k, b in KEYS[1:5]])

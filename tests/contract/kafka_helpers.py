@@ -83,11 +83,13 @@ class Catch:
 class Driven:
     """A spout opened as a task would open it; ``until`` calls it as the executor does."""
 
-    def __init__(self, kafka, topics, delivery="at_least_once", index=0, parallelism=1, state=None, **options):
+    def __init__(
+        self, kafka, topics, delivery="at_least_once", index=0, parallelism=1, state=None, folder="", **options
+    ):
         self.state = TaskState() if state is None else state
         self.caught = Catch()
         self.spout = KafkaSpout(kafka.bootstrap, topics, **options)
-        self.spout.open({}, context(delivery, index, parallelism, self.state), self.caught)
+        self.spout.open({}, context(delivery, index, parallelism, self.state, folder=str(folder)), self.caught)
 
     def until(self, condition):
         deadline = time.monotonic() + PATIENCE

@@ -25,7 +25,10 @@ def main(job: dict[str, Any]) -> None:
     state = json.loads(manifest.read_text()) if manifest.exists() else {"epoch": 0, "position": 0, "tokens": []}
     module, kind, arguments, options = job["recipe"]
     sink = getattr(importlib.import_module(module), kind)(*arguments, **options)
-    sink.prepare({}, Context(job["topology"], "sink", 1, 0, {"sink": (1,)}, folder=job["folder"]))
+    context = Context(
+        job["topology"], "sink", 1, 0, {"sink": (1,)}, delivery="exactly_once", folder=job["folder"], generation=1
+    )
+    sink.prepare({}, context)
     sink.recover(state["tokens"])
     print("recovered", flush=True)
     epoch, position = state["epoch"], state["position"]

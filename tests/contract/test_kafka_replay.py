@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from penstock.cli.main import main
-from penstock.connectors.kafka_replay import Broker, KafkaEden, KafkaQueue, KafkaStore
+from penstock.connectors.kafka_replay import Broker, KafkaEden, KafkaStore, stores_of
 from penstock.errors import EnvironmentFault
 from penstock.replay import QueueEden, Record, ReplaySpout
-from penstock.replay.queues import QueueDamaged
+from penstock.replay.records import encode
 from penstock.state.values import TaskState
 from penstock.topology.components import Context, Failure
 
@@ -180,17 +180,27 @@ def test_another_source_may_keep_its_queues_on_kafka(bench, kafka, tmp_path):
     assert KafkaStore("x").topics("shop", "lines")["from"] == "shop.lines.from"
 
 
-def test_a_record_that_cannot_be_read_is_not_passed_over(kafka, topic):
-    name = topic()
+def test_a_record_that_cannot_be_read_is_set_aside_alone(bench, kafka, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    write(kafka, bench.name, ["fresh"])
+    bench.start()
+    [(fresh, _)] = bench.await_rows(1)
+    bench.spout.ack(fresh)
     broker = Broker("test", kafka.bootstrap, {})
-    queue = KafkaQueue(broker, name, 0, f"{name}.group")
-    queue.append([Record((1,))])
-    broker.produce(name, 0, [b"P" + b"cno.such.module\nThing\n."])
-    for _ in range(2):
-        with pytest.raises(QueueDamaged, match="must unpickle"):
-            queue.read(10)
-    assert [record.payload for _, record in queue.read(1)] == [(1,)]
-    queue.close()
+    topics = KafkaStore(kafka.bootstrap, bench.name).topics(bench.topology, "lines")
+    bad = [b"J{", None, b"Pcos\nsystem\n."]
+    good = [encode(Record(("a",))), encode(Record(("b",)))]
+    broker.produce(topics["from"], 0, [good[0], *bad, good[1]])
+    broker.produce(topics["dead"], 0, [None])  # a stranger's: no list may fail on it
+    rows = bench.await_rows(2)
+    assert values(rows) == ["a", "b"]
+    bench.spout.ack_many([id for id, _ in rows])
+    bench.spout.close()
+    [(_, _, queues)] = list(stores_of(kafka.bootstrap, bench.topology))
+    letters = [letter.record for letter in queues.dead.letters()]
+    queues.close()
+    assert sorted(record.payload[0] for record in letters) == sorted([b"J{", b"", b"Pcos\nsystem\n.", b""])
+    assert all(record.damaged for record in letters)
 
 
 def test_no_broker_and_no_queues_are_said(kafka, capsys, monkeypatch):

@@ -53,10 +53,17 @@ def test_data_and_address_survive_a_clean_stop(kafka, topic):
     assert read(kafka, name) == [(None, b"a")]
 
 
+def _ignore_interrupts():
+    """As a shell without job control does for a command in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_the_command_and_its_end(kafka, signum):  # kafka: so that this is skipped where there can be none
     command = [sys.executable, "-m", "penstock.testing.kafka", "--topic", "lines:2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_ignore_interrupts
+    ) as process:
         said = process.stdout.readline()
         assert said.startswith("Kafka 4.3.1 at 127.0.0.1:"), process.stderr.read()
         broker = int(said.split("process ")[1].split(";")[0])

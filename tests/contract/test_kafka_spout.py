@@ -1,5 +1,6 @@
 """KafkaSpout against a real broker."""
 
+import dataclasses
 import logging
 from datetime import UTC, datetime
 
@@ -104,6 +105,72 @@ def test_latest_is_fixed_by_the_first_snapshot(kafka, topic, drive):
     assert again.until_rows(1).caught.lines == ["written while the topology stood still"]
 
 
+@pytest.mark.parametrize("start", ["latest", datetime(2100, 1, 1, tzinfo=UTC)])
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_crash_before_the_first_commit_loses_nothing(kafka, topic, drive, tmp_path, delivery, start):
+    name = topic()
+    write(kafka, name, ["old"])
+    first = drive(name, delivery, start=start, folder=tmp_path, discover_interval=0.05)
+    write(kafka, name, ["emitted, then the process is killed"])
+    assert first.until_rows(1).caught.lines == ["emitted, then the process is killed"]
+    kafka.add_partitions(name, 2)
+    write(kafka, name, ["of a new partition"], 1)
+    first.until_rows(2)
+    again = drive(name, delivery, start=start, folder=tmp_path).until_rows(2)
+    assert sorted(again.caught.lines) == ["emitted, then the process is killed", "of a new partition"]
+    again.spout.ack_many(again.caught.ids)
+    for _ in range(2):
+        state = again.snapshot()
+        again.spout.after_commit()
+    assert list(tmp_path.iterdir()) == []  # the offsets are in the committed state now
+    write(kafka, name, ["later"])
+    assert drive(name, delivery, start=start, folder=tmp_path, state=state).until_rows(1).caught.lines == ["later"]
+
+
+def test_the_group_is_told_of_nothing_that_came_after_the_committed_snapshot(kafka, topic, drive):
+    name = topic()
+    group = f"group-of-{name}"
+    driven = drive(name, group=group, discover_interval=0.05)
+    write(kafka, name, ["a", "b"])
+    driven.until_rows(2)
+    driven.spout.ack(driven.caught.ids[0])
+    state = driven.snapshot()
+    kafka.add_partitions(name, 2)
+    write(kafka, name, ["of a partition that is in no state"], 1)
+    driven.until_rows(3)
+    driven.spout.ack_many(driven.caught.ids[1:])
+    driven.spout.after_commit()
+    driven.until(lambda: _committed(kafka, group, name) == 1)
+    assert _committed(kafka, group, name, 1) < 0
+    again = drive(name, group=group, state=state).until_rows(2)
+    assert sorted(again.caught.lines) == ["b", "of a partition that is in no state"]
+
+
+def test_exactly_once_the_group_is_not_told_of_an_epoch_that_is_still_open(kafka, topic, drive):
+    name = topic()
+    group = f"group-of-{name}"
+    write(kafka, name, ["a"])
+    driven = drive(name, "exactly_once", group=group).until_rows(1)
+    driven.snapshot()
+    write(kafka, name, ["b"])
+    driven.until_rows(2)
+    driven.snapshot()  # of the next epoch, before the first is committed
+    driven.spout.after_commit()
+    driven.until(lambda: _committed(kafka, group, name) == 1)
+
+
+def test_the_lag_of_each_partition(kafka, topic, drive, monkeypatch):
+    monkeypatch.setattr("penstock.connectors.kafka_spout._LAG_SECONDS", 0.0)
+    name = topic(partitions=2)
+    write(kafka, name, ["a"], 0)
+    write(kafka, name, [str(number) for number in range(100)], 1)
+    driven = drive(name, batch=10)
+    seen = []
+    driven.until(lambda: seen.append(dict(driven.spout.lag())) or len(driven.caught.rows) == 101)
+    assert any(lag.get(f"{name}/1", 0) >= 10 for lag in seen)
+    assert driven.spout.lag() == {f"{name}/0": 0, f"{name}/1": 0}
+
+
 def test_new_partitions_are_read_from_their_beginning(kafka, topic, drive):
     name = topic()
     tasks = [drive(name, start="latest", index=i, parallelism=2, discover_interval=0.05) for i in range(2)]
@@ -174,12 +241,22 @@ def test_a_failed_tuple_comes_again_until_it_is_acked(kafka, topic, drive):
     assert driven.spout._readings[0].flight.kept == 0
 
 
-def test_a_tuple_is_given_up_after_its_last_attempt(kafka, topic, drive, caplog):
+def test_a_tuple_is_given_up_after_its_last_attempt(kafka, topic, drive):
+    """To the user's function, or to the dead letters where there is none or it raises."""
     name = topic()
     write(kafka, name, ["bad", "good"])
-    given_up = []
-    for on_give_up in (lambda record, failure: given_up.append((record, failure)), None):
+    given_up, dead, reported = [], [], []
+
+    def raises(record, failure):
+        raise ValueError("a bug of the user's")
+
+    for on_give_up in (lambda record, failure: given_up.append((record, failure)), None, raises):
         driven = drive(name, max_attempts=2, on_give_up=on_give_up).until_rows(2)
+        driven.spout._context = dataclasses.replace(
+            driven.spout._context,
+            add_dead_letters=lambda rows, failure: dead.append((rows, failure)),
+            report=reported.append,
+        )
         bad, good = driven.caught.ids
         driven.spout.fail(bad, Failure("bolt", "once"))
         driven.until_rows(3)
@@ -192,7 +269,10 @@ def test_a_tuple_is_given_up_after_its_last_attempt(kafka, topic, drive, caplog)
     [(record, failure)] = given_up
     assert record == {"line": "bad", "topic": name, "partition": 0, "offset": 0}
     assert failure == Failure("bolt", "twice", attempts=2)
-    assert f"{name} partition 0 offset 0 given up after 2 attempts: bolt: twice" in caplog.text
+    assert dead == [([("bad", name, 0, 0)], Failure("bolt", "twice", attempts=2))] * 2
+    assert any(
+        "on_give_up must not raise; got ValueError: a bug of the user's" in str(error) for error in reported
+    )
 
 
 def test_the_group_sees_how_far_the_spout_is_and_a_fresh_start_goes_on_there(kafka, topic, drive):
@@ -320,8 +400,8 @@ def test_no_broker_at_all(monkeypatch):
         KafkaSpout("127.0.0.1:1", "t").open({}, context(), Catch())
 
 
-def _committed(kafka, group, topic):
+def _committed(kafka, group, topic, partition=0):
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
-    [found] = consumer.committed([TopicPartition(topic, 0)], PATIENCE)
+    [found] = consumer.committed([TopicPartition(topic, partition)], PATIENCE)
     consumer.close()
     return found.offset

@@ -8,10 +8,12 @@ import os
 import pickle
 import random
 import signal
+import sqlite3
 import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pymemcache
 import pytest
 import redis
@@ -19,9 +21,14 @@ import redis
 from penstock.clock import SimulatedClock
 from penstock.errors import ComponentError, EnvironmentFault, TopologyError
 from penstock.persist.embedded import EmbeddedQueue
+from penstock.persist.entries import pack
+from penstock.persist.letters import DeadRows
 from penstock.persist.memcached import HOLE_SECONDS, MemcachedQueue
+from penstock.persist.policy import Flushing
+from penstock.persist.processor import Processor, drained
 from penstock.persist.queues import ENTRY_BYTES, QueueAway, Superseded
 from penstock.persist.redis import RedisQueue
+from penstock.persist.sqlite import SQLiteStore
 from penstock.testing import debian
 from penstock.testing.memcached import MEMCACHED, MemcachedServer
 from penstock.testing.redis import RedisServer
@@ -954,3 +961,43 @@ def test_embedded_a_process_that_stands_still_with_the_lock_is_not_waited_for_wi
             client.put([b"2"])
     client.put([b"2"])
     assert [data for _, data in client.read(10)] == [b"1", b"2"]
+
+
+class Killed(BaseException):
+    """What a crash looks like from inside."""
+
+
+def test_rows_are_written_once_though_the_server_has_lost_its_memory_meanwhile(served, tmp_path):
+    clock, store = SimulatedClock(1000.0), SQLiteStore(str(tmp_path / "rows.db"), "rows")
+
+    def processor(crash=lambda step: None):
+        dead, flushing = DeadRows(tmp_path / "dead", "persist"), Flushing(0.01, 100)
+        return Processor(served.name, served.open(), store.open(), dead, flushing, clock, crash)
+
+    def put(word, number):
+        persistently(writer.put, [pack("persist/0", life, number, pa.table({"word": [word]}))])
+
+    def kill(step):
+        if step == "written" and killing:
+            raise Killed
+
+    writer, killing = served.open(), []
+    life = writer.register("persist/0")
+    put("before", 1)
+    first = processor(kill)
+    assert drained(first, clock.monotonic() + 100, clock, clock.advance)
+    if isinstance(served.queue, RedisQueue):
+        control = redis.Redis.from_url(served.server.url)
+        control.flushall()
+        control.close()
+    else:
+        served.server.kill()
+        served.server.start()
+    put("before", 1)  # the writer did not hear that it had arrived
+    put("after", 2)
+    killing.append(True)
+    with pytest.raises(Killed):
+        drained(first, clock.monotonic() + 100, clock, clock.advance)
+    assert drained(processor(), clock.monotonic() + 100, clock, clock.advance)
+    with sqlite3.connect(tmp_path / "rows.db") as rows:
+        assert rows.execute("SELECT word FROM rows ORDER BY rowid").fetchall() == [("before",), ("after",)]

@@ -30,10 +30,11 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.connectors.tables import Rejected
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.sqlite import SQLiteStore
-from penstock.persist.stores import Overtaken, Rejected, Store, StoreAway, StoreClient
+from penstock.persist.stores import Overtaken, Store, StoreAway, StoreClient
 from penstock.testing.postgres import PostgresServer, _children
 
 psycopg = pytest.importorskip("psycopg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import sys
@@ -39,11 +40,17 @@ def start(tmp_path: Any) -> Iterator[Any]:
     started = []
     topology = uuid.uuid4().hex
 
-    def make(sink: PostgresSink, *tokens: Any, index: int = 0, state: str = "state") -> PostgresSink:
+    def make(
+        sink: PostgresSink, *tokens: Any, index: int = 0, state: str = "state", recover: bool = True
+    ) -> PostgresSink:
         folder = str(tmp_path / state / str(index))
-        sink.prepare({}, Context(topology, "sink", 1 + index, index, {"sink": (1, 2)}, folder=folder))
-        sink.recover(tokens)
+        context = Context(
+            topology, "sink", 1 + index, index, {"sink": (1, 2)}, folder=folder, delivery="exactly_once"
+        )
+        sink.prepare({}, context)
         started.append(sink)
+        if recover:
+            sink.recover(tokens)
         return sink
 
     yield make
@@ -102,7 +109,7 @@ class KilledAfterCommit(PostgresSink):
 def test_a_server_killed_in_mid_commit_and_started_again_has_the_rows_once(
     server: PostgresServer, table: str, start: Any, kind: Any, options: Any
 ) -> None:
-    sink = kind(server.dsn, table, **options)
+    sink = kind(server.dsn, table, retry_for=15, **options)
     sink.server = server
     start(sink)
     committed(sink, 1, word=["a", "b"], count=[1, 2])
@@ -265,24 +272,71 @@ def refusal(sink: PostgresSink, **columns: Any) -> str:
     return str(caught.value)
 
 
-def test_a_value_of_the_wrong_type_is_named_by_table_and_column(
-    server: PostgresServer, table: str, start: Any
+@pytest.fixture
+def dead() -> list[tuple[Any, str]]:
+    """Dead letters: rows, and why."""
+    return []
+
+
+def rejecting(sink: PostgresSink, dead: list[tuple[Any, str]]) -> PostgresSink:
+    """Collect what the sink gives up."""
+
+    def add(rows: Any, failure: Any) -> None:
+        dead.extend((row, failure.error) for row in rows)
+
+    sink.context = dataclasses.replace(sink.context, add_dead_letters=add)
+    return sink
+
+
+def test_a_value_of_the_wrong_type_is_a_dead_letter_that_names_table_and_column(
+    server: PostgresServer, table: str, start: Any, dead: Any
 ) -> None:
     execute(server, f"CREATE TABLE {table} (word text, count bigint)")
-    message = refusal(start(PostgresSink(server.dsn, table)), word=["a", "b"], count=["1", "two"])
+    sink = rejecting(start(PostgresSink(server.dsn, table)), dead)
+    committed(sink, 1, word=["a", "b", "c"], count=["1", "two", "3"])
+    assert query(server, f"SELECT * FROM {table} ORDER BY word") == [("a", 1), ("c", 3)]
+    ((row, message),) = dead
+    assert row == ("b", "two")
     assert f"table '{table}': the rows of an epoch fit the table's columns, types and constraints" in message
     assert 'invalid input syntax for type bigint: "two"' in message
-    assert "line 2, column count" in message
+    assert "column count" in message
     assert "alter the table" in message
 
 
-def test_a_broken_constraint_is_named_with_its_column(server: PostgresServer, table: str, start: Any) -> None:
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+def test_rows_that_postgresql_never_takes_are_dead_letters_and_no_restart_fails(
+    server: PostgresServer, table: str, start: Any, dead: Any, mode: str
+) -> None:
+    """A NUL character, a missing value, a broken constraint, one that is checked at COMMIT. The epoch is
+    committed: every start has to publish it."""
+    execute(server, f"CREATE TABLE {table}_words (word text PRIMARY KEY); INSERT INTO {table}_words VALUES ('a')")
     execute(
-        server, f"CREATE TABLE {table} (word text NOT NULL, count bigint CONSTRAINT positive CHECK (count > 0))"
+        server,
+        f"CREATE TABLE {table} (n bigint PRIMARY KEY, word text NOT NULL CONSTRAINT known REFERENCES {table}_words"
+        " DEFERRABLE INITIALLY DEFERRED, count bigint CONSTRAINT positive CHECK (count > 0))",
     )
-    assert "column word" in refusal(start(PostgresSink(server.dsn, table)), word=["a", None], count=[1, 2])
-    assert "constraint positive" in refusal(start(PostgresSink(server.dsn, table)), word=["a"], count=[0])
-    assert query(server, f"SELECT * FROM {table}") == []
+    key = {"mode": "upsert", "key": ["n"]} if mode == "upsert" else {}
+    sink = start(PostgresSink(server.dsn, table, **key))
+    write(sink, n=range(8), word=["a", "a\0", "a", None, "a", "a", "unknown", "a"], count=[1, 1, 1, 1, 0, 1, 1, 1])
+    token = sink.prepare_commit(1)
+    restarted = rejecting(start(PostgresSink(server.dsn, table, **key), recover=False), dead)
+    restarted.recover([token])
+    assert [n for (n,) in query(server, f"SELECT n FROM {table} ORDER BY n")] == [0, 2, 5, 7]
+    assert sorted(row[0] for row, _ in dead) == [1, 3, 4, 6]
+    why = {row[0]: error for row, error in dead}
+    assert "0x00" in why[1]
+    assert "column word" in why[3]
+    assert "constraint positive" in why[4]
+    assert "constraint known" in why[6]
+
+
+def test_keys_that_postgresql_calls_equal_are_one_row_the_last(
+    server: PostgresServer, table: str, start: Any
+) -> None:
+    sink = start(PostgresSink(server.dsn, table, mode="upsert", key=["x"]))
+    committed(sink, 1, x=[0.0, -0.0, 1.0], n=[1, 2, 3])
+    committed(sink, 2, x=[-0.0, 0.0, float("nan"), float("nan")], n=[4, 5, 6, 7])
+    assert sorted(n for (n,) in query(server, f"SELECT n FROM {table}")) == [3, 5, 7]
 
 
 def test_an_unknown_column_a_missing_table_and_a_missing_key(

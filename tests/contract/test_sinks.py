@@ -6,6 +6,7 @@ what is visible; and the methods that make up its commit, so that the suite can 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import queue
@@ -23,6 +24,7 @@ import pyarrow.dataset
 import pytest
 
 from penstock import Settings, TopologyBuilder
+from penstock.errors import PenstockError, SinkRefused
 from penstock.testing import LocalRunner
 from penstock.testing.postgres import PostgresServer
 from penstock.topology.components import Conf, Context, Source, Spout, SpoutCollector, TransactionalSink
@@ -47,7 +49,9 @@ class Target:
         sink: TransactionalSink = getattr(importlib.import_module(module), kind)(*arguments, **options)
         return sink
 
-    def context(self, component: str, index: int, folder: str) -> Context:
+    def context(
+        self, component: str, index: int, folder: str, delivery: str = "exactly_once", generation: int = 1
+    ) -> Context:
         return Context(
             topology=self.topology,
             component=component,
@@ -55,6 +59,8 @@ class Target:
             index=index,
             tasks={component: (1, 2)},
             folder=folder,
+            delivery=delivery,
+            generation=generation,
         )
 
     def recipe(self) -> list[Any]:
@@ -141,12 +147,21 @@ def start(target: Target, tmp_path: Any) -> Iterator[Any]:
     """Start a task of the sink as a new process would, with the tokens its manifest holds."""
     started: list[TransactionalSink] = []
 
-    def make(*tokens: Any, index: int = 0, component: str = "sink", state: str = "state") -> TransactionalSink:
+    def make(
+        *tokens: Any,
+        index: int = 0,
+        component: str = "sink",
+        state: str = "state",
+        delivery: str = "exactly_once",
+        generation: int = 1,
+        recover: bool = True,
+    ) -> TransactionalSink:
         sink = target.sink()
         folder = str(tmp_path / state / component / str(index)) if state else ""
-        sink.prepare({}, target.context(component, index, folder))
-        sink.recover(tokens)
+        sink.prepare({}, target.context(component, index, folder, delivery, generation))
         started.append(sink)
+        if recover:
+            sink.recover(tokens)
         return sink
 
     yield make
@@ -265,7 +280,7 @@ def test_a_run_from_scratch_counts_epochs_anew_and_adds_to_the_old(target: Targe
 def test_a_process_that_counts_from_one_again_loses_nothing(target: Target, start: Any) -> None:
     """At least once each process counts its own commits, and the folder stays."""
     for n in range(3):
-        sink = start()
+        sink = start(delivery="at_least_once", generation=n)
         for epoch in (1, 2):
             sink.commit(prepared(sink, epoch, [("w", 10 * n + epoch)]))
     assert target.visible() == [("w", n) for n in (1, 2, 11, 12, 21, 22)]
@@ -274,7 +289,7 @@ def test_a_process_that_counts_from_one_again_loses_nothing(target: Target, star
 def test_without_a_folder_a_task_commits_all_the_same(target: Target, start: Any) -> None:
     """At most once: nothing survives the process, and nothing has to."""
     for n in range(2):
-        sink = start(state="")
+        sink = start(state="", delivery="at_most_once", generation=0)
         for k in (1, 2, 3):
             sink.commit(prepared(sink, k, [("w", 10 * n + k)]))
     assert target.visible() == [("w", n) for n in (1, 2, 3, 11, 12, 13)]
@@ -296,6 +311,59 @@ def test_commits_run_beside_writes(target: Target, start: Any) -> None:
         tokens.put(None)
         done.result()
     assert [count for _, count in sorted(target.visible(), key=lambda row: row[1])] == list(range(2, 42))
+
+
+def test_a_stalled_process_that_goes_on_takes_no_rows_from_its_successor(target: Target, start: Any) -> None:
+    """At least once each process numbers its commits by its own clock: a larger number of another process does not
+    mean that mine is done."""
+    stalled = start(delivery="at_least_once", generation=1)
+    stalled.commit(prepared(stalled, 1000, A))
+    successor = start(delivery="at_least_once", generation=2)
+    token = prepared(successor, 2000, B)
+    with contextlib.suppress(SinkRefused):  # to say that it is superseded is right too
+        stalled.commit(prepared(stalled, 3000, [("late", 9)]))
+    successor.commit(token)
+    assert [row for row in target.visible() if row[0] != "late"] == sorted(A + B)
+    successor.commit(prepared(successor, 4000, C))
+    assert [row for row in target.visible() if row[0] != "late"] == sorted(A + B + C)
+
+
+def test_two_processes_with_the_same_number_write_both(target: Target, start: Any) -> None:
+    """A slot that moves goes on in another process of the same start, whose clock may stand behind."""
+    first = start(delivery="at_least_once", generation=1)
+    first.commit(prepared(first, 1000, A))
+    second = start(delivery="at_least_once", generation=1)
+    for number, rows in ((1000, B), (1001, C)):
+        second.commit(prepared(second, number, rows))
+    assert target.visible() == sorted(A + B + C)
+
+
+def test_a_superseded_start_that_opens_late_removes_nothing(target: Target, start: Any) -> None:
+    newest = start(generation=3)
+    token = prepared(newest, 7, B)
+    with pytest.raises(SinkRefused, match="start 2, while start 3 has opened this task"):
+        start(generation=2)
+    newest.commit(token)
+    assert target.visible() == B
+
+
+def test_a_superseded_start_that_recovers_late_removes_nothing(target: Target, start: Any) -> None:
+    """It was the newest when it began, and stalled between ``prepare`` and ``recover``."""
+    late = start(generation=2, recover=False)
+    newest = start(generation=3)
+    token = prepared(newest, 7, B)
+    late.recover([])
+    newest.commit(token)
+    assert target.visible() == B
+
+
+def test_a_newer_start_removes_what_older_ones_staged(target: Target, start: Any) -> None:
+    dropped = prepared(start(generation=1), 1, A)
+    newest = start(generation=2)
+    with pytest.raises(PenstockError):
+        newest.commit(dropped)
+    newest.commit(prepared(newest, 2, B))
+    assert target.visible() == B
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -1,7 +1,9 @@
 """Components of the fault tests: what goes in is numbered, so that what comes out can be compared with it."""
 
+import faulthandler
 import fcntl
 import os
+import signal
 import time
 
 import numpy as np
@@ -99,8 +101,16 @@ class Parse(BasicBolt):
         collector.emit((int(origin), int(n), key))
 
 
+class OtherPass(Pass):
+    """The same, as changed code."""
+
+
+class OtherParse(Parse):
+    """The same, as changed code."""
+
+
 def as_line(row):
-    return f"{row['origin']} {row['n']} {row['key']}"
+    return " ".join(str(value) for value in row.values())
 
 
 class Count(BasicBolt):
@@ -115,3 +125,19 @@ class Count(BasicBolt):
     def execute(self, tup, collector):
         self.counts[tup.key] += 1
         collector.emit(tup)
+
+
+class CountAlong(BasicBolt):
+    """Counts the keys in its state, and says with each tuple how many of its key there have been. On SIGUSR1 its
+    process prints its stacks."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("origin", int), ("n", int), ("key", str), ("seen", int))
+
+    def prepare(self, conf, context):
+        faulthandler.register(signal.SIGUSR1)
+        self.counts = context.state.map("counts", 0)
+
+    def execute(self, tup, collector):
+        self.counts[tup.key] += 1
+        collector.emit((*tup, self.counts[tup.key]))

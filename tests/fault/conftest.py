@@ -9,23 +9,28 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import EnvironmentFault
+from penstock.testing.kafka import KafkaServer
 from penstock.testing.memcached import MemcachedServer
 from penstock.testing.postgres import PostgresServer
 from penstock.testing.redis import RedisServer
 from tests.conftest import started
+from tests.fault import chaos_report as chaos
 from tests.fault.persist_harness import PersistRun
 
 _REPORT = Path("results/faults.json")
 _done = []
+_campaigns = []
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="all seeds of the fault tests")
+    parser.addoption("--events", type=int, help="how many events each of the chaos tests has at most")
+    parser.addoption("--seed", type=int, action="append", help="a seed of the chaos tests to run alone, in full")
 
 
 @pytest.fixture
 def full(request):
-    return request.config.getoption("--full")
+    return bool(request.config.getoption("--full") or request.config.getoption("--seed"))
 
 
 @pytest.fixture
@@ -48,19 +53,28 @@ def campaign(request):
     return finished
 
 
+@pytest.fixture
+def chaos_report():
+    """Call with a campaign before it runs: it enters the report, whatever becomes of it."""
+    return _campaigns.append
+
+
 def pytest_generate_tests(metafunc):
     """``seed`` runs over the test's own range: ``@pytest.mark.seeds(short, full)``; ``form`` over what the test
     lists: ``@pytest.mark.forms(short=[...], full=[...])``."""
     wanted = "full" if metafunc.config.getoption("--full") else "short"
     if "seed" in metafunc.fixturenames:
         short, full = metafunc.definition.get_closest_marker("seeds").args
-        metafunc.parametrize("seed", range(full if wanted == "full" else short))
+        alone = metafunc.config.getoption("--seed") if "chaos_report" in metafunc.fixturenames else None
+        metafunc.parametrize("seed", alone or range(full if wanted == "full" else short))
     if "form" in metafunc.fixturenames:
         forms = metafunc.definition.get_closest_marker("forms").kwargs[wanted]
         metafunc.parametrize("form", forms, ids=["-".join(map(str, form)) for form in forms])
 
 
 def pytest_sessionfinish(session):
+    if _campaigns and session.config.getoption("--full", default=False):
+        print("\n" + chaos.write([run.report() for run in _campaigns]))
     if not session.config.getoption("--full", default=False) or not _done:
         return
     tried = sum(max(1, len(one["faults"])) for one in _done)
@@ -112,6 +126,13 @@ def redis():
 @pytest.fixture
 def memcached():
     yield from started(MemcachedServer())
+
+
+@pytest.fixture(scope="session")
+def kafka():
+    """A Kafka broker. A test that kills it starts it again."""
+    pytest.importorskip("confluent_kafka")
+    yield from started(KafkaServer())
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,11 @@ stop file, and keeps a status file of whom there is to kill.
 ``python -m tests.fault.driver CONFIG.json``
 """
 
+import faulthandler
 import json
 import math
 import os
+import signal
 import sys
 import time
 
@@ -14,12 +16,14 @@ import psutil
 
 from penstock import Settings, TopologyBuilder, submit
 from penstock.errors import PenstockError
-from penstock.spark.session import close_session, joined, open_session
-from tests.fault.components import Count, Numbers, Parse, Pass, as_line
+from penstock.spark.session import close_session, joined
+from tests.fault.components import Count, CountAlong, Numbers, OtherParse, OtherPass, Parse, Pass, as_line
 from tests.fault.scaler import Scaler
 
 
 def topology(config):
+    if "chaos" in config:
+        return chaos_topology(config)
     builder = TopologyBuilder()
     if "kafka" in config:
         from penstock.connectors.kafka import KafkaBolt, KafkaSink, KafkaSpout
@@ -36,7 +40,52 @@ def topology(config):
         builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
     builder.set_bolt("sink", sink).shuffle_grouping("count")
-    return builder.build("faults", Settings(**config["settings"]))
+    return builder.build(config["name"], Settings(**config["settings"]))
+
+
+def chaos_topology(config):
+    """From the campaign's source to its sink; ``version`` 1 has the same bolts as changed code."""
+    chaos, changed = config["chaos"], config.get("version", 0) % 2 == 1
+    builder = TopologyBuilder()
+    spout = _chaos_source(config)
+    builder.set_spout("source", spout, 2).set_max_rate(config["max_rate"])
+    if chaos["source"] == "numbers":
+        parse = OtherPass() if changed else Pass()
+    else:
+        parse = OtherParse() if changed else Parse()
+    builder.set_bolt("pass", parse, 2).shuffle_grouping("source")
+    builder.set_bolt("count", CountAlong(), 2).fields_grouping("pass", "key")
+    builder.set_bolt("sink", _chaos_sink(config)).shuffle_grouping("count")
+    return builder.build(config["name"], Settings(**config["settings"]))
+
+
+def _chaos_source(config):
+    chaos = config["chaos"]
+    if chaos["source"] == "numbers":
+        return Numbers(config["count"], config["rate"])
+    if chaos["source"] == "files":
+        from penstock.connectors.files import FileSpout
+
+        return FileSpout(f"{chaos['files']}/*.txt")
+    from penstock.connectors.kafka import KafkaSpout
+
+    return KafkaSpout(chaos["bootstrap"], chaos["topic_in"])
+
+
+def _chaos_sink(config):
+    chaos = config["chaos"]
+    if chaos["sink"] == "parquet":
+        from penstock.connectors.parquet import ParquetSink
+
+        return ParquetSink(config["output"])
+    if chaos["sink"] == "postgres":
+        from penstock.connectors.postgres import PostgresSink
+
+        return PostgresSink(chaos["dsn"], chaos["table"])
+    from penstock.connectors.kafka import KafkaBolt, KafkaSink
+
+    make = KafkaSink if config["settings"]["delivery"] == "exactly_once" else KafkaBolt
+    return make(chaos["bootstrap"], chaos["topic_out"], value=as_line)
 
 
 def _sink(config):
@@ -49,17 +98,25 @@ def _sink(config):
     return ParquetSink(config["output"])
 
 
+_scanned = [0.0, [], []]
+
+
 def status(config, running, **more):
     slots = {str(id): slot.hello.pid for id, slot in dict(running.slots).items() if slot.connected}
-    children = psutil.Process().children(recursive=True)
-    executors = [p.pid for p in children if "CoarseGrainedExecutorBackend" in " ".join(_command(p))]
+    if time.monotonic() > _scanned[0] + config.get("scan", 0.0):
+        commands = [(p.pid, " ".join(_command(p))) for p in psutil.Process().children(recursive=True)]
+        jvms = [pid for pid, command in commands if "SparkSubmit" in command]
+        executors = [pid for pid, command in commands if "CoarseGrainedExecutorBackend" in command]
+        _scanned[:] = time.monotonic(), jvms, executors
+    _, jvms, executors = _scanned
     content = {
         "pid": os.getpid(),
         "state": running.state,
         "restarts": running.restarts,
         "slots": slots,
-        "nodes": joined(open_session()),
+        "nodes": joined(running._starter.spark),  # open_session() would ask the JVM for all its settings
         "executors": executors,
+        "jvms": jvms,
         "executed": running.bus.totals()["count"].executed,
         "committed": running.committed,
         "time": time.time(),
@@ -78,18 +135,25 @@ def _command(process):
         return []
 
 
+def _take_over(config):
+    """A second driver says that it means to end the first."""
+    return {"take_over": True} if config.get("take_over") else {}
+
+
 def main():
     with open(sys.argv[1]) as file:
         config = json.load(file)
-    running = submit(topology(config), config.get("master"))
+    faulthandler.register(signal.SIGUSR1)
+    running = submit(topology(config), config.get("master"), **_take_over(config))
+    running.load = lambda version: topology({**config, "version": int(version)})
     scaler = Scaler(running, config) if "scale" in config else None
     try:
         hurries = False
-        while not running.wait(0.05) and not os.path.exists(config["stop"]):
+        while not running.wait(config.get("look", 0.05)) and not os.path.exists(config["stop"]):
             status(config, running, **(scaler.status() if scaler else {}))
             if not hurries and os.path.exists(config.get("hurry", "")):
                 hurries = True
-                running.set_max_rate("numbers", math.inf)
+                running.set_max_rate(next(iter(running.plan.spouts)), math.inf)
         running.kill()
         status(config, running, done=True)
     except PenstockError as error:

@@ -22,10 +22,33 @@ from penstock.state.values import TaskState
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 180.0  # seconds for a whole run, on a busy machine
+_MARK = "PENSTOCK_FAULT_RUN"
+"""In the environment of a driver and of all it starts: the JVM has a session of its own, and what outlives its
+parent is nobody's child any more."""
+
+
+def marked(mark):
+    """The environment for a driver whose processes ``started_by`` finds."""
+    return {**os.environ, _MARK: mark}
+
+
+def has_mark(pid, mark):
+    """The process lives and was started by the driver with that mark."""
+    try:
+        return f"{_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def started_by(mark):
+    """All processes of a driver that live, the driver among them."""
+    return [pid for pid in psutil.pids() if has_mark(pid, mark)]
 
 
 class Run:
     """One topology under fire."""
+
+    name = "faults"
 
     def __init__(self, folder, seed, delivery, count=15_000, rate=3_000, master=None, **settings):
         self.folder, self.seed, self.delivery, self.count = Path(folder), seed, delivery, count
@@ -34,6 +57,7 @@ class Run:
         """What was done: ⟨kind, seconds until there was new output⟩."""
         self.log = self.folder / "driver.log"
         self.config = {
+            "name": self.name,
             "count": count,
             "rate": rate,
             "output": str(self.folder / "output"),
@@ -69,6 +93,7 @@ class Run:
             cwd=ROOT,
             stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,
+            env=marked(str(self.folder)),
             start_new_session=True,
         )
 
@@ -184,7 +209,7 @@ class Run:
 
     def spoil_newest_snapshot(self):
         """Change a byte of a file that the newest manifest needs; returns the file."""
-        store = StateStore(self.config["settings"]["state_dir"]).child("faults")
+        store = StateStore(self.config["settings"]["state_dir"]).child(self.name)
         newest = manifests.newest(store)
         before = manifests.newest(store, before=newest.epoch)
         only_new = sorted(set(newest.files) - set(before.files))
@@ -231,16 +256,22 @@ class Run:
             assert rows.keys() == wanted.keys(), self.story()
             assert all(counts[key] >= oracle[key] for key in oracle), self.story()
 
-    def counts(self):
-        """The counts in the state of the last committed epoch, whatever number of tasks it is spread over."""
-        store = StateStore(self.config["settings"]["state_dir"]).child("faults")
-        newest = manifests.newest(store)
+    def counts(self, store=None):
+        """The counts in the state of the last committed epoch, or in that of a savepoint, whatever number of tasks
+        they are spread over."""
         total = Counter()
-        for key, parts in read_parts(store, newest.chains).items():
-            if key.startswith("count/"):
-                state = TaskState()
-                state.restore(parts)
-                counts = dict(state.map("counts", 0))
-                assert not counts.keys() & total.keys(), f"every key has one owner\n{self.story()}"
-                total.update(counts)
+        for state in self.states("count", store).values():
+            counts = dict(state.map("counts", 0))
+            assert not counts.keys() & total.keys(), f"every key has one owner\n{self.story()}"
+            total.update(counts)
         return total
+
+    def states(self, component, store=None):
+        """The state of each task of a component, by ``component/index``."""
+        store = store or StateStore(self.config["settings"]["state_dir"]).child(self.name)
+        found = {}
+        for key, parts in read_parts(store, manifests.newest(store).chains).items():
+            if key.startswith(f"{component}/"):
+                found[key] = TaskState()
+                found[key].restore(parts)
+        return found

@@ -7,12 +7,10 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
-
 from penstock.errors import PenstockError
 from penstock.state import manifest as manifests
 from penstock.state.store import StateStore
-from tests.fault.harness import Run
+from tests.fault.harness import Run, started_by
 
 STEPS = ("checked", "standing_by", "copied", "paused", "drained", "closed", "claimed", "opened", "activated")
 """Of a replacement, in order; see ``spark.replacement``."""
@@ -51,13 +49,15 @@ class Owners:
     def _look(self):
         while not self._over.wait(_LOOK):
             try:
-                for epoch in manifests.epochs(self._store):
-                    self._note(manifests.Manifest.read(self._store, f"{manifests.FOLDER}/epoch-{epoch:012d}.json"))
+                for name in manifests.history(self._store):
+                    self._note(manifests.Manifest.read(self._store, name))
             except PenstockError:
                 continue  # pruned under our eyes, or nothing there yet
 
     def _note(self, manifest):
-        mark = (manifest.attempt, manifest.created)
+        if manifest.epoch == manifest.base[1]:
+            return  # what a start began with: not a commit
+        mark = (manifest.generation, manifest.created)
         before = self._seen.setdefault(manifest.epoch, mark)
         if before != mark:
             self._wrong.append(f"epoch {manifest.epoch} was committed twice: {before}, {mark}")
@@ -138,7 +138,7 @@ class ReplaceRun(Run):
         code = self.driver.wait(max(1.0, self.deadline - time.monotonic()))
         assert code < 0, self.story()
         until = time.monotonic() + 30
-        while alive := [pid for pid in psutil.pids() if _session(pid) == self.driver.pid]:
+        while alive := started_by(str(self.folder)):
             assert time.monotonic() < until, f"orphans of a dead driver: {alive}"
             time.sleep(0.05)  # other processes: there is nothing to wait on
 
@@ -184,10 +184,3 @@ class MoveRun(ReplaceRun):
     def __init__(self, folder, seed, delivery, **settings):
         settings = {"master": "local-cluster[2,12,1024]", "spare_seats": 1, **settings}
         super().__init__(folder, seed, delivery, scale=(), **settings)
-
-
-def _session(pid):
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None

@@ -189,7 +189,12 @@ def test_a_jvm_that_dies_ends_the_run_with_an_error():
 
 
 @pytest.mark.spark
-def test_a_bolt_that_stops_the_topology_gives_exit_code_4(write):
+def test_a_bolt_that_stops_the_topology_gives_exit_code_4(write, tmp_path):
+    """Started in a folder where someone has put modules: no process of Spark's may import them."""
+    planted = tmp_path / "planted"
+    (planted / "penstock").mkdir(parents=True)
+    for name in ("traceback.py", "numpy.py", "secrets.py", "penstock/__init__.py"):
+        (planted / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
     path = write(
         """
         from penstock import BasicBolt, Settings, TopologyBuilder
@@ -205,7 +210,9 @@ def test_a_bolt_that_stops_the_topology_gives_exit_code_4(write):
         topology = builder.build("picky", Settings(on_error="stop"))
         """
     )
-    done = penstock("run", path)
+    command = [sys.executable, "-P", *PENSTOCK[1:], "run", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=planted)
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
     assert done.returncode == 4
     assert re.search(r"component 'picky' \(mine.py:7 in execute\): .*KeyError: 'seven', on Tuple", done.stderr)
     assert no_trace(done)
@@ -265,6 +272,44 @@ def test_code_travels_to_nodes_that_have_neither_penstock_nor_the_users_modules(
 
 
 @pytest.mark.spark
+def test_the_summary_is_exact_and_a_bolt_that_only_fails_has_its_own_exit_code(write):
+    path = write(
+        """
+        from penstock import BasicBolt, ShowBolt, TopologyBuilder
+        from penstock.testing import NumberSpout
+
+        class Count(BasicBolt):
+            def declare_output_fields(self, declarer):
+                declarer.declare("what", "count")
+
+            def prepare(self, conf, context):
+                self.count = 0
+
+            def execute(self, tup, collector):
+                self.count += 1
+                collector.emit(["numbers", self.count])
+
+        class Broken(BasicBolt):
+            def execute(self, tup, collector):
+                raise KeyError("no such column")
+
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", NumberSpout(10**9)).set_max_rate(5000)
+        builder.set_bolt("count", Count()).shuffle_grouping("numbers")
+        builder.set_bolt("show", ShowBolt()).global_grouping("count")
+        builder.set_bolt("broken", Broken()).shuffle_grouping("numbers")
+        topology = builder.build("exact")
+        """
+    )
+    done = penstock("run", str(path), "--seconds", "1.5")
+    assert done.returncode == 6, done.stderr
+    assert "penstock: Bolt 'broken' failed on every one of" in done.stderr
+    assert "KeyError: 'no such column'" in done.stderr
+    (emitted,) = re.findall(r"numbers +executed [\d,]+  emitted ([\d,]+)", done.stdout)
+    assert f"  show: numbers {emitted.replace(',', '')}\n" in done.stdout
+
+
+@pytest.mark.spark
 def test_it_stops_on_sigterm_while_starting():
     process = start(EXAMPLE)
     deadline = time.monotonic() + 30
@@ -272,7 +317,7 @@ def test_it_stops_on_sigterm_while_starting():
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 143
     assert "Traceback" not in err
 
 

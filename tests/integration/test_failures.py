@@ -68,9 +68,13 @@ def test_a_killed_worker_is_replaced(run):
 
 def test_it_gives_up_after_max_restarts(run):
     running = run.submit(topology(run, Pass(), count=10**9, max_restarts=0))
-    os.kill(running.slots[sorted(running.slots)[0]].hello.pid, signal.SIGKILL)
-    with pytest.raises(TopologyFailed, match="gives up after 0 restarts"):
+    pid = running.slots[sorted(running.slots)[1]].hello.pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(TopologyFailed) as caught:
         running.wait(30)
+    said = str(caught.value)
+    assert "gives up after 0 restarts" in said
+    assert re.search(rf"worker 1\.0 \(.*; process {pid} on .*\) was killed by signal 9 \(SIGKILL\)", said)
 
 
 def test_a_stranger_is_refused_and_logged(run, caplog):

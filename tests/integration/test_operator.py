@@ -191,7 +191,9 @@ def wrong_words(capsys):
 
 def two_of_one_name(capsys):
     (found,) = runs.running()
-    twin = runs.Run("operated", found.host, found.port + 1, found.secret, os.getpid())
+    twin = runs.Run(
+        "operated", found.host, found.port + 1, found.secret, os.getpid(), runs.start_time(os.getpid())
+    )
     twin.announce()
     code, text = refused(capsys, "set", "operated", "steady.max_rate=9")
     assert code == 2
@@ -266,10 +268,9 @@ def test_a_running_topology_is_scaled_and_its_code_replaced(tmp_path, monkeypatc
         neighbour.write_text("def worth():\n    return 1_000_000\n")
         before = sum(total for _, total in shown())
         said = penstock("replace", "operated", "operated.py")
-        assert "now runs with steady 1, counts 1" in said.stdout, said
-        operated.until(lambda: [what for what, _ in shown()] == ["worth 1000000"], "the new code runs")
-        ((_, total),) = shown()
-        assert total % 1_000_000 >= before, "with the state of the old one"
+        assert "now runs with steady 1, counts 2" in said.stdout, "as it was scaled"
+        operated.until(lambda: [what for what, _ in shown()] == 2 * ["worth 1000000"], "the new code runs")
+        assert sum(total % 1_000_000 for _, total in shown()) >= before, "with the state of the old one"
         said = penstock("scale", "operated", "count=2")
         assert said.returncode == 2
         assert "Did you mean 'counts'?" in said.stderr

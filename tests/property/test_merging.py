@@ -4,10 +4,13 @@ import copy
 import functools
 import math
 import pickle
+import random
 import statistics
 from collections import Counter as Tally
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -213,3 +216,39 @@ def test_windows_hold_what_happened_in_them(events, random):
     assert len(results) == len(expected), "each window once"
     kept = [key for bolt in runner.component("total") for key in bolt.parts["count"]]
     assert sorted(kept) == [(END // SLIDE, "a"), (END // SLIDE, "b")], "windows that are over leave nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [
+        ([2**53 + 1, 1.0], 2.0**53 + 2),
+        ([2**53 + 1, 0.5, -(2**53)], 1.5),
+        ([2**60 + 1, 1.0, -(2**60)], 2.0),
+        ([10**400, -(10**400), 0.25], 0.25),
+        ([1e308, 1e308, -1e308], 1e308),
+        ([1e308, 1e308, 1e308, -1e308, -1e308, 7.0, -1e308], 7.0),
+        ([1e308, 1e308], math.inf),
+        ([Decimal("0.1"), 10**40, -(10**40)], Decimal("0.1")),
+        ([np.int64(2**63 - 1), np.int64(1)], 2**63),
+        ([np.float32(0.5), 2**53 + 1, -(2**53)], 1.5),
+    ],
+)
+def test_large_numbers_are_summed_exactly_in_any_order(values, total):
+    """An integer beyond 2**53 was made a float before floats were added; Decimals and numpy's numbers were rounded
+    or overflowed on the way."""
+    draw = random.Random(1)
+    for merge, expected in ((Sum("x"), total), (Mean("x"), None)):
+        results = set()
+        for _ in range(30):
+            shuffled = draw.sample(values, len(values))
+            cut = draw.randrange(len(values) + 1)
+            one = merge.total(shuffled[:cut])
+            other = merge.zero()
+            for value in shuffled[cut:]:
+                other = merge.add(other, value)
+            results.add(merge.result(merge.merge(one, other)))
+        assert len(results) == 1, merge
+        assert expected is None or results == {expected}
+    exact = sum(map(Fraction, (value.item() if isinstance(value, np.generic) else value for value in values)))
+    if total != math.inf and not isinstance(total, Decimal):
+        assert results == {float(exact / len(values))}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.replay.queues import QueueDamaged
-from penstock.replay.records import Record, decode, encode
+from penstock import signing
+from penstock.replay.records import Record, decode, decode_letter, encode, encode_letter
 from penstock.topology.components import Failure
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -59,10 +61,73 @@ def test_nan_and_very_large_numbers():
     assert decode(encode(Record((math.inf, 10**5000)))).payload == (math.inf, 10**5000)
 
 
-def test_a_class_that_is_gone_is_said():
-    broken = b"P" + b"cno.such.module\nThing\n."  # a pickle that names it
-    with pytest.raises(QueueDamaged, match=r"must unpickle .*; got ModuleNotFoundError: .* Bring back the class"):
-        decode(broken)
+class Marker:
+    """Unpickling one of these leaves a mark: the code of whoever wrote it has run."""
+
+    ran: ClassVar[list[int]] = []
+
+    def __reduce__(self):
+        return Marker.ran.append, (1,)
+
+
+def test_a_class_that_is_gone_makes_a_damaged_record():
+    pickled = b"cno.such.module\nThing\n."  # a pickle that names it
+    data = b"P" + signing.sign("replay record", pickled) + pickled
+    found = decode(data)
+    assert (found.damaged, found.payload) == (True, (data,))
+    assert "ModuleNotFoundError: No module named 'no'" in found.error
+
+
+@pytest.mark.parametrize("key", ["none", "another"])
+def test_a_pickled_record_that_is_not_signed_with_our_key_is_never_unpickled(key):
+    pickled = pickle.dumps((Marker(), 0, "", "", 0.0))
+    if key == "none":
+        data = b"P" + pickled
+    else:
+        mine = signing.deployment_key()
+        signing.use_key(bytes(32))
+        try:
+            data = b"P" + signing.sign("replay record", pickled) + pickled
+        finally:
+            signing.use_key(mine)
+    Marker.ran.clear()
+    for read in (decode, decode_letter):
+        found = read(data)
+        assert (found.damaged, found.payload) == (True, (data,))
+        assert "not signed with this deployment's key, so it is not unpickled" in found.error
+    assert Marker.ran == []
+
+
+def test_a_signature_for_another_purpose_does_not_count():
+    pickled = pickle.dumps((Marker(), 0, "", "", 0.0))
+    Marker.ran.clear()
+    assert decode(b"P" + signing.sign("persist spec", pickled) + pickled).damaged
+    assert Marker.ran == []
+
+
+BAD = [None, b"", b"J", b"J{", b"J[]", b'J[["a"]]', b'J["a",[],0,"","",0]', b'J[["a"],[3],0,"","",0]', b"\xff\xff"]
+BAD += [b'J[["a"],[],"0","","",0]', b'J[["a"],[],0,"","",0,1,2]', b"P", b"J" + b"[" * 100_000, b"Jnull"]
+
+
+@pytest.mark.parametrize("data", BAD, ids=range(len(BAD)))
+def test_bytes_that_are_no_record_make_a_damaged_one(data):
+    found = decode(data)
+    assert found.damaged
+    assert found.error
+    assert found.payload == (data or b"",)
+
+
+@given(st.binary())
+def test_any_bytes_are_read_as_something(data):
+    record = decode(data)
+    assert decode_letter(encode_letter(record)) == record
+
+
+def test_a_damaged_record_that_is_sent_back_is_read_once_more():
+    good = encode(Record((1, "a")))
+    letter = Record((good,), 1, "the key was another", "replay queue", 5.0, damaged=True)
+    assert decode_letter(encode_letter(letter)) == letter
+    assert decode(encode(letter.forgiven())) == Record((1, "a"))
 
 
 def test_a_record_keeps_the_time_of_its_first_failure():

@@ -1,6 +1,7 @@
 """Whatever the number of tasks becomes: every key has one owner before and after, and its value is kept."""
 
 import operator
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.columns import to_column
 from penstock.errors import StateError
+from penstock.plan.owners import Owners
 from penstock.state.shares import Share, sources
 from penstock.state.values import TaskState
 from penstock.topology.groupings import ALL_ROWS, Fields, Targets
@@ -81,7 +83,7 @@ def test_keys_that_begin_with_the_grouped_field_follow_it(pairs, before, now):
     for number, (word, minute) in enumerate(pairs):
         states[owner(word, before)].map("windows")[word, minute] = number
     new = inherited(states, now, by_field)
-    found = [dict(state.map("windows").items()) for state in new]
+    found = [dict(state.map("windows", owner=itemgetter(0)).items()) for state in new]
     assert sum(map(len, found)) == len(pairs)
     for index, each in enumerate(found):
         assert all(owner(word, now) == index for word, _ in each)
@@ -170,6 +172,36 @@ def test_keys_that_have_nothing_to_do_with_the_grouping_are_refused():
     new = inherited(states, 4, by_field)
     with pytest.raises(StateError, match=r"state 'rows': a map's keys are the fields .*owner="):
         new[0].map("rows")
+
+
+def test_a_tuple_behind_a_grouping_by_one_field_needs_an_owner():
+    """It might be the field's value, or begin with it. To guess wrongly is to lose what was counted."""
+    pairs = [(n, "x") for n in range(40)]
+    state = TaskState()
+    state.map("pairs").update(dict.fromkeys(pairs, 1))
+    for index in range(2):
+        share = Owners(fields=1).share(index, 1, 2)
+        for owner, value in ((lambda key: key, lambda key: key), (itemgetter(0), itemgetter(0))):
+            new = TaskState()
+            new.inherit({0: parts(state)}, share)
+            assert set(new.map("pairs", owner=owner)) == {p for p in pairs if place(value(p), 2) == index}
+        new = TaskState()
+        new.inherit({0: parts(state)}, share)
+        with pytest.raises(StateError) as refused:
+            new.map("pairs")
+        assert str(refused.value) == (
+            "state 'pairs': where the input is grouped by one field, a map whose keys are tuples says which part"
+            " of a key the field is; got the key (0, 'x') and no owner. Use state.map(..., owner=lambda key: key)"
+            " where the field's value is the whole tuple, or owner=lambda key: key[0] where the tuple begins"
+            " with it."
+        )
+
+
+def place(value, count):
+    """Where fields grouping sends a value."""
+    column = to_column([value, object()], None)[:1]
+    ((position, _),) = Fields("x").router(Targets(tuple(range(count)), 0)).split(pa.record_batch([column], ["x"]))
+    return position
 
 
 def test_keys_with_fewer_parts_than_grouped_fields_are_refused():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.state.manifest import Manifest, TaskEntry, epochs, newest, prune
+from penstock.state.manifest import Manifest, TaskEntry, epochs, history, newest, prune
 from penstock.state.snapshots import SnapshotWriter, read_parts, snapshot_name
 from penstock.state.store import StateStore
 from penstock.state.values import TaskState
@@ -192,9 +192,10 @@ def test_pruning_never_removes_what_a_kept_manifest_needs(fulls, keep):
     for epoch, full in enumerate(fulls, 1):
         counts[epoch] += 1
         parts = writer.write(snapshot_name(epoch, 1, 0, 0), {"count/0": state.cut(full)})["count/0"]
-        prune(store, keep)  # with a snapshot under way
-        Manifest("t", epoch, "exactly_once", 1, 0.0, {"count/0": TaskEntry(parts)}, {"count": 1}).write(store)
-        prune(store, keep)
+        prune(store, 1, keep)  # with a snapshot under way
+        tasks = {"count/0": TaskEntry(parts)}
+        Manifest("t", epoch, "exactly_once", 1, (0, 0), 0.0, tasks, {"count": 1}).write(store)
+        prune(store, 1, keep)
         assert epochs(store) == list(range(max(1, epoch - keep + 1), epoch + 1))
         before = None
         while (manifest := newest(store, before)) is not None:
@@ -202,9 +203,5 @@ def test_pruning_never_removes_what_a_kept_manifest_needs(fulls, keep):
             restored.restore(read_parts(store, manifest.chains)["count/0"])
             assert sum(restored.map("counts").values()) == manifest.epoch
             before = manifest.epoch
-        needed = {
-            file
-            for each in epochs(store)
-            for file in Manifest.read(store, f"manifests/epoch-{each:012d}.json").files
-        }
+        needed = {file for name in history(store) for file in Manifest.read(store, name).files}
         assert set(store.list("snapshots/")) == needed

@@ -135,6 +135,59 @@ def test_a_late_ack_does_not_hit_the_next_owner_of_its_place():
     assert feed(acker, (root(MOST_OPEN), 1, 8)) == {1: [MOST_OPEN]}
 
 
+def flow_of_roots(acker, first, end):
+    """Each is begun and complete in one message of a thousand."""
+    for begin in range(first, end, 1000):
+        numbers = roots(1, begin, 1000)
+        own = Entries(numbers, np.ones(1000, np.int64), edges_of_roots(KEY, numbers))
+        assert acker.apply(*ledger.unpack(ledger.pack([own])))[1].tolist() == list(range(begin, begin + 1000))
+
+
+def fail(acker, number):
+    return acker.close(np.array([root(number)], np.uint64), np.array([1], np.int64))
+
+
+def test_a_failed_root_does_not_keep_its_place(acker):
+    assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}
+    fail(acker, 0)
+    flow_of_roots(acker, 1, 4 * RING)
+    assert acker.size(1) == RING
+
+
+def test_what_comes_for_a_failed_root_changes_nothing(acker):
+    assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}
+    fail(acker, 0)
+    assert feed(acker, (root(0), 1, 5)) == {}  # it would have been complete
+    fail(acker, 1)  # the failure comes before all else
+    assert feed(acker, (root(1), 1, edge(1))) == {}
+    flow_of_roots(acker, 2, 4 * RING)
+    assert acker.size(1) == RING
+
+
+def test_a_failed_root_stays_failed_when_the_ring_grows(acker):
+    feed(acker, (root(0), 1, edge(0) ^ 5), (root(1), 1, edge(1) ^ 5))
+    fail(acker, 0)
+    feed(acker, (root(1 + RING), 1, edge(1 + RING) ^ 5))
+    assert acker.size(1) == 2 * RING
+    assert feed(acker, (root(0), 1, 5), (root(1), 1, 5)) == {1: [1]}
+
+
+def test_a_root_that_timed_out_does_not_keep_its_place(acker):
+    assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}
+    acker.settled_below(1, 1)
+    flow_of_roots(acker, 1, 4 * RING)
+    assert acker.size(1) == RING
+
+
+def test_a_late_ack_of_a_settled_root_does_not_open_it_again(acker):
+    flow_of_roots(acker, 0, 40_000)
+    acker.settled_below(1, 40_000)
+    mixed = [(root(n), 1, edge(n)) for n in (3, 4, 40_000)]
+    assert feed(acker, *mixed, (root(39_998), 3, 99)) == {}
+    assert feed(acker, (root(39_998), 3, 99)) == {1: [40_000]}
+    assert acker.size(1) == RING
+
+
 def test_failed_roots_by_task(acker):
     closed = acker.close(np.array([root(3), root(5), root(4, 2)], np.uint64), np.array([3, 2, 1], np.int64))
     assert {task: numbers.tolist() for task, numbers in closed.items()} == {1: [3, 4, 5, 6], 2: [4]}

@@ -138,3 +138,13 @@ def test_what_comes_while_a_slot_changes_its_process_waits_for_the_next():
     assert boards.take(SlotId(0, 0), message) == []
     assert boards.take(SlotId(1, 0), JoinBoards()) == [(SlotId(1, 0), message)]
     assert boards.take(SlotId(0, 0), message) == [(SlotId(1, 0), message)]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("slow", 2.0), ("grant", 90.0), ("hold", 0.0)])
+def test_compaction_keeps_a_proceed_that_other_messages_follow(kind, value):
+    waiting = Waiting(most=4)
+    waiting.append(message(1, 2, kind="wait"))
+    waiting.append(message(1, 2, kind="proceed"))
+    for _ in range(3):
+        waiting.append(message(1, 2, value, kind))
+    assert waiting.take(10) == [message(1, 2, kind="proceed"), message(1, 2, value, kind)]

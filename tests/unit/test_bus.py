@@ -174,3 +174,11 @@ def test_holds_and_time_outs_are_sums_that_survive_a_restart():
     bench.report({1: TaskStats(timed_out=4, held_back=1.0)}, attempt=1)
     total = bench.bus.totals()["spout"]
     assert (total.timed_out, total.held_back) == (7, 3.0)
+
+
+def test_a_sink_that_was_away_before_a_restart_is_not_shown_as_away_for_ever():
+    bench = Bench()
+    bench.report({3: counted(10, away=40.0)}, slot=(1, 0))
+    assert bench.bus.totals()["b1"].away == 40.0
+    bench.report({3: counted(0)}, attempt=1, slot=(1, 0))
+    assert bench.bus.totals()["b1"].away == 0.0

@@ -28,7 +28,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def cluster(**fields):
-    work = str(record.folder().parent / "work")
+    work = str(record.folder().parent / f"penstock-cluster-ab12-{0:016x}")
     names = {"tag": "ab12", "key": "0123456789abcdef", "secret": "s", "boot": record.boot(), "work": work}
     offers = {"slots": 16, "memory": "1g", "host": "10.1.2.1", "port": 7077, "web_port": 1, "ready": True}
     return Record(**{**names, **offers, **fields})
@@ -297,7 +297,7 @@ def test_a_command_that_ends_at_once_is_not_waited_for(tmp_path):
 
 def test_down_ends_what_is_marked_and_nothing_else(sleeper, tmp_path):
     made = saved(key="down-key")
-    Path(made.work).mkdir()
+    Path(made.work).mkdir(mode=0o700)
     ours = processes.launch(["sleep", "600"], os.environ, made.key, "node-1", tmp_path / "other.log")
     assert manage.down()
     assert not ours.alive
@@ -358,7 +358,7 @@ def test_a_topology_finds_its_cluster():
     assert session.expected(made.url) == 1
     assert session.expected("spark://elsewhere:7077") is None
     assert session.expected("local-cluster[3,4,1024]") == 3
-    assert session._secret_conf("spark://elsewhere:7077") == {}
+    assert "spark.authenticate.secret" not in session._secret_conf("spark://elsewhere:7077")
     assert session._cluster_conf("local[4]") == {}
 
 

@@ -1,5 +1,6 @@
 """Epochs, part by part: what the keeper decides, commits do, a slot holds back, recovery finds."""
 
+import argparse
 import json
 import queue
 import threading
@@ -11,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from penstock import BasicBolt, Settings, TopologyBuilder
-from penstock.coordinator.commit_thread import CommitThread, save_at_rest
-from penstock.coordinator.commits import Commits, Superseded
+from penstock.cli import savepoint
+from penstock.coordinator.commit_thread import CommitThread, request, save_at_rest
+from penstock.coordinator.commits import Commits, write_published
 from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper
 from penstock.coordinator.messages import Announce, Committed, CutState, Published, Snapped, SpoutsCut
 from penstock.coordinator.recovery import StateDirectory
-from penstock.errors import PenstockError, SnapshotCorrupt, StateError
+from penstock.errors import PenstockError, SnapshotCorrupt, StateError, Superseded
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import SlotId
@@ -25,6 +27,8 @@ from penstock.runtime.alignment import Alignment
 from penstock.runtime.parcel import Parcel
 from penstock.runtime.spill import Spill
 from penstock.state import manifest as manifests
+from penstock.state.generations import Ownership
+from penstock.state.snapshots import epoch_of
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from tests.consistency.components import INTERVAL, WORLDS, Count, Crash, Numbers, Outside, World, counts, die
@@ -162,12 +166,13 @@ class Answers:
 
     def __init__(self, store, delivery="exactly_once", crash=""):
         self.plan, self.said = make_plan(small()), []
-        self.generation = manifests.claim(store)
+        owner = Ownership("t")
+        owner.claim(store)
         self.late = deque()
         settings = Settings(delivery=delivery)
         point = CrashPoint(crash, "driver", die)
         self.commits = Commits(
-            self.plan, settings.delivery, settings.epoch_interval, store, self.generation, 0, self._send, point
+            self.plan, settings.delivery, settings.epoch_interval, store, owner, 0, self._send, point
         )
 
     def _send(self, message, to):
@@ -211,8 +216,8 @@ def test_at_least_once_a_commit_cuts_spouts_then_bolts(store):
 def test_who_was_superseded_commits_no_more(store):
     slots = Answers(store)
     slots.epoch()
-    manifests.claim(store)
-    with pytest.raises(Superseded, match=r"one start of it at a time.*another has taken over.*Stop one of them"):
+    Ownership("t").claim(store)
+    with pytest.raises(Superseded, match=r"another driver has taken over .*generation 2, .*generation 1"):
         slots.epoch()
     assert manifests.newest(store).epoch == 1
 
@@ -220,15 +225,16 @@ def test_who_was_superseded_commits_no_more(store):
 def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
     """The other may have looked for manifests just before: it then does the epoch again."""
     slots = Answers(store)
-    write = StateStore.write
+    create = StateStore.create
 
     def taken_over(self, name, data):
-        write(self, name, data)
+        created = create(self, name, data)
         if name.startswith("manifests/"):
             monkeypatch.undo()
-            manifests.claim(store)
+            Ownership("t").claim(store)
+        return created
 
-    monkeypatch.setattr(StateStore, "write", taken_over)
+    monkeypatch.setattr(StateStore, "create", taken_over)
     with pytest.raises(Superseded):
         slots.epoch()
     assert "Committed" not in slots.kinds()
@@ -246,7 +252,7 @@ def failing(monkeypatch, verb, part):
     monkeypatch.setattr(StateStore, verb, refuse)
 
 
-@pytest.mark.parametrize(("verb", "part"), [("write", "manifests/"), ("list", "generations/")])
+@pytest.mark.parametrize(("verb", "part"), [("create", "manifests/"), ("list", "generations/")])
 def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, monkeypatch, caplog, verb, part):
     slots = Answers(store)
     failing(monkeypatch, verb, part)
@@ -641,7 +647,9 @@ def test_nothing_committed_is_epoch_nought(store):
 
 def corrupt(store, epoch):
     child = store.child("t")
-    for name in child.list(f"snapshots/epoch-{epoch:012d}"):
+    for name in child.list("snapshots/"):
+        if epoch_of(name) != epoch:
+            continue
         data = bytearray(child.read(name))
         data[len(data) // 2] ^= 0xFF
         child.write(name, bytes(data))
@@ -743,7 +751,8 @@ def test_a_savepoint_leaves_published_transactions_behind(store):
     save_at_rest(store.child("t"), savepoint)
     saved = manifests.newest(savepoint)
     assert saved.tasks["sink/0"].tokens == []
-    assert saved.tasks["count/0"] == replace(newest.tasks["count/0"])
+    for chain, copied in zip(newest.chains["count/0"].values(), saved.chains["count/0"].values(), strict=True):
+        assert [part.signature for part in copied] == [part.signature for part in chain]
     del WORLDS[store.url]
 
 
@@ -757,10 +766,11 @@ class Running:
         self._changed = threading.Condition()
         self.events = queue.SimpleQueue()
         self.plan = make_plan(small())
-        generation = manifests.claim(store)
+        owner = Ownership("t")
+        owner.claim(store)
         settings = Settings(delivery=delivery, epoch_interval=3600.0)
         commits = Commits(
-            self.plan, settings.delivery, settings.epoch_interval, store, generation, 0, self._send, CrashPoint("")
+            self.plan, settings.delivery, settings.epoch_interval, store, owner, 0, self._send, CrashPoint("")
         )
         self.thread = CommitThread(commits, store, self.events, self._notify)
 
@@ -805,7 +815,7 @@ def test_an_epoch_can_be_asked_for(store, delivery):
 
 def test_a_savepoint_is_asked_for_by_a_file(store):
     target = f"memory://{uuid.uuid4().hex}"
-    store.write("requests/one.json", json.dumps({"to": target}).encode())
+    store.write("requests/one.json", request("requests/one.json", target))
     with Running(store) as running:
         running.wait(lambda: "requests/one.done" in store.list("requests/"))
         running.wait(lambda: "requests/one.json" not in store.list("requests/"))
@@ -813,9 +823,13 @@ def test_a_savepoint_is_asked_for_by_a_file(store):
     assert manifests.newest(StateStore(target)).epoch == 1
 
 
-@pytest.mark.parametrize("request_", [b"", b"no json", b"[]", b"{}", b'"text"', b'{"to": "nosuch://there"}'])
+@pytest.mark.parametrize(
+    "request_", [b"", b"no json", b"[]", b"{}", b'"text"', b'{"to": 1, "signature": 2}', b'{"to": "memory://x"}',
+     "nosuch://there", "relative/path"],
+)  # fmt: skip
 def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, request_):
-    store.write("requests/bad.json", request_)
+    asked = request("requests/bad.json", request_) if isinstance(request_, str) else request_
+    store.write("requests/bad.json", asked)
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
         assert running.thread.commit_now(30.0)
@@ -823,9 +837,34 @@ def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, reque
     assert json.loads(store.read("requests/bad.done"))["error"]
 
 
+@pytest.mark.parametrize("forged", ["unsigned", "of another key", "another target", "another name"])
+def test_a_request_of_a_stranger_copies_nothing_and_resolves_no_secret(store, forged, monkeypatch):
+    """Who can only write to the state directory cannot have state or secrets sent elsewhere."""
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    resolved = []
+    monkeypatch.setattr("penstock.credentials._value", lambda name, where: resolved.append(name) or "hunter2")
+    target = "memory://stolen-${DB_PASSWORD}"
+    asked = json.loads(request("requests/bad.json", target))
+    match forged:
+        case "unsigned":
+            del asked["signature"]
+        case "of another key":
+            asked["signature"] = "00" * 16
+        case "another target":
+            asked = {**json.loads(request("requests/bad.json", "memory://mine")), "to": target}
+        case "another name":
+            asked = json.loads(request("requests/other.json", target))
+    store.write("requests/bad.json", json.dumps(asked).encode())
+    with Running(store) as running:
+        running.wait(lambda: "requests/bad.done" in store.list("requests/"))
+    assert "be signed with this deployment's key" in json.loads(store.read("requests/bad.done"))["error"]
+    assert resolved == []
+    assert "hunter2" not in str(store.read("requests/bad.done"))
+
+
 def test_who_waits_for_a_commit_hears_of_the_end(store):
     with Running(store) as running:
-        manifests.claim(store)
+        Ownership("t").claim(store)
         with pytest.raises(Superseded):
             running.thread.commit_now(30.0)
         running.wait(lambda: running.thread.error is not None)
@@ -845,7 +884,7 @@ def test_a_savepoint_at_rest_wants_published_sinks(store):
     WORLDS[store.url] = World()
     committed(store, sink=Outside(store.url), count=10_000)
     newest = manifests.newest(store.child("t"))
-    store.child("t").write("published", str(newest.epoch - 1).encode())
+    write_published(store.child("t"), newest.generation, newest.epoch - 1)
     with pytest.raises(
         StateError, match=f"published epoch {newest.epoch}; got epoch {newest.epoch - 1}.*Start it"
     ):
@@ -860,10 +899,11 @@ def test_a_savepoint_where_an_older_life_left_one(store):
     replace(manifests.newest(target), epoch=900).write(target)
     assert save_at_rest(store.child("t"), target) == first
     assert manifests.newest(target).epoch == first
+    assert len(target.list("manifests/")) == 1
 
 
 def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, monkeypatch):
-    store.write("requests/one.json", json.dumps({"to": f"memory://{uuid.uuid4().hex}"}).encode())
+    store.write("requests/one.json", request("requests/one.json", f"memory://{uuid.uuid4().hex}"))
     monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # slots that never answer
     with Running(store) as running:
         running.wait(lambda: running.thread.commits.newest == 1)
@@ -878,3 +918,28 @@ def test_counts_are_those_of_a_run_without_epochs(store):
     runner = committed(store)
     runner.run_until_idle()
     assert counts(runner) == counts(plain) == Counter({f"k{n}": 2 * len(range(n, 60, 7)) for n in range(7)})
+
+
+def test_a_fresh_start_forgets_where_spouts_began(store):
+    topology = small()
+    found = directory(store)
+    begun, kept = "tasks/numbers-0/start.json", "tasks/numbers-0/replay/about.json"
+    for name in (begun, kept):
+        found.store.write(name, b"{}")
+    StateDirectory(make_plan(topology), topology, store.url).clear()
+    assert found.store.list("tasks/") == [kept]
+
+
+def test_a_relative_savepoint_path_is_one_of_the_command(tmp_path, monkeypatch):
+    """The driver has another working directory."""
+    monkeypatch.chdir(tmp_path)
+    store = StateStore(str(tmp_path / "state")).child("t")
+    Ownership("t").claim(store)
+    asked, write = [], StateStore.write
+    monkeypatch.setattr(StateStore, "write", lambda self, *file: (asked.append(file), write(self, *file)))
+    parser = argparse.ArgumentParser()
+    savepoint.add_parser(parser.add_subparsers())
+    words = ["savepoint", "t", "backup/one", "--state-dir", str(tmp_path / "state"), "--timeout", "0"]
+    with pytest.raises(StateError, match="must answer within 0 s"):
+        savepoint.handle(parser.parse_args(words))
+    assert [json.loads(data)["to"] for name, data in asked] == [str(tmp_path / "backup" / "one")]

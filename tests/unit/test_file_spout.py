@@ -7,7 +7,7 @@ import pytest
 from penstock.connectors import lines as lines_module
 from penstock.connectors.files import FileEden, FileSpout
 from penstock.connectors.lines import split_lines
-from penstock.errors import EnvironmentFault, SettingError
+from penstock.errors import EnvironmentFault, SettingError, StateError
 from penstock.state.values import TaskState
 from penstock.topology.components import Context, Failure
 from penstock.topology.streams import OutputDeclarer
@@ -30,7 +30,7 @@ class Collected:
         return taken
 
 
-def context(index=0, tasks=1, delivery="at_most_once", state=None, folder=""):
+def context(index=0, tasks=1, delivery="at_most_once", state=None, folder="", **more):
     ids = {"lines": tuple(range(1, tasks + 1))}
     return Context(
         "t",
@@ -41,6 +41,7 @@ def context(index=0, tasks=1, delivery="at_most_once", state=None, folder=""):
         delivery=delivery,
         state=TaskState() if state is None else state,
         folder=str(folder),
+        **more,
     )
 
 
@@ -178,19 +179,31 @@ def test_at_least_once_the_first_unacked_line_is_stored(tmp_path, monkeypatch):
     assert texts(run(third, out)) == [f"b{n}" for n in range(3, 20)]
 
 
-def test_a_failed_line_comes_again_a_bounded_number_of_times(tmp_path, caplog):
+def test_a_failed_line_comes_again_a_bounded_number_of_times_and_is_a_dead_letter(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("good\nbad\n")
     state = TaskState()
-    spout, out = opened(FileSpout(str(path), max_attempts=3), delivery="at_least_once", state=state)
+    dead = []
+    full = [StateError("state store", "the file system must let it create", "No space left on device")]
+
+    def add(rows, failure):
+        if full:
+            raise full.pop()
+        dead.append((rows, failure))
+
+    spout, out = opened(
+        FileSpout(str(path), max_attempts=3), delivery="at_least_once", state=state, add_dead_letters=add
+    )
     (good, _), (bad, _) = run(spout, out)
     spout.ack(good)
     for _ in range(2):
         spout.fail(bad, Failure("split", "boom"))
         assert run(spout, out) == [(bad, "bad")]
     spout.fail(bad, Failure("split", "boom"))
+    assert run(spout, out) == [(bad, "bad")], "its dead letter could not be stored: it stays with the spout"
+    spout.fail(bad, Failure("split", "boom"))
     assert run(spout, out) == []
-    assert "component 'lines': line given up after 3 attempts (split: boom): bad" in caplog.text
+    assert dead == [([("bad",)], Failure("split", "boom", 3))]
     spout.before_snapshot()
     assert state.value("positions").value == {str(path): 9}
 
@@ -230,3 +243,66 @@ def test_file_eden_keeps_its_position_in_the_state(tmp_path):
     assert [values for _, values in eden.read(10)] == [("b",), ("c",), ("d",)]
     assert eden.read(10) == []
     eden.close()
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("form", ["spout", "source"])
+def test_a_crash_before_the_first_commit_loses_nothing_of_a_start_at_the_end(tmp_path, delivery, form):
+    path, folder = tmp_path / "a.txt", tmp_path / "state"
+    path.write_text("old\n")
+
+    def lines_of_a_new_process(state=None):
+        where = {"delivery": delivery, "folder": folder, "state": state}
+        if form == "spout":
+            spout, out = opened(FileSpout(str(path), start="end", follow=True), **where)
+            return spout, lambda: texts(run(spout, out))
+        eden = FileEden(str(path), start="end", follow=True)
+        eden.open({}, context(**where))
+        return eden, lambda: [values[0] for _, values in eden.read(100)]
+
+    _, read = lines_of_a_new_process()
+    with path.open("a") as file:
+        file.write("emitted, then the process is killed\n")
+    assert read() == ["emitted, then the process is killed"]
+    with path.open("a") as file:
+        file.write("written before the restart\n")
+    state = TaskState()
+    again, read = lines_of_a_new_process(state)
+    assert read() == ["emitted, then the process is killed", "written before the restart"]
+    if form == "spout" and delivery == "at_least_once":
+        again.ack_many([0, 1])
+    elif form == "source":
+        again.done([0, 1])
+    for _ in range(2):
+        again.before_snapshot()
+        again.after_commit()
+    assert list(folder.iterdir()) == []  # the positions are in the committed state now
+    with path.open("a") as file:
+        file.write("after the commit\n")
+    assert lines_of_a_new_process(restored(state))[1]() == ["after the commit"]
+
+
+def test_the_position_in_the_state_is_preferred_to_the_recorded_start(tmp_path):
+    path, folder, state = tmp_path / "a.txt", tmp_path / "state", TaskState()
+    path.write_text("old\n")
+    where = {"delivery": "exactly_once", "folder": folder}
+    spout, out = opened(FileSpout(str(path), start="end", follow=True), state=state, **where)
+    with path.open("a") as file:
+        file.write("in the first epoch\n")
+    assert texts(run(spout, out)) == ["in the first epoch"]
+    spout.before_snapshot()
+    with path.open("a") as file:
+        file.write("in the second\n")
+    spout, out = opened(FileSpout(str(path), start="end", follow=True), state=restored(state), **where)
+    assert texts(run(spout, out)) == ["in the second"]
+
+
+def test_half_a_start_record_counts_as_none(tmp_path):
+    path, folder = tmp_path / "a.txt", tmp_path / "state"
+    path.write_text("old\n")
+    folder.mkdir()
+    (folder / "start.json").write_text('{"/a.t')
+    spout, out = opened(FileSpout(str(path), start="end", follow=True), delivery="at_least_once", folder=folder)
+    with path.open("a") as file:
+        file.write("new\n")
+    assert texts(run(spout, out)) == ["new"]

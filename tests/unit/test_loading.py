@@ -6,8 +6,9 @@ from textwrap import dedent
 import pytest
 
 from penstock import LoadError, TopologyError
-from penstock.cli.loading import load_topology
+from penstock.cli.loading import load_again, load_topology
 from penstock.cli.main import main
+from penstock.interrupts import Interrupted
 
 GOOD = """\
     from penstock import TopologyBuilder
@@ -184,3 +185,47 @@ def test_plan_prints_text_and_graph(write, capsys):
 def test_plan_of_nothing_ends_with_code_two(tmp_path, capsys):
     assert main(["plan", str(tmp_path / "none.py")]) == 2
     assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / 'none.py'}: the file must exist")
+
+
+@pytest.mark.parametrize("raised", ["sys.exit(3)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+def test_a_file_cannot_end_the_process_that_loads_it(write, raised):
+    path = write(f"import sys\n{raised}")
+    with pytest.raises(LoadError, match=rf"shop_under_test.py:{LINES + 2}: the file must import without an error"):
+        load_topology(str(path))
+
+
+def test_a_file_that_exits_says_what_to_do(write):
+    path = write("import sys\nsys.exit(3)")
+    with pytest.raises(LoadError, match=r"got SystemExit: 3\. Put what the file does as a program under"):
+        load_topology(str(path))
+
+
+def test_a_function_that_exits(write):
+    path = write("def topology():\n    raise SystemExit")
+    with pytest.raises(LoadError, match="SystemExit"):
+        load_topology(str(path))
+
+
+def test_a_replacement_file_that_exits_leaves_the_modules_as_they_were(write):
+    path = write("topology = made('first')")
+    load_topology(str(path))
+    before = sys.modules["shop_under_test"]
+    write("import sys\nsys.exit(0)")
+    with pytest.raises(LoadError):
+        load_again(str(path))
+    assert sys.modules["shop_under_test"] is before
+
+
+def test_ctrl_c_while_a_file_is_loaded_is_no_error_of_the_file(write):
+    path = write("from penstock.interrupts import Interrupted\nraise Interrupted(2)")
+    with pytest.raises(Interrupted):
+        load_topology(str(path))
+
+
+def test_a_folder_is_not_a_topology(write, tmp_path):
+    path = write("topology = made('t')")
+    with pytest.raises(LoadError) as caught:
+        load_topology(str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path}: must be a Python file; got a folder with shop_under_test.py. Name the file: {path}."
+    )

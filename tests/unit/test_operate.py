@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from penstock.cli import kill
+from penstock.cli import cluster, dlq, kill
 from penstock.cli.main import main
+from penstock.cli.terminal import Terminal
 from penstock.cli.view import duration
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
@@ -37,8 +38,7 @@ def start():
         watched = Watched(name, **settings)
         watched.coordinator.start()
         watched.coordinator.operator = Operator(watched)
-        host, port = watched.coordinator.address
-        run = Run(name, host, port, watched.coordinator.secret.hex(), os.getpid())
+        run = Run.here(name, watched.coordinator.address, watched.coordinator.secret)
         run.announce()
         watched.ended = run.withdraw
         started.append((watched, run))
@@ -86,7 +86,7 @@ def test_list(start, penstock):
 
 def test_list_shows_the_others_where_one_does_not_answer(start, penstock):
     start()
-    Run("gone", "127.0.0.1", 9, "00" * 32, os.getpid()).announce()
+    Run.here("gone", ("127.0.0.1", 9), bytes(32)).announce()
     code, text, _ = penstock("list")
     assert code == 0
     assert cells(text, "gone")[1:4] == ["silent", str(os.getpid()), "-"]
@@ -223,6 +223,39 @@ def test_placement_with_the_monitor_off(start, penstock):
     assert (code, text[:27]) == (0, "the load monitor is off: st")
 
 
+@pytest.mark.parametrize("command", [["status", "word-count"], ["list"], ["status", "word-count", "--json"]])
+def test_what_a_topology_says_does_not_steer_the_terminal(start, penstock, command):
+    watched = start()
+    watched.bus.note("scale", "count", "\x1b]0;owned\x07\x1b[2J \u202eevil")
+    watched.bus.note_errors(["\x1b[31mred\x9b1m"])
+    code, text, _ = penstock(*command)
+    assert code == 0
+    assert not set(text) & {"\x1b", "\x07", "\x9b", "\u202e"}
+
+
+def test_what_a_topology_refuses_does_not_steer_the_terminal(start):
+    start().error = TopologyFailed("topology '\x1b[2J'", "must be running", "\x9b1m")
+    with pytest.raises(TopologyFailed) as refused:
+        runs.find("word-count").ask(Command("activate"))
+    assert not set(str(refused.value)) & {"\x1b", "\x9b"}
+
+
+def test_a_name_that_looks_like_markup_is_a_name(capsys, monkeypatch):
+    """rich raises for a closing tag without an opening one. Spinners show names too."""
+    dlq._list(Terminal(), "[/a]", {})
+    assert capsys.readouterr().out == "no dead letters in topology '[/a]'\n"
+    monkeypatch.setattr(cluster, "Terminal", lambda file: Terminal(file=file, force_terminal=True))
+    with cluster._progress() as progress:
+        progress("'[/a]' leaves node-1")
+
+
+def test_an_error_does_not_steer_the_terminal(penstock):
+    code, _, text = penstock("status", "\x1b[2Jevil")
+    assert code != 0
+    assert "\\x1b[2Jevil" in text
+    assert "\x1b" not in text
+
+
 def test_activate_and_deactivate(start, penstock):
     watched = start()
     assert penstock("deactivate", "word-count") == (0, "'word-count' is inactive\n", "")
@@ -251,7 +284,7 @@ def test_kill_says_what_was_left_behind(start, penstock):
     start().left_behind = "tuples in flight are lost, 10 s were not enough to drain"
     code, text, _ = penstock("kill", "word-count")
     assert (code, text) == (
-        0,
+        5,
         "'word-count' has ended; tuples in flight are lost, 10 s were not enough to drain\n",
     )
 

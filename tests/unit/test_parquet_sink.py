@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,20 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
+from penstock import Settings, Spout, TopologyBuilder
 from penstock.connectors import parquet
 from penstock.connectors.parquet import ParquetSink
-from penstock.errors import ComponentError, TopologyError
+from penstock.errors import ComponentError, SinkBusy, SinkRefused, TopologyError
+from penstock.replay.stored_letters import FOLDER, StoredLetters
+from penstock.state.store import StateStore
+from penstock.testing import LocalRunner
 from penstock.topology.components import Context, Source
 
 SOURCE = Source("words", "default", 7)
 
 
 def start(sink: ParquetSink, state: Path | str = "", *tokens: Any) -> ParquetSink:
-    sink.prepare({}, Context("t", "sink", 1, 0, {"sink": (1,)}, folder=str(state)))
+    sink.prepare({}, Context("t", "sink", 1, 0, {"sink": (1,)}, folder=str(state), delivery="exactly_once"))
     sink.recover(tokens)
     return sink
 
@@ -49,7 +54,8 @@ def test_files_are_named_after_task_run_and_epoch_and_sort_by_epoch(tmp_path: Pa
     for epoch in (9, 10, 111):
         committed(sink, epoch, n=[epoch])
     names = files(tmp_path / "out")
-    assert names == [f"t-sink-0-{sink.identity}-{epoch:015d}-0.parquet" for epoch in (9, 10, 111)]
+    task, process = sink.incarnation.task, sink.incarnation.process
+    assert names == [f"t-sink-0-{task}-{epoch:015d}-{process}-0.parquet" for epoch in (9, 10, 111)]
     assert pq.read_table(tmp_path / "out" / names[0]).to_pylist() == [{"n": 9}]
 
 
@@ -153,6 +159,24 @@ def test_a_late_commit_of_an_earlier_process_does_not_set_the_record_back(
     assert files(out) == []
 
 
+def test_two_processes_may_rename_the_same_file_at_the_same_time(tmp_path: Path, monkeypatch: Any) -> None:
+    """A process that stalls in the middle of a commit, and its successor, which recovers it."""
+    sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
+    write(sink, n=[1])
+    token = sink.prepare_commit(1)
+    make_folder = sink._make_folder
+
+    def successor_comes_first(path: str) -> None:
+        make_folder(path)
+        monkeypatch.setattr(sink, "_make_folder", make_folder)
+        start(ParquetSink(tmp_path / "out"), tmp_path / "state", token)
+
+    monkeypatch.setattr(sink, "_make_folder", successor_comes_first)
+    sink.commit(token)
+    (name,) = files(tmp_path / "out")
+    assert pq.read_table(tmp_path / "out" / name)["n"].to_pylist() == [1]
+
+
 def test_a_staged_file_that_vanished_is_an_error_not_a_loss(tmp_path: Path) -> None:
     sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
     write(sink, n=[1])
@@ -175,30 +199,116 @@ def test_an_epoch_given_up_leaves_no_files_behind(tmp_path: Path) -> None:
     assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [2]
 
 
-def test_a_full_disk_fails_the_whole_epoch_and_not_the_next(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+@pytest.mark.parametrize("group_bytes", [1, 1 << 20], ids=["while writing", "at the end"])
+def test_a_full_disk_loses_no_row_and_doubles_none(tmp_path: Path, monkeypatch: Any, group_bytes: int) -> None:
+    """Whatever call it fails in, the same call goes on where it stopped, also in the middle of a row group."""
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", group_bytes)
+    sink = start(ParquetSink(tmp_path, partition_by=["p"]))
+    pwrite, left = os.pwrite, [10]
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        return pwrite(descriptor, data[: max(1, len(data) // 2)], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    refused = 0
+    for n in range(20):
+        while True:
+            try:
+                write(sink, p=["a", "b"], n=[2 * n, 2 * n + 1])
+                break
+            except SinkBusy:
+                refused, left[0] = refused + 1, 3
+    while True:
+        try:
+            token = sink.prepare_commit(1)
+            break
+        except SinkBusy:
+            refused, left[0] = refused + 1, 3
+    assert refused > 3
+    monkeypatch.undo()
+    sink.commit(token)
+    table = pyarrow.dataset.dataset(tmp_path, partitioning="hive").to_table()
+    assert sorted(table["n"].to_pylist()) == list(range(40))
+    assert staged(tmp_path) == []
+
+
+def test_a_file_that_the_disk_lost_half_of_is_not_published(tmp_path: Path, monkeypatch: Any) -> None:
+    """After a failed fsync the next one succeeds though the bytes are gone: it must not be asked again."""
     sink = start(ParquetSink(tmp_path))
     write(sink, n=[1])
 
-    def full(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    for n in (2, 3):
-        with pytest.raises(ComponentError, match=r"takes the rows; got OSError: .*No space left on device"):
-            write(sink, n=[n])
-    with pytest.raises(ComponentError, match="See to space and rights there; what was committed is complete"):
-        sink.prepare_commit(1)
-    monkeypatch.undo()
-    assert sink.prepare_commit(2) is None
-    committed(sink, 3, n=[4])
-    assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [4]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(SinkRefused, match=r"what was written reaches the disk; got OSError: .*Input/output"):
+            sink.prepare_commit(1)
+    assert sink.prepare_commit(1) is None
     assert staged(tmp_path) == []
+
+
+def test_a_type_that_parquet_has_not_is_refused_before_it_is_taken(tmp_path: Path) -> None:
+    sink = start(ParquetSink(tmp_path))
+    batch = pa.record_batch({"n": pa.array([pa.MonthDayNano([1, 2, 3])], pa.month_day_nano_interval())})
+    with pytest.raises(ComponentError, match=r"Parquet has the fields' types.*Convert the field in a bolt"):
+        sink.write(batch, SOURCE)
+    committed(sink, 1, n=[1])
+    assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [1]
+
+
+class Lines(Spout):
+    """Emits ⟨n⟩; one of them is not a number."""
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare("n")
+
+    def open(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector, self.acked, self.failed, self.next = collector, 0, 0, 0
+
+    def next_tuple(self) -> None:
+        if self.next < 1000:
+            value: Any = "not a number" if self.next == 500 else self.next
+            self.collector.emit((value,), msg_id=self.next)
+            self.next += 1
+
+    def ack(self, msg_id: Any) -> None:
+        self.acked += 1
+
+    def fail(self, msg_id: Any, failure: Any) -> None:
+        self.failed += 1
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_folder_that_is_away_and_a_row_that_does_not_fit_cost_no_other(tmp_path: Path, delivery: str) -> None:
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines())
+    builder.set_bolt("sink", ParquetSink(tmp_path / "out")).shuffle_grouping("lines")
+    settings = Settings(delivery=delivery, epoch_interval=0.5, message_timeout=1.0, max_spout_pending=100)
+    runner = LocalRunner(builder.build("t", settings), folder=str(tmp_path / "state"))
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    (tmp_path / "out").write_text("in the way")
+    runner.run(3.0)
+    (spout,) = runner.component("lines")
+    assert (spout.acked, spout.failed) == (0, 0)
+    assert runner.stats("sink")[0].away > 1.5
+    (tmp_path / "out").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "out")
+    runner.run(15.0)
+    expected = [n for n in range(1000) if n != 500]
+    assert sorted(pyarrow.dataset.dataset(tmp_path / "out").to_table()["n"].to_pylist()) == expected
+    dead = StoredLetters(StateStore(str(tmp_path / "state" / "t" / "shared" / "sink" / FOLDER / "0"))).letters()
+    assert [letter.record.payload for letter in dead] == [("not a number",)]
+    assert spout.failed == 0
+    assert runner.stats("sink")[0].given_up == 1
 
 
 def test_a_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(ComponentError, match=r"'sink' \(task 1\), folder .*out: the folder takes the rows"):
+    with pytest.raises(SinkBusy, match=r"'sink' \(task 1\), folder .*out: the folder takes the rows"):
         start(ParquetSink(tmp_path / "out"))
 
 
@@ -213,13 +323,41 @@ def test_a_file_system_without_rename(tmp_path: Path) -> None:
     files = fsspec.filesystem("memory")
     # A crash after the first copy, before its delete.
     first, name = kept["files"][0]
-    files.copy(f"/penstock-test-parquet/out/_staged/t/sink/0/{first}", f"/penstock-test-parquet/out/{name}")
+    files.copy(
+        f"/penstock-test-parquet/out/_staged/t/sink/0/{sink.incarnation.task}/{first}",
+        f"/penstock-test-parquet/out/{name}",
+    )
     start(ParquetSink(url, partition_by=["p"]), tmp_path, kept)
     found = files.find("/penstock-test-parquet/out")
     assert [path for path in found if path.endswith(".staged")] == []
     written = sorted(path for path in found if path.endswith(".parquet"))
     assert [pq.read_table(files.open(path))["n"].to_pylist() for path in written] == [[1], [2]]
     assert [path.split("/")[-2] for path in written] == ["p=a", "p=b"]
+
+
+def test_an_object_store_that_is_away_is_waited_for_though_its_client_raises_no_os_error(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    url = "memory://penstock-test-parquet/away/"
+    sink = start(ParquetSink(url), tmp_path)
+    write(sink, n=[1, 2])
+    files = fsspec.filesystem("memory")
+
+    def away(*_: Any, **__: Any) -> None:
+        raise RuntimeError("EndpointConnectionError")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(files), "put_file", away)
+        with pytest.raises(SinkBusy, match="EndpointConnectionError"):
+            sink.prepare_commit(1)
+    token = sink.prepare_commit(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(files), "mv", away)
+        with pytest.raises(SinkBusy, match="EndpointConnectionError"):
+            sink.commit(token)
+    sink.commit(token)
+    (path,) = [each for each in files.find("/penstock-test-parquet/away") if each.endswith(".parquet")]
+    assert pq.read_table(files.open(path))["n"].to_pylist() == [1, 2]
 
 
 def test_a_partition_field_that_is_missing_or_the_only_one(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from penstock import Settings, Spout, TopologyBuilder
 from penstock.cli.main import main
 from penstock.errors import ComponentError, SinkRefused, TopologyError
 from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
+from penstock.persist.keeper import Keeper
+from penstock.persist.spec import ProcessorSpec
 from penstock.persist.stores import StoreAway, StoreClient
 from penstock.testing import LocalRunner
 
@@ -241,6 +243,38 @@ def test_the_specification_is_for_this_user_only(start, tmp_path):
     start(PersistBolt(sqlite(tmp_path)))
     (path,) = (tmp_path / "state").rglob("spec.pickle")
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_specification_that_is_not_signed_with_our_key_is_never_unpickled(start, tmp_path, capsys):
+    start(PersistBolt(sqlite(tmp_path))).close()
+    (path,) = (tmp_path / "state").rglob("spec.pickle")
+    whole = path.read_bytes()
+    for changed in (
+        whole[16:],
+        bytes(16) + whole[16:],
+        b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/ran'\ntR.",
+    ):
+        path.write_bytes(changed)
+        assert main(["drain", "shop", "--state-dir", str(tmp_path / "state")]) != 0
+        assert "must be signed with this deployment's key" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_processor_imports_nothing_from_the_folder_it_is_started_in(tmp_path, monkeypatch):
+    for name in ("sqlite3", "secrets", "pyarrow", "struct"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
+    (tmp_path / "penstock").mkdir()
+    (tmp_path / "penstock" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('penstock')")
+    spec = ProcessorSpec(
+        "t", "c", EmbeddedQueue(str(tmp_path / "q")), sqlite(tmp_path), "", str(tmp_path / "dead"), 1.0, 10, 5.0
+    )
+    monkeypatch.chdir(tmp_path)
+    heard = []
+    keeper = Keeper(spec.dumps(), heard.append)
+    while not heard:
+        time.sleep(0.01)
+    assert keeper.close(5.0), heard
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
 def test_dead_letters_elsewhere_are_found(start, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import itertools
 import sqlite3
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,13 +10,15 @@ import pytest
 
 from penstock.clock import SimulatedClock
 from penstock.persist import EmbeddedQueue, SQLiteStore
-from penstock.persist.entries import pack
-from penstock.persist.letters import DeadRows, put_again
+from penstock.persist.entries import EntryDamaged, pack
+from penstock.persist.letters import DeadRow, DeadRows, put_again
 from penstock.persist.policy import Flushing, Patience
 from penstock.persist.processor import Processor, drained
 from penstock.persist.queues import QueueAway
 from penstock.persist.stores import StoreAway
-from penstock.replay.dead_letters import DiskDeadLetters
+from penstock.replay.dead_letters import DiskDeadLetters, send_back
+from penstock.replay.embedded import open_beside
+from penstock.replay.records import Record
 
 
 class Killed(BaseException):
@@ -340,3 +343,115 @@ def test_a_database_file_that_was_deleted_is_made_anew(bench):
     bench.put(("b", 2))
     bench.drain(processor)
     assert bench.stored() == [("b", 2)]
+
+
+def test_two_calls_that_send_letters_back_at_once_lose_none(tmp_path):
+    bench = Bench(tmp_path, key=())
+    dead = DiskDeadLetters(tmp_path / "dead")
+    rows = DeadRows(tmp_path / "dead", "persist")
+    for word in ("first", "second"):
+        rows.add([DeadRow(word, pa.table({"word": [word], "n": [1]}), "refused", 1.0)])
+    first, second = (letter.id for letter in dead.letters())
+
+    class Interrupted:
+        """A queue's client; between its registration and its put another command does its work, if it may."""
+
+        def __getattr__(self, name):
+            return getattr(bench.writer, name)
+
+        def put(self, *args):
+            other.start()
+            other.join(0.3)
+            bench.drain(processor)
+            bench.writer.put(*args)
+
+    def another():
+        assert put_again(DiskDeadLetters(tmp_path / "dead"), bench.queue.open("t/persist", ""), [second]) == 1
+
+    processor = bench.processor()
+    other = threading.Thread(target=another)
+    assert put_again(dead, Interrupted(), [first]) == 1
+    other.join()
+    bench.drain(processor)
+    assert sorted(bench.stored()) == [("first", 1), ("second", 1)]
+    assert bench.letters() == []
+
+
+def test_letters_of_two_folders_are_sent_by_writers_of_their_own(tmp_path):
+    bench = Bench(tmp_path, key=())
+    for folder in ("dead", "elsewhere"):
+        rows = DeadRows(tmp_path / folder, "persist")
+        rows.add([DeadRow(folder, pa.table({"word": [folder], "n": [1]}), "refused", 1.0)])
+    processor, packed = bench.processor(), []
+
+    class Late:
+        """Its entries are put after those of the other, though it has the older life."""
+
+        def __getattr__(self, name):
+            return getattr(bench.writer, name)
+
+        def put(self, *args):
+            packed.append(args)
+
+    put_again(DiskDeadLetters(tmp_path / "elsewhere"), Late(), [0])
+    put_again(DiskDeadLetters(tmp_path / "dead"), bench.writer, [0])
+    bench.drain(processor)
+    bench.writer.put(*packed[0])
+    bench.drain(processor)
+    assert sorted(bench.stored()) == [("dead", 1), ("elsewhere", 1)]
+
+
+def test_two_commands_that_send_the_same_letter_back_send_it_once(tmp_path):
+    queues = open_beside(tmp_path)
+    queues.dead.add([Record(("a",), 5), Record(("b",), 5)])
+    ids = {letter.id for letter in queues.dead.letters()}
+    assert [send_back(queues, ids), send_back(queues, ids)] == [2, 0]
+    assert [record.payload for _, record in queues.from_.read(10)] == [("a",), ("b",)]
+    queues.close()
+
+
+def test_a_queue_that_gets_a_new_id_doubles_and_loses_nothing(tmp_path):
+    bench = Bench(tmp_path, key=())
+    processor = bench.processor()
+    first = bench.put(("before", 1))
+    bench.drain(processor)
+    [id] = tmp_path.glob("queue/*/id")
+    id.write_text("another")  # as a server has that lost its memory
+    bench.put(("before", 1), number=first)  # its writer did not hear that it had arrived
+    bench.put(("after", 2))
+
+    def kill(step):
+        if step == "written":
+            raise Killed
+
+    processor._crash = kill
+    with pytest.raises(Killed):
+        processor.turn(flush=True)
+    assert bench.stored() == [("before", 1), ("after", 2)]
+    bench.drain(bench.processor())
+    assert bench.stored() == [("before", 1), ("after", 2)]
+
+
+def test_what_is_in_hand_when_a_queue_gets_a_new_id_is_written(tmp_path):
+    bench = Bench(tmp_path, key=(), period=10.0)
+    bench.put(("first", 0))
+    processor = bench.processor()
+    processor.turn()
+    in_hand = bench.put(("in hand", 1))
+    processor.turn()
+    assert bench.stored() == [("first", 0)]
+    [id] = tmp_path.glob("queue/*/id")
+    id.write_text("another")
+    bench.put(("in hand", 1), number=in_hand)
+    bench.put(("later", 2))
+    bench.drain(processor)
+    bench.drain(bench.processor())
+    assert bench.stored() == [("first", 0), ("in hand", 1), ("later", 2)]
+
+
+def test_a_damaged_letter_is_not_sent_back(bench, tmp_path):
+    dead = DiskDeadLetters(tmp_path / "dead")
+    dead.add([Record((b"P unsigned",), 1, "not signed", "persist", 1.0, damaged=True)])
+    with pytest.raises(EntryDamaged, match="only a letter that can be read can be sent back; got not signed"):
+        put_again(dead, bench.writer, [0])
+    assert len(dead.letters()) == 1

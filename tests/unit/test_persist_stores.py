@@ -15,11 +15,12 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.connectors.tables import Rejected
 from penstock.errors import EnvironmentFault, TopologyError
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.sqlite import SQLiteStore
-from penstock.persist.stores import Overtaken, Rejected, StoreAway, StoreClient
+from penstock.persist.stores import Overtaken, StoreAway, StoreClient
 
 
 def no_reject(rejected: Sequence[Rejected]) -> None:

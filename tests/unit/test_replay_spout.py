@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import replace
 
 import pytest
 
-from penstock.errors import EnvironmentFault, SettingError
+from penstock.errors import EnvironmentFault, FieldTypeError, SettingError
 from penstock.replay import DiskQueue, QueueEden, Record, ReplaySpout
 from penstock.replay.embedded import open_beside
 from penstock.replay.queues import QueuesBusy
@@ -198,3 +200,88 @@ def test_the_embedded_queues_need_a_local_folder(tmp_path, folder, text):
 def test_max_attempts_is_at_least_one(tmp_path):
     with pytest.raises(SettingError, match="at least one attempt; got 0"):
         ReplaySpout(QueueEden(tmp_path, ("line",)), max_attempts=0)
+
+
+def spoil(queue, *items):
+    """Put bytes in a queue as they are."""
+    queue._log.append(items)
+
+
+@pytest.mark.parametrize("where", ["source", "from"])
+def test_a_damaged_record_is_set_aside_alone(tmp_path, where):
+    reported, given_up = [], []
+    bench = Bench(tmp_path)
+    bench.spout.close()
+    bench.context = replace(bench.context, report=reported.append, gave_up=given_up.append)
+    bench.start()
+    beside = open_beside(tmp_path / "task" / "replay")
+    queue = bench.source if where == "source" else beside.from_
+    queue.append([Record(("a",)), Record(("b",))])
+    spoil(queue, b"J{bad json", b'J[["x","one too many"],[],0,"","",0]', b"P" + b"cos\nsystem\n.")
+    queue.append([Record(("c",))])
+    rows = bench.await_rows(3)
+    assert [values for _, values in rows] == [("a",), ("b",), ("c",)]
+    bench.spout.ack_many([id for id, _ in rows])
+    bad, wide, foreign = bench.dead()
+    assert (bad.payload, bad.damaged, bad.attempts) == ((b"J{bad json",), True, 1)
+    assert "JSONDecodeError" in bad.error
+    assert (wide.payload, wide.error) == (("x", "one too many"), "2 values for 1 fields")
+    assert "not signed" in foreign.error
+    bench.spout.next_batch()
+    assert sum(given_up) == 3
+    assert "3 that did not; the first: JSONDecodeError" in str(reported[0])
+    bench.spout.before_snapshot()
+    state = bench.context.state
+    assert (state.value("eden").value if where == "source" else state.value("replay.from").value) == 6
+    beside.close()
+    bench.spout.close()
+    bench.source.close()
+
+
+def test_only_damaged_records_are_no_end_of_the_queue(bench):
+    spoil(bench.source, *[b"J{"] * 5000)
+    bench.feed("behind them")
+    assert [values for _, values in bench.await_rows(1)] == [("behind them",)]
+    assert len(bench.dead()) == 5000
+
+
+def test_dead_letters_that_cannot_be_written_lose_no_record(bench, monkeypatch):
+    monkeypatch.setattr("penstock.replay.replayer._RETRY_PAUSE", 0.01)
+    bench.feed("a")
+    bench.await_rows(1)
+    dead = bench.spout._replayer._queues.dead
+    add, failures = dead.add, [OSError("disk full"), OSError("disk full")]
+
+    def fails_twice(records):
+        if failures:
+            raise failures.pop()
+        add(records)
+
+    monkeypatch.setattr(dead, "add", fails_twice)
+    spoil(bench.source, b"J{")
+    bench.feed("b")
+    end = time.monotonic() + DEADLINE
+    while not bench.out.rows and time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            bench.spout.next_batch()
+        bench.spout._replayer.wait(0.01)
+    assert [values for _, values in bench.out.rows] == [("b",)]
+    assert [record.payload for record in bench.dead()] == [(b"J{",)]
+
+
+def test_a_value_that_does_not_fit_its_field_is_set_aside_alone(bench, monkeypatch):
+    def emit_batch(columns, stream="default", msg_ids=None):
+        if any(value == 3 for value in columns[0]):
+            raise FieldTypeError("stream 'default' of 'lines'", "field 'line' is declared string", "a column: 3")
+        keep(columns, stream, msg_ids)
+
+    keep = bench.out.emit_batch
+    bench.out.emit_batch = emit_batch
+    bench.feed("a", 3, "b")
+    assert [values for _, values in bench.await_rows(2)] == [("a",), ("b",)]
+    end = time.monotonic() + DEADLINE
+    while not bench.dead() and time.monotonic() < end:
+        bench.spout._replayer.wait(0.01)
+    [record] = bench.dead()
+    assert record.payload == (3,)
+    assert "cannot be emitted: stream 'default' of 'lines'" in record.error

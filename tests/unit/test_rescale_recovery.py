@@ -6,10 +6,11 @@ import fsspec
 import pytest
 
 from penstock import BasicBolt, Settings, Spout, StateError, TopologyBuilder, TransactionalSink
-from penstock.coordinator.commits import read_published
+from penstock.coordinator.commits import read_published, write_published
 from penstock.coordinator.recovery import StateDirectory
 from penstock.plan.planner import make_plan
 from penstock.state import manifest as manifests
+from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
 from penstock.state.snapshots import Part
 from penstock.state.store import StateStore
@@ -65,14 +66,28 @@ def store():
 
 
 def part(number):
-    return Part(f"snapshots/epoch-{number}.bin", 0, 10, 7, "full", 1)
+    return Part(f"snapshots/epoch-{number}.bin", 0, 10, "07", "full", 1)
 
 
 def write(store, epoch=5, tokens=("token",), kept=("s", "bolt")):
     parts = {f"{component}/{i}": TaskEntry({"state": [part(i)]}) for component in kept for i in range(2)}
     sinks = {f"sink/{i}": TaskEntry({}, list(tokens)) for i in range(2)}
     numbers = {"s": 2, "bolt": 2, "sink": 2}
-    Manifest("t", epoch, "exactly_once", 1, 0.0, parts | sinks, numbers).write(store.child("t"))
+    own = store.child("t")
+    before = manifests.newest(own)
+    base = (0, 0) if before is None else (before.generation, before.epoch)
+    generation = Ownership("t").claim(own)
+    made = Manifest("t", epoch, "exactly_once", generation, base, 0.0, parts | sinks, numbers)
+    made.write(own)
+    return made
+
+
+def publish(store, epoch):
+    write_published(store.child("t"), manifests.newest(store.child("t")).generation, epoch)
+
+
+def published(store):
+    return read_published(store.child("t"), manifests.newest(store.child("t")).generation)
 
 
 def directory(store, **shape):
@@ -155,7 +170,7 @@ def test_what_a_sink_prepared_is_published_before_its_number_changes(store, now)
 
 def test_what_is_written_down_as_published_will_do(store):
     write(store)
-    store.child("t").write("published", b"5")
+    publish(store, 5)
     assert recovered(store, sinks=3)["sink/0"]["tokens"] == []
     assert recovered(store)["sink/0"]["tokens"] == ["token"], "of no use, and no harm"
     assert "sink/0" not in recovered(store, without=["sink"])
@@ -163,9 +178,9 @@ def test_what_is_written_down_as_published_will_do(store):
 
 def test_what_was_published_before_a_fresh_start_says_nothing_of_what_comes(store):
     write(store)
-    store.child("t").write("published", b"5")
+    publish(store, 5)
     directory(store).clear()
-    assert read_published(store.child("t")) == 0
+    assert published(store) == 0
     write(store, epoch=2)
     with pytest.raises(StateError, match="prepared in epoch 2"):
         recovered(store, sinks=3)
@@ -174,11 +189,11 @@ def test_what_was_published_before_a_fresh_start_says_nothing_of_what_comes(stor
 def test_nor_does_what_was_published_before_a_fall_back(store):
     write(store, epoch=4)
     write(store, epoch=5)
-    store.child("t").write("published", b"5")
+    publish(store, 5)
     found = directory(store)
     found.recover()
     found.fall_back("broken.")
-    assert read_published(store.child("t")) == 4
+    assert published(store) == 4
 
 
 @pytest.mark.parametrize("name", ["all", "direct"])
@@ -205,14 +220,28 @@ def test_a_grouping_without_owners_keeps_the_tasks(store, name):
 
 def test_a_look_takes_nothing_over(store):
     write(store)
-    generation = manifests.claim(store.child("t"))
+    owner = Ownership("t")
+    owner.claim(store.child("t"))
     found = directory(store, bolts=4, sinks=3)
     assert (found.look(), found.epoch) == (None, 5)
     assert found.tasks()["bolt/3"]["before"] == 2
     assert found.tasks()["sink/0"]["tokens"] == [], "theirs who prepared it"
-    assert manifests.still_mine(store.child("t"), generation)
+    owner.check(store.child("t"))
     with pytest.raises(StateError, match="is a spout"):
         directory(store, spouts=3).look()
     nothing = directory(StateStore(f"{store.url}/nothing"))
     nothing.look()
     assert nothing.tasks() == {}
+
+
+def test_what_was_published_says_nothing_of_epochs_after_a_manifest_that_cannot_be_read(store):
+    """The next epoch 5 has other rows than the published one, whose manifest is damaged."""
+    write(store, epoch=4)
+    write(store, epoch=5)
+    (damaged,) = [name for name in store.child("t").list("manifests/") if "5" in name.rpartition("/")[2]]
+    store.child("t").write(damaged, b"half a manif")
+    publish(store, 5)
+    found = directory(store)
+    found.recover()
+    assert found.epoch == 4
+    assert published(store) == 4

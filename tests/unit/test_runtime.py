@@ -612,6 +612,18 @@ def test_show_keeps_the_newest_of_each_key_largest_first():
     assert shown([("a", 1), ("b", 5), ("a", 7), ("c", 6)]) == [["a", 7], ["c", 6], ["b", 5]]
 
 
+def test_show_shows_at_its_end_what_came_after_the_last_tick():
+    builder = TopologyBuilder()
+    builder.set_spout("rows", FeederSpout("key", "count", rows=[("a", n) for n in range(1, 100)]))
+    builder.set_bolt("show", ShowBolt()).shuffle_grouping("rows")
+    runner = LocalRunner(builder.build("t"))
+    runner.run(0.1)  # before the first tick
+    slot = slots_of(runner)[SlotId(1, 0)]
+    assert slot.published == {}
+    runner.close()
+    assert list(slot.published.values()) == [[["a", 99]]]
+
+
 def test_show_keeps_as_many_rows_as_asked():
     rows = [(f"k{n}", n) for n in range(30)]
     random.Random(2).shuffle(rows)

@@ -25,6 +25,7 @@ from penstock import (
     make_plan,
 )
 from penstock.columns import to_column
+from penstock.errors import FramesLost
 from penstock.frames.codec import encode
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import SlotId
@@ -511,6 +512,18 @@ def test_lost_and_doubled_frames_are_reported(numbers, texts):
     assert slot.stats()[2].errors == len(texts)
 
 
+@pytest.mark.parametrize("numbers", [(0, 2), (0, 0), (1,)])
+def test_exactly_once_a_gap_is_raised_so_that_the_topology_starts_again_from_its_last_commit(numbers):
+    slot = sink_slot(delivery="exactly_once")
+    for sequence in numbers[:-1]:
+        slot.offer(frame([sequence], sequence=sequence, epoch=1))
+        slot.turn()
+    slot.offer(frame([9], sequence=numbers[-1], epoch=1))
+    with pytest.raises(FramesLost, match=r"component 'b1', task 2: frame \d from task 1 was next; got frame"):
+        slot.turn()
+    assert got_by(slot) == list(numbers[:-1]), "it is not executed"
+
+
 def test_a_warm_frame_is_no_data():
     slot = sink_slot()
     assert not slot.warm
@@ -518,3 +531,44 @@ def test_a_warm_frame_is_no_data():
     assert slot.warm
     slot.turn()
     assert got_by(slot) == []
+
+
+# ---- sys.exit() in user code ---------------------------------------------------------------------------------
+
+
+class Exiting(BasicBolt):
+    def declare_output_fields(self, declarer):
+        declarer.declare("x")
+
+    def execute(self, tup, collector):
+        if tup.x == 3:
+            raise SystemExit(7)
+        collector.emit([tup.x])
+
+
+def test_exit_in_execute_costs_one_tuple():
+    runner = run_rows(["x"], [(1,), (2,), (3,), (4,)], Exiting())
+    assert [tup.x for tup in runner.component("b2")[0].tuples] == [1, 2, 4]
+    assert "execute must not raise; got SystemExit: 7" in str(only_error(runner, UserCodeError))
+
+
+# ---- a call that does not return -----------------------------------------------------------------------------
+
+
+class Slow(BasicBolt):
+    def __init__(self):
+        self.seen = None
+
+    def execute(self, tup, collector):
+        self.clock.advance(12.0)
+        self.seen = self.look()
+
+
+def test_a_report_says_for_how_long_a_task_has_been_in_its_component():
+    runner = LocalRunner(line_topology(FeederSpout("x", rows=[(1,)]), Slow()))
+    (bolt,) = runner.component("b1")
+    slot = runner._slots[SlotId(1, 0)]
+    bolt.clock, bolt.look = runner.clock, lambda: [stats.in_call for stats in slot.stats().values()]
+    runner.run_until_idle()
+    assert bolt.seen == [12.0]
+    assert [stats.in_call for stats in slot.stats().values()] == [0.0]

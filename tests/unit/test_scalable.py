@@ -1,11 +1,17 @@
 """Which bolts scale by themselves, and a topology with other numbers of tasks."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from penstock import BasicBolt, DedupBolt, Settings, Spout, TopologyBuilder, TopologyError
+from penstock.coordinator.messages import Command
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
-from penstock.plan.scalable import why_fixed
+from penstock.plan.scalable import kept_numbers, why_fixed
+from penstock.spark.operator import Operator
+from penstock.spark.replacement import Replaced
 from penstock.topology.groupings import CustomGrouping, Shuffle
 
 
@@ -174,3 +180,38 @@ def test_the_copy_is_checked_as_the_first_was():
     topology = build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1)
     with pytest.raises(TopologyError, match="its 2 tasks merge parts"):
         topology.scaled({"work": 2})
+
+
+# ---- a replacement after a scaling ------------------------------------------------------------------------
+
+
+def test_a_replacement_keeps_what_was_scaled_while_it_ran():
+    declared = build(parallelism=2)
+    assert kept_numbers(declared, declared.scaled({"work": 5}), build(parallelism=2)) == {"work": 5}
+
+
+def test_a_number_that_the_new_file_changes_is_the_new_one():
+    declared = build(parallelism=2)
+    assert kept_numbers(declared, declared.scaled({"work": 5}), build(parallelism=3)) == {}
+
+
+def test_nothing_is_kept_where_nothing_was_scaled():
+    assert kept_numbers(build(), build(), build()) == {}
+
+
+def test_the_command_replaces_with_the_kept_numbers_and_says_so():
+    declared, asked = build(parallelism=2), []
+
+    def replace(topology, reason, pause):
+        asked.append(topology.nodes["work"].parallelism)
+        return Replaced(0.0, {"work": 5}, reason, 0.1, 0.2)
+
+    running = SimpleNamespace(
+        declared=declared,
+        topology=declared.scaled({"work": 5}),
+        load=lambda target: build(parallelism=2),
+        replace=replace,
+    )
+    answer = Operator(running)(Command("replace", {"target": "t.py"}))
+    assert asked == [5]
+    assert json.loads(answer.text)["kept"] == {"work": 5}

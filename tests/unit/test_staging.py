@@ -47,7 +47,7 @@ class ShelfSink(StagedSink):
 
 def start(shelf: Shelf, folder: Path | str, *tokens: Any) -> ShelfSink:
     sink = ShelfSink(shelf)
-    sink.prepare({}, Context("t", "sink", 1, 0, {"sink": (1,)}, folder=str(folder)))
+    sink.prepare({}, Context("t", "sink", 1, 0, {"sink": (1,)}, folder=str(folder), delivery="exactly_once"))
     sink.recover(tokens)
     return sink
 

@@ -1,24 +1,17 @@
 """Manifests: the newest whole one decides, cleaning up keeps what is needed, one process at a time may write."""
 
+import dataclasses
 import logging
 import threading
 import uuid
 
 import pytest
 
-from penstock.errors import SnapshotCorrupt
-from penstock.state.manifest import (
-    Manifest,
-    TaskEntry,
-    claim,
-    clear_later,
-    copy,
-    discard_after,
-    epochs,
-    newest,
-    prune,
-    still_mine,
-)
+from penstock import signing
+from penstock.errors import SnapshotCorrupt, StateError, StateRemoved, StateUnavailable, Superseded
+from penstock.state.generations import Ownership
+from penstock.state.manifest import Manifest, Name, TaskEntry, epochs, history, newest, nothing, prune, sweep
+from penstock.state.savepoints import write_savepoint
 from penstock.state.snapshots import Part, SnapshotWriter, epoch_of, read_parts, snapshot_name
 from penstock.state.store import StateStore
 from penstock.state.values import TaskState
@@ -34,13 +27,20 @@ def store(request, tmp_path):
     )
 
 
-def manifest(epoch, chains=None, tokens=()):
+@pytest.fixture
+def other(store, tmp_path):
+    """Another store of the same kind."""
+    folder, _, _ = store.url.rpartition("/")
+    return StateStore(f"{folder}/other" if str(tmp_path) in store.url else f"memory://{uuid.uuid4().hex}")
+
+
+def manifest(epoch, chains=None, tokens=(), generation=1, base=(0, 0)):
     tasks = {task: TaskEntry(states, list(tokens)) for task, states in (chains or {}).items()}
-    return Manifest("words", epoch, "exactly_once", 1, 1e9 + epoch, tasks, {"count": len(tasks)})
+    return Manifest("words", epoch, "exactly_once", generation, base, 1e9 + epoch, tasks, {"count": len(tasks)})
 
 
-def file(epoch):
-    return f"manifests/epoch-{epoch:012d}.json"
+def file(epoch, generation=1):
+    return Name(generation, (0, 0), epoch).file
 
 
 def snapshots(store):
@@ -67,11 +67,11 @@ class Topology:
 
 
 def test_what_is_written_is_read(store):
-    part = Part("snapshots/x.bin", 1, 2, 3, "full", 4)
+    part = Part("snapshots/x.bin", 1, 2, "3a", "full", 4)
     written = manifest(7, {"count/0": {"counts": [part, part]}, "sink/0": {}}, ["token", {"file": 1}, None])
     written.write(store)
     assert store.list() == [file(7)]
-    assert Manifest.read(store, file(7)) == written == newest(store)
+    assert Manifest.read(store, written.name) == written == newest(store)
     assert written.chains == {"count/0": {"counts": [part, part]}, "sink/0": {}}
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_manifest_is_passed_over_loudly(store, caplog, damage):
         manifest(epoch).write(store)
     store.write(file(2), damage(store.read(file(2))))
     with pytest.raises(SnapshotCorrupt, match=r"manifest .*2.json: must end with the checksum.*epoch before"):
-        Manifest.read(store, file(2))
+        Manifest.read(store, Name(1, (0, 0), 2))
     assert newest(store).epoch == 1
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -116,35 +116,77 @@ def test_with_all_manifests_damaged_it_does_not_start_from_nothing(store):
         newest(store)
 
 
-def test_commits_are_taken_back(store):
-    topology = Topology(store)
-    for epoch in (1, 2, 3):
-        topology.commit(epoch)
-    discard_after(store, 1)
-    assert epochs(store) == [1]
-    clear_later(store, 1)
-    assert snapshots(store) == [1]
-    read_parts(store, newest(store).chains)
+def test_a_later_generation_decides_from_what_it_took_over(store):
+    """The manifest of epoch 6 was written by the first driver after the second had begun with epoch 5."""
+    for epoch in (4, 5):
+        manifest(epoch).write(store)
+    newest(store).taken_over(2).write(store)
+    manifest(6).write(store)
+    assert [(name.generation, name.epoch) for name in history(store)] == [(2, 5), (1, 5), (1, 4)]
+    assert newest(store).generation == 2
+    manifest(6, generation=2, base=(1, 5)).write(store)
+    assert [(name.generation, name.epoch) for name in history(store)] == [(2, 6), (2, 5), (1, 5), (1, 4)]
+    assert epochs(store) == [4, 5, 6]
+    assert newest(store, before=5).epoch == 4
+
+
+def test_what_begins_from_nothing_has_no_history(store):
+    for epoch in (4, 5):
+        manifest(epoch).write(store)
+    nothing("words", "exactly_once", 2, 0.0).write(store)
+    assert newest(store).epoch == 0
+    assert epochs(store) == []
+    assert newest(store, before=0) is None
+
+
+def test_a_manifest_is_written_once(store):
+    made = manifest(1)
+    made.write(store)
+    made.write(store)  # an attempt that got no answer
+    with pytest.raises(StateError, match=r"manifest .*must be written once; got another one of that name"):
+        dataclasses.replace(made, created=2.0).write(store)
+    assert newest(store) == made
+
+
+def test_a_manifest_of_another_key_is_not_read(store):
+    manifest(1).write(store)
+    key = signing.deployment_key()
+    signing.use_key(bytes(32))
+    try:
+        with pytest.raises(
+            SnapshotCorrupt, match=r"must be signed with the key of this deployment.*PENSTOCK_KEY_FILE"
+        ):
+            Manifest.read(store, Name(1, (0, 0), 1))
+    finally:
+        signing.use_key(key)
+
+
+def test_a_manifest_under_another_name_is_not_read(store):
+    """Whoever may write to the store cannot bring an old manifest back by a newer name."""
+    manifest(1).write(store)
+    store.write(Name(7, (0, 0), 9).file, store.read(file(1)))
+    with pytest.raises(SnapshotCorrupt, match="must have the name it was written with"):
+        Manifest.read(store, Name(7, (0, 0), 9))
 
 
 def test_pruning_keeps_what_the_kept_manifests_need(store):
     topology = Topology(store)
     for epoch in range(1, 6):
         topology.commit(epoch)
-    prune(store)
+    prune(store, 1)
     assert epochs(store) == [4, 5]
     assert snapshots(store) == [1, 2, 3, 4, 5]  # the chain begins in 1
     topology.commit(6, full=True)
-    prune(store)
+    prune(store, 1)
     assert snapshots(store) == [1, 2, 3, 4, 5, 6]  # 5 still needs them
     committed = topology.commit(7)
     under_way = topology.snapshot(8)
-    prune(store)
+    prune(store, 1)
     assert epochs(store) == [6, 7]
     assert snapshots(store) == [6, 7, 8]
     read_parts(store, committed.chains)
     under_way.write(store)
-    prune(store, keep=1)
+    prune(store, 1, keep=1)
     assert epochs(store) == [8]
     state = TaskState()
     state.restore(read_parts(store, newest(store).chains)["count/0"])
@@ -154,10 +196,10 @@ def test_pruning_keeps_what_the_kept_manifests_need(store):
 def test_pruning_without_a_whole_manifest_removes_nothing(store):
     topology = Topology(store)
     topology.snapshot(1)
-    prune(store)
+    prune(store, 1)
     topology.commit(2)
     store.write(file(2), b"x")
-    prune(store)
+    prune(store, 1)
     assert snapshots(store) == [1, 2]
     assert epochs(store) == [2]
 
@@ -167,7 +209,7 @@ def test_pruning_counts_whole_manifests_only(store):
     for epoch in (1, 2, 3, 4):
         topology.commit(epoch)
     store.write(file(4), b"x")
-    prune(store, keep=2)
+    prune(store, 1, keep=2)
     assert epochs(store) == [2, 3, 4]
     assert newest(store).epoch == 3
 
@@ -177,60 +219,130 @@ def test_a_snapshot_of_an_attempt_that_lost_goes(store):
     topology.commit(1)
     store.write(f"snapshots/{snapshot_name(2, 0, 0, 0)}.bin", b"of a process that did not know it was replaced")
     topology.commit(2)
-    prune(store)
+    prune(store, 1)
     assert len(store.list("snapshots/")) == 2
 
 
-def test_a_savepoint_stands_alone(store):
-    topology, savepoint = Topology(store), store.child("savepoints/one")
+def test_a_savepoint_stands_alone(store, other):
+    topology = Topology(store)
     topology.commit(1)
     committed = topology.commit(2)
-    copy(store, committed, savepoint)
+    write_savepoint(store, committed, other)
     topology.commit(3, full=True)
-    prune(store, keep=1)
-    assert newest(savepoint) == committed
-    assert savepoint.list() == [file(2), *(f"snapshots/{snapshot_name(epoch, 1, 0, 0)}.bin" for epoch in (1, 2))]
+    prune(store, 1, keep=1)
+    saved = newest(other)
+    assert (saved.epoch, saved.base, len(saved.files)) == (2, (0, 0), 2)
+    assert other.list() == ["generations/00000001", saved.name.file, *sorted(saved.files)]
     state = TaskState()
-    state.restore(read_parts(savepoint, committed.chains)["count/0"])
+    state.restore(read_parts(other, saved.chains)["count/0"])
     assert state.map("counts")[2] == 1
 
 
-def test_a_savepoint_of_damaged_files_is_refused(store):
-    topology, savepoint = Topology(store), store.child("savepoints/one")
+def test_a_savepoint_of_damaged_files_is_refused(store, other):
+    topology = Topology(store)
     committed = topology.commit(1)
+    write_savepoint(store, committed, other)
+    before = newest(other)
     (name,) = store.list("snapshots/")
     store.write(name, store.read(name)[:-1])
     with pytest.raises(SnapshotCorrupt, match="got a file that ends 1 bytes early"):
-        copy(store, committed, savepoint)
-    assert savepoint.list("manifests/") == []
+        write_savepoint(store, committed, other)
+    assert newest(other) == before, "the savepoint that was there still holds"
+    read_parts(other, before.chains)
+
+
+def test_a_savepoint_replaces_no_state_directory(store, other):
+    committed = Topology(store).commit(1)
+    Ownership("orders", {"pid": 7, "host": "there"}).claim(other)
+    with pytest.raises(
+        StateError, match=r"must not be the state directory of a topology; got one of process 7 on there"
+    ):
+        write_savepoint(store, committed, other)
+
+
+@pytest.mark.parametrize("place", ["", "inside", "snapshots/x"])
+def test_a_savepoint_is_apart_from_the_state_directory(store, place):
+    committed = Topology(store).commit(1)
+    with pytest.raises(StateError, match="must not be the topology's own state directory, in it or around it"):
+        write_savepoint(store, committed, store.child(place) if place else StateStore(f"{store.url}/"))
+    around = StateStore("memory://" if store.url.startswith("memory") else store.url.rpartition("/")[0])
+    with pytest.raises(StateError, match="in it or around it"):
+        write_savepoint(store, committed, around)
 
 
 def test_a_store_has_one_owner(store):
-    first = claim(store)
-    assert still_mine(store, first)
-    second = claim(store)
-    assert second == first + 1
-    assert not still_mine(store, first)
-    assert still_mine(store, second)
-    assert store.list() == [f"generations/{second:08d}"]
-    store.remove(f"generations/{second:08d}")
-    assert not still_mine(store, second)
+    first, second = Ownership("words"), Ownership("words", {"pid": 7, "host": "there"})
+    assert first.claim(store) == 1
+    first.check(store)
+    assert second.claim(store) == 2
+    message = (
+        r"topology 'words': another driver has taken over .*got generation 2 \(process 7 on there\), and this"
+    )
+    with pytest.raises(Superseded, match=message):
+        first.check(store)
+    with pytest.raises(Superseded, match=message):
+        first.claim(store)
+    with pytest.raises(Superseded, match=message):
+        first.beat(store)
+    first.release(store)
+    second.check(store)
+    assert second.claim(store) == 3
+    assert store.list() == ["generations/00000003"]
+
+
+def test_a_removed_directory_is_reported_as_such(store):
+    owner = Ownership("words")
+    owner.claim(store)
+    owner.claim(store)
+    store.remove("generations/00000002")
+    for call in (owner.check, owner.claim, owner.beat):
+        with pytest.raises(StateRemoved, match=r"must stay while it runs; got a directory that was removed"):
+            call(store)
+    Ownership("words").claim(store)
+    with pytest.raises(StateRemoved, match=r"was put back to an earlier copy: it holds generation 1"):
+        owner.check(store)
+
+
+def test_a_claim_whose_answer_was_lost_is_ones_own(store):
+    class NoAnswer(StateStore):
+        lost = False
+
+        def create(self, name, data):
+            created = super().create(name, data)
+            if self.lost:
+                self.lost = False
+                raise StateUnavailable("store", "must answer", "nothing")
+            return created
+
+    deaf, owner = NoAnswer(store.url), Ownership("words")
+    owner.claim(deaf)
+    deaf.lost = True
+    with pytest.raises(StateUnavailable):
+        owner.claim(deaf)
+    assert owner.claim(deaf) == 2
+    owner.check(deaf)
 
 
 def test_of_many_claims_at_once_one_holds(tmp_path):
     store, start, held = StateStore(str(tmp_path)), threading.Barrier(8), []
 
     def run():
+        owner = Ownership("words")
         start.wait()
-        held.append(claim(store))
+        owner.claim(store)
+        held.append(owner)
 
     threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(held)) == 8
-    assert [still_mine(store, generation) for generation in sorted(held)] == 7 * [False] + [True]
+    held.sort(key=lambda owner: owner.generation)
+    assert len({owner.generation for owner in held}) == 8
+    held[-1].check(store)
+    for owner in held[:-1]:
+        with pytest.raises(Superseded):
+            owner.check(store)
 
 
 def test_a_claim_made_on_an_old_look_is_made_again(store):
@@ -243,19 +355,32 @@ def test_a_claim_made_on_an_old_look_is_made_again(store):
             if not self.overtaken:
                 self.overtaken = True
                 for _ in range(3):
-                    claim(store)
+                    Ownership("words").claim(store)
                 store.remove("generations/00000001")
             return super().create(name, data)
 
-    late = Late(store.url)
-    assert claim(late) == 4
+    assert Ownership("words").claim(Late(store.url)) == 4
     assert store.list() == ["generations/00000004"]
 
 
-def test_claiming_sweeps_what_a_crash_left(tmp_path):
-    (tmp_path / "manifests").mkdir()
-    (tmp_path / "manifests" / ".tmp-epoch-000000000001.json-0f").write_bytes(b'{"top')
-    store = StateStore(str(tmp_path))
-    assert epochs(store) == []
-    claim(store)
-    assert list((tmp_path / "manifests").iterdir()) == []
+def test_of_two_that_created_one_generation_the_later_holds(store):
+    """Where the store does not create exclusively, both succeed."""
+    if store.exclusive:
+        pytest.skip("this store decides by itself")
+    first, second = Ownership("words"), Ownership("words")
+    first.claim(store)
+    store.write("generations/00000001", second._record())
+    with pytest.raises(Superseded):
+        first.check(store)
+
+
+def test_a_superseded_driver_sweeps_nothing_of_its_successor(tmp_path):
+    folder, store = tmp_path / "manifests", StateStore(str(tmp_path))
+    folder.mkdir()
+    for generation in (1, 2, 3):
+        (folder / f".tmp-gen-{generation:08d}-epoch-0f").write_bytes(b'{"top')
+    sweep(store, 2)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".tmp-gen-00000002-epoch-0f",
+        ".tmp-gen-00000003-epoch-0f",
+    ]

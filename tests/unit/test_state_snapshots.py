@@ -48,7 +48,7 @@ def name(epoch):
 
 
 def test_the_name_tells_the_epoch():
-    assert name(12) == "epoch-000000000012-attempt-0001-stage-000-slot-0000"
+    assert name(12) == "gen-00000001-epoch-000000000012-stage-000-slot-0000"
     assert epoch_of(f"snapshots/{name(12)}.bin") == 12
     assert (
         len({snapshot_name(*numbers) for numbers in ((1, 1, 1, 2), (1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1))}) == 4
@@ -56,7 +56,7 @@ def test_the_name_tells_the_epoch():
 
 
 def test_a_part_goes_through_json():
-    part = Part("snapshots/x.bin", 1, 2, 3, "full", 4)
+    part = Part("snapshots/x.bin", 1, 2, "3a", "full", 4)
     assert Part.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 

@@ -8,13 +8,15 @@ import pickle
 import subprocess
 import threading
 import uuid
+from typing import ClassVar
 
 import fsspec
 import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem
 
-from penstock.errors import StateError
+from penstock.errors import StateError, StateUnavailable
 from penstock.state.store import TEMPORARY, StateStore, is_missing
 
 
@@ -203,3 +205,165 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "state").write_text("not a folder")
     with pytest.raises(StateError, match=r"must let it write; got (NotADirectory|FileExists)Error"):
         StateStore(str(tmp_path / "state")).write("x", b"1")
+
+
+# ---- errors of file systems --------------------------------------------------------------------------------
+
+
+class ClientError(Exception):
+    """As botocore's: not an OSError, and what it is about is in its response."""
+
+    def __init__(self, status):
+        super().__init__(f"An error occurred ({status})")
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+class HttpError(Exception):
+    """As gcsfs' and aiohttp's."""
+
+    def __init__(self, status):
+        super().__init__("HTTP error")
+        self.status = self.code = status
+
+
+class Unreliable(MemoryFileSystem):
+    """Raises what it is told to."""
+
+    protocol = "unreliable"
+    error = None
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list] = [""]
+
+    def _maybe(self):
+        if Unreliable.error is not None:
+            raise Unreliable.error
+
+    def pipe_file(self, *args, **options):
+        self._maybe()
+        return super().pipe_file(*args, **options)
+
+    def cat_file(self, *args, **options):
+        self._maybe()
+        return super().cat_file(*args, **options)
+
+    def ls(self, *args, **options):
+        self._maybe()
+        return super().ls(*args, **options)
+
+    def rm_file(self, *args, **options):
+        self._maybe()
+        return super().rm_file(*args, **options)
+
+
+fsspec.register_implementation("unreliable", Unreliable)
+
+
+@pytest.fixture
+def unreliable():
+    store = StateStore(f"unreliable://{uuid.uuid4().hex}")
+    store.write("a/x", b"1")
+    yield store
+    Unreliable.error = None
+
+
+CALLS = {
+    "write": lambda store: store.write("a/y", b"2"),
+    "create": lambda store: store.create("a/y", b"2"),
+    "read": lambda store: store.read("a/x"),
+    "list": lambda store: store.list("a/"),
+    "remove": lambda store: store.remove("a/x"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClientError(503),
+        ClientError(429),
+        HttpError(500),
+        TimeoutError("timed out"),
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+        OSError(errno.EIO, "I/O error"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("the client's own word for no connection"),
+    ],
+    ids=repr,
+)
+def test_what_may_pass_is_told_apart(unreliable, call, error):
+    Unreliable.error = error
+    with pytest.raises(StateUnavailable, match=f"the file system must let it {call}; got {type(error).__name__}"):
+        CALLS[call](unreliable)
+
+
+@pytest.mark.parametrize("call", ["write", "create", "read", "list"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClientError(403),
+        HttpError(401),
+        PermissionError(errno.EACCES, "no"),
+        OSError(errno.EROFS, "read only"),
+        ValueError("a bucket name with a blank"),
+    ],
+    ids=repr,
+)
+def test_what_lasts_is_told_apart(unreliable, call, error):
+    Unreliable.error = error
+    with pytest.raises(StateError) as caught:
+        CALLS[call](unreliable)
+    assert type(caught.value) is StateError
+    assert not is_missing(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "gone"), ClientError(404), HttpError(404)], ids=repr
+)
+def test_what_is_missing_is_told_apart(unreliable, error):
+    Unreliable.error = error
+    with pytest.raises(StateError) as caught:
+        unreliable.read("a/x")
+    assert type(caught.value) is StateError
+    assert is_missing(caught.value)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
+    """Otherwise a topology would begin from nothing while a disk does not answer."""
+    store = StateStore(str(tmp_path))
+    store.write("manifests/x", b"1")
+    assert store.list("nothing/") == []
+
+    def broken(path):
+        raise OSError(errno.EIO, "I/O error", path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(StateUnavailable, match="must let it list; got OSError: I/O error"):
+        store.list("manifests/")
+
+
+# ---- who may read and write --------------------------------------------------------------------------------
+
+
+def test_only_the_owner_reads_what_is_written(tmp_path):
+    before = os.umask(0)
+    try:
+        store = StateStore(str(tmp_path / "a" / "state"))
+        store.write("snapshots/x", b"1")
+        store.create("generations/1", b"1")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "a").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_every_user_may_write_to_is_refused(tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    store = StateStore(str(tmp_path / "state"))
+    with pytest.raises(StateError, match=r"must not be writable by every user; got mode 0777.*chmod -R go-rwx"):
+        store.check_owner()
+    (tmp_path / "state").chmod(0o755)
+    store.check_owner()
+    StateStore(str(tmp_path / "nothing")).check_owner()
+    StateStore("memory://there").check_owner()

@@ -82,6 +82,7 @@ def test_tasks_and_slots(watched):
         "cpu": 1.5,
         "rss": 2_000_000,
         "tasks": ["split/1"],
+        "clock_skew": 0.0,
     }
     assert (slots["2.0"]["connected"], slots["2.0"]["node"]) == (False, ""), "it has not said hello"
 

@@ -6,7 +6,18 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock import BasicBolt, CustomGrouping, DedupBolt, Reduce, Settings, Spout, TopologyBuilder, TopologyError
+from penstock import (
+    BasicBolt,
+    BatchBolt,
+    CustomGrouping,
+    DedupBolt,
+    Reduce,
+    RichBolt,
+    Settings,
+    Spout,
+    TopologyBuilder,
+    TopologyError,
+)
 from penstock.merging import Count
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.topology.groupings import Fields, Shuffle
@@ -143,7 +154,7 @@ def test_something_else_in_set_bolt():
 @pytest.mark.parametrize("id", ["", "__acker", "a:b", None, 7])
 def test_ids_are_plain_names(id):
     text = refused(lambda: TopologyBuilder().set_spout(id, FeederSpout("word")))
-    holds(text, f"({FILE}:", "an id is a non-empty text", repr(id))
+    holds(text, f"({FILE}:", "the id of a component is a printable text", repr(id))
 
 
 def test_grouping_takes_a_grouping():
@@ -474,3 +485,106 @@ def test_tuples_that_are_compared_must_meet_in_one_task(group, tasks, got):
     text = message(builder)
     holds(text, "component 'once'", f"({FILE}:", "agree in word, count must come to one of its 2 tasks", got)
     holds(text, "'word', 'count') for every input, or one task")
+
+
+BAD_NAMES = [
+    "..",
+    ".hidden",
+    "a/b",
+    "a\\b",
+    "a\nb",
+    "a\x1b[2J",
+    "x" * 101,
+    "ä" * 51,
+    " a",
+    "a ",
+    "\ud800",
+    "a\u202eb",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=range(len(BAD_NAMES)))
+def test_names_that_cannot_be_part_of_a_path_are_rejected(name):
+    """They end up in paths, topics, metrics and on the terminal."""
+
+    def of_component():
+        TopologyBuilder().set_spout(name, FeederSpout("word"))
+
+    def of_topology():
+        builder = TopologyBuilder()
+        builder.set_spout("words", FeederSpout("word"))
+        builder.build(name)
+
+    def of_stream():
+        class Named(FeederSpout):
+            def declare_output_fields(self, declarer):
+                declarer.declare("word", stream=name)
+
+        builder = TopologyBuilder()
+        builder.set_spout("words", Named("word"))
+        builder.build("t")
+
+    for make, what in (
+        (of_component, "the id of a component"),
+        (of_topology, "the name of a topology"),
+        (of_stream, "a stream's id"),
+    ):
+        with pytest.raises(TopologyError) as error:
+            make()
+        assert f"{what} is a printable text of 1 to 100 bytes" in str(error.value)
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["word-count", "Zähler 2", "a.b_c", "x" * 100])
+def test_other_names_are_fine(name):
+    builder = TopologyBuilder()
+    builder.set_spout(name, FeederSpout("word"))
+    assert builder.build(name).name == name
+
+
+class Yields(Spout):
+    def declare_output_fields(self, declarer):
+        declarer.declare("n")
+
+    def next_tuple(self):
+        yield 1
+
+
+class Awaits(BasicBolt):
+    async def execute(self, tup, collector):
+        collector.emit(tup)
+
+
+class YieldsBatches(BatchBolt):
+    def execute_batch(self, batch, source, collector):
+        yield batch
+
+
+class OpensLater(RichBolt):
+    async def prepare(self, conf, context, collector):
+        pass
+
+    def execute(self, tup):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        (Yields(), "Yields.next_tuple is a plain function that does its work when it is called; got a generator"),
+        (Awaits(), "Awaits.execute is a plain function that does its work when it is called; got a coroutine"),
+        (YieldsBatches(), "YieldsBatches.execute_batch is a plain function .* got a generator function"),
+        (OpensLater(), "OpensLater.prepare is a plain function .* got a coroutine function"),
+    ],
+    ids=["generator", "coroutine", "batches", "prepare"],
+)
+def test_a_generator_function_emits_nothing(component, text):
+    builder = TopologyBuilder()
+    if isinstance(component, Spout):
+        builder.set_spout("words", component)
+    else:
+        builder.set_spout("words", FeederSpout("n"))
+        builder.set_bolt("bolt", component).shuffle_grouping("words")
+    with pytest.raises(TopologyError, match=text):
+        builder.build("t")

@@ -1,8 +1,12 @@
 """The tables of the live view, whatever the data."""
 
-from rich.console import Console
+import io
 
-from penstock.cli.view import component_table, result_table
+import pytest
+from rich.console import Console, ConsoleDimensions
+
+from penstock.cli.status import task_lines
+from penstock.cli.view import compact, component_table, result_table, screen
 from penstock.metrics.bus import ComponentView
 
 
@@ -33,3 +37,75 @@ def test_values_that_look_like_markup_are_shown_as_they_are():
     shown = text_of(result_table("[bold]", [["[/api/users]", 1000], ["[red]", "x"]]))
     for part in ("[bold]", "[/api/users]", "1,000", "[red]"):
         assert part in shown
+
+
+# ---- the live view -----------------------------------------------------------------------------------------
+
+
+def drawn(width, height, error="", decision="", scale=1.0, rows=3):
+    """The lines of the screen on a terminal of this size."""
+    views = [
+        ComponentView(
+            "a-component-with-a-rather-long-name", 4, 9.9e6 * scale, 1.2e9 * scale, int(70_000 * scale), 2e-6,
+            0.004, 12.34 * scale, int(88_888 * scale), "", 1, 1, 10, int(5_000_000 * scale),
+        ),
+        ComponentView("count", 1, 0.0, 0.0, 0, None, None, None, 0, "", 0, 0),
+    ]  # fmt: skip
+    published = {"show": [[f"word {n}", n * 1000] for n in range(rows)]}
+    out = io.StringIO()
+    console = Console(width=width, height=height, file=out, force_terminal=True, color_system=None)
+    size = ConsoleDimensions(width, height)
+    console.print(screen("word-count  active", decision, error, views, published, size))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_it_fits_a_terminal(width, height):
+    lines = drawn(width, height, "x" * 500, "y" * 500, rows=100)
+    assert max(map(len, lines)) <= width
+    assert len(lines) < height
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_nothing_jumps(width, height):
+    """Neither an error nor larger numbers move a column or a line."""
+    quiet, loud = drawn(width, height, scale=0.0001), drawn(width, height, "ValueError: 3", "scaling: …")
+    assert len(quiet) == len(loud)
+    heads = [next(line for line in lines if line.startswith("component")) for lines in (quiet, loud)]
+    assert heads[0] == heads[1]
+    assert [line.split()[0] for line in quiet[4:]] == [line.split()[0] for line in loud[4:]]
+
+
+def test_errors_and_the_way_out_are_at_the_top():
+    lines = drawn(80, 24, "component 'count': ValueError: 3")
+    assert "Ctrl-C" in lines[1]
+    assert "ValueError: 3" in lines[3]
+
+
+def test_text_of_users_can_neither_mark_up_nor_steer_the_terminal():
+    lines = drawn(80, 24, "[bold]x[/bold] \x1b[2J\x1b]0;title\x07")
+    assert "[bold]x[/bold]" in lines[3]
+    assert not any("\x1b" in line for line in lines)
+    shown = text_of(result_table("a\x1b[31m", [["\x1b[2J", 1]]))
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("value", [0, 999_999, 1_000_000, 999_999_999, 5e12, 123_456_789_012])
+def test_numbers_have_at_most_seven_characters(value):
+    assert len(compact(value)) <= 7
+
+
+def test_status_has_lag_written_rows_and_a_task_that_hangs():
+    quiet = {"in_call": 0.0, "lag": {}, "written": 0, "given_up": 0}
+    tasks = [
+        {**quiet, "task": "lines/0", "lag": {"in/1": 1500, "in/0": 7}},
+        {**quiet, "task": "count/2", "in_call": 12.4},
+        {**quiet, "task": "store/0", "written": 12_000, "given_up": 3},
+        {**quiet, "task": "show/0", "in_call": 0.4},
+    ]
+    assert task_lines(tasks) == [
+        "lines/0 has 1,507 records to read: in/0 7, in/1 1,500",
+        "count/2 has been in its component's code for 12 s",
+        "store/0 has written 12,000 rows",
+        "store/0 has given up 3",
+    ]

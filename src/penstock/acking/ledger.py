@@ -112,10 +112,24 @@ class Acker:
         return {task: numbers for task, numbers in complete.items() if len(numbers)}
 
     def close(self, first: U64, length: I64) -> dict[int, I64]:
-        """These roots have failed: their numbers, by spout task. What still comes for them changes nothing."""
+        """These roots have failed: their numbers, by spout task. Their places in the ring are free for others, and
+        what still comes for them changes nothing."""
         roots = np.unique(_spread(first, length))
         entries = Entries(roots, np.ones(len(roots), np.int64), np.zeros(len(roots), np.uint64))
-        return {task: numbers for task, numbers, _ in _by_task(entries)}
+        failed = {task: numbers for task, numbers, _ in _by_task(entries)}
+        for task, numbers in failed.items():
+            self._of(task).close(numbers)
+        return failed
+
+    def settled_below(self, task: int, number: int) -> None:
+        """The spout task has settled all roots with smaller numbers, those that timed out included: nothing is
+        kept of them, and what still comes for them is ignored."""
+        ledgers = self._of(task)
+        ledgers.floor = max(ledgers.floor, number)
+
+    def size(self, task: int) -> int:
+        """How many roots the ring of that spout task has places for."""
+        return self._of(task).size
 
     def _of(self, task: int) -> _Ledgers:
         ledgers = self._ledgers.get(task)
@@ -132,9 +146,29 @@ class _Ledgers:
         self._base, self._key = np.uint64(task << NUMBER_BITS), key
         self._number = np.full(_FIRST_OPEN, -1, np.int64)
         self._value = np.zeros(_FIRST_OPEN, np.uint64)
+        """0: complete, failed, or not begun."""
+        self._failed = np.zeros(_FIRST_OPEN, np.bool_)
+        self._any_failed = False
+        self.floor = 0
+        """Roots with smaller numbers are settled."""
+
+    @property
+    def size(self) -> int:
+        return len(self._number)
+
+    def close(self, numbers: I64) -> None:
+        """They have failed."""
+        numbers = numbers[numbers >= self.floor]
+        self._open(numbers)
+        places = self._place(numbers)
+        places = places[self._number[places] == numbers]
+        self._value[places] = 0
+        self._failed[places] = True
+        self._any_failed = self._any_failed or len(places) > 0
 
     def enter(self, changes: Sequence[_Change]) -> I64:
         """XOR values into ledgers, in each change a number once; returns the numbers that are complete now."""
+        changes = [self._unsettled(change) for change in changes]
         for numbers, _ in changes:  # all before any is 0, and its place free for another
             self._open(numbers)
         owned = [self._change(numbers, value) for numbers, value in changes]
@@ -142,11 +176,21 @@ class _Ledgers:
         done: I64 = zero[0] if len(zero) == 1 else np.unique(np.concatenate(zero))
         return done
 
+    def _unsettled(self, change: _Change) -> _Change:
+        """Without the roots that the spout has settled; as a rule there are none."""
+        numbers, value = change
+        if not len(numbers) or numbers[0] >= self.floor:
+            return change
+        begin = int(np.searchsorted(numbers, self.floor))
+        return numbers[begin:], value[begin:] if isinstance(value, np.ndarray) else value
+
     def _change(self, numbers: I64, value: U64 | np.uint64) -> I64:
         """XOR the values into the ledgers of these numbers; returns those that have one."""
         places = self._place(numbers)
         live = self._number[places] == numbers
-        if not live.all():  # late: the place has a new owner, so the root was settled long ago
+        if self._any_failed:
+            live &= ~self._failed[places]
+        if not live.all():  # late: the root has failed, or the place has a new owner, as it was settled long ago
             numbers, places = numbers[live], places[live]
             value = value[live] if isinstance(value, np.ndarray) else value
         self._value[places] ^= value
@@ -166,7 +210,7 @@ class _Ledgers:
             owner = self._number[places]
             new = owner < numbers
             crowded = (
-                np.any(new & (self._value[places] != 0))
+                np.any(new & (self._value[places] != 0) & (owner >= self.floor))
                 or np.any(owner > numbers)
                 or int(numbers[-1] - numbers[0]) >= len(self._number)
             )
@@ -176,16 +220,21 @@ class _Ledgers:
         if new.any():
             fresh, begun = places[new], numbers[new]
             self._number[fresh] = begun
+            self._failed[fresh] = False
             self._value[fresh] = edges_of_roots(self._key, begun.astype(np.uint64) | self._base)
 
     def _grow(self) -> None:
-        open_ = np.flatnonzero(self._value != 0)
-        numbers, values = self._number[open_], self._value[open_]
+        kept = np.flatnonzero(((self._value != 0) | self._failed) & (self._number >= self.floor))
+        numbers, values, failed = self._number[kept], self._value[kept], self._failed[kept]
         size = 2 * len(self._number)
         self._number = np.full(size, -1, np.int64)
         self._value = np.zeros(size, np.uint64)
-        self._number[numbers & (size - 1)] = numbers
-        self._value[numbers & (size - 1)] = values
+        self._failed = np.zeros(size, np.bool_)
+        places = numbers & (size - 1)
+        self._number[places] = numbers
+        self._value[places] = values
+        self._failed[places] = failed
+        self._any_failed = bool(failed.any())
 
 
 def _by_task(entries: Entries) -> list[tuple[int, I64, U64]]:

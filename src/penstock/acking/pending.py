@@ -39,6 +39,11 @@ class Pending:
         """How many numbers may still be given before the ledgers would run out of places."""
         return MOST_OPEN // 2 - (self.next - self._oldest)
 
+    @property
+    def oldest(self) -> int:
+        """All numbers below it are resolved."""
+        return self._oldest
+
     def add(self, ids: Sequence[Any], now: float) -> int:
         """Give a number to each; returns the first."""
         first, count = self.next, len(ids)
@@ -89,6 +94,10 @@ class Pending:
             _, first, end = self._blocks.popleft()
             taken += self.resolve(np.arange(first, end))[0]
         return taken
+
+    def restart(self, now: float) -> None:
+        """What is open has the whole time-out again."""
+        self._blocks = deque((now, first, end) for _, first, end in self._blocks)
 
     def next_expiry(self) -> float | None:
         """When ``expire`` may have something to give."""

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from penstock.cli.terminal import Terminal
 from penstock.cli.view import number
 from penstock.cluster import manage
 from penstock.cluster.manage import NodeStatus, Plan, Progress
@@ -21,7 +22,9 @@ from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
 from penstock.errors import ControlRefused, EnvironmentFault, PenstockError
+from penstock.redaction import printable
 from penstock.spark.java import ensure_java
+from penstock.texts import parse_json
 
 _DRAIN_SECONDS = 60.0
 _LOOK = 1.0  # seconds between two looks at who has slots on a node
@@ -175,7 +178,7 @@ def handle_status(options: argparse.Namespace) -> int:
     )
     if not cluster.ready:
         print("not completely up: penstock cluster down removes it")
-    Console().print(table)
+    Terminal().print(table)
     print(f"logs in {cluster.work}, Spark's page http://{cluster.host}:{cluster.web_port}")
     return 0
 
@@ -219,7 +222,7 @@ def _on_node(node: str) -> list[tuple[Run, int]]:
     found = []
     for run in runs.running():
         try:
-            slots = json.loads(run.ask(Command("status")))["slots"]
+            slots = parse_json(run.ask(Command("status")))["slots"]
         except ControlRefused:
             continue  # just ended
         there = sum(1 for slot in slots if slot["pid"] is not None and manage.node_of(slot["pid"]) == node)
@@ -231,5 +234,5 @@ def _on_node(node: str) -> list[tuple[Run, int]]:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """A line that changes on a terminal; elsewhere nothing."""
-    with Console(file=sys.stderr).status("looking …") as spinner:
-        yield lambda line: spinner.update(line)
+    with Terminal(file=sys.stderr).status("looking …") as spinner:
+        yield lambda line: spinner.update(Text(printable(line)))  # names may look like markup

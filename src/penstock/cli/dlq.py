@@ -9,24 +9,27 @@ starts. With ``--kafka`` the same for spouts, on topics.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.terminal import Terminal
 from penstock.errors import LoadError
 from penstock.persist.letters import put_again
 from penstock.persist.spec import ProcessorSpec, find
-from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters, Letter, send_back
+from penstock.redaction import printable
+from penstock.replay import stored_letters
+from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters, Letter, drop, send_back
 from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
+from penstock.replay.stored_letters import StoredLetters
 from penstock.settings import Settings
+from penstock.texts import parse_json
 
 _PIPE_WIDTH = 250  # characters
 _WIDEST = 60  # characters of a tuple or an error in the list
@@ -56,6 +59,23 @@ class _Box:
             queue.close()
 
         return cls(spec.component, 0, dead, lambda ids: put_again(dead, queue, ids), close)
+
+    @classmethod
+    def of_task(cls, component: str, index: int, dead: StoredLetters) -> _Box:
+        """Of a sink that rejected rows, or a spout without replay queues: there is no queue to send them back
+        to."""
+
+        def refuse(ids: Collection[int]) -> int:
+            if not ids:
+                return 0
+            raise LoadError(
+                f"penstock dlq send-back, component '{component}'",
+                "only letters of a ReplaySpout or a PersistBolt can be sent back",
+                f"{len(ids)} of a component without a queue",
+                "Show them, bring the rows in again by the source, and drop the letters.",
+            )
+
+        return cls(component, index, dead, refuse, dead.close)
 
     def id(self, letter: Letter) -> str:
         """What the user knows a letter by: unique in its topology."""
@@ -93,7 +113,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     # In a pipe there is no edge to wrap at: a letter is a line, for grep.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = Terminal(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     boxes = _find_on_kafka(options) if options.kafka else _find(options)
     try:
         found = {box.id(letter): (box, letter) for box in boxes for letter in box.dead.letters()}
@@ -104,14 +124,17 @@ def handle(options: argparse.Namespace) -> int:
         if options.action == "show":
             _show(console, *next(iter(chosen.items())))
             return 0
+        count = 0
         for box in boxes:
             ids = {letter.id for owner, letter in chosen.values() if owner is box}
             if options.action == "send-back":
-                box.send_back(ids)
+                count += box.send_back(ids)
             else:
-                box.dead.remove(ids)
+                count += drop(box.dead, ids)
         done = "sent back" if options.action == "send-back" else "dropped"
-        console.print(f"{len(chosen)} dead letter{'' if len(chosen) == 1 else 's'} {done}", highlight=False)
+        console.print(f"{count} dead letter{'' if count == 1 else 's'} {done}", highlight=False)
+        if count < len(chosen):
+            console.print(f"{len(chosen) - count} were gone: another command had taken them", highlight=False)
         return 0
     finally:
         for box in boxes:
@@ -121,15 +144,21 @@ def handle(options: argparse.Namespace) -> int:
 def _find(options: argparse.Namespace) -> list[_Box]:
     """The dead letters of each task of the topology, wherever below the state directory its folder is."""
     state_dir, topology, component = Path(options.state_dir), options.topology, options.component
-    abouts = {path: json.loads(path.read_text()) for path in sorted(state_dir.rglob(f"{FOLDER}/{ABOUT}"))}
+    abouts = {path: parse_json(path.read_text()) for path in sorted(state_dir.rglob(f"{FOLDER}/{ABOUT}"))}
     spouts = [(about, path.parent) for path, about in abouts.items() if about["topology"] == topology]
     bolts = find(options.state_dir, topology)
+    stored = [
+        (str(about["component"]), int(str(about["index"])), store)
+        for about, store in stored_letters.find(options.state_dir)
+        if about["topology"] == topology
+    ]
     owners = {about["component"] for about, _ in spouts} | {spec.component for spec in bolts}
+    owners |= {owner for owner, _, _ in stored}
     if not owners:
         names = sorted({about["topology"] for about in abouts.values()})
         raise LoadError(
             f"{state_dir}",
-            f"topology '{topology}' must have replay queues or a PersistBolt here",
+            f"topology '{topology}' must have replay queues, a PersistBolt or dead letters here",
             f"those of {', '.join(names)}" if names else "none of any topology",
             "Check --topology and --state-dir. For queues on Kafka give --kafka HOST:PORT.",
         )
@@ -149,6 +178,11 @@ def _find(options: argparse.Namespace) -> list[_Box]:
             if about["component"] in wanted
         ),
         *(_Box.of_bolt(spec) for spec in bolts if spec.component in wanted),
+        *(
+            _Box.of_task(owner, index, StoredLetters(store))
+            for owner, index, store in sorted(stored, key=lambda each: each[:2])
+            if owner in wanted
+        ),
     ]
 
 
@@ -181,9 +215,9 @@ def _choose(found: dict[str, tuple[_Box, Letter]], ids: list[str]) -> dict[str, 
     return {id: found[id] for id in ids}
 
 
-def _list(console: Console, topology: str, found: dict[str, tuple[_Box, Letter]]) -> None:
+def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, Letter]]) -> None:
     if not found:
-        console.print(f"no dead letters in topology '{topology}'", highlight=False)
+        console.print(f"no dead letters in topology '{printable(topology)}'", markup=False, highlight=False)
         return
     table = Table(title=Text(f"dead letters of {topology}"), title_justify="left", expand=False)
     table.add_column("id", no_wrap=True)
@@ -193,17 +227,17 @@ def _list(console: Console, topology: str, found: dict[str, tuple[_Box, Letter]]
     for id, (_, letter) in found.items():
         record = letter.record
         table.add_row(  # Text: a user's value may look like markup
-            Text(id),
+            Text(printable(id)),
             str(record.attempts),
             _time(record.first_failed),
-            Text(record.component or "timed out"),
-            Text(_short(record.error)),
-            Text(_short(repr(record.payload))),
+            Text(printable(record.component or "timed out")),
+            Text(printable(_short(record.error))),
+            Text(printable(_short(repr(record.payload)))),
         )
     console.print(table)
 
 
-def _show(console: Console, id: str, found: tuple[_Box, Letter]) -> None:
+def _show(console: Terminal, id: str, found: tuple[_Box, Letter]) -> None:
     box, letter = found
     record = letter.record
     lines = [
@@ -216,7 +250,7 @@ def _show(console: Console, id: str, found: tuple[_Box, Letter]) -> None:
         *(f"value {index:<7} {value!r}" for index, value in enumerate(record.payload)),
     ]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line, multiline=True), markup=False, highlight=False, soft_wrap=True)
 
 
 def _time(seconds: float) -> str:

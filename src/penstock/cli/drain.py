@@ -6,12 +6,14 @@ import argparse
 import sys
 import time
 
-from rich.console import Console
+from rich.text import Text
 
+from penstock.cli.terminal import Terminal
 from penstock.clock import SystemClock
 from penstock.errors import LoadError
 from penstock.persist.processor import Processor
 from penstock.persist.spec import ProcessorSpec, find
+from penstock.redaction import printable
 from penstock.settings import Settings
 
 
@@ -59,10 +61,10 @@ def _drain(spec: ProcessorSpec, until: float) -> bool:
     """Empty one queue, showing how far it is."""
     processor = spec.processor(SystemClock())
     try:
-        with Console(file=sys.stderr).status("") as spinner:
+        with Terminal(file=sys.stderr).status("") as spinner:
             while not processor.empty and time.monotonic() < until:
                 processor.turn(flush=True)
-                spinner.update(_line(spec, processor))
+                spinner.update(Text(printable(_line(spec, processor))))
                 time.sleep(min(processor.wait(), max(0.0, until - time.monotonic())))
         print(_line(spec, processor) + ("" if processor.empty else "; not all of it is written"))
         return processor.empty

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillBusy
 
-from rich.console import Console
-
+from penstock.cli.terminal import Terminal
 from penstock.cli.view import number
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
+from penstock.coordinator.outcome import INCOMPLETE
 from penstock.coordinator.runs import Run
 from penstock.errors import ControlRefused, PenstockError
+from penstock.texts import parse_json
 
 _LOOK = 0.2  # seconds between two looks at how far it is
 _PATIENCE = 30.0  # seconds for Spark to stop a query whose tasks are closed
@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     run = runs.find(options.topology)
-    with Console(file=sys.stderr).status("asking the topology …") as spinner:
+    with Terminal(file=sys.stderr).status("asking the topology …") as spinner:
         answer = _ask(run, Command("kill", {"drain": options.drain}))
         while not _done(answer):
             spinner.update(_progress(run))
@@ -53,7 +53,7 @@ def handle(options: argparse.Namespace) -> int:
     except ControlRefused:
         left_behind = ""  # gone before it could answer; gone it is
     print(f"'{options.topology}' has ended" + (f"; {left_behind}" if left_behind else ""))
-    return 0
+    return INCOMPLETE if left_behind else 0
 
 
 def _ask(run: Run, command: Command) -> Future[str]:
@@ -92,7 +92,7 @@ def _done(answer: Future[str]) -> bool:
 
 def _progress(run: Run) -> str:
     try:
-        status = json.loads(run.ask(Command("status")))
+        status = parse_json(run.ask(Command("status")))
     except ControlRefused:
         return _STOPPING
     return f"letting tuples in flight finish: {number(status['pending'])} to go …"

@@ -14,6 +14,7 @@ from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
 from penstock.errors import PenstockError
+from penstock.texts import parse_json
 
 _PATIENCE = 5.0  # seconds for a topology to answer: one that hangs must not hide the others
 
@@ -43,7 +44,7 @@ def handle(options: argparse.Namespace) -> int:
 def _row(run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"topology": run.topology, "pid": run.pid}
     try:
-        status = json.loads(run.ask(Command("status"), _PATIENCE))
+        status = parse_json(run.ask(Command("status"), _PATIENCE))
     except PenstockError as error:
         return {**row, "state": "silent", "error": str(error)}
     row |= {name: status[name] for name in ("state", "uptime", "epoch", "restarts")}

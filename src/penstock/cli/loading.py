@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from penstock.errors import LoadError, PenstockError
+from penstock.interrupts import Interrupted
 from penstock.topology.builder import Topology, TopologyBuilder
 
+_LISTED = 5  # files of a folder in an error text
 _WAY_OUT = "Say topology = builder.build('name') in the file, or name an object with FILE:OBJECT."
 
 
@@ -27,7 +29,9 @@ def load_topology(target: str) -> Topology:
         made = found() if callable(found) else found
     except PenstockError:
         raise
-    except Exception as error:  # the user's function may raise anything
+    except Interrupted:
+        raise
+    except BaseException as error:  # the user's function may raise anything, sys.exit() included
         raise _blame(path, error) from error
     if isinstance(made, TopologyBuilder):
         made = made.build(path.stem)
@@ -59,6 +63,14 @@ def load_again(target: str) -> Topology:
 
 
 def _import(path: Path) -> ModuleType:
+    if path.is_dir():
+        files = sorted(each.name for each in path.glob("*.py"))
+        raise LoadError(
+            str(path),
+            "must be a Python file",
+            "a folder" + (f" with {', '.join(files[:_LISTED])}" if files else " without Python files"),
+            f"Name the file: {path / files[0]}." if files else "",
+        )
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
         raise LoadError(
@@ -80,12 +92,14 @@ def _import(path: Path) -> ModuleType:
         raise
     except SyntaxError as error:
         raise LoadError(f"{error.filename or path}:{error.lineno}", "must be valid Python", error.msg) from error
-    except Exception as error:  # a user's file may raise anything
+    except Interrupted:
+        raise
+    except BaseException as error:  # a user's file may raise anything, sys.exit() included
         raise _blame(path, error) from error
     return module
 
 
-def _blame(path: Path, error: Exception) -> LoadError:
+def _blame(path: Path, error: BaseException) -> LoadError:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
     lines = lines or [
         f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name
@@ -94,6 +108,8 @@ def _blame(path: Path, error: Exception) -> LoadError:
     way_out = ""
     if isinstance(error, ModuleNotFoundError):
         way_out = f"Install {error.name}, or put it beside the file."
+    if isinstance(error, SystemExit):
+        way_out = "Put what the file does as a program under: if __name__ == '__main__'."
     return LoadError(where, "the file must import without an error", f"{type(error).__name__}: {error}", way_out)
 
 

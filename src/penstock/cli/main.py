@@ -1,13 +1,17 @@
 """The entry point: parse, run the command, end with the right exit code and no stack trace of ours.
 
 Exit codes: 0 done, 2 bad input (usage, file, settings, topology), 3 the surroundings lack something (Java, a
-master, a port, slots), 4 the topology failed while running, 1 anything unexpected.
+master, a port, slots), 4 the topology failed while running, 5 it ended and left tuples in flight or its last epoch
+behind, 6 it ended and one of its components did nothing but fail, 130 and 143 ended by SIGINT and SIGTERM, 141
+nobody read the output any more, 1 anything unexpected.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +35,8 @@ from penstock.cli import (
 from penstock.cli import list as list_
 from penstock.cli import set as set_
 from penstock.errors import PenstockError
+from penstock.interrupts import Interrupted, end_on_signals, raise_on_signals
+from penstock.redaction import printable, redact_tracebacks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,24 +44,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="penstock",
         description="Storm's topologies in Python, on Spark's Real-Time Mode.",
-        epilog="Exit codes: 0 done, 2 bad input, 3 something is missing here, 4 the topology failed.",
+        epilog="Exit codes: 0 done, 2 bad input, 3 something is missing here, 4 the topology failed, "
+        "5 it ended with work left over, 6 a component did nothing but fail.",
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     running = (list_, status, queues, placement, set_, scale, activation, kill)
     for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
         command.add_parser(commands)
-    options = parser.parse_args(arguments)
-    _log_to_terminal()
+    own = arguments is None  # a process of our own, not a test that calls us
+    if own:
+        raise_on_signals()
     try:
+        options = parser.parse_args(arguments)
+        _log_to_terminal()
+        if own:
+            redact_tracebacks()
         code: int = options.handler(options)
+        sys.stdout.flush()  # here, where a broken pipe is expected, and not when Python ends
         return code
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print(f"penstock: {printable(str(error), multiline=True)}", file=sys.stderr)
         return error.exit_code
+    except Interrupted as interrupt:
+        print("penstock: stopped", file=sys.stderr)
+        return interrupt.exit_code
     except KeyboardInterrupt:
         print("penstock: stopped", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    finally:
+        if own:
+            _end_spark()
+            end_on_signals()
+
+
+def _end_spark() -> None:
+    """Whatever a command was interrupted in, no JVM is left behind."""
+    if "penstock.spark.session" in sys.modules:
+        from penstock.spark.session import abandon_session
+
+        abandon_session()
+
+
+def _discard_output() -> None:
+    """Nobody reads our output any more, as in ``penstock plan FILE | head -3``. What is still buffered would raise
+    once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_to_terminal() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
+from penstock.texts import parse_json
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,17 +44,17 @@ def handle(options: argparse.Namespace) -> int:
         return 0
     if options.move:
         slot, node = options.move
-        moved = json.loads(run.ask(Command("move", {"slot": slot, "node": node}), None))
+        moved = parse_json(run.ask(Command("move", {"slot": slot, "node": node}), None))
         print(json.dumps(moved, indent=2) if options.json else _told(moved))
         return 0
-    answer: dict[str, Any] = json.loads(run.ask(Command("placement")))
+    answer: dict[str, Any] = parse_json(run.ask(Command("placement")))
     if not options.json:
         if answer["ended"] is not None:
             print(f"by the window that ended at {time.strftime('%H:%M:%S', time.localtime(answer['ended']))}")
         print("\n".join(answer["lines"]))
     if options.apply and answer["plan"] is not None:
         done = run.ask(Command("rearrange"), None)  # as long as it takes
-        answer["moved"] = json.loads(done) if done else None
+        answer["moved"] = parse_json(done) if done else None
         if not options.json:
             print(_told(answer["moved"]) if done else "nothing moved: no node becomes free, and little is saved")
     if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.console import Console
+from penstock.cli.terminal import Terminal
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,7 +16,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def handle(options: argparse.Namespace) -> int:
     from penstock.spark.class_archive import make_archive
 
-    console = Console(file=sys.stdout)
+    console = Terminal(file=sys.stdout)
     with console.status("archiving Spark's classes (half a minute) …"):
         path = make_archive()
     if path.is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 from rich.live import Live
@@ -16,6 +15,7 @@ from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
 from penstock.errors import SettingError
 from penstock.metrics.bus import QueueView
+from penstock.texts import parse_json
 
 _FULL = 0.8  # share of an inbox from which it is shown in yellow: the load factor's default
 
@@ -46,7 +46,7 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def table(run: Run) -> Table:
-    rows = [QueueView(**row) for row in json.loads(run.ask(Command("queues")))]
+    rows = [QueueView(**row) for row in parse_json(run.ask(Command("queues")))]
     result = Table(title=Text(run.topology), title_justify="left")
     result.add_column("task")
     for name in ("waiting", "capacity", "on disk", "in/s", "out/s", "held to/s"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import time
 
-from rich.console import Console
-
-from penstock.coordinator.commit_thread import REQUESTS, save_at_rest
+from penstock.cli.terminal import Terminal
+from penstock.coordinator.commit_thread import REQUESTS, request, save_at_rest
 from penstock.errors import StateError
+from penstock.redaction import printable, redacted
 from penstock.settings import Settings
 from penstock.state.store import StateStore
+from penstock.texts import parse_json
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,24 +43,26 @@ def handle(options: argparse.Namespace) -> int:
             "nothing there",
             "Check --state-dir and the topology's name; at most once there is no state.",
         )
-    console = Console()
+    console = Terminal()
     if options.at_rest:
         epoch = save_at_rest(store, StateStore(options.target))
     else:
         with console.status("asking the topology …"):
             epoch = _ask(store, options)
-    console.print(f"epoch {epoch} of '{options.topology}' is in {options.target}", highlight=False, soft_wrap=True)
+    done = printable(f"epoch {epoch} of '{options.topology}' is in {redacted(options.target)}")
+    console.print(done, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
 def _ask(store: StateStore, options: argparse.Namespace) -> int:
     """Leave a request and wait for the answer: the topology may run on another machine."""
     name = f"{REQUESTS}/{secrets.token_hex(8)}"
-    store.write(f"{name}.json", json.dumps({"to": options.target}).encode())
+    target = StateStore(options.target).url  # a relative path is one of this process, not of the topology's
+    store.write(f"{name}.json", request(f"{name}.json", target))
     deadline = time.monotonic() + options.timeout
     while time.monotonic() < deadline:
         if f"{name}.done" in store.list(f"{REQUESTS}/"):
-            answer = json.loads(store.read(f"{name}.done"))
+            answer = parse_json(store.read(f"{name}.done"))
             store.remove(f"{name}.done")
             if "error" in answer:
                 raise StateError(f"topology '{options.topology}'", "a savepoint must succeed", answer["error"])

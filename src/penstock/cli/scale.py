@@ -4,16 +4,18 @@ topology take over."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from penstock.cli.loading import split_target
+from penstock.cli.terminal import Terminal
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.errors import SettingError
+from penstock.redaction import printable
+from penstock.texts import parse_json
 
 _HOW = (
     " The new form stands ready beside the old one before it takes over, with its state: the gap is a fraction of "
@@ -61,10 +63,12 @@ def handle_replace(options: argparse.Namespace) -> int:
 
 def _ask(topology: str, command: Command) -> int:
     run = runs.find(topology)
-    with Console(file=sys.stderr).status(f"'{topology}': the new form gets ready beside the old one …"):
-        done: dict[str, Any] = json.loads(run.ask(command, None))
+    with Terminal(file=sys.stderr).status(Text(f"'{printable(topology)}': the new form gets ready …")):
+        done: dict[str, Any] = parse_json(run.ask(command, None))
     numbers = ", ".join(f"{component} {tasks}" for component, tasks in done["parallelism"].items())
     print(f"'{topology}' now runs with {numbers}; the gap was {done['gap'] * 1000:.0f} ms")
+    if kept := ", ".join(f"{component} {tasks}" for component, tasks in done.get("kept", {}).items()):
+        print(f"kept as it was scaled while it ran, for the file has the same numbers as before: {kept}")
     if done["left_behind"]:
         print(done["left_behind"])
     return 0

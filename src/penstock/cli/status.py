@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,15 +15,28 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.view import component_table, duration, number, result_table, size, wide_console
+from penstock.cli.view import (
+    age,
+    component_table,
+    duration,
+    line,
+    number,
+    plain_text,
+    result_table,
+    size,
+    wide_console,
+)
 from penstock.control.energy import Energy
 from penstock.coordinator import runs
 from penstock.coordinator.messages import Command
 from penstock.coordinator.runs import Run
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import ComponentView
+from penstock.redaction import printable
+from penstock.texts import parse_json
 
 _INTERVAL = 0.5  # seconds between two looks
+_HANGS = 5.0  # seconds in one call, from which on it is shown
 _SHOWN = 8  # decisions and errors on the screen; --json has more
 
 _COLUMNS = [spec.name for spec in dataclasses.fields(ComponentView)]
@@ -74,7 +87,7 @@ def _watch(run: Run, as_json: bool) -> None:
 
 
 def _ask(run: Run) -> dict[str, Any]:
-    status: dict[str, Any] = json.loads(run.ask(Command("status")))
+    status: dict[str, Any] = parse_json(run.ask(Command("status")))
     return status
 
 
@@ -82,22 +95,43 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     """The JSON for people."""
     title = f"{status['topology']}  {status['state']}  {duration(status['uptime'])}  {status['delivery']}"
     if status["epoch"]:
-        title += f"  epoch {status['epoch']} committed"
+        title += f"  epoch {status['epoch']} committed{age(status['commit_age'])}"
     title += f"  restarts {status['restarts']}  process {status['pid']}"
     parts: list[RenderableType] = [
         component_table(title, [_view(row) for row in status["components"]]),
         _slot_table(status["slots"]),
     ]
+    parts += [line(text) for text in task_lines(status["tasks"])]
     if status["nodes"]:
         parts.append(Text(_energy(status["energy"])))
     for row in status["components"]:
         if row["max_rate"] is not None:
-            parts.append(Text(f"{row['component']}: max_rate {number(row['max_rate'])}/s"))
+            parts.append(_text(f"{row['component']}: max_rate {number(row['max_rate'])}/s"))
     parts += [result_table(row["component"], row["published"]) for row in status["components"] if row["published"]]
     for each in status["decisions"][-_SHOWN:]:
-        parts.append(Text(f"{_clock(each['time'])} {each['kind']}: {each['text']}", style="yellow"))
-    parts += [Text(f"{_clock(each['time'])} {each['text']}", style="red") for each in status["errors"][-_SHOWN:]]
+        parts.append(_text(f"{_clock(each['time'])} {each['kind']}: {each['text']}", style="yellow"))
+    parts += [_text(f"{_clock(each['time'])} {each['text']}", style="red") for each in status["errors"][-_SHOWN:]]
     return Group(*parts)
+
+
+def task_lines(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the tables leave out: what a source has waiting, what sinks have written, who hangs."""
+    lines = []
+    for task in tasks:
+        if task["in_call"] > _HANGS:
+            lines.append(f"{task['task']} has been in its component's code for {duration(task['in_call'])}")
+        if task["lag"]:
+            each = ", ".join(f"{name} {number(lag)}" for name, lag in sorted(task["lag"].items()))
+            lines.append(f"{task['task']} has {number(sum(task['lag'].values()))} records to read: {each}")
+        if task["written"]:
+            lines.append(f"{task['task']} has written {number(task['written'])} rows")
+        if task["given_up"]:
+            lines.append(f"{task['task']} has given up {number(task['given_up'])}")
+    return lines
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style=style)
 
 
 def _view(row: Mapping[str, Any]) -> ComponentView:
@@ -115,11 +149,11 @@ def _slot_table(slots: list[dict[str, Any]]) -> Table:
     for slot in slots:
         table.add_row(
             slot["slot"],
-            Text(slot["node"] if slot["connected"] else "not connected", style="" if slot["connected"] else "red"),
+            _text(slot["node"] if slot["connected"] else "not connected", "" if slot["connected"] else "red"),
             "-" if slot["pid"] is None else str(slot["pid"]),
             f"{slot['cpu']:.1f} s",
             size(slot["rss"]),
-            Text(" ".join(slot["tasks"])),
+            plain_text(" ".join(slot["tasks"])),
         )
     return table
 

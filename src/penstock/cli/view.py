@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.terminal import Terminal
 from penstock.metrics.bus import ComponentView
+from penstock.redaction import printable
 from penstock.spark.session import say_through
 from penstock.spark.supervisor import RunningTopology
 
@@ -39,19 +40,21 @@ def make_view(console: Console, plain: bool) -> View:
 
 def wide_console() -> Console:
     """For tables: where nobody looks at it, no column needs to be cut."""
-    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
+    return Terminal() if sys.stdout.isatty() else Terminal(width=_WIDE)
 
 
 class LiveView:
-    """Redraws one table; what Spark or a user's ``print`` says scrolls by above it."""
+    """Redraws one screen: what runs, how to end it, the last decision and the newest error at the top, in lines
+    that are always there; then a table of fixed widths, and results as far as the terminal has room. What Spark or
+    a user's ``print`` says scrolls by above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=False)
-        self._errors: deque[str] = deque(maxlen=_ERRORS_SHOWN)
+        self._error, self._errors = "", 0
 
     def __enter__(self) -> LiveView:
-        say_through(lambda line: self._console.print(Text(line)))
+        say_through(lambda line: self._console.print(plain_text(line)))
         self._live.__enter__()
         return self
 
@@ -61,26 +64,102 @@ class LiveView:
         self._live.__exit__(kind, error, trace)
 
     def update(self, running: RunningTopology, elapsed: float) -> None:
-        self._errors.extend(running.bus.take_errors())
-        title = f"{running.topology.name}  {running.state}  {elapsed:.0f} s"
+        for self._error in running.bus.take_errors():
+            self._errors += 1
+        title = f"{running.topology.name}  {running.state}  {duration(elapsed)}  restarts {running.restarts}"
         if running.committed:
-            title += f"  epoch {running.committed} committed"
-        if running.restarts:
-            title += f"  restarts {running.restarts}"
-        parts: list[RenderableType] = [component_table(title, running.bus.view())]
-        for component, rows in running.bus.published().items():
-            parts.append(result_table(component, rows))
-        if decisions := running.migrations.decisions:
-            parts.append(Text(f"data migration: {decisions[-1].text}", style="yellow"))
-        if decided := running.scalings.decisions:
-            parts.append(Text(f"scaling: {decided[-1].text}", style="yellow"))
-        if placed := running.placements.decisions:
-            parts.append(Text(f"placement: {placed[-1].text}", style="yellow"))
-        if done := running.replacements:
-            parts.append(Text(f"replaced {len(done)} ×, last: {done[-1]}", style="yellow"))
-        parts += [Text(error, style="red") for error in self._errors]
-        parts.append(Text("Ctrl-C ends the topology", style="dim"))
-        self._live.update(Group(*parts))
+            title += f"  epoch {running.committed}{age(running.commit_age)}"
+        self._live.update(
+            screen(
+                title,
+                _newest(running),
+                f"{self._errors:,} errors, the last: {self._error}" if self._errors else "",
+                running.bus.view(),
+                running.bus.published(),
+                self._console.size,
+            )
+        )
+
+
+def screen(
+    title: str,
+    decision: str,
+    error: str,
+    views: Sequence[ComponentView],
+    published: Mapping[str, Sequence[Sequence[Any]]],
+    size: ConsoleDimensions,
+) -> Group:
+    """What the live view shows on a terminal of this size. The lines above the table are always the same number,
+    so that nothing jumps when an error comes."""
+    parts: list[RenderableType] = [
+        line(title, "bold"),
+        line("Ctrl-C ends it and lets tuples in flight finish; once more ends it at once", "dim"),
+        line(decision or "no decisions", "yellow" if decision else "dim"),
+        line(error or "no errors", "red" if error else "dim"),
+        live_table(views, size.width),
+    ]
+    left = size.height - len(parts) - len(views) - 2  # the table's head, and the line of the cursor
+    for component, rows in published.items():
+        if left < 2:
+            break
+        parts.append(line(component, "italic"))
+        shown = rows[: left - 1]
+        parts += [line("  " + "  ".join(_cell(value) for value in row)) for row in shown]
+        left -= 1 + len(shown)
+    return Group(*parts)
+
+
+def live_table(views: Sequence[ComponentView], width: int) -> Table:
+    """Columns of fixed widths, 80 characters together, or more for the names on a wide terminal."""
+    table = Table(box=None, padding=(0, 1, 0, 0), expand=False, show_edge=False)
+    named = 16 + min(max(0, width - 80), 24)
+    table.add_column("component", width=named, no_wrap=True, overflow="ellipsis")
+    for name, column in (("tasks", 5), ("in/s", 9), ("out/s", 9), ("queue", 9), ("p99", 9), ("failed", 7)):
+        table.add_column(name, width=column, justify="right", no_wrap=True, overflow="crop")
+    table.add_column("errors", width=6, justify="right", no_wrap=True, overflow="crop")
+    for view in views:
+        full = bool(view.capacity) and view.queued > 0.8 * view.capacity
+        table.add_row(
+            plain_text(view.component),
+            str(view.tasks),
+            compact(view.rate_in),
+            compact(view.rate_out),
+            Text(compact(view.queued), style="yellow" if full or math.isfinite(view.limit) else ""),
+            millis(view.latency_p99),
+            Text(compact(view.failed), style="red" if view.failed else ""),
+            Text(compact(view.errors), style="red" if view.errors else ""),
+        )
+    return table
+
+
+def line(text: str, style: str = "") -> Text:
+    """One line, whatever the text: cut at the terminal's edge."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def plain_text(text: object) -> Text:
+    """Text of users and remote processes: no markup, and nothing that a terminal acts upon."""
+    return Text(printable(str(text)))
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _newest(running: RunningTopology) -> str:
+    """The newest decision, of whatever kind."""
+    found = [
+        (each.time, f"{kind}: {each.text}")
+        for kind, decisions in (
+            ("data migration", running.migrations.decisions),
+            ("scaling", running.scalings.decisions),
+            ("placement", running.placements.decisions),
+        )
+        for each in list(decisions)[-1:]
+    ]
+    found += [(each.time, f"replaced: {each}") for each in running.replacements[-1:]]
+    found += [(each.time, f"{each.kind}: {each.text}") for each in running.bus.notes()[-1:]]
+    return max(found, default=(0.0, ""))[1]
 
 
 class PlainView:
@@ -128,11 +207,11 @@ class PlainView:
             self._print(f"{elapsed:6.1f}s error: {error}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def component_table(title: str, views: Sequence[ComponentView]) -> Table:
-    table = Table(title=Text(title), title_justify="left", expand=False)
+    table = Table(title=plain_text(title), title_justify="left", expand=False)
     table.add_column("component")
     tracked, stateful = any(v.acked or v.failed for v in views), any(v.state_keys for v in views)
     slowed = any(math.isfinite(v.limit) for v in views)
@@ -141,7 +220,7 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
         table.add_column(name, justify="right")
     for view in views:
         table.add_row(
-            Text(view.component),
+            plain_text(view.component),
             str(view.tasks),
             number(view.rate_in),
             number(view.rate_out),
@@ -158,9 +237,9 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
 
 
 def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
-    table = Table(title=Text(component), title_justify="left", show_header=False)
-    for row in rows:  # Text: a user's value may look like markup
-        table.add_row(*(Text(f"{value:,}" if isinstance(value, int) else str(value)) for value in row))
+    table = Table(title=plain_text(component), title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*(plain_text(_cell(value)) for value in row))
     return table
 
 
@@ -176,12 +255,13 @@ def summary(running: RunningTopology, elapsed: float) -> str:
             f"  {component:<16} executed {total.executed:,}  emitted {total.emitted:,}"
             f"  errors {total.errors}{latency}"
             + (f"  acked {total.acked:,}  failed {total.failed:,}" if total.acked or total.failed else "")
+            + (f"  late {total.late:,}" if total.late else "")
         )
         if total.last_error:
             lines.append(f"    last error: {total.last_error}")
     for component, rows in running.bus.published().items():
         lines.append(f"  {component}: " + ", ".join(" ".join(str(value) for value in row) for row in rows))
-    return "\n".join(lines)
+    return printable("\n".join(lines), multiline=True)
 
 
 def queue(view: ComponentView) -> str:
@@ -191,6 +271,19 @@ def queue(view: ComponentView) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def compact(value: float) -> str:
+    """At most seven characters, for columns of fixed width."""
+    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:.4g}{name}" if value < 999.5 * unit else f"{value / unit:,.0f}{name}"
+    return number(value)
+
+
+def age(seconds: float | None) -> str:
+    """Of the last commit, in brackets; empty where it is not known."""
+    return "" if seconds is None else f" ({duration(seconds)} ago)"
 
 
 def duration(seconds: float) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +18,14 @@ from penstock.cluster import processes, record, standalone
 from penstock.cluster.network import Network, Rate, usable
 from penstock.cluster.record import Node, Record
 from penstock.errors import EnvironmentFault, SettingError
+from penstock.private_folder import PrivateFolder, remove_private_tree
 
 _START_SECONDS = 120.0  # 4 nodes are up in 6 s; on two busy cores they have needed 30
 _END_SECONDS = 10.0  # executors end within 2 s of their worker; after this they are killed
 _LOOK = 0.1  # seconds between two looks at something that starts or empties
 _MASTER_PORT = 7077  # Spark's own
 _MASTER = "master"
+_SETTINGS = "spark.conf"
 Progress = Callable[[str], None]
 
 
@@ -181,21 +181,21 @@ def _up(plan: Plan, java_home: str, progress: Progress) -> Record:
             )
         network = Network.choose(tag, Rate.parse(plan.link), Random(secrets.randbits(64)))
         host = network.host_address
-    work = Path(tempfile.gettempdir()) / f"penstock-cluster-{tag}"
+    work = record.work_folder(tag)
     found = Record(
         tag, secrets.token_hex(8), secrets.token_hex(32), record.boot(), str(work), plan.slots, plan.memory,
         host, 0, 0, network,
     )  # fmt: skip
     found.save()
-    work.mkdir(mode=0o700)
+    work.mkdir(mode=0o700)  # nobody else has made it: the name is random, and one that is taken raises
     if network is not None:
         progress(f"making a network in {network.range} …")
         network.make_switch()
     found = dataclasses.replace(found, port=_free_port(host, _MASTER_PORT), web_port=_free_port(host))
     found.save()
+    with record.opened() as place:
+        place.write(_SETTINGS, standalone.settings_text(found.secret).encode())
     settings = _settings_file()
-    settings.touch(mode=0o600)
-    settings.write_text(standalone.settings_text(found.secret))
     progress("starting the master …")
     (work / _MASTER).mkdir()
     found = dataclasses.replace(
@@ -287,8 +287,9 @@ def _remove_node(name: str) -> None:
     processes.end(_of(found, name), _END_SECONDS)
     if found.network is not None:
         found.network.remove_node(name, node.number)
-    shutil.rmtree(Path(found.work) / name, ignore_errors=True)
-    _log(found, name).unlink(missing_ok=True)
+    with suppress(FileNotFoundError), PrivateFolder.open(Path(found.work)) as work:
+        work.remove_tree(name)
+        work.remove(_log(found, name).name)
     found.without(name).save()
 
 
@@ -318,8 +319,8 @@ def _down(progress: Progress = lambda line: None) -> None:
         if found.network is not None:
             progress("removing its network …")
             found.network.remove()
-        shutil.rmtree(found.work, ignore_errors=True)
-    shutil.rmtree(record.folder(), ignore_errors=True)
+        remove_private_tree(Path(found.work))
+    record.remove()
 
 
 def _status(found: Record, node: Node, states: dict[tuple[str, int], str]) -> NodeStatus:
@@ -370,7 +371,7 @@ def _expect() -> Record:
 
 
 def _settings_file() -> Path:
-    return record.folder() / "spark.conf"
+    return record.folder() / _SETTINGS
 
 
 def _log(found: Record, who: str) -> Path:

@@ -15,7 +15,6 @@ to be removed is found by it, whatever was made and whoever died on the way.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from pathlib import Path
 from random import Random
 
 from penstock.errors import EnvironmentFault, SettingError
+from penstock.texts import parse_json
 
 TOOLS = ("ip", "tc", "unshare")
 _CANDIDATES = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
@@ -86,7 +86,7 @@ def free_range(used: Iterable[ipaddress.IPv4Network], random: Random) -> ipaddre
 def routes(listing: str) -> list[ipaddress.IPv4Network]:
     """Networks this machine has routes to, of what ``ip -j -4 route show table all`` says; not the default."""
     found = []
-    for route in json.loads(listing or "[]"):
+    for route in parse_json(listing or "[]"):
         destination = route.get("dst", "default")
         if destination not in ("default", "0.0.0.0/0"):
             found.append(ipaddress.IPv4Network(destination, strict=False))
@@ -183,7 +183,7 @@ class Network:
     def passed(self, number: int) -> tuple[int, int]:
         """Bytes so far from a node and to it, over its link."""
         listing = _run("ip", "-n", self.switch, "-j", "-s", "link", "show", f"n{number}")
-        counters = json.loads(listing)[0]["stats64"]
+        counters = parse_json(listing)[0]["stats64"]
         return int(counters["rx"]["bytes"]), int(counters["tx"]["bytes"])
 
     # ---- removing --------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Network:
 
     def left(self) -> list[str]:
         """Namespaces that have the cluster's tag."""
-        listing = json.loads(_run("ip", "-j", "netns", "list", strict=False) or "[]")
+        listing = parse_json(_run("ip", "-j", "netns", "list", strict=False) or "[]")
         return [each["name"] for each in listing if each["name"].startswith(f"pstk{self.tag}-")]
 
     def _remove(self, namespace: str) -> None:

@@ -1,5 +1,8 @@
 """The cluster's processes. They outlive the command that starts them, so they must be told from others' later: by
-process id and start time, and by a mark in their environment, which all they start inherits."""
+process id, start time and user, and by a mark in their environment, which all they start inherits.
+
+A signal goes through a pidfd: the process is looked at after the descriptor is open, so the one that was looked
+at is the one that gets the signal, even if its id is given to another process in between."""
 
 from __future__ import annotations
 
@@ -30,13 +33,18 @@ class Process:
     @property
     def alive(self) -> bool:
         seen = _stat(self.pid)
-        return seen is not None and seen.started == self.started and seen.state not in "ZX"
+        return (
+            seen is not None
+            and (seen.started, seen.user) == (self.started, os.getuid())
+            and seen.state not in "ZX"
+        )
 
 
 @dataclass(frozen=True)
 class _Stat:
     state: str
     started: int
+    user: int
 
 
 def launch(command: Sequence[str], environment: Mapping[str, str], key: str, node: str, log: Path) -> Process:
@@ -67,7 +75,7 @@ def marked(key: str, node: str | None = None) -> list[Process]:
         if entry.name.isdecimal():
             of = _node(int(entry.name), key)
             seen = _stat(int(entry.name)) if of is not None and node in (None, of) else None
-            if seen is not None and seen.state not in "ZX":
+            if seen is not None and seen.state not in "ZX" and seen.user == os.getuid():
                 found.append(Process(int(entry.name), seen.started))
     return found
 
@@ -94,10 +102,17 @@ def end(processes: Iterable[Process], patience: float) -> list[Process]:
 
 
 def send(process: Process, signum: signal.Signals) -> None:
-    """A signal, if it still lives."""
-    if process.alive:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signum)
+    """A signal, if it still lives and is a process of this user."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (ProcessLookupError, ValueError):  # none has the id, or none ever has
+        return
+    try:
+        if process.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signum)
+    finally:
+        os.close(descriptor)
 
 
 def reap(processes: Iterable[Process]) -> None:
@@ -109,10 +124,12 @@ def reap(processes: Iterable[Process]) -> None:
 
 def _stat(pid: int) -> _Stat | None:
     try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        entry = _PROC / str(pid)
+        user = entry.stat().st_uid
+        fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    return _Stat(fields[0], int(fields[19])) if len(fields) > 19 else None
+    return _Stat(fields[0], int(fields[19]), user) if len(fields) > 19 else None
 
 
 def _node(pid: int, key: str) -> str | None:

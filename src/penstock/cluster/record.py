@@ -1,5 +1,9 @@
 """What is written down of a cluster, so that other commands, and topologies that are to run on it, find it: one
-file in a folder of this user's alone. A machine has one cluster per user."""
+file in a folder of this user's alone. A machine has one cluster per user.
+
+The record names processes that ``down`` ends and a folder that it removes. So the folder of the record is checked
+at every use (``penstock.private_folder``), and what is read must be such as ``up`` writes: names are derived from
+the tag, and the work folder is only ever one that ``work_folder`` has named."""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
+import secrets
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +25,12 @@ from penstock.cluster.network import Network
 from penstock.cluster.processes import Process
 from penstock.coordinator import runs
 from penstock.errors import EnvironmentFault
+from penstock.private_folder import PrivateFolder, if_present
+from penstock.texts import parse_json
 
+_FILE = "cluster.json"
+_TAG = re.compile(r"[0-9a-f]{4}")
+_NODE = re.compile(r"node-[0-9]{1,9}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,7 +55,7 @@ class Record:
     """In the names of its namespaces and links."""
     key: str
     """In the environment of its processes."""
-    secret: str
+    secret: str = field(repr=False)
     """Whoever knows it may run something on the cluster."""
     boot: str
     """Of the machine's start: after another one no process is left."""
@@ -88,6 +101,15 @@ class Record:
         return dataclasses.replace(self, nodes=tuple(each for each in self.nodes if each.name != name))
 
     def validate(self) -> None:
+        """Raises ``ValueError`` for what ``up`` does not write. Names end up in commands and paths."""
+        if not _TAG.fullmatch(self.tag) or not (self.network is None or self.network.tag == self.tag):
+            raise ValueError(f"tag {self.tag!r}")
+        if not is_work_folder(Path(self.work), self.tag):
+            raise ValueError(f"work folder {self.work!r}")
+        if not all(_NODE.fullmatch(node.name) for node in self.nodes):
+            raise ValueError("a node's name")
+        if self.network is not None:
+            IPv4Network(self.network.range)
         names, numbers = {node.name for node in self.nodes}, {node.number for node in self.nodes}
         assert len(names) == len(numbers) == len(self.nodes), "no two nodes have a name or a place in common"
         assert self.named >= len(self.nodes)
@@ -95,26 +117,46 @@ class Record:
     # ---- on disk ---------------------------------------------------------------------------------------
 
     def save(self) -> None:
+        """Within ``changing``."""
         self.validate()
-        fresh = _file().with_suffix(".new")
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-            json.dump(dataclasses.asdict(self), file, indent=1)
-        fresh.replace(_file())
+        with opened() as place:
+            place.write(_FILE, json.dumps(dataclasses.asdict(self), indent=1).encode())
+
+
+def work_folder(tag: str) -> Path:
+    """A new name for the folder that the nodes of a cluster work in; it is not made yet."""
+    return Path(tempfile.gettempdir()).absolute() / f"penstock-cluster-{tag}-{secrets.token_hex(8)}"
+
+
+def is_work_folder(path: Path, tag: str) -> bool:
+    """Whether ``work_folder`` has named it. Only then it may be removed."""
+    named = re.fullmatch(f"penstock-cluster-{re.escape(tag)}-[0-9a-f]{{16}}", path.name)
+    return named is not None and path.is_absolute() and ".." not in path.parts
 
 
 def folder() -> Path:
     return runs.folder() / "cluster"
 
 
+def opened() -> PrivateFolder:
+    """The cluster's folder, which exists. Raises ``FileNotFoundError``, ``EnvironmentFault`` where others could
+    have written there."""
+    with PrivateFolder.open(folder().parent) as above:
+        return above.child(folder().name)
+
+
 def load() -> Record | None:
-    """The cluster there is, whole or not."""
+    """The cluster there is, whole or not. Raises ``EnvironmentFault`` where it cannot be trusted."""
     try:
-        return _record(json.loads(_file().read_text()))
+        with opened() as place:
+            made = _record(parse_json(place.read(_FILE)))
+            made.validate()
+            return made
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise EnvironmentFault(
-            f"{_file()}",
+            f"{folder() / _FILE}",
             "must be what penstock cluster up has written",
             f"{type(error).__name__}: {error}",
             "It may be of another version: end the cluster with that one.",
@@ -137,39 +179,33 @@ def boot() -> str:
 @contextlib.contextmanager
 def changing(make: bool = False) -> Iterator[None]:
     """Nobody else changes the cluster meanwhile. The folder is there, if ``make`` says so or it was before."""
-    place = folder()
     while True:
-        if make:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(place.parent)
-            place.mkdir(mode=0o700, exist_ok=True)
         try:
-            handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            with PrivateFolder.open(folder().parent, make) as above:
+                place = above.child(folder().name, make)
         except FileNotFoundError:
             yield
             return
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if place.exists() and os.path.samestat(os.fstat(handle), place.stat()):
+        with place:
+            fcntl.flock(place.descriptor, fcntl.LOCK_EX)
+            if _is_current(place):
                 yield
                 return
-        finally:
-            os.close(handle)  # else another one's ``down`` has removed the folder meanwhile: look again
+        # Another one's ``down`` has removed the folder meanwhile: look again.
 
 
-def _check_owner(place: Path) -> None:
-    seen = place.lstat()
-    if seen.st_uid != os.getuid() or seen.st_mode & 0o077:
-        raise EnvironmentFault(
-            f"{place}",
-            "must be this user's alone, for the cluster's secret is in it",
-            f"owner {seen.st_uid}, mode {seen.st_mode & 0o777:o}",
-            "Remove it, or set XDG_RUNTIME_DIR to a folder of yours.",
-        )
+def remove() -> None:
+    """The cluster's folder, and with it the record. Within ``changing``."""
+    with if_present(folder().parent) as above:
+        if above is not None:
+            above.remove_tree(folder().name)
 
 
-def _file() -> Path:
-    return folder() / "cluster.json"
+def _is_current(place: PrivateFolder) -> bool:
+    try:
+        return os.path.samestat(os.fstat(place.descriptor), place.path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _record(found: dict[str, Any]) -> Record:

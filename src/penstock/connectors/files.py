@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.connectors.giving_up import give_up
 from penstock.connectors.lines import LineReader
+from penstock.connectors.start_record import StartRecord
 from penstock.connectors.watermark import LowWater
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.replay.eden import Eden
@@ -51,7 +53,20 @@ class _Lines:
                 "Check the path; put the file there, or on a file system that all nodes share.",
             )
         share = paths[context.index :: context.parallelism]
-        return LineReader(share, positions, at_end=self.start == "end", follow=self.follow)
+        return LineReader(share, self._starts(context, share, positions), follow=self.follow)
+
+    def _starts(self, context: Context, paths: Sequence[str], positions: dict[str, int]) -> dict[str, int]:
+        """Where to begin in each file: as the state says, else as an earlier process of this task that crashed
+        before its first commit, else as ``start`` says, which is durable on return."""
+        self.record = StartRecord(context)
+        unread = [path for path in paths if path not in positions]
+        if self.start == "begin" or not unread:
+            return positions
+        kept = self.record.load()
+        starts = {path: kept.get(path, os.path.getsize(path)) for path in unread}
+        if starts != kept:
+            self.record.keep(starts)
+        return {**positions, **starts}
 
 
 class FileSpout(BatchSpout):
@@ -63,12 +78,13 @@ class FileSpout(BatchSpout):
 
     A line ends with a newline; carriage returns before it are cut off, bytes that are not UTF-8 replaced.
     ``follow`` keeps reading files that grow, and reads one that got shorter anew; without it the spout is silent
-    once it has come to the ends. ``start`` (``begin`` or ``end``) is for files never read before.
+    once it has come to the ends. ``start`` (``begin`` or ``end``) is for files never read before. At least once
+    and exactly once the end that was found is durable before the first line is emitted.
 
     Exactly once the read position is part of each epoch. At least once the stored position is that of the first
-    line not acked yet; a failed line is emitted again until it has had ``max_attempts`` in all, then given up with
-    a warning in the log: to keep such lines, use ``ReplaySpout(FileEden(path))``. At most once nothing is stored.
-    """
+    line not acked yet; a failed line is emitted again until it has had ``max_attempts`` in all; then it is a dead
+    letter, which ``penstock dlq`` shows. To be able to send it back, use ``ReplaySpout(FileEden(path))``. At most
+    once nothing is stored."""
 
     def __init__(
         self,
@@ -86,7 +102,7 @@ class FileSpout(BatchSpout):
         declarer.declare(*self._lines.fields)
 
     def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
-        self._component, self._collector = context.component, collector
+        self._context, self._collector = context, collector
         self._tracked = context.delivery == "at_least_once"
         self._positions = context.state.value("positions", {})
         self._reader = self._lines.open(context, self._positions.value)
@@ -128,18 +144,17 @@ class FileSpout(BatchSpout):
             self._attempts[msg_id] = attempts
             self._again.append(msg_id)
             return
-        _log.warning(
-            "component '%s': line given up after %d attempts (%s%s): %.200s",
-            self._component,
-            attempts,
-            f"{failure.component}: " if failure.component else "",
-            failure.error,
-            self._reader.line(msg_id),
-        )
-        self.ack_many((msg_id,))
+        failure = Failure(failure.component, failure.error, attempts)
+        if give_up(self._context, (self._reader.line(msg_id),), failure):
+            self.ack_many((msg_id,))
+        else:
+            self._again.append(msg_id)
 
     def before_snapshot(self) -> None:
         self._positions.value = self._reader.positions(self._marks.mark if self._tracked else None)
+
+    def after_commit(self) -> None:
+        self._lines.record.committed()
 
     def close(self) -> None:
         self._reader.close()
@@ -172,6 +187,9 @@ class FileEden(Eden):
 
     def before_snapshot(self) -> None:
         self._positions.value = self._reader.positions(self._progress.position)
+
+    def after_commit(self) -> None:
+        self._lines.record.committed()
 
     def close(self) -> None:
         self._reader.close()

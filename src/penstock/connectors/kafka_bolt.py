@@ -10,8 +10,12 @@ import pyarrow as pa
 
 from penstock.connectors.kafka_client import BrokerErrors, Options, client_library, where
 from penstock.connectors.kafka_encoding import Encoder, Payload, Row, produce
-from penstock.errors import ComponentError
-from penstock.topology.components import Conf, Context, Source, TransactionalSink
+from penstock.errors import ComponentError, SinkBusy
+from penstock.topology.components import Conf, Context, Failure, Source, TransactionalSink
+
+_FLUSH_SECONDS = 2.0  # for which a commit blocks its slot, at most
+_RECORDS_FAULT = {"MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE", "TOPIC_EXCEPTION"}
+"""Errors that say: this record will never be accepted."""
 
 
 class KafkaBolt(TransactionalSink):
@@ -42,22 +46,26 @@ class KafkaBolt(TransactionalSink):
         self._bootstrap, self._timeout, self._options = bootstrap, timeout, dict(options)
 
     def prepare(self, conf: Conf, context: Context) -> None:
+        self._context = context
         self._where = where(context.component, context.task)
-        self.errors = BrokerErrors(self._where, self._bootstrap)
-        self._wrote = False
-        self._lost: ComponentError | None = None
+        self._written: list[pa.RecordBatch] = []
+        """Since the last commit. What Kafka did not take is produced again."""
+        self._lost = ""
+        """Why all of it has to be."""
         self._start()
 
     def _start(self) -> None:
-        undelivered: list[str] = []
+        self.errors = BrokerErrors(self._where, self._bootstrap)
+        undelivered: list[tuple[Any, Any]] = []
         self._undelivered = undelivered
+        self._suspects: list[tuple[Any, Any]] = []
         self._producer = client_library().Producer(
             {
                 "bootstrap.servers": self._bootstrap,
                 "enable.idempotence": True,
                 "message.timeout.ms": int(self._timeout * 1000),
                 "delivery.report.only.error": True,  # a callback for each record would halve the speed
-                "on_delivery": lambda error, message: undelivered.append(error.str()),
+                "on_delivery": lambda error, message: undelivered.append((error, message)),
                 "error_cb": self.errors.note,
                 "linger.ms": 5,
                 "log_level": 2,
@@ -69,34 +77,36 @@ class KafkaBolt(TransactionalSink):
         """Nothing waits for a commit."""
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        """Raises also on behalf of earlier batches, whose records are dropped with this one's: ``prepare_commit``
-        will say so again. What is written in between goes its way, and comes again."""
-        self._wrote = True
+        """Where it raises some of the records may be on their way: they come again."""
         try:
             produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
         except BufferError:
-            self._lost = self._failure(f"its queue is full and has not moved for {self._timeout:.0f} s")
-            raise self._lost from None
+            raise self._busy(f"its queue is full and has not moved for {self._timeout:.0f} s") from None
+        self._written.append(batch)
         self._producer.poll(0)
-        try:
-            self._check()
-        except ComponentError as lost:
-            self._lost = lost
-            raise
 
     def prepare_commit(self, epoch: int) -> Any:
-        """Wait until Kafka has everything. Raises if it does not take it, also if ``write`` said so before: none
-        of the tuples since the last call are acked then."""
-        if self._lost is not None:
-            lost, self._lost = self._lost, None
-            raise lost
-        left = self._producer.flush(self._timeout + 1.0)  # by then each record is delivered or has timed out
-        if left:
-            self._undelivered.append("no answer")
-        self._check()
-        if self._wrote:  # else nobody asked Kafka anything
-            self.errors.clear()
-            self._wrote = False
+        """Wait until Kafka has everything, for a moment; then ``SinkBusy`` is raised, and the next call goes on. A
+        record that Kafka rejects for good is a dead letter."""
+        if self._lost:
+            self._produce_again()
+        if not self._written:
+            return None
+        if self._producer.flush(_FLUSH_SECONDS):
+            raise self._busy(next(iter(self.errors.counts), "no answer"))
+        try:
+            self.errors.check()
+        except ComponentError as hopeless:  # for this producer; a person may mend it
+            self._lost = hopeless.got or hopeless.rule
+        for error, _ in self._undelivered:
+            if error.name() not in _RECORDS_FAULT:
+                self._lost = self._lost or f"{len(self._undelivered)} not accepted: {error.str()}"
+        if self._lost:
+            raise self._busy(self._lost)
+        self._bury()
+        self.errors.clear()
+        self._written = []
+        return None
 
     def commit(self, token: Any) -> None:
         """Nothing: the records are visible already."""
@@ -104,18 +114,41 @@ class KafkaBolt(TransactionalSink):
     def cleanup(self) -> None:
         self._producer.flush(self._timeout + 1.0)
 
-    def _check(self) -> None:
-        self.errors.check()
-        if self._undelivered:
-            raise self._failure(f"{len(self._undelivered)} not accepted: {self._undelivered[0]}")
-
-    def _failure(self, got: str) -> ComponentError:
-        """Records still queued are dropped, with the producer that has them: their tuples come again."""
+    def _produce_again(self) -> None:
+        """All since the last commit, with another producer: of this one nobody knows what it has sent."""
         self._producer.purge()
         self._start()
-        return ComponentError(
+        for batch in self._written:
+            try:
+                produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
+            except BufferError:
+                raise self._busy("its queue is full") from None
+        self._lost = ""
+
+    def _bury(self) -> None:
+        """Kafka rejects records that it got together as one: each is offered once more alone. One that is rejected
+        then is a dead letter."""
+        self._suspects += self._undelivered
+        self._undelivered.clear()
+        while self._suspects:
+            _, record = self._suspects[0]
+            self._producer.produce(record.topic(), record.value(), record.key())
+            if self._producer.flush(_FLUSH_SECONDS):
+                raise self._busy("no answer")
+            for error, _ in self._undelivered:
+                if error.name() not in _RECORDS_FAULT:
+                    self._lost = error.str()
+                    raise self._busy(self._lost)
+                failure = Failure(self._context.component, f"Kafka rejects the record: {error.str()}")
+                letter = (record.topic(), record.key(), record.value())
+                self._context.add_dead_letters([letter], failure)
+            self._undelivered.clear()
+            self._suspects.pop(0)
+
+    def _busy(self, got: str) -> SinkBusy:
+        return SinkBusy(
             f"{self._where}, Kafka at {self._bootstrap}",
-            f"Kafka accepts each record within {self._timeout:.0f} s",
+            "Kafka accepts every record",
             got,
-            "Check that the topic exists and that the brokers run and have space.",
+            "Check that the topic exists and that the brokers run and have space. Nothing is lost meanwhile.",
         )

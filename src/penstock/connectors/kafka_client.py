@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.errors import ComponentError, EnvironmentFault
+from penstock.credentials import resolved_values
+from penstock.errors import ComponentError, EnvironmentFault, SystemAway
+from penstock.redaction import hide, redacted
 
 log = logging.getLogger("penstock.connectors.kafka")
 
@@ -30,6 +32,16 @@ def client_library() -> Any:
             'Install it with: pip install "penstock[kafka]".',
         ) from None
     return confluent_kafka
+
+
+def connecting(options: Options) -> dict[str, Any]:
+    """The options for a client that connects now: references (``penstock.credentials``) resolved, passwords hidden
+    from errors and logs."""
+    ready: dict[str, Any] = resolved_values(dict(options), "Kafka options")
+    for name, value in ready.items():
+        if isinstance(value, str) and redacted(f"{name}=value") != f"{name}=value":
+            hide(value)
+    return ready
 
 
 def where(component: str, task: int) -> str:
@@ -101,8 +113,8 @@ def refused(where: str, bootstrap: str, error: Any) -> ComponentError:
     return ComponentError(f"{where}, Kafka at {bootstrap}", "Kafka accepts the request", error.str(), way_out)
 
 
-def no_answer(where: str, bootstrap: str, rule: str, got: str) -> EnvironmentFault:
-    return EnvironmentFault(
+def no_answer(where: str, bootstrap: str, rule: str, got: str) -> SystemAway:
+    return SystemAway(
         f"{where}, Kafka at {bootstrap}",
         rule,
         got,

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from penstock.connectors.kafka_client import ANSWER_SECONDS, Options, ask, client_library
+from penstock.connectors.kafka_client import ANSWER_SECONDS, Options, ask, client_library, connecting
 from penstock.errors import ComponentError, TopologyError
 
 Partition: TypeAlias = tuple[str, int]
@@ -50,7 +50,7 @@ class Directory:
         self._where, self._bootstrap, self._topics, self._interval = where, bootstrap, list(topics), interval
         self._kafka = client_library()
         self._admin = self._kafka.admin.AdminClient(
-            {"bootstrap.servers": bootstrap, "log_level": 2, "error_cb": _ignore, **options}
+            {"bootstrap.servers": bootstrap, "log_level": 2, "error_cb": _ignore, **connecting(options)}
         )
         self._asked: list[Future[Any]] = []
         self._due = time.monotonic() + interval

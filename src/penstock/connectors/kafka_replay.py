@@ -22,16 +22,18 @@ from penstock.connectors.kafka_client import (
     Options,
     ask,
     client_library,
+    connecting,
     no_answer,
     refused,
     where,
 )
 from penstock.connectors.kafka_spout import KafkaSpout
-from penstock.replay.dead_letters import DeadLetters, Letter
+from penstock.errors import EnvironmentFault
+from penstock.replay.dead_letters import DeadLetters, Letter, struck_ids
 from penstock.replay.eden import SpoutEden
 from penstock.replay.progress import Progress
-from penstock.replay.queues import Pointer, Queue, QueueDamaged, Queues, ReplayStore
-from penstock.replay.records import Record, decode, encode
+from penstock.replay.queues import Pointer, Queue, Queues, ReplayStore
+from penstock.replay.records import Record, decode, decode_letter, encode, encode_letter
 from penstock.topology.components import Context
 
 _LETTER, _STRUCK = b"L", b"S"
@@ -51,7 +53,7 @@ class Broker:
             "log_level": 2,
             "error_cb": _ignore,
             "reconnect.backoff.max.ms": 1000,  # the default of 10 s is long for one that is back after three
-            **options,
+            **connecting(options),
         }
 
     @functools.cached_property
@@ -159,7 +161,7 @@ class KafkaQueue(Queue):
                 for message in messages
                 if message.error() is None and message.offset() >= self._cursor
             ]
-        except QueueDamaged:
+        except EnvironmentFault:
             self._consumer.seek(self._broker.kafka.TopicPartition(self._topic, self._partition, self._cursor))
             raise
         if found:
@@ -243,11 +245,11 @@ class KafkaDeadLetters(DeadLetters):
 
     def add(self, records: Sequence[Record]) -> None:
         if records:
-            values = [_LETTER + encode(record) for record in records]
+            values = [_LETTER + encode_letter(record) for record in records]
             self._broker.produce(self._topic, self._partition, values)
 
     def letters(self) -> list[Letter]:
-        return [Letter(offset, decode(value)) for offset, value in self._stored().items()]
+        return [Letter(offset, decode_letter(value)) for offset, value in self._stored().items()]
 
     def remove(self, ids: Collection[int]) -> None:
         """(1) write a record that strikes them out; (2) delete what comes before the first letter left."""
@@ -261,10 +263,10 @@ class KafkaDeadLetters(DeadLetters):
     def close(self) -> None:
         self._consumer.close()
 
-    def _stored(self) -> dict[int, bytes]:
+    def _stored(self) -> dict[int, bytes | None]:
         first, end = self._broker.ends(self._consumer, self._topic, self._partition)
         self._consumer.assign([self._broker.kafka.TopicPartition(self._topic, self._partition, first)])
-        found: dict[int, bytes] = {}
+        found: dict[int, bytes | None] = {}
         at = first
         while at < end:
             messages = self._consumer.consume(min(1000, end - at), _FETCH_SECONDS)
@@ -277,11 +279,11 @@ class KafkaDeadLetters(DeadLetters):
                 )
             for message in messages:
                 value = message.value()
-                if value[:1] == _LETTER:
-                    found[message.offset()] = value[1:]
-                else:
-                    for id in json.loads(value[1:]):
+                if value is not None and value[:1] == _STRUCK:
+                    for id in struck_ids(value[1:]):
                         found.pop(id, None)
+                else:  # a letter; or what someone else wrote, which is shown as a damaged one
+                    found[message.offset()] = value[1:] if value and value[:1] == _LETTER else value
             at = messages[-1].offset() + 1
         self._consumer.unassign()
         return found

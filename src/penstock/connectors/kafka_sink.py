@@ -15,6 +15,7 @@ from penstock.connectors.kafka_client import (
     Options,
     ask,
     client_library,
+    connecting,
     fenced,
     log,
     no_answer,
@@ -43,7 +44,7 @@ class KafkaSink(StagedSink):
     commit any more. A process asks once, when it starts, and never again, whatever fails: one that was replaced
     and does not know it would push its successor out. What its one producer cannot mend - it is fenced, or the
     library calls it broken - is ``SinkRefused``: the topology's next start mends it. What Kafka did not answer in
-    time is ``EnvironmentFault``: the next ``commit`` goes on where this one stopped.
+    time is ``SystemAway``: the next ``commit`` goes on where this one stopped.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class KafkaSink(StagedSink):
             "bootstrap.servers": self._bootstrap,
             "error_cb": self.errors.note,
             "log_level": 2,
-            **self._options,
+            **connecting(self._options),
         }
         self._largest = int(self._options.get("message.max.bytes", _MESSAGE_BYTES)) - _RECORD_OVERHEAD
         topic = f"{context.topology}.{context.component}.epochs"

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -14,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.connectors.giving_up import give_up
 from penstock.connectors.inflight import InFlight
-from penstock.connectors.kafka_client import BrokerErrors, Options, ask, client_library, log, where
+from penstock.connectors.kafka_client import BrokerErrors, Options, ask, client_library, connecting, log, where
 from penstock.connectors.kafka_decoding import Decoder
 from penstock.connectors.kafka_positions import Directory, Partition, Start, check_start, owned
+from penstock.connectors.start_record import StartRecord
 from penstock.errors import ComponentError, TopologyError
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import OutputDeclarer
@@ -26,6 +29,7 @@ GiveUp: TypeAlias = Callable[[Mapping[str, Any], Failure], None]
 
 _OFFSET_BITS = 48  # of a message id; the other 15 are the partition's number in the task
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+_LAG_SECONDS = 2.0  # between two looks at how far the partitions reach: often enough for a screen
 _COMMIT_SECONDS = 1.0  # between two commits to the group at most once, where no snapshot sets the pace
 
 
@@ -41,7 +45,11 @@ class _Reading:
 
     @property
     def key(self) -> str:
-        return f"{self.topic}/{self.number}"
+        return _name((self.topic, self.number))
+
+
+def _name(partition: Partition) -> str:
+    return f"{partition[0]}/{partition[1]}"
 
 
 class KafkaSpout(BatchSpout):
@@ -49,13 +57,13 @@ class KafkaSpout(BatchSpout):
 
     Where a task goes on after a restart: at the position in its state, which with its topology's guarantee is the
     read position (exactly once) or the mark below which everything is acked (at least once); without one in the
-    state, and not exactly once, at the offset committed under ``group``; else at ``start``. A partition that was
-    made while the topology ran, or stood still, is read from its beginning.
+    state, and not exactly once, at the offset committed under ``group``; else at ``start``. The offsets that
+    "latest" or a time stand for are durable before the first tuple is emitted, at least once and exactly once. A
+    partition that was made while the topology ran, or stood still, is read from its beginning.
 
     At least once a tuple that fails is emitted again, at most ``max_attempts`` times in all; then it goes to
-    ``on_give_up`` with the failure, and counts as done. Attempts are not counted across a restart. Only
-    committed transactions of producers are read.
-    """
+    ``on_give_up`` with the failure, or is a dead letter where there is none or it raises, and counts as done.
+    Attempts are not counted across a restart. Only committed transactions of producers are read."""
 
     def __init__(
         self,
@@ -112,6 +120,11 @@ class KafkaSpout(BatchSpout):
         self._readings: list[_Reading] = []
         self._index: dict[Partition, int] = {}
         self._next_commit = time.monotonic() + _COMMIT_SECONDS
+        self._noted: dict[Partition, int] = {}
+        """The offsets in the newest snapshot."""
+        self._noted_before: dict[Partition, int] = {}
+        self._lag: dict[str, int] = {}
+        self._next_lag = 0.0
         self._decoder.open(self._where, self.errors)
         self._consumer = self._kafka.Consumer(
             {
@@ -125,7 +138,7 @@ class KafkaSpout(BatchSpout):
                 "queued.max.messages.kbytes": 16_384,  # read ahead; the default of 64 MB outweighs the worker
                 "error_cb": self.errors.note,
                 "log_level": 2,
-                **self._options,
+                **connecting(self._options),
             }
         )
         self._directory = Directory(self._where, self._bootstrap, self._topics, self._interval, self._options)
@@ -136,7 +149,30 @@ class KafkaSpout(BatchSpout):
         """Where to begin, by the rules in the class's docstring."""
         saved = dict(self._context.state.map("offsets").items()) if self._keeps else {}
         known = dict(self._context.state.map("partitions").items()) if self._keeps else {}
-        starts = {each: saved[f"{each[0]}/{each[1]}"] for each in partitions if f"{each[0]}/{each[1]}" in saved}
+        self._record = StartRecord(self._context)
+        if self._moves and not (known and all(_name(each) in saved for each in partitions)):
+            kept = self._record.load()
+            saved = {**kept.get("offsets", {}), **saved}
+            known = {**kept.get("partitions", {}), **known}
+            starts = self._look_up(partitions, saved, known)
+            found = {
+                "offsets": {_name(each): offset for each, offset in starts.items()},
+                "partitions": {**self._counts, **known},
+            }
+            if found != kept:
+                self._record.keep(found)
+            return starts
+        return self._look_up(partitions, saved, known)
+
+    @property
+    def _moves(self) -> bool:
+        """``start`` stands for other offsets each time Kafka is asked."""
+        return self._start == "latest" or isinstance(self._start, datetime)
+
+    def _look_up(
+        self, partitions: list[Partition], saved: Mapping[str, int], known: Mapping[str, int]
+    ) -> dict[Partition, int]:
+        starts = {each: saved[_name(each)] for each in partitions if _name(each) in saved}
         rest = [each for each in partitions if each not in starts]
         if self._group and rest and self._context.delivery != "exactly_once":
             asked = [self._kafka.TopicPartition(*each) for each in rest]
@@ -158,7 +194,7 @@ class KafkaSpout(BatchSpout):
 
     def close(self) -> None:
         if not self._keeps:
-            self._commit_to_group()
+            self._commit_to_group(self._done())
         self._consumer.close()
 
     # -- reading
@@ -173,9 +209,29 @@ class KafkaSpout(BatchSpout):
         for topic, count in self._directory.news().items():
             if count > self._counts[topic]:
                 self._discover(topic, count)
-        if not self._keeps and self._group and time.monotonic() >= self._next_commit:
-            self._commit_to_group()
-            self._next_commit = time.monotonic() + _COMMIT_SECONDS
+        now = time.monotonic()
+        if not self._keeps and self._group and now >= self._next_commit:
+            self._commit_to_group(self._done())
+            self._next_commit = now + _COMMIT_SECONDS
+        if now >= self._next_lag:
+            self._next_lag = now + _LAG_SECONDS
+            self._lag = self._measure_lag()
+
+    def lag(self) -> Mapping[str, int]:
+        """Records of each partition (``topic/number``) behind the last one read, as of some seconds ago. Offsets
+        that transactions use for themselves are counted: an idle partition with them may show 1."""
+        return self._lag
+
+    def _measure_lag(self) -> dict[str, int]:
+        """From what the last fetch told the client of each partition's end: no request is made. A partition that
+        was not fetched from yet is left out."""
+        found = {}
+        for reading in self._readings:
+            place = self._kafka.TopicPartition(reading.topic, reading.number)
+            _, end = self._consumer.get_watermark_offsets(place, cached=True)
+            if end >= 0:
+                found[reading.key] = max(0, end - reading.position)
+        return found
 
     def _take_in(self, messages: list[Any]) -> None:
         """Emit the records, then see to the errors among them: the consumer will not bring these records again,
@@ -283,20 +339,34 @@ class KafkaSpout(BatchSpout):
             self._attempts[msg_id] = attempts
             self._again.append(msg_id)
             return
-        self.given_up += 1
         reading, offset = self._readings[msg_id >> _OFFSET_BITS], msg_id & _OFFSET_MASK
         record = reading.flight.row(offset).to_pylist()[0]
         record.update(topic=reading.topic, partition=reading.number, offset=offset)
         failure = Failure(failure.component, failure.error, attempts)
-        if self._on_give_up is not None:
-            self._on_give_up(record, failure)
+        if self._hand_over(record, failure) or give_up(self._context, tuple(record.values()), failure):
+            self.given_up += 1
+            self.ack_many([msg_id])
         else:
-            log.error(
-                "%s: %s partition %d offset %d given up after %d attempts: %s",
-                *(self._where, reading.topic, reading.number, offset, attempts),
-                f"{failure.component}: {failure.error}" if failure.component else "timed out",
+            self._again.append(msg_id)
+
+    def _hand_over(self, record: Mapping[str, Any], failure: Failure) -> bool:
+        """Give the record to the user's function. False: there is none, or it raised; then it is a dead letter."""
+        if self._on_give_up is None:
+            return False
+        try:
+            self._on_give_up(record, failure)
+        except Exception as error:  # user code may raise anything
+            self._context.report(
+                ComponentError(
+                    self._where,
+                    "on_give_up must not raise",
+                    f"{type(error).__name__}: {error}",
+                    "The record is a dead letter instead.",
+                )
             )
-        self.ack_many([msg_id])
+            return False
+        self._context.gave_up(1)
+        return True
 
     def _emit_again(self) -> None:
         ids = [self._again.popleft() for _ in range(min(len(self._again), self._batch))]
@@ -311,8 +381,9 @@ class KafkaSpout(BatchSpout):
         if not self._keeps:
             return
         offsets, known = self._context.state.map("offsets"), self._context.state.map("partitions")
+        self._noted_before, self._noted = self._noted, self._done()
         for reading in self._readings:
-            offset = reading.flight.mark if self._tracked else reading.position
+            offset = self._noted[reading.topic, reading.number]
             if offsets.get(reading.key) != offset:  # what did not change need not be written
                 offsets[reading.key] = offset
         for topic, count in self._counts.items():
@@ -320,17 +391,23 @@ class KafkaSpout(BatchSpout):
                 known[topic] = count
 
     def after_commit(self) -> None:
-        self._commit_to_group()
+        """Tell the group what is in a committed snapshot, and nothing later: a partition, or a record, that is in
+        no committed state yet would be skipped by a start that goes by the group. Exactly once the epoch after
+        the committed one may have been snapshotted already, so the snapshot before the newest is taken."""
+        self._commit_to_group(self._noted if self._tracked else self._noted_before)
+        self._record.committed()
 
-    def _commit_to_group(self) -> None:
+    def _done(self) -> dict[Partition, int]:
+        """The first offset of each partition that is not done."""
+        return {
+            (each.topic, each.number): each.flight.mark if self._tracked else each.position
+            for each in self._readings
+        }
+
+    def _commit_to_group(self, offsets: Mapping[Partition, int]) -> None:
         """Tell Kafka how far this task is, for others to see. Does not wait."""
-        if self._group and self._readings:
+        if self._group and offsets:
             self._consumer.commit(
-                offsets=[
-                    self._kafka.TopicPartition(
-                        each.topic, each.number, each.flight.mark if self._tracked else each.position
-                    )
-                    for each in self._readings
-                ],
+                offsets=[self._kafka.TopicPartition(*each, offset) for each, offset in offsets.items()],
                 asynchronous=True,
             )

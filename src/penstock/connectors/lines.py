@@ -80,11 +80,9 @@ class LineReader:
     """The lines of several files, one file after the other, numbered from 0 in the order they are read. Lines stay
     in memory until ``forget``."""
 
-    def __init__(self, paths: Sequence[str], positions: Mapping[str, int], *, at_end: bool, follow: bool) -> None:
-        """``positions`` says where to begin in a file; in others at the start, or with ``at_end`` at the end."""
-        self._files = [
-            LineFile(path, positions.get(path, os.path.getsize(path) if at_end else 0), follow) for path in paths
-        ]
+    def __init__(self, paths: Sequence[str], positions: Mapping[str, int], *, follow: bool) -> None:
+        """``positions`` says where to begin in a file; others are read from their start."""
+        self._files = [LineFile(path, positions.get(path, 0), follow) for path in paths]
         self._follow = follow
         self._turn = 0  # the file to read next
         self._blocks: deque[_Block] = deque()

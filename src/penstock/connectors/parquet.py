@@ -8,23 +8,27 @@ an unfinished file.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import posixpath
-import secrets
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from penstock.connectors.staging import RowBuffer, identity_in
-from penstock.errors import ComponentError, TopologyError
+from penstock.connectors import incarnation
+from penstock.connectors.patient_file import PatientFile
+from penstock.connectors.staging import RowBuffer
+from penstock.errors import ComponentError, PenstockError, SinkBusy, TopologyError
+from penstock.filesystems import open_url
+from penstock.state.failures import is_passing
 from penstock.state.store import StateStore
+from penstock.texts import parse_json
 from penstock.topology.components import Conf, Context, Source, TransactionalSink
 
 ROW_GROUP_BYTES = 32 << 20  # rows kept in memory before they become a row group; readers like theirs large
@@ -41,14 +45,14 @@ class _OpenFile:
     name: str
     folder: str
     """Of its partition, inside the target folder; empty without partitions."""
-    handle: Any
+    file: PatientFile
     writer: Any
     schema: pa.Schema
 
 
 class ParquetSink(TransactionalSink):
     """A folder of Parquet files, one per task, epoch and partition:
-    ``<topology>-<component>-<index>-<identity>-<epoch>-<number>.parquet``.
+    ``<topology>-<component>-<index>-<identity>-<epoch>-<process>-<number>.parquet``.
 
     ``folder`` is a path or fsspec URL that all nodes reach. ``partition_by`` names the fields whose values become
     folders (``day=2024-01-01/``), as Hive, Spark and ``pyarrow.dataset`` read them. The identity is new for each
@@ -79,27 +83,35 @@ class ParquetSink(TransactionalSink):
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self.where = f"component '{context.component}' (task {context.task}), folder {self._url}"
-        self._fs, path = fsspec.core.url_to_fs(self._url)
+        self._fs, path = open_url(self._url)
         self._folder = path.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
-        # A folder per task, its parts quoted: what recover clears is then never another's.
+        own = StateStore(context.folder) if context.folder else None
+        self.incarnation = incarnation.begin(context, own, self.where)
+        self.identity = self.incarnation.identity
+        # A folder per task, its parts quoted: what recover clears is then never another's. Generations count in
+        # one state directory, so a topology of this name with another one has a folder of its own below that.
         task = (context.topology, context.component, str(context.index))
         below = posixpath.join("_staged", *(urllib.parse.quote(part, "") for part in task))
+        if own is not None:
+            below = posixpath.join(below, self.incarnation.task)
         self._stage = posixpath.join(self._folder, below)
         with self._io():
             self._make_folder(self._stage)
         self._records = StateStore(posixpath.join(self._url, below))
         self._stem = "-".join(urllib.parse.quote(part, "") for part in task)
-        self.identity = identity_in(StateStore(context.folder)) if context.folder else secrets.token_hex(8)
         self._buffer = RowBuffer(self.where)
         self._open: dict[str, _OpenFile] = {}
         self._closed: list[_OpenFile] = []
         self._rows = 0
-        self._process = secrets.token_hex(4)  # a staged file never takes the name of an earlier process's
+        self._renamed: set[str] = set()
+        """Staged files of commits under way that this process has renamed."""
         self._number = 0
         self._newest = -1
         self._prepared: dict[int, list[str]] = {}
-        self._lost: ComponentError | None = None
+        self._finishing: list[_OpenFile] = []
+        """Files that have all their rows, and are not complete on disk."""
+        self._checked: pa.Schema | None = None
 
     def recover(self, tokens: Sequence[Any]) -> None:
         for token in sorted(filter(None, tokens), key=lambda token: int(token["epoch"])):
@@ -108,8 +120,9 @@ class ParquetSink(TransactionalSink):
         with self._io():
             self._fs.invalidate_cache()  # an earlier process wrote there
             for path in self._fs.ls(self._stage, detail=False):
-                if path.endswith(_STAGED):
-                    self._fs.rm_file(path)
+                if path.endswith(_STAGED) and self.incarnation.may_remove(path):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.rm_file(path)
         self._newest = max(self._newest, self._recorded())
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
@@ -121,31 +134,32 @@ class ParquetSink(TransactionalSink):
                 f"({', '.join(batch.schema.names)})",
                 "Partition by fields of the input.",
             )
-        if self._lost is not None:
-            raise self._lost
         if self._buffer.bytes >= ROW_GROUP_BYTES:
             self._write_row_groups()
+        self._drain()
+        self._check_types(self._buffer.plain(batch, source))
         self._buffer.add(batch, source)
 
     def prepare_commit(self, epoch: int) -> Any:
-        """Raises where any row of the epoch could not be written, also if ``write`` said so before: the whole of
-        it is lost. The next epoch begins afresh."""
+        """Where the folder cannot be written to now, the epoch stays as it is: called again, this goes on."""
         try:
-            if self._lost is not None:
-                raise self._lost
             self._write_row_groups()
             with self._io():
                 for folder in list(self._open):
                     self._close(folder)
+                self._finish()
                 self._sync_folder(self._stage)
+        except SinkBusy:
+            raise
         except ComponentError:
             self._discard()
             raise
         if not self._closed:
             return None
-        # At least once a new process may count from 1 again, under the same identity: never name a file twice.
+        # After a fall-back an epoch's number comes again: stay above what was published.
         self._newest = max(epoch, self._newest + 1)
-        stem = f"{self._stem}-{self.identity}-{self._newest:015d}"
+        # The process too: no other may ever give a file this name.
+        stem = f"{self._stem}-{self.incarnation.task}-{self._newest:015d}-{self.incarnation.process}"
         files = [
             [file.name, posixpath.join(file.folder, f"{stem}-{number}.parquet")]
             for number, file in enumerate(self._closed)
@@ -160,8 +174,11 @@ class ParquetSink(TransactionalSink):
             return
         with self._io():
             for staged, name in token["files"]:
-                self.rename(posixpath.join(self._stage, staged), posixpath.join(self._folder, name))
+                if staged not in self._renamed:
+                    self.rename(posixpath.join(self._stage, staged), posixpath.join(self._folder, name))
+                    self._renamed.add(staged)
         self.record(token["epoch"])
+        self._renamed.difference_update(staged for staged, _ in token["files"])
         self._prepared.pop(token["epoch"], None)
         # Epochs commit in order: one before this that could not be committed never will be.
         for epoch in [epoch for epoch in list(self._prepared) if epoch < token["epoch"]]:
@@ -170,21 +187,25 @@ class ParquetSink(TransactionalSink):
                     self._fs.rm_file(posixpath.join(self._stage, name))
 
     def rename(self, staged: str, target: str) -> None:
-        """Step 1 for one file."""
-        if self._fs.exists(staged):
-            self._make_folder(posixpath.dirname(target))
+        """Step 1 for one file. Another process of the task may do the same at the same time: then one of the two
+        finds the staged file gone, and the target there."""
+        self._make_folder(posixpath.dirname(target))
+        try:
             if self._local:
                 os.replace(staged, target)
                 self._sync_folder(posixpath.dirname(target))
             else:
+                self._fs.invalidate_cache()
                 self._fs.mv(staged, target)
-        elif not self._fs.exists(target):
+        except FileNotFoundError:
+            if self._fs.exists(target):
+                return
             raise ComponentError(
                 self.where,
                 "what was staged stays until it is committed",
                 f"neither {staged} nor {target}",
                 "All nodes must reach the same folder, and nothing else may change what is in _staged.",
-            )
+            ) from None
 
     def record(self, epoch: int) -> None:
         """Step 2. From here on readers may move or delete the files: a repeated commit does not look for them."""
@@ -196,30 +217,54 @@ class ParquetSink(TransactionalSink):
         self._discard()
 
     def _recorded(self) -> int:
-        """The newest epoch this task has committed; -1 for none."""
+        """The newest number committed under this identity; -1 for none."""
         if _RECORD not in self._records.list():
             return -1
-        record = json.loads(self._records.read(_RECORD))
+        record = parse_json(self._records.read(_RECORD))
         return int(record["epoch"]) if record["identity"] == self.identity else -1
 
-    def _write_row_groups(self) -> None:
-        """Everything in memory to the staged files. If it raises, an unknown part of it is there: then the epoch
-        cannot be saved any more."""
-        if not self._buffer.rows:
-            return
-        rows = self._buffer.table()
-        self._buffer.clear()
+    def _check_types(self, batch: pa.RecordBatch) -> None:
+        """Raise now what would be raised when the rows are written: then it could not be said of which."""
+        by_text = [name for name in self._partition_by if not _has_text(batch.schema.field(name).type)]
         try:
-            with self._io():
-                for folder, part in hive_partitions(rows, self._partition_by):
+            for name in by_text:
+                batch.column(name).cast(pa.string())
+            if batch.schema != self._checked:
+                pq.ParquetWriter(io.BytesIO(), batch.schema, compression=self._compression).close()
+                self._checked = batch.schema
+        except pa.ArrowException as error:
+            raise ComponentError(
+                self.where,
+                "Parquet has the fields' types, and values to partition by are texts, numbers or times",
+                f"{type(error).__name__}: {error}",
+                "Convert the field in a bolt before the sink.",
+            ) from error
+
+    def _write_row_groups(self) -> None:
+        """Everything in memory to the files' writers, and from there to disk."""
+        if self._buffer.rows:
+            rows = self._buffer.table()
+            try:
+                for folder, part in list(hive_partitions(rows, self._partition_by)):
                     self._file(folder, part.schema).writer.write_table(part)
-        except ComponentError as error:
-            self._lost = error
-            raise
-        self._rows += rows.num_rows
+            except pa.ArrowException as error:
+                raise ComponentError(
+                    self.where,
+                    "Parquet takes the rows",
+                    f"{type(error).__name__}: {error}",
+                    "Convert the fields in a bolt before the sink.",
+                ) from error
+            self._buffer.clear()
+            self._rows += rows.num_rows
+        self._drain()
+
+    def _drain(self) -> None:
+        with self._io():
+            for file in (*self._open.values(), *self._finishing):
+                file.file.drain()
 
     def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
-        """The open file of a partition, made if there is none."""
+        """The open file of a partition, made if there is none. It is on disk when there is something to write."""
         file = self._open.get(folder)
         if file is not None and file.schema == schema:
             return file
@@ -227,22 +272,26 @@ class ParquetSink(TransactionalSink):
             self._close(folder)
         elif len(self._open) == _MAX_OPEN:
             self._close(next(iter(self._open)))
-        name = f"{self._process}-{self._number}{_STAGED}"
+            with contextlib.suppress(OSError):  # it is tried again; meanwhile it needs no descriptor of ours
+                self._finish()
+        name = f"{self.incarnation.prefix}-{self._number}{_STAGED}"
         self._number += 1
-        handle = self._fs.open(posixpath.join(self._stage, name), "wb")
-        writer = pq.ParquetWriter(handle, schema, compression=self._compression)
-        self._open[folder] = _OpenFile(name, folder, handle, writer, schema)
+        staged = PatientFile(self._fs, posixpath.join(self._stage, name), self._local)
+        writer = pq.ParquetWriter(staged, schema, compression=self._compression)
+        self._open[folder] = _OpenFile(name, folder, staged, writer, schema)
         return self._open[folder]
 
     def _close(self, folder: str) -> None:
-        """Make a file complete and durable."""
+        """The file has all its rows."""
         file = self._open.pop(folder)
         file.writer.close()
-        if self._local:
-            file.handle.flush()
-            os.fsync(file.handle.fileno())
-        file.handle.close()
-        self._closed.append(file)
+        self._finishing.append(file)
+
+    def _finish(self) -> None:
+        """Make files complete and durable. Raises ``OSError``; called again, it goes on."""
+        while self._finishing:
+            self._finishing[0].file.finish()
+            self._closed.append(self._finishing.pop(0))
 
     def _make_folder(self, path: str) -> None:
         """Make a folder inside the target folder, each level durable in the one above."""
@@ -260,26 +309,29 @@ class ParquetSink(TransactionalSink):
     def _discard(self) -> None:
         """Forget the open epoch. What would not go to disk may refuse again here; ``recover`` removes the rest."""
         for file in self._open.values():
-            for part in (file.writer, file.handle):
-                with contextlib.suppress(OSError, ValueError, pa.ArrowException):
-                    part.close()
-        for file in (*self._open.values(), *self._closed):
+            with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+                file.writer.close()
+        for file in (*self._open.values(), *self._finishing, *self._closed):
             with contextlib.suppress(OSError):
-                self._fs.rm_file(posixpath.join(self._stage, file.name))
+                file.file.discard()
         self._buffer.clear()
-        self._open, self._closed, self._rows, self._lost = {}, [], 0, None
+        self._open, self._finishing, self._closed, self._rows = {}, [], [], 0
 
     @contextlib.contextmanager
     def _io(self) -> Iterator[None]:
-        """What the file system refuses, in four parts."""
+        """What the file system refuses: it is asked again until it does not."""
         try:
             yield
-        except (OSError, pa.ArrowException) as error:
-            raise ComponentError(
+        except PenstockError:
+            raise
+        except Exception as error:  # clients of object stores have exceptions of their own
+            if not isinstance(error, OSError) and not is_passing(error):
+                raise
+            raise SinkBusy(
                 self.where,
                 "the folder takes the rows",
                 f"{type(error).__name__}: {error}",
-                "See to space and rights there; what was committed is complete.",
+                "See to space and rights there; nothing is lost, and the sink goes on as soon as it can.",
             ) from error
 
 
@@ -302,6 +354,12 @@ def hive_partitions(rows: pa.Table, fields: Sequence[str]) -> Iterator[tuple[str
                 for name, value in key.items()
             )
             yield "/".join(folders), content.take(index.values)
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    """Every value of the type can be cast to a text."""
+    types = pa.types
+    return bool(types.is_string(kind) or (types.is_primitive(kind) and not types.is_duration(kind)))
 
 
 def sync_folder(path: str) -> None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from penstock.connectors import postgres_rows
+from penstock.connectors.incarnation import superseded
 from penstock.connectors.staging import StagedSink
-from penstock.connectors.tables import checked_columns, last_of_each
-from penstock.errors import ComponentError, EnvironmentFault, TopologyError
-from penstock.topology.components import Conf, Context, Source
+from penstock.connectors.tables import checked_columns, last_of_each, write_all_but_rejected
+from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, TopologyError
+from penstock.topology.components import Conf, Context, Failure, Source
 
 if TYPE_CHECKING:
     import psycopg
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # s between two attempts; doubled each time
 _LOCK_TIMEOUT = 5000  # ms; a process that died may leave its locks behind for a moment
+
+
+class _RowRefused(Exception):
+    """PostgreSQL does not take rows of a part, for a reason of theirs."""
 
 
 class PostgresSink(StagedSink):
@@ -40,9 +45,10 @@ class PostgresSink(StagedSink):
     one name must not write to one database at the same time: a task that finds another's commit after one of its
     own raises. The server's ``synchronous_commit`` must not be off, or its crash may lose a committed epoch.
 
-    Without the server the sink tries again for ``retry_for`` seconds, then raises. It blocks its slot for as
-    long, so the default stays below ``heartbeat_timeout``.
-    """
+    A row that PostgreSQL will never take (a NUL character, a constraint) is a dead letter; all others are written.
+    Without the server the sink tries again for ``retry_for`` seconds, in which it blocks its slot, and then says
+    that it is away: it is asked again until the server is back. The same holds for a table or column that is
+    missing."""
 
     def __init__(
         self,
@@ -53,7 +59,7 @@ class PostgresSink(StagedSink):
         mode: str = "insert",
         key: Sequence[str] = (),
         create: bool = True,
-        retry_for: float = 15.0,
+        retry_for: float = 2.0,
     ) -> None:
         where = f"PostgresSink for table '{table}'"
         if mode not in ("insert", "upsert"):
@@ -122,7 +128,10 @@ class PostgresSink(StagedSink):
             identity, newest = connection.execute(query, (self._sink,)).fetchone() or ("", -1)
             if identity == self.identity and newest >= epoch:
                 return
-            if identity != self.identity and self._published_here:
+            if self.incarnation.is_older_than(identity):
+                newer = int(identity.split(".")[1])
+                raise superseded(self.where, self.incarnation.generation, newer)
+            if not self.incarnation.is_same_task(identity) and self._published_here:
                 raise ComponentError(
                     self.where,
                     f"one topology at a time writes as '{self._sink}' to a database",
@@ -131,20 +140,51 @@ class PostgresSink(StagedSink):
                 )
             if self._create:
                 postgres_rows.create_table(connection.execute, self._table, rows.schema, self._key)
-            self.write_rows(connection, rows)
+            self._write_all_but_rejected(connection, rows)
             connection.execute(
                 "UPDATE penstock_epochs SET identity = %s, epoch = %s WHERE sink = %s",
                 (self.identity, epoch, self._sink),
             )
 
+    def _write_all_but_rejected(self, connection: psycopg.Connection, rows: pa.Table) -> None:
+        """Write the rows, and make dead letters of those that PostgreSQL will never take. Which they are shows
+        only here, against the table as it is now; an epoch must not fail with them at every restart."""
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # else a deferred one shows at COMMIT, without its row
+
+        def write(part: pa.Table) -> None:
+            try:
+                with connection.transaction():  # a savepoint
+                    self.write_rows(connection, part)
+            except self._psycopg.Error as error:
+                if (error.sqlstate or "")[:2] not in postgres_rows.ROWS_FAULT:
+                    raise
+                raise _RowRefused(str(self._refused(error))) from error
+
+        rejected = write_all_but_rejected(rows, write, (_RowRefused, pa.ArrowException))
+        for each in rejected:
+            (values,) = rows.slice(each.row, 1).to_pylist()
+            failure = Failure(self.context.component, each.error)
+            self.context.add_dead_letters([tuple(values.values())], failure)
+        if rejected:
+            self.context.report(
+                ComponentError(
+                    self.where,
+                    "the rows fit the table's columns, types and constraints",
+                    f"{len(rejected)} that do not: {rejected[0].error}",
+                    "They are among the dead letters: penstock dlq list. All other rows are written.",
+                )
+            )
+
     def write_rows(self, connection: psycopg.Connection, rows: pa.Table) -> None:
-        """Write an epoch's rows in the open transaction; for a subclass with statements of its own."""
+        """Write rows in the open transaction; for a subclass with statements of its own. Called once for an epoch;
+        where rows of it are refused, also for parts of it, in order."""
         if not self._key:
             postgres_rows.copy_rows(connection, postgres_rows.identifier(self._table), rows)
             return
         connection.execute(postgres_rows.create_staged(self._table, rows.column_names))
         postgres_rows.copy_rows(connection, postgres_rows.staged(), last_of_each(rows, self._key))
         connection.execute(postgres_rows.upsert_staged(self._table, rows.column_names, self._key))
+        connection.execute("DROP TABLE pg_temp.penstock_rows")  # another part may follow
 
     def _fields_of(self, schema: pa.Schema) -> list[str]:
         """The fields to write, in order."""
@@ -181,7 +221,7 @@ class PostgresSink(StagedSink):
                 now = time.monotonic()
                 first_loss = now if first_loss is None else first_loss
                 if now + pause > first_loss + self._retry_for:
-                    raise ComponentError(
+                    raise SinkBusy(
                         f"{self.where} at {postgres_rows.address(self._dsn)}",
                         f"PostgreSQL answers within {self._retry_for:g} s",
                         str(error).strip(),
@@ -203,11 +243,11 @@ class PostgresSink(StagedSink):
         named = {"column": said.column_name, "constraint": said.constraint_name, "sqlstate": said.sqlstate}
         details = [f"{what} {name}" for what, name in named.items() if name]
         details += [text for text in (said.message_detail, said.context, said.message_hint) if text]
-        return ComponentError(
+        return SinkBusy(
             self.where,
             "the rows of an epoch fit the table's columns, types and constraints",
             f"{said.message_primary or error}" + (f" ({'; '.join(details)})" if details else ""),
-            "Convert the field in a bolt before the sink, or alter the table; then start the topology again.",
+            "Convert the field in a bolt before the sink, or alter the table.",
         )
 
     def _disconnect(self) -> None:

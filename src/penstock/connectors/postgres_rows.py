@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.credentials import Placeholders, has_references, resolved
+from penstock.errors import EnvironmentFault
+from penstock.redaction import hide
+
 if TYPE_CHECKING:
     import psycopg
 
@@ -22,16 +26,25 @@ _DEFAULTS = {  # where the dsn says nothing: a host that vanishes without a word
 }
 _LOCK = 0x70656E73746F636B  # "penstock": serialises the creation of tables, which IF NOT EXISTS does not
 
+ROWS_FAULT = (  # classes of SQLSTATE; with any other the same row may be taken later
+    "21",  # a row twice in one upsert, where the column's type calls two keys equal: goes away with the halving
+    "22",  # data
+    "23",  # constraints
+    "44",  # a view's check option
+    "54",  # a limit of PostgreSQL's own, as the length of a key
+    "P0",  # a trigger's RAISE
+)
+
 Execute = Callable[..., Any]
 """``psycopg.Connection.execute``, or what does the same."""
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    """A connection whose statements commit by themselves."""
+    """A connection whose statements commit by themselves. Raises ``EnvironmentFault`` for a dsn that does not
+    parse or has a reference that cannot be resolved."""
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
 
-    options: dict[str, Any] = {**_DEFAULTS, **conninfo_to_dict(dsn)}
+    options: dict[str, Any] = {**_DEFAULTS, **connection_options(dsn)}
     options["client_encoding"] = "utf8"  # what Arrow's strings are, whatever the database has
     return psycopg.connect(**options, autocommit=True)
 
@@ -68,14 +81,16 @@ def create_staged(table: str, columns: Sequence[str]) -> Any:
     """The statement for an empty table of these columns, of this session and this transaction alone."""
     from psycopg import sql
 
-    return sql.SQL("CREATE TEMP TABLE penstock_rows ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
-        identifiers(columns), identifier(table)
-    )
+    return sql.SQL(
+        "CREATE TEMP TABLE penstock_rows ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA;"
+        " ALTER TABLE pg_temp.penstock_rows ADD COLUMN penstock_row bigint GENERATED ALWAYS AS IDENTITY"
+    ).format(identifiers(columns), identifier(table))
 
 
 def upsert_staged(table: str, columns: Sequence[str], key: Sequence[str]) -> Any:
-    """The statement that takes over what is staged, a row for each key. In the key's order: two that update the
-    same rows then wait for each other in turn, not crosswise."""
+    """The statement that takes over what is staged, of each key the last row: PostgreSQL may call keys equal that
+    Arrow does not (0.0 and -0.0, a collation that ignores case). In the key's order: two that update the same rows
+    then wait for each other in turn, not crosswise."""
     from psycopg import sql
 
     action: sql.Composable = sql.SQL("NOTHING")
@@ -83,9 +98,10 @@ def upsert_staged(table: str, columns: Sequence[str], key: Sequence[str]) -> Any
         updates = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others]
         action = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(updates))
     names, keys = identifiers(columns), identifiers(key)
-    return sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY {} ON CONFLICT ({}) DO {}").format(
-        identifier(table), names, names, staged(), keys, keys, action
-    )
+    return sql.SQL(
+        "INSERT INTO {} ({}) SELECT DISTINCT ON ({}) {} FROM {} ORDER BY {}, penstock_row DESC"
+        " ON CONFLICT ({}) DO {}"
+    ).format(identifier(table), names, keys, names, staged(), keys, keys, action)
 
 
 def copy_rows(connection: psycopg.Connection, table: Any, rows: pa.Table) -> None:
@@ -188,9 +204,62 @@ def identifiers(names: Sequence[str]) -> Any:
     return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
-def address(dsn: str) -> str:
-    """Where the server is, without the password."""
+def connection_options(dsn: str) -> dict[str, Any]:
+    """What a dsn says, with its references resolved (``penstock.credentials``). Its password is hidden from errors
+    and logs from now on."""
+    placeholders = Placeholders(_whole(dsn))
+    options = {name: placeholders.resolve(value, _WHERE) for name, value in _parsed(placeholders.text).items()}
+    if options.get("password"):
+        hide(str(options["password"]))
+    return options
+
+
+def check_dsn(dsn: str) -> None:
+    """Raises ``EnvironmentFault`` for a dsn that does not parse. Does not resolve references."""
+    if not has_references(dsn) or "=" in dsn or "://" in dsn:
+        _parsed(Placeholders(dsn).text)
+
+
+_WHERE = "PostgreSQL connection string"
+
+
+def _whole(dsn: str) -> str:
+    """A dsn that is one reference altogether, ``${DATABASE_URL}``, is resolved before it is parsed."""
+    return resolved(dsn, _WHERE) if has_references(dsn) and "=" not in dsn and "://" not in dsn else dsn
+
+
+def _parsed(dsn: str) -> dict[str, Any]:
+    """Without the words of libpq, which quote the dsn with its password."""
+    import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
-    parts = conninfo_to_dict(dsn)
+    try:
+        options: dict[str, Any] = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        raise EnvironmentFault(
+            _WHERE,
+            "must be one that PostgreSQL understands",
+            "one that does not parse",
+            "For example 'host=db.example dbname=results user=penstock password=${PASSWORD}'.",
+        ) from None
+    # With an @ or / that is not encoded, libpq takes a part of the password for a host, a port or a database,
+    # and would name it in its errors.
+    port = str(options.get("port", "")).replace(",", "")
+    misread = any("@" in str(options.get(name, "")) for name in ("host", "port", "dbname"))
+    if "://" in dsn and (misread or not (port.isdecimal() or port.startswith("penstockreference") or not port)):
+        raise EnvironmentFault(
+            _WHERE,
+            "must have @, /, : and % in a password encoded, as %40, %2F, %3A and %25",
+            "a URL with one that is not",
+            "Encode it, or write ${NAME} in its place: the value of an environment variable needs no encoding.",
+        )
+    return options
+
+
+def address(dsn: str) -> str:
+    """Where the server is, without the password. Does not resolve references."""
+    if has_references(dsn) and "=" not in dsn and "://" not in dsn:
+        return dsn
+    placeholders = Placeholders(dsn)
+    parts = {name: placeholders.show(value) for name, value in _parsed(placeholders.text).items()}
     return f"{parts.get('host', 'the local socket')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"

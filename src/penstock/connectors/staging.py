@@ -6,7 +6,6 @@ nothing twice, clearing up after a crash - is here, once for all of them.
 
 from __future__ import annotations
 
-import secrets
 import tempfile
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.columns import is_pickled, to_values
+from penstock.connectors import incarnation
 from penstock.errors import ComponentError, StateError
 from penstock.state.store import StateStore, is_missing
 from penstock.topology.components import Conf, Context, Source, TransactionalSink
@@ -22,7 +22,6 @@ from penstock.topology.components import Conf, Context, Source, TransactionalSin
 PART_BYTES = (
     32 << 20
 )  # rows kept in memory before they go to disk: large writes, yet small beside a worker's 45 MB
-_IDENTITY = "identity"
 _STAGED = "staged"
 
 
@@ -115,14 +114,16 @@ class StagedSink(TransactionalSink):
     one transaction; (3) remove the staged files. After a crash in any gap ``recover`` goes through them again.
     ``commit`` may run in a thread of its own: ``published`` and ``publish`` share nothing with ``write``.
 
-    What the outside system records must hold ``identity`` beside the epoch: a topology started from scratch counts
-    epochs from 1 again, and then has another identity. Rows stay on disk in parts of about 32 MB, but an epoch
-    is published as one table: its size must fit in memory.
+    What the outside system records must hold ``identity`` beside the epoch, and epochs are compared under one
+    identity only: a topology started from scratch counts epochs from 1 again, and then has another identity; other
+    than exactly once each process numbers its commits itself, and has an identity of its own. Rows stay
+    on disk in parts of about 32 MB, but an epoch is published as one table: its size must fit in memory.
     """
 
     context: Context
     identity: str
-    """Names this task's life from its first start on: kept in ``context.folder``, new where that is empty."""
+    """Whose numbers the epochs are. Exactly once the task's, from its first start on: kept in ``context.folder``.
+    Otherwise this process's."""
 
     @abstractmethod
     def connect(self, conf: Conf, context: Context) -> None:
@@ -143,11 +144,11 @@ class StagedSink(TransactionalSink):
         self._scratch = None if context.folder else tempfile.TemporaryDirectory(prefix="penstock-sink-")
         self._store = StateStore(self._scratch.name if self._scratch else context.folder)
         self._staged = self._store.child(_STAGED)
-        self.identity = identity_in(self._store)
+        self.incarnation = incarnation.begin(context, self._store if context.folder else None, self.where)
+        self.identity = self.incarnation.identity
         self._buffer = RowBuffer(self.where)
         self._parts: list[str] = []
         self._rows = 0
-        self._process = secrets.token_hex(4)  # a part never takes the name of an earlier process's
         self._part_number = 0
         self._newest = -1
         self._prepared: dict[int, list[str]] = {}
@@ -157,9 +158,10 @@ class StagedSink(TransactionalSink):
         for token in sorted(filter(None, tokens), key=lambda token: int(token["epoch"])):
             self.commit(token)
             self._newest = max(self._newest, token["epoch"])
-        for name in self._staged.list():
+        may_remove = self.incarnation.may_remove
+        for name in filter(may_remove, self._staged.list()):
             self._staged.remove(name)
-        self._store.sweep(_STAGED)
+        self._store.sweep(_STAGED, may_remove)
         self._newest = max(self._newest, self.published())
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
@@ -173,7 +175,7 @@ class StagedSink(TransactionalSink):
             self._spill()
         if not self._parts:
             return None
-        # At least once a new process may count from 1 again under the same identity: stay above what it published.
+        # After a fall-back an epoch's number comes again: stay above what was published.
         self._newest = max(epoch, self._newest + 1)
         token = {"epoch": self._newest, "files": self._parts, "rows": self._rows}
         self._prepared[self._newest] = self._parts
@@ -200,7 +202,7 @@ class StagedSink(TransactionalSink):
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table.combine_chunks())
-        name = f"{self._process}-{self._part_number}.arrow"
+        name = f"{self.incarnation.prefix}-{self._part_number}.arrow"
         self._staged.write(name, out.getvalue().to_pybytes())
         self._parts.append(name)
         self._part_number += 1
@@ -229,12 +231,6 @@ class StagedSink(TransactionalSink):
                 f"{'; '.join(_types(table.schema) for table in tables)}: {error}",
                 "Declare the fields' types where they are emitted.",
             ) from error
-
-
-def identity_in(store: StateStore) -> str:
-    """The identity kept in a task's folder, made at the first call."""
-    store.create(_IDENTITY, secrets.token_hex(8).encode())
-    return store.read(_IDENTITY).decode()
 
 
 def _name(source: Source) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -24,6 +25,36 @@ def checked_columns(where: str, columns: Columns, key: Sequence[str]) -> dict[st
             where, "the key's columns are among the columns", f"key={tuple(key)!r}, columns={mapped!r}"
         )
     return mapped
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that a table will never take as it is."""
+
+    row: int
+    """Its place in the table that was to be written."""
+    error: str
+    """The other system's own words."""
+
+
+def write_all_but_rejected(
+    rows: pa.Table, write: Callable[[pa.Table], None], refused: type[Exception] | tuple[type[Exception], ...]
+) -> list[Rejected]:
+    """Write rows in as few calls as need be: what is refused is halved until single rows are left. ``write`` does
+    all of its rows or raises; the parts are written in order."""
+    rejected: list[Rejected] = []
+    parts = [(0, rows)] if rows.num_rows else []
+    while parts:
+        first, part = parts.pop()
+        try:
+            write(part)
+        except refused as error:
+            if part.num_rows == 1:
+                rejected.append(Rejected(first, str(error).strip()))
+            else:
+                half = part.num_rows // 2
+                parts += [(first + half, part.slice(half)), (first, part.slice(0, half))]
+    return rejected
 
 
 def last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SUBJECTS = {
+    "slow": "rate",
+    "cancel": "rate",
+    "hold": "hold",
+    "resume": "hold",
+    "grant": "grant",
+    "wait": "epoch",
+    "proceed": "epoch",
+}
+
 
 @dataclass(frozen=True)
 class TaskMessage:
@@ -17,6 +27,12 @@ class TaskMessage:
     value: float = 0.0
     """Of ``slow`` and ``cancel``: the steps the source has asked for and not taken back. Of a grant: how many
     tuples the target may have sent altogether."""
+
+    @property
+    def subject(self) -> str:
+        """Messages of one subject replace each other; those of another say nothing about it. A ``proceed`` must
+        not be dropped because a ``slow`` or a ``grant`` comes after it: the sender would wait for ever."""
+        return _SUBJECTS.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Board(ABC):
     board's, perhaps before the constructor returns, and must be quick and not raise.
 
     Messages to a task whose slot is not there yet wait for it. Messages that cannot be sent wait too; of more than
-    ``MOST_WAITING`` only the newest of each ⟨source, target⟩ is kept, which is enough: see ``Waiting``.
+    ``MOST_WAITING`` only the newest of each ⟨source, target, subject⟩ is kept, which is enough: see ``Waiting``.
     """
 
     @abstractmethod
@@ -118,9 +118,10 @@ def parse_url(url: str) -> tuple[str, str]:
 class Waiting:
     """Messages that cannot go yet, oldest first.
 
-    Of more than ``most`` only the newest of each ⟨source, target⟩ stays. That loses nothing that matters: the
-    value of ``slow``, ``cancel`` and ``grant`` is a total, not a difference, and of ``hold`` and ``resume`` the
-    last one holds. To drop the oldest instead could lose a ``cancel`` and leave the target slow for ever.
+    Of more than ``most`` only the newest of each ⟨source, target, subject⟩ stays. That loses nothing that matters:
+    the value of ``slow``, ``cancel`` and ``grant`` is a total, not a difference, and of ``hold`` and ``resume``,
+    and of ``wait`` and ``proceed``, the last one holds. To drop the oldest instead could lose a ``cancel`` and
+    leave the target slow for ever.
     """
 
     def __init__(self, most: int = MOST_WAITING) -> None:
@@ -133,13 +134,14 @@ class Waiting:
     def append(self, message: TaskMessage) -> None:
         self._messages.append(message)
         if len(self._messages) > self._limit:
-            newest: dict[tuple[int, int], TaskMessage] = {}
+            newest: dict[tuple[int, int, str], TaskMessage] = {}
             for each in self._messages:
-                newest.pop((each.source, each.target), None)
-                newest[each.source, each.target] = each
+                about = (each.source, each.target, each.subject)
+                newest.pop(about, None)
+                newest[about] = each
             log.error("%d task messages cannot be sent; %d are kept", len(self._messages), len(newest))
             self._messages = deque(newest.values())
-            self._limit = max(self._most, 2 * len(newest))  # so that with many pairs not each message leads here
+            self._limit = max(self._most, 2 * len(newest))  # so that with many senders not each message leads here
 
     def take(self, most: int) -> list[TaskMessage]:
         """Remove the oldest, up to ``most``."""

@@ -3,28 +3,48 @@ loop never waits for the network."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import queue
+import random
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.clock import Clock
 from penstock.coordinator import wire
-from penstock.coordinator.messages import Failed, Message, dumps, loads
+from penstock.coordinator.driver_clock import SAMPLES, DriverClock
+from penstock.coordinator.messages import AskTime, Failed, Message, Report, TellTime, dumps, loads
 from penstock.errors import ControlRefused
 
 M = TypeVar("M", bound=Message)
 
 
+_RETRIES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds between the attempts to connect, roughly."""
+
+
+class _Dropped(Exception):
+    """The coordinator ended the connection before it said anything."""
+
+
 class ControlClient:
     """Connects, shakes hands, then moves messages. ``inbox`` fills as they come; ``wake`` is called for
-    each, from another thread. ``lost`` turns true when the connection ends."""
+    each, from another thread. ``lost`` turns true when the connection ends. ``clock`` tells the driver's time."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, address: tuple[str, int], secret: bytes, wake: Callable[[], None], clock: Clock | None = None
+    ) -> None:
+        """``clock``: that of this machine."""
         self.inbox: deque[Message] = deque()
         self.lost = False
+        self.lost_because = ""
+        """What could not be read, where the connection did not just end."""
+        self.clock = DriverClock(clock)
         self._wake = wake
         self._listeners: dict[type, Callable[[Any], None]] = {}
         self._outbox: queue.SimpleQueue[Message | bytes | None] = queue.SimpleQueue()
@@ -33,13 +53,32 @@ class ControlClient:
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rest = b""
         """What ``send_now`` could not get rid of; goes before anything else."""
-        self._socket = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self._socket.makefile("rb")
-        self._shake_hands(secret)
-        self._socket.settimeout(None)
+        self._connect(address, secret)
         threading.Thread(target=self._receive, name="control-receive", daemon=True).start()
         threading.Thread(target=self._transmit, name="control-send", daemon=True).start()
+
+    def _connect(self, address: tuple[str, int], secret: bytes) -> None:
+        """Try again where the coordinator ends the connection at once: it does so when too many connect together
+        that have not proved yet who they are."""
+        for pause in (*_RETRIES, None):
+            self._socket = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._file = self._socket.makefile("rb")
+            try:
+                self._shake_hands(secret)
+                self._measure_clock()
+                self._socket.settimeout(None)
+                return
+            except _Dropped as error:
+                self._socket.close()
+                if pause is None:
+                    raise ControlRefused(
+                        "control connection",
+                        "the coordinator must accept it",
+                        "it ended the connection before the handshake was done",
+                        "Too many connections may be waiting for their handshake there.",
+                    ) from error
+                time.sleep(pause * random.uniform(0.5, 1.5))
 
     def send(self, message: Message) -> None:
         """Put a message on its way; never blocks."""
@@ -79,7 +118,12 @@ class ControlClient:
         self._outbox.put(None)
 
     def _shake_hands(self, secret: bytes) -> None:
-        greeting = self._file.read(len(wire.GREETING) + wire.NONCE_BYTES)
+        try:
+            greeting = self._file.read(len(wire.GREETING) + wire.NONCE_BYTES)
+        except ConnectionError as error:
+            raise _Dropped from error
+        if not greeting:
+            raise _Dropped
         theirs, mine = greeting[len(wire.GREETING) :], wire.new_nonce()
         if not greeting.startswith(wire.GREETING) or len(theirs) != wire.NONCE_BYTES:
             raise ControlRefused("control connection", "the other end speaks penstock's protocol", repr(greeting))
@@ -92,18 +136,47 @@ class ControlClient:
                 "Slots of another run cannot join; start the topology again.",
             )
 
+    def _measure_clock(self) -> None:
+        """Before anything else: whatever the driver sends later comes to a worker that knows the driver's time."""
+        for _ in range(SAMPLES):
+            self._socket.sendall(_framed(AskTime(self.clock.monotonic())))
+            answer = self._read()
+            if not isinstance(answer, TellTime):
+                raise ControlRefused(
+                    "control connection", "the coordinator answers AskTime with TellTime", repr(answer)
+                )
+            self.clock.add(answer.sent, answer.time, self.clock.monotonic())
+
+    def ask_time(self) -> None:
+        """Measure once more how far the clocks differ; the answer is entered in ``clock`` when it comes."""
+        self.send_now(AskTime(self.clock.monotonic()))
+
+    def _read(self) -> Message | None:
+        """The next message; None: the connection has ended."""
+        head = self._file.read(wire.LENGTH.size)
+        if len(head) < wire.LENGTH.size:
+            return None
+        (length,) = wire.LENGTH.unpack(head)
+        if length > wire.MOST_BYTES:
+            raise wire.too_long(length)
+        return loads(self._file.read(length))
+
     def _receive(self) -> None:
         try:
-            while head := self._file.read(wire.LENGTH.size):
-                (length,) = wire.LENGTH.unpack(head)
-                message = loads(self._file.read(length))
+            while (message := self._read()) is not None:
+                if isinstance(message, TellTime):
+                    self.clock.add(message.sent, message.time, self.clock.monotonic())
+                    continue
                 listener = self._listeners.get(type(message))
                 if listener is not None:
                     listener(message)
                 else:
                     self.inbox.append(message)
                     self._wake()
-        except (OSError, ValueError, struct.error, ControlRefused):
+        except ControlRefused as error:
+            self.lost_because = str(error)
+            self.send(Failed(error.where, error.rule, error.got, error.way_out))
+        except (OSError, ValueError, struct.error):
             pass  # however it ended, what matters is that it did
         self.lost = True
         self._wake()
@@ -126,8 +199,16 @@ class ControlClient:
 
 
 def _framed(message: Message) -> bytes:
+    """As it stands on the wire. A report that cannot be sent goes without what users' code put in it, and with the
+    reason; in place of any other message the worker reports that it has failed."""
     try:
-        data = dumps(message)
-    except (TypeError, ValueError) as error:  # what a user published is not JSON
-        data = dumps(Failed("control connection", "a message must be JSON", str(error), ""))
-    return wire.LENGTH.pack(len(data)) + data
+        return wire.framed(dumps(message))
+    except (TypeError, ValueError, RecursionError) as error:  # what a user published is not JSON
+        refused = ControlRefused("control connection", "a message must be JSON", str(error))
+    except ControlRefused as error:
+        refused = error
+    if isinstance(message, Report):
+        with contextlib.suppress(ControlRefused, TypeError, ValueError, RecursionError):
+            bare = dataclasses.replace(message, published={}, errors=[str(refused)], segments=[], streams=None)
+            return wire.framed(dumps(bare))
+    return wire.framed(dumps(Failed(refused.where, refused.rule, refused.got, refused.way_out)))

@@ -2,13 +2,16 @@
 
 A savepoint is asked for by a file in the state directory, so that it can be asked for from any machine that
 reaches the directory, with no port to know: ``requests/NAME.json`` with the place to copy to; the answer is
-``requests/NAME.done``.
+``requests/NAME.done``. A request is signed with the deployment key: whoever can only write to the directory could
+otherwise have the state, and secrets that a URL refers to, sent to a place of their choice.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -16,13 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock import signing
 from penstock.coordinator.commits import Commits, read_published
 from penstock.coordinator.messages import Message, NotSnapped, Published, Snapped, SpoutsCut
 from penstock.errors import PenstockError, StateError
 from penstock.plan.model import SlotId
+from penstock.redaction import described
 from penstock.state import manifest as manifests
+from penstock.state import savepoints
 from penstock.state.manifest import TaskEntry
 from penstock.state.store import StateStore
+from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.commits")
 
@@ -30,6 +37,7 @@ _LOOK = 0.05  # seconds between two looks at the clock
 _ASK = 0.2  # seconds between two times that whoever waits for an epoch is asked whether to go on
 _REQUESTS = 1.0  # seconds between two looks for requests
 REQUESTS = "requests"
+_PURPOSE = "state.request"
 
 
 @dataclass
@@ -210,9 +218,9 @@ class CommitThread:
                 continue
             self._seen.add(name)
             try:
-                target = str(json.loads(self._store.read(name))["to"])
+                target = _requested(name, self._store.read(name))
             except (StateError, ValueError, LookupError, TypeError) as error:  # anyone may put a file there
-                rule = 'must hold {"to": a folder or URL}'
+                rule = "must name a folder or URL, and be signed with this deployment's key"
                 self._answer(name, {"error": str(StateError(f"request {name}", rule, str(error)))})
             else:
                 self._waiting.append(_Waiting(self._save_to(name, target)))
@@ -225,7 +233,7 @@ class CommitThread:
                     raise error
                 answer = {"epoch": save(self._store, StateStore(target), self.commits.published)}
             except Exception as failed:  # the file system behind the target may raise anything
-                answer = {"error": str(failed) or repr(failed)}
+                answer = {"error": str(failed) if isinstance(failed, PenstockError) else described(failed)}
             self._answer(name, answer)
 
         return done
@@ -240,26 +248,44 @@ class CommitThread:
             log.warning("no answer to %s: %s", name, error)
 
 
+def request(name: str, target: str) -> bytes:
+    """The content of the request file ``name``: copy the state to ``target``, an absolute path or URL."""
+    return json.dumps({"to": target, "signature": _signature(name, target).hex()}).encode()
+
+
+def _signature(name: str, target: str) -> bytes:
+    return signing.sign(_PURPOSE, f"{name}\0{target}".encode())
+
+
+def _requested(name: str, data: bytes) -> str:
+    """Where to copy to. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for what ``request`` did not make,
+    and for a relative path: relative to what, only who asks knows."""
+    content = parse_json(data)
+    target = str(content["to"])
+    if not hmac.compare_digest(bytes.fromhex(content["signature"]), _signature(name, target)):
+        raise ValueError("a request that was signed with another key, or changed")
+    if "://" not in target and not os.path.isabs(target):
+        raise ValueError(f"a relative path: {target}")
+    return target
+
+
 def save(store: StateStore, target: StateStore, published: int) -> int:
     """Copy the newest epoch that all sinks have published, so that nothing they prepared is needed; returns it.
     Raises ``StateError`` where there is none."""
-    found = [epoch for epoch in manifests.epochs(store) if epoch <= published]
-    if not found:
+    manifest = manifests.newest(store, before=published + 1)
+    if manifest is None or not manifest.epoch:
         raise StateError(f"state directory {store.url}", "holds an epoch that was published", "none")
-    manifest = manifests.newest(store, before=found[-1] + 1)
-    assert manifest is not None
     tasks = {key: TaskEntry(entry.parts, []) for key, entry in manifest.tasks.items()}
-    manifests.copy(store, replace(manifest, tasks=tasks), target)
-    manifests.discard_after(target, manifest.epoch)  # of an earlier savepoint in the same place
+    savepoints.write_savepoint(store, replace(manifest, tasks=tasks), target)
     return manifest.epoch
 
 
 def save_at_rest(store: StateStore, target: StateStore) -> int:
     """The same for a topology that does not run. Raises ``StateError`` where its sinks have yet to publish."""
     newest = manifests.newest(store)
-    if newest is None:
+    if newest is None or not newest.epoch:
         raise StateError(f"state directory {store.url}", "holds a committed epoch", "none")
-    published = read_published(store)
+    published = read_published(store, newest.generation)
     if published < newest.epoch and any(entry.tokens for entry in newest.tasks.values()):
         raise StateError(
             f"topology '{newest.topology}'",

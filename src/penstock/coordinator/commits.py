@@ -17,7 +17,6 @@ again. After it, a restart begins at n, and its tokens are committed again, whic
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -25,37 +24,48 @@ from typing import Any
 
 from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper, Instruction
 from penstock.coordinator.messages import Announce, Committed, CutState, Message
-from penstock.errors import StateError
+from penstock.errors import StateError, StateRemoved, Superseded
 from penstock.faults import CrashPoint
 from penstock.plan.model import Plan, SlotId
 from penstock.state import manifest as manifests
+from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
 from penstock.state.snapshots import Part
-from penstock.state.store import StateStore
+from penstock.state.store import StateStore, is_missing
 
 log = logging.getLogger("penstock.commits")
 
 
 _PUBLISHED = "published"
-"""A file with the newest epoch that all sinks have made visible."""
+"""A folder with a file for each generation: the newest epoch of its own that all sinks have made visible."""
 
 
-def read_published(store: StateStore) -> int:
-    """The newest epoch known to be published."""
+def read_published(store: StateStore, generation: int) -> int:
+    """The newest epoch of a generation that is known to be published; 0: none."""
     try:
-        return int(store.read(_PUBLISHED))
-    except (StateError, ValueError):
+        return int(store.read(_published(generation)))
+    except ValueError:
         return 0
+    except StateError as error:
+        if is_missing(error):
+            return 0
+        raise
 
 
-def forget_published(store: StateStore, epoch: int) -> None:
-    """Epochs after this one are taken back: those that will have their numbers are not published yet."""
-    if read_published(store) > epoch:
-        store.write(_PUBLISHED, str(epoch).encode())
+def write_published(store: StateStore, generation: int, epoch: int) -> None:
+    store.write(_published(generation), str(epoch).encode())
 
 
-class Superseded(StateError):
-    """Another start of the topology has taken over its state directory."""
+def forget_published(store: StateStore, generation: int) -> None:
+    """Remove the records of generations that no manifest is of."""
+    needed = {_published(name.generation) for name in manifests.history(store)}
+    for file in store.list(f"{_PUBLISHED}/"):
+        if file < _published(generation) and file not in needed:
+            store.remove(file)
+
+
+def _published(generation: int) -> str:
+    return f"{_PUBLISHED}/{generation:08d}"
 
 
 class Commits:
@@ -67,15 +77,20 @@ class Commits:
         delivery: str,
         interval: float,
         store: StateStore,
-        generation: int,
+        owner: Ownership,
         committed: int,
         send: Callable[[Message, SlotId | None], None],
         crash: CrashPoint,
     ) -> None:
         self.committed = committed
+        self.committed_at: float | None = None
+        """When the newest epoch was committed, on the monotonic clock; None: by an earlier start."""
         """The newest epoch that has a manifest."""
         self._plan, self._delivery, self._store = plan, delivery, store
-        self._generation, self._send, self._crash = generation, send, crash
+        self._owner, self._send, self._crash = owner, send, crash
+        self._generation = owner.generation
+        self._base: tuple[int, int] | None = None
+        """Of this generation's manifests: known from the one it began with, once that was read."""
         self._last = False
         """The last epoch of this start has begun."""
         self._moves = 0
@@ -138,7 +153,7 @@ class Commits:
         self._keeper.told(slot, epoch)
         if self._keeper.published > before:
             try:
-                self._store.write(_PUBLISHED, str(self._keeper.published).encode())
+                write_published(self._store, self._generation, self._keeper.published)
             except StateError as error:
                 log.warning("a savepoint at rest will not know what was published: %s", error)
 
@@ -174,43 +189,41 @@ class Commits:
         return CutState(epoch, "spouts", self._last)
 
     def _commit(self, commit: Commit) -> None:
-        """Steps 4 and 5."""
+        """Steps 4 and 5. Raises ``Superseded`` where another driver has taken over, ``StateRemoved`` where the
+        directory is gone."""
         self._crash("collected", commit.epoch)
         try:
-            mine = manifests.still_mine(self._store, self._generation)
-            if mine:
-                self._manifest(commit).write(self._store)
-                # Asked again: who takes over from now on finds this manifest, and publishes what it promises. Who
-                # did before may not have found it, and does all of it again.
-                mine = manifests.still_mine(self._store, self._generation)
+            self._check_owner()
+            self._manifest(commit).write(self._store)
+            # Checked again: a driver that takes over from now on finds this manifest, and publishes what it
+            # promises. One that did before may not have found it; then this manifest is in no history.
+            self._check_owner()
+        except (Superseded, StateRemoved):
+            raise
         except StateError as error:
             log.error("epoch %d is not committed: %s It will be with the next.", commit.epoch, error)
             return
-        if not mine:
-            self._take_back(commit.epoch)
-            raise Superseded(
-                f"topology '{self._plan.topology}'",
-                "one start of it at a time uses a state directory",
-                f"another has taken over {self._store.url}",
-                "Stop one of them, or give them different names or state_dir settings.",
-            )
-        self.committed = commit.epoch
+        self.committed, self.committed_at = commit.epoch, time.monotonic()
         self._crash("committed", commit.epoch)
         self._send(Committed(commit.epoch), None)
         self._crash("told", commit.epoch)
         if self._last:
             return  # somebody waits to take over
         try:
-            manifests.prune(self._store)
+            manifests.prune(self._store, self._generation)
         except StateError as error:
             log.warning("old snapshots stay: %s", error)
 
-    def _take_back(self, epoch: int) -> None:
-        """Remove a manifest written after the take-over: what it promises may be gone."""
-        with contextlib.suppress(StateError):
-            found = manifests.newest(self._store, before=epoch + 1)
-            if found is not None and (found.epoch, found.attempt) == (epoch, self._generation):
-                manifests.remove(self._store, epoch)
+    def _check_owner(self) -> None:
+        """Raises as ``Ownership.check`` does, and where a later start of this driver has begun while the store
+        stalled here: that one does the epoch again."""
+        self._owner.check(self._store)
+        if self._owner.generation != self._generation:
+            raise Superseded(
+                f"topology '{self._plan.topology}'",
+                "the newest start commits its epochs",
+                f"generation {self._generation}, and a later start of this driver has {self._owner.generation}",
+            )
 
     def _manifest(self, commit: Commit) -> Manifest:
         entries = {
@@ -225,7 +238,14 @@ class Commits:
             commit.epoch,
             self._delivery,
             self._generation,
+            self._find_base(),
             time.time(),
             entries,
             {component: len(tasks) for component, tasks in self._plan.tasks_of.items()},
         )
+
+    def _find_base(self) -> tuple[int, int]:
+        if self._base is None:
+            own = [name for name in manifests.history(self._store) if name.generation == self._generation]
+            self._base = own[0].base if own else (0, 0)
+        return self._base

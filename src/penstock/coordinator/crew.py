@@ -4,6 +4,8 @@ their acks, their boards, their epochs. While a topology is being replaced there
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import queue
 import threading
 import time
@@ -19,6 +21,7 @@ from penstock.acking.ledger import Acker
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator import wire
 from penstock.coordinator.boards import Boards
+from penstock.coordinator.driver_clock import WARN_ABOVE
 from penstock.coordinator.messages import (
     Ahead,
     Closed,
@@ -27,6 +30,7 @@ from penstock.coordinator.messages import (
     Fails,
     Freed,
     Hello,
+    HoldTimeouts,
     JoinBoards,
     Leaving,
     Left,
@@ -47,8 +51,11 @@ from penstock.coordinator.messages import (
     Warm,
     dumps,
 )
+from penstock.errors import ControlRefused
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, SlotId
+
+log = logging.getLogger("penstock.coordinator")
 
 
 @dataclass
@@ -79,6 +86,10 @@ class Connection:
     """When that was heard, on the monotonic clock."""
     problem: str = ""
     """Why it cannot have the slot it was to take over."""
+    gone_at: float = math.inf
+    """When its connection ended, on the monotonic clock."""
+    clock_skew: float = 0.0
+    """Seconds by which its machine's wall clock is ahead of the driver's."""
     heard: float = field(default_factory=time.monotonic)
     id: SlotId = field(init=False)
     """Of its slot; until it has one, of its seat."""
@@ -121,6 +132,10 @@ class Crew:
         self._acker = Acker(key)
         self._boards = Boards(plan.routes.slot_of)
         self._probes = 0
+        self._sinks_away: set[SlotId] = set()
+        """Slots whose last report had a sink that is away."""
+        self._skewed: set[str] = set()
+        """Hosts whose clocks were found to differ from the driver's."""
 
     # ---- to the slots ----------------------------------------------------------------------------------
 
@@ -239,6 +254,14 @@ class Crew:
     def answered(self, probe: int) -> bool:
         return all(slot.answer is not None and slot.answer.probe >= probe for slot in self.slots.values())
 
+    def refuse(self, connection: Connection, error: ControlRefused) -> None:
+        """A slot said something that cannot be read: the topology fails with this reason, instead of losing the
+        slot without one."""
+        failed = Failed(f"slot {connection.id}, {error.where}", error.rule, error.got, error.way_out)
+        with self.changed:
+            self._note(connection, failed)
+            self.changed.notify_all()
+
     # ---- from the slots --------------------------------------------------------------------------------
 
     def join(self, connection: Connection) -> None:
@@ -249,6 +272,7 @@ class Crew:
     def leave(self, connection: Connection) -> None:
         with self.changed:
             connection.connected = connection.free = False
+            connection.gone_at = time.monotonic()
             connection.problem = connection.problem or "its connection is gone"
             self.changed.notify_all()
 
@@ -300,7 +324,11 @@ class Crew:
         elif isinstance(message, Report):
             if message.probe:
                 connection.answer = message
+            self._note_skew(connection, message.clock_skew)
+            for task, number in message.settled_below.items():
+                self._acker.settled_below(int(task), number)
             self._bus.record(self.attempt, connection.id, message)
+            self._hold_timeouts(connection.id, message)
         elif isinstance(message, Ahead):
             connection.ahead = message.epoch
         elif isinstance(message, Warm):
@@ -316,8 +344,37 @@ class Crew:
         elif isinstance(message, Failed) and self.failure is None:
             self.failure = message
 
+    def _note_skew(self, connection: Connection, skew: float) -> None:
+        """Warn once of each node whose clock is wrong."""
+        connection.clock_skew = skew
+        host = connection.hello.node.partition("/")[0]
+        if abs(skew) <= WARN_ABOVE or host in self._skewed:
+            return
+        self._skewed.add(host)
+        text = (
+            f"The clock of node {host} is {abs(skew):,.1f} s {'ahead of' if skew > 0 else 'behind'} the driver's. "
+            "Time-outs and latencies are corrected for it; times that your code reads are not. "
+            "Synchronise the clocks of the nodes (NTP)."
+        )
+        log.warning("%s", text)
+        self._bus.note("clock", "", text)
+
+    def _hold_timeouts(self, slot: SlotId, report: Report) -> None:
+        """While any slot reports a sink that is away, no tuple may time out anywhere. A slot is told with each of
+        its reports, for it may have moved to another process. On the loop."""
+        held = bool(self._sinks_away)
+        if any(stats.get("away") for stats in report.tasks.values()):
+            self._sinks_away.add(slot)
+        else:
+            self._sinks_away.discard(slot)
+        if self._sinks_away:
+            for each in self.slots if not held else (slot,):
+                self._tell(each, HoldTimeouts(True))
+        elif held:
+            for each in self.slots:
+                self._tell(each, HoldTimeouts(False))
+
 
 def framed(message: Message) -> bytes:
-    """A message as it stands on the wire."""
-    data = dumps(message)
-    return wire.LENGTH.pack(len(data)) + data
+    """A message as it stands on the wire. Raises ``ControlRefused`` for one that is too long."""
+    return wire.framed(dumps(message))

@@ -13,11 +13,14 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.connectors import postgres_rows
 from penstock.coordinator.load_window import Window
 from penstock.errors import EnvironmentFault, SettingError
+from penstock.private_folder import make_folders
+from penstock.redaction import described
 
 log = logging.getLogger("penstock.monitor")
 
@@ -112,7 +115,7 @@ class LoadStore:
             self._database.run([*_inserts(window), *_prunes(window, self._keep)])
         except Exception as error:  # whatever a driver raises; the topology must not care
             self._database.close()
-            self._drop(f"{type(error).__name__}: {error}")
+            self._drop(described(error))
             return
         self.written += 1
         self.error = ""
@@ -129,7 +132,7 @@ def open_store(target: str, folder: str, keep: float) -> LoadStore | None:
     not be up yet. Raises what will not get better by waiting."""
     if target in ("off", "memory"):
         return None
-    if target.startswith(("postgresql://", "postgres://")):
+    if target.startswith(("postgresql://", "postgres://", "${")):
         return LoadStore(Postgres(target), keep)
     if target == "sqlite":
         if "://" in folder:
@@ -160,7 +163,9 @@ class SQLite:
 
     def run(self, statements: Iterable[Statement]) -> None:
         if self._connection is None:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            make_folders(Path(self.path).parent)
+            # For its owner alone; SQLite gives the files beside it the same mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")

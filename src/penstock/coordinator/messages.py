@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.errors import ControlRefused
+from penstock.texts import parse_json
 
 # ---- slot to coordinator
 
@@ -26,6 +27,14 @@ class Hello:
     """Which start of the query the slot belongs to; stragglers of an earlier one are turned away."""
     pid: int
     node: str
+
+
+@dataclass(frozen=True)
+class AskTime:
+    """What is the driver's time? ``sent`` is the worker's own, and comes back in ``TellTime``. May come before
+    ``Hello``."""
+
+    sent: float
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,10 @@ class Report:
     times a window, for there may be many."""
     machine: dict[str, Any] = field(default_factory=dict)
     """``metrics.machine.Machine.read``, as often; empty: not told this time."""
+    clock_skew: float = 0.0
+    """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
+    settled_below: dict[str, int] = field(default_factory=dict)
+    """Of each spout task: all its messages with a smaller number are acked, failed or timed out."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +214,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class TellTime:
+    """The driver's time, in answer to ``AskTime``."""
+
+    sent: float
+    time: float
+
+
+@dataclass(frozen=True)
 class TakeSeat:
     """Where slots are placed: the number of the slot that runs in this Spark task, in its stage, and the seats of
     the next stage that rows for each of its slots go to."""
@@ -311,6 +332,13 @@ class SetRate:
 
 
 @dataclass(frozen=True)
+class HoldTimeouts:
+    """A sink is away: let no tuple time out, until told otherwise. It is not the tuples' fault."""
+
+    held: bool
+
+
+@dataclass(frozen=True)
 class Activate:
     """Let the spouts emit."""
 
@@ -342,6 +370,8 @@ class Close:
 
 Message = (
     Hello
+    | AskTime
+    | TellTime
     | Ready
     | Warm
     | Ahead
@@ -376,6 +406,7 @@ Message = (
     | Settled
     | Reroute
     | SetRate
+    | HoldTimeouts
     | Announce
     | CutState
     | Committed
@@ -400,10 +431,10 @@ def loads(data: bytes) -> Message:
     try:
         if data[0] == _BINARY:
             _, length = _HEAD.unpack_from(data)
-            name, content = json.loads(data[_HEAD.size : _HEAD.size + length])
+            name, content = parse_json(data[_HEAD.size : _HEAD.size + length])
             content["data"] = data[_HEAD.size + length :]
         else:
-            name, content = json.loads(data)
+            name, content = parse_json(data)
         message: Message = _KINDS[name](**content)
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
         raise ControlRefused("control connection", "expects messages of the protocol", repr(error)) from error

@@ -1,20 +1,26 @@
 """The state directory as a start of the topology finds it: which epoch it begins with, and what its tasks had.
 
-The newest manifest decides. What later epochs wrote was never committed and goes.
+The newest manifest decides. A start takes it over by a manifest of its own generation (``state.manifest``); only
+then what others left unfinished is removed. So whatever fails or dies on the way, the directory holds either what
+it held before or what the start begins with.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.coordinator.commits import forget_published, read_published
+from penstock.connectors.start_record import START_FILE
+from penstock.coordinator.commits import forget_published, read_published, write_published
 from penstock.errors import StateError
 from penstock.plan.model import Plan, Task
 from penstock.plan.owners import owner_rule, why_not_rescaled
 from penstock.state import manifest as manifests
+from penstock.state import savepoints
+from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
 from penstock.state.snapshots import Part
 from penstock.state.store import StateStore
@@ -26,11 +32,19 @@ log = logging.getLogger("penstock.recovery")
 class StateDirectory:
     """A topology's own folder in the state directory."""
 
-    def __init__(self, plan: Plan, topology: Topology, folder: str | None = None) -> None:
+    def __init__(
+        self, plan: Plan, topology: Topology, folder: str | None = None, owner: Ownership | None = None
+    ) -> None:
+        """``owner``: of all starts of this driver; without one, this object stands for a driver of its own."""
         self.store = StateStore(folder or topology.settings.state_dir).child(topology.name)
-        self.generation = 0
-        self._plan = plan
+        self.owner = owner or Ownership(topology.name)
+        self._plan, self._delivery = plan, topology.settings.delivery
         self._manifest: Manifest | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation that this driver claimed last."""
+        return self.owner.generation
 
     @property
     def epoch(self) -> int:
@@ -39,14 +53,47 @@ class StateDirectory:
 
     def recover(self, published: int = 0) -> None:
         """Take the directory over, and find what to begin with. Raises ``StateError`` where that does not fit the
-        topology. ``published``: the newest epoch whose sinks are known to have published all, so that nothing they
-        prepared for it is of use any more."""
-        self.generation = manifests.claim(self.store)
-        self._manifest = manifests.newest(self.store)
-        manifests.clear_later(self.store, self.epoch)
-        if self._manifest is not None:
-            self._manifest = self._checked(self._manifest, published)
+        topology, ``Superseded`` where another driver has taken over since this one last did. ``published``: the
+        newest epoch whose sinks are known to have published all, so that nothing they prepared for it is of use
+        any more."""
+        self.store.check_owner()
+        generation = self.owner.claim(self.store)
+        found = manifests.newest(self.store)
+        if found is not None and found.generation > generation:
+            self.owner.check(self.store)
+        checked = None if found is None else self._checked(found, published)
+        self._begin_with(found, generation)
+        self._manifest = checked
+        if self.epoch:
             log.info("topology '%s' goes on from epoch %d", self._plan.topology, self.epoch)
+
+    def _begin_with(self, found: Manifest | None, generation: int) -> None:
+        """The switch to another generation, and the clean-up after it. What was published is carried over before:
+        the record of a generation without a manifest is never read."""
+        if found is not None and self._known_published(found) >= found.epoch > 0:
+            write_published(self.store, generation, found.epoch)
+        if found is None:
+            made = manifests.nothing(self._plan.topology, self._delivery, generation, time.time())
+        else:
+            made = found.taken_over(generation)
+        made.write(self.store)
+        self.owner.check(self.store)
+        self._clean_up(generation)
+
+    def _known_published(self, manifest: Manifest) -> int:
+        """The newest published epoch of a history. If a later one than the manifest's was published, so was the
+        manifest's."""
+        later = {name.generation for name in manifests.history(self.store) if name >= manifest.name}
+        return max((read_published(self.store, generation) for generation in later), default=0)
+
+    def _clean_up(self, generation: int) -> None:
+        """Remove what no manifest needs. A start does not fail because that does."""
+        try:
+            manifests.sweep(self.store, generation)
+            manifests.prune(self.store, generation)
+            forget_published(self.store, generation)
+        except StateError as error:
+            log.warning("old snapshots stay: %s", error)
 
     def look(self) -> None:
         """Find what a start would begin with now, without taking the directory over: for reading ahead of that.
@@ -58,15 +105,16 @@ class StateDirectory:
     def tasks(self) -> dict[str, Any]:
         """What each task of the plan begins with, as JSON, by task key (``runtime.archive.Entries``)."""
         manifest = self._manifest
-        if manifest is None:
+        if manifest is None or not manifest.epoch:
             return {}
         return {task.key: self._entry(manifest, task) for task in self._plan.tasks}
 
     def fall_back(self, error: str) -> None:
-        """The epoch's snapshots cannot be read: take it back, so that the next ``recover`` finds the one before.
-        Raises ``StateError`` where there is none."""
+        """The epoch's snapshots cannot be read: the next ``recover`` begins with the one before. Raises
+        ``StateError`` where there is none, ``Superseded`` where another driver has taken over."""
+        self.owner.check(self.store)
         before = manifests.newest(self.store, before=self.epoch)
-        if before is None:
+        if before is None or not before.epoch:
             raise StateError(
                 f"topology '{self._plan.topology}'", "needs a readable snapshot, and there is no other", error
             )
@@ -77,28 +125,34 @@ class StateDirectory:
             self.epoch,
             before.epoch,
         )
-        manifests.discard_after(self.store, before.epoch)
-        forget_published(self.store, before.epoch)
+        self._begin_with(before, self.owner.claim(self.store))
 
     def clear(self) -> None:
-        """Begin from nothing: forget all that was committed."""
-        manifests.claim(self.store)
-        manifests.discard_after(self.store, 0)
-        manifests.clear_later(self.store, 0)
-        forget_published(self.store, 0)
+        """Begin from nothing: forget all that was committed. It is forgotten at once or not at all."""
+        self.store.check_owner()
+        self._begin_with(None, self.owner.claim(self.store))
+        for name in self.store.list("tasks/"):
+            if name.endswith(f"/{START_FILE}"):
+                self.store.remove(name)
 
     def forget(self) -> None:
         """Begin from nothing, and leave what is here as it is."""
         self._manifest = None
 
     def adopt(self, savepoint: StateStore) -> int:
-        """Begin from a savepoint instead of what is here; returns its epoch."""
+        """Begin from a savepoint instead of what is here; returns its epoch. What is here stays in force until the
+        savepoint is copied whole."""
+        savepoints.check_apart(self.store, savepoint, f"savepoint {savepoint.url}")
+        self.store.check_owner()
         found = manifests.newest(savepoint)
-        if found is None:
+        if found is None or not found.epoch:
             raise StateError(f"savepoint {savepoint.url}", "must hold a manifest", "none", "Check the path.")
         self._checked(found, 0, of_savepoint=True)
-        self.clear()
-        manifests.copy(savepoint, found, self.store)
+        savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
+        generation = self.owner.claim(self.store)
+        savepoints.copy_files(savepoint, found, self.store, generation).write(self.store)
+        self.owner.check(self.store)
+        self._clean_up(generation)
         return found.epoch
 
     def _entry(self, manifest: Manifest, task: Task) -> dict[str, Any]:
@@ -120,7 +174,7 @@ class StateDirectory:
         component with state is gone, or has another number of tasks and cannot have."""
         if manifest.epoch <= published:
             manifest = _without_tokens(manifest)
-        known = 0 if of_savepoint else read_published(self.store)
+        known = 0 if of_savepoint else self._known_published(manifest)
         for component, before in sorted(manifest.parallelism.items()):
             now = self._tasks(component)
             if now == before:

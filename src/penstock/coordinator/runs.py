@@ -1,7 +1,9 @@
 """Running topologies of this user on this machine: a file each, so that ``penstock status`` and others find
 them by name.
 
-The file has the coordinator's address and the run's secret, and is readable by its owner alone.
+The file has the coordinator's address and the run's secret. It lies in a folder of this user's alone, which is
+checked at every use (``penstock.private_folder``): a file that somebody else has written would make commands
+connect to a stranger.
 """
 
 from __future__ import annotations
@@ -9,15 +11,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock import errors
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import Answer, Command
-from penstock.errors import ControlRefused, NotRunning, PenstockError
+from penstock.errors import ControlRefused, EnvironmentFault, NotRunning, PenstockError
+from penstock.private_folder import PrivateFolder, if_present, runtime_folder
+from penstock.redaction import printable, printable_values
+from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.coordinator")
 
@@ -31,31 +36,44 @@ class Run:
     topology: str
     host: str
     port: int
-    secret: str
+    secret: str = field(repr=False)
     """In hexadecimal."""
     pid: int
+    started: int
+    """When the process started, in ticks since the machine's start: tells it from a later one with its id."""
+
+    @classmethod
+    def here(cls, topology: str, address: tuple[str, int], secret: bytes) -> Run:
+        """A topology that runs in this process."""
+        return cls(topology, *address, secret.hex(), os.getpid(), start_time(os.getpid()) or 0)
 
     @property
-    def path(self) -> Path:
-        return folder() / f"{self.pid}-{self.port}.json"
+    def file(self) -> str:
+        return f"{self.pid}-{self.port}.json"
+
+    @property
+    def alive(self) -> bool:
+        return start_time(self.pid) == self.started
 
     def announce(self) -> None:
-        """Let it be found, until ``withdraw``."""
-        place = folder()
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        seen = place.lstat()
-        if seen.st_uid != os.getuid() or seen.st_mode & 0o077:
-            log.warning("%s is not this user's alone: penstock status and others will not find this run", place)
-            return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(self.path, flags, 0o600), "w") as file:
-            json.dump(asdict(self), file)
+        """Let it be found, until ``withdraw``. Where the folder is not safe, a warning says so instead."""
+        try:
+            with PrivateFolder.open(folder(), make=True) as place:
+                place.write(self.file, json.dumps(asdict(self)).encode())
+        except (EnvironmentFault, OSError) as error:
+            log.warning("penstock status and other commands will not find this topology: %s", error)
 
     def withdraw(self) -> None:
-        self.path.unlink(missing_ok=True)
+        try:
+            with if_present(folder()) as place:
+                if place is not None:
+                    place.remove(self.file)
+        except EnvironmentFault as error:
+            log.warning("cannot remove the file of this run: %s", error)
 
     def ask(self, command: Command, timeout: float | None = _ANSWER_TIMEOUT) -> str:
-        """Have the topology carry out a command; returns what it says. Raises its error where it refuses it or
+        """Have the topology carry out a command; returns what it says, without control characters, also inside
+        JSON: it holds users' texts, and commands display it. Raises its error where it refuses it or
         fails, ``ControlRefused`` where it cannot be reached or says nothing for ``timeout`` seconds."""
         answered = threading.Event()
         try:
@@ -72,9 +90,8 @@ class Run:
             client.close()
         assert isinstance(answer, Answer)
         if answer.error:
-            kind: type[PenstockError] = getattr(errors, answer.kind, PenstockError)
-            raise kind(*answer.error)
-        return answer.text
+            raise _kind(answer.kind)(*(printable(part, multiline=True) for part in answer.error))
+        return _printable(answer.text)
 
     def _silent(self, what: str) -> ControlRefused:
         return ControlRefused(
@@ -86,23 +103,20 @@ class Run:
 
 
 def folder() -> Path:
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "penstock" if base else Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+    return runtime_folder()
 
 
 def running() -> list[Run]:
-    """All that run; files of those that have died are removed."""
-    found = []
-    for path in sorted(folder().glob("*.json")):
-        try:
-            run = Run(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue  # just being written, or just gone
-        if _alive(run.pid):
-            found.append(run)
-        else:
-            path.unlink(missing_ok=True)
-    return found
+    """All that run; files of those that have died are removed. Raises ``EnvironmentFault`` where the folder is not
+    this user's alone; a file in it that is not is reported and left alone."""
+    with if_present(folder()) as place:
+        if place is None:
+            return []
+        found = [run for name in place.names() if name.endswith(".json") and (run := _read(place, name))]
+        for run in found:
+            if not run.alive:
+                place.remove(run.file)
+    return [run for run in found if run.alive]
 
 
 def find(topology: str) -> Run:
@@ -120,11 +134,47 @@ def find(topology: str) -> Run:
     )
 
 
-def _alive(pid: int) -> bool:
+def start_time(pid: int) -> int | None:
+    """When a process started, in ticks since the machine's start; None where there is none, or its entry in /proc
+    cannot be read."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
+
+
+def _read(place: PrivateFolder, name: str) -> Run | None:
+    try:
+        run = _run(parse_json(place.read(name)))
+    except EnvironmentFault as error:
+        log.warning("ignored: %s", error)
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None  # just gone, or of another version
+    return run if run.file == name else None
+
+
+def _run(fields: dict[str, Any]) -> Run:
+    """Raises ``TypeError``, ``ValueError`` or ``KeyError`` where a field is missing or not what it must be."""
+    run = Run(**fields)
+    texts, numbers = (run.topology, run.host, run.secret), (run.port, run.pid, run.started)
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        raise TypeError("a field of another type")
+    bytes.fromhex(run.secret)
+    if not 0 < run.port < 65536 or run.pid <= 1:
+        raise ValueError("no port or process")
+    return run
+
+
+def _printable(text: str) -> str:
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return printable(text, multiline=True)
+    return json.dumps(printable_values(value)) if isinstance(value, dict | list) else text
+
+
+def _kind(name: str) -> type[PenstockError]:
+    kind = getattr(errors, name, PenstockError)
+    return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else PenstockError

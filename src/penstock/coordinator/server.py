@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable
 
+from penstock.clock import Clock
 from penstock.coordinator import wire
 from penstock.coordinator.crew import Connection, Crew, framed
-from penstock.coordinator.messages import Answer, Command, Hello, Message, loads
+from penstock.coordinator.driver_clock import RunTime
+from penstock.coordinator.messages import Answer, AskTime, Command, Hello, Message, TellTime, loads
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan
@@ -25,12 +28,15 @@ log = logging.getLogger("penstock.coordinator")
 class Coordinator:
     """The driver's end of all control connections of one topology."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None) -> None:
         self.operator: Callable[[Command], Answer] = lambda command: Answer("", ["topology", "takes no commands"])
         """Carries out what a person wants. Called from a thread of its own."""
         self.secret = wire.new_secret()
         self.refused = 0
         self.changed = threading.Condition()
+        self._time = RunTime(clock)
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Connections that have not proved yet that they know the secret, the oldest first."""
         self._crews: dict[int, Crew] = {}
         self._host, self._port = host, port
         self._loop = asyncio.new_event_loop()
@@ -42,9 +48,7 @@ class Coordinator:
         """Listen. Raises ``PortInUse`` where the port is taken."""
         self._thread.start()
         try:
-            self._server = asyncio.run_coroutine_threadsafe(
-                asyncio.start_server(self._serve, self._host, self._port, backlog=1024), self._loop
-            ).result()
+            self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         except OSError as error:
             self.stop()
             raise PortInUse(
@@ -54,6 +58,13 @@ class Coordinator:
                 "Choose another with --port, or 0 for any free one.",
             ) from error
         self.address = self._server.sockets[0].getsockname()[:2]
+
+    async def _listen(self) -> asyncio.Server:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, self._port), family=family)
+        server = await asyncio.start_server(self._serve, sock=listener, backlog=wire.ACCEPTED_AT_ONCE)
+        listener.listen(wire.QUEUE)
+        return server
 
     def stop(self) -> None:
         """Close every connection and stop listening."""
@@ -106,8 +117,10 @@ class Coordinator:
         peer = writer.get_extra_info("peername")
         connection: Connection | None = None
         crew: Crew | None = None
+        self._receive_stranger(writer)
         try:
             hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
+            self._strangers.pop(writer, None)
             if isinstance(hello, Command):
                 answer = await self._loop.run_in_executor(None, self.operator, hello)
                 writer.write(framed(answer))
@@ -117,10 +130,14 @@ class Coordinator:
             crew.join(connection)
             while True:
                 message = await _read(reader)
-                if self._crews.get(crew.attempt) is crew:  # else a straggler of a start that is over
+                if isinstance(message, AskTime):
+                    writer.write(framed(TellTime(message.sent, self._time.now())))
+                elif self._crews.get(crew.attempt) is crew:  # else a straggler of a start that is over
                     crew.take(connection, message)
         except ControlRefused as error:
             self.refused += 1
+            if crew is not None and connection is not None:
+                crew.refuse(connection, error)
             log.warning("refused %s: %s", peer, error)
         except TimeoutError:
             self.refused += 1
@@ -132,11 +149,20 @@ class Coordinator:
         except asyncio.CancelledError:
             pass  # the coordinator stops
         finally:
+            self._strangers.pop(writer, None)
             writer.close()
             if crew is not None and connection is not None:
                 crew.leave(connection)
             with self.changed:
                 self.changed.notify_all()
+
+    def _receive_stranger(self, writer: asyncio.StreamWriter) -> None:
+        """On the loop."""
+        self._strangers[writer] = None
+        if len(self._strangers) > wire.MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | Command:
         """A slot, or what an operator wants."""
@@ -148,6 +174,9 @@ class Coordinator:
             raise ControlRefused("control connection", "a slot must know the secret of this run", "a wrong proof")
         writer.write(wire.coordinator_proof(self.secret, mine, theirs))
         hello = await _read(reader)
+        while isinstance(hello, AskTime):
+            writer.write(framed(TellTime(hello.sent, self._time.now())))
+            hello = await _read(reader)
         if isinstance(hello, Command) or (isinstance(hello, Hello) and hello.attempt in self._crews):
             return hello
         starts = ", ".join(map(str, self._crews)) or "none"
@@ -157,5 +186,5 @@ class Coordinator:
 async def _read(reader: asyncio.StreamReader) -> Message:
     (length,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
     if length > wire.MOST_BYTES:
-        raise ControlRefused("control connection", f"a message has at most {wire.MOST_BYTES} bytes", str(length))
+        raise wire.too_long(length)
     return loads(await reader.readexactly(length))

@@ -33,6 +33,7 @@ _WHOLE = (
     "time",
     "uptime",
     "epoch",
+    "commit_age",
     "restarts",
     "pending",
     "rate_in",
@@ -69,6 +70,8 @@ class Running(Protocol):
     @property
     def committed(self) -> int: ...
     @property
+    def commit_age(self) -> float | None: ...
+    @property
     def max_rates(self) -> Mapping[str, float]: ...
 
 
@@ -96,6 +99,8 @@ class SlotStatus:
     rss: int
     """Resident bytes."""
     tasks: tuple[str, ...]
+    clock_skew: float
+    """Seconds by which the wall clock of its machine is ahead of the driver's."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ class Status:
     uptime: float
     epoch: int
     """The newest committed one; 0 for none."""
+    commit_age: float | None
+    """Seconds since it was; None where none was since the last start."""
     restarts: int
     pending: int
     rate_in: float
@@ -196,6 +203,7 @@ def take(running: Running, clock: Clock | None = None) -> Status:
         time=clock.now(),
         uptime=0.0 if running.begun is None else clock.monotonic() - running.begun,
         epoch=running.committed,
+        commit_age=running.commit_age,
         restarts=running.restarts,
         pending=bus.pending(),
         rate_in=sum(view.rate_out for view in views if view.component in plan.spouts),
@@ -235,13 +243,29 @@ def _slots(running: Running) -> tuple[SlotStatus, ...]:
                 cpu,
                 rss,
                 tuple(plan.task[task].key for task in plan.routes.tasks_of(id)),
+                slot.clock_skew if slot else 0.0,
             )
         )
     return tuple(result)
 
 
 def _task(status: TaskStatus) -> dict[str, Any]:
-    counted = ("executed", "emitted", "acked", "failed", "errors", "expired", "busy", "last_error")
+    counted = (
+        "executed",
+        "emitted",
+        "acked",
+        "failed",
+        "errors",
+        "expired",
+        "late",
+        "given_up",
+        "written",
+        "in_call",
+        "away",
+        "busy",
+        "last_error",
+        "lag",
+    )
     queue = dataclasses.asdict(status.queue)
     return {
         "task": queue.pop("task"),

@@ -10,12 +10,23 @@ import hmac
 import secrets
 import struct
 
+from penstock.errors import ControlRefused
+
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 GREETING = b"penstock control 1\n"
 LENGTH = struct.Struct("<I")
-MOST_BYTES = 64 * 1024 * 1024  # no message comes near it; a larger length is garbage
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a message. What workers report is cut to less at its source; a longer message is not sent, and not read."""
 HANDSHAKE_TIMEOUT = 10.0  # seconds; a stranger that says nothing does not hold a connection
+MOST_STRANGERS = 128
+"""Connections at a time that have not proved yet that they know the secret. One more, and the oldest of them is
+closed: a worker needs milliseconds for its proof, so the oldest is most likely a stranger. The process may have
+1024 open files by default."""
+ACCEPTED_AT_ONCE = 16
+"""Connections that are accepted before those accepted earlier are served: keeps the count near the limit above."""
+QUEUE = 1024
+"""Connections that wait in the kernel: all workers of a large topology connect at the same time."""
 
 
 def new_secret() -> bytes:
@@ -32,6 +43,22 @@ def slot_proof(secret: bytes, coordinator_nonce: bytes, slot_nonce: bytes) -> by
 
 def coordinator_proof(secret: bytes, coordinator_nonce: bytes, slot_nonce: bytes) -> bytes:
     return hmac.digest(secret, b"coordinator" + coordinator_nonce + slot_nonce, "sha256")
+
+
+def framed(data: bytes) -> bytes:
+    """A message with its length. Raises ``ControlRefused`` for one that is too long."""
+    if len(data) > MOST_BYTES:
+        raise too_long(len(data))
+    return LENGTH.pack(len(data)) + data
+
+
+def too_long(length: int) -> ControlRefused:
+    return ControlRefused(
+        "control connection",
+        f"a message has at most {MOST_BYTES:,} bytes",
+        f"one of {length:,} bytes",
+        "The state of a task, what a sink keeps for its commit or what a component shows is too large.",
+    )
 
 
 def same(one: bytes, other: bytes) -> bool:

@@ -42,6 +42,7 @@ from kazoo.retry import ForceRetryError, KazooRetry, RetryFailedError
 
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator.boards import Board, Changed, Received, Waiting
+from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.coordinator")
 
@@ -295,7 +296,7 @@ class ZooKeeperBoard(Board):
     def _state_changed(self, event: TreeEvent) -> None:
         is_state = event.event_type in (TreeEvent.NODE_ADDED, TreeEvent.NODE_UPDATED) and event.event_data.data
         if is_state and not self._closing:
-            self._changed(TaskState(*json.loads(event.event_data.data)))
+            self._changed(TaskState(*parse_json(event.event_data.data)))
 
 
 def _retry() -> KazooRetry:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.dedup.memory import Memory, join
 from penstock.errors import ComponentError, TopologyError
 from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
-from penstock.topology.hashing import hash_rows
+from penstock.topology.hashing import hash_fields
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 
 _TICKS = 16  # of a period at least: what a restart adds to it is at most one
@@ -79,7 +79,9 @@ class DedupBolt(BatchBolt):
         self._show()
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
-        new = self.memory.new(hash_rows([self._column(batch, field) for field in self.same_task]))
+        for field in self.same_task:
+            self._check_field(batch, field)
+        new = self.memory.new(hash_fields(batch, self.same_task))
         passed = int(new.sum())
         self.seen += batch.num_rows
         self.dropped += batch.num_rows - passed
@@ -119,16 +121,14 @@ class DedupBolt(BatchBolt):
             rows.append(("forgot early", memory.early))
         self._publish(rows)
 
-    def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array:
-        index = batch.schema.get_field_index(field)
-        if index < 0:
+    def _check_field(self, batch: pa.RecordBatch, field: str) -> None:
+        if batch.schema.get_field_index(field) < 0:
             raise ComponentError(
                 f"field '{field}'",
                 "a DedupBolt has the fields of the stream in front of it",
                 f"a stream of {', '.join(batch.schema.names)}",
                 "Name these, in DedupBolt(...) and in by=.",
             )
-        return batch.column(index)
 
     def _check(self, names: Sequence[str]) -> None:
         strange = [field for field in self.same_task if field not in names]

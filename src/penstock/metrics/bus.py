@@ -14,6 +14,7 @@ from penstock.control.migration import Segment
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
+from penstock.redaction import redacted
 
 _WINDOW = 3.0  # seconds a rate looks back: steady to the eye, and still quick to follow
 _NOTES = 64  # of what happened that are kept: a screen or two
@@ -185,8 +186,7 @@ class MetricsBus:
                 self._peaks[int(task)] = max(stats.peak, self._peaks.get(int(task), 0))
             for task, rows in report.published.items():
                 self._published[int(task)] = rows
-            self._errors.extend(report.errors)
-            self._last_errors.extend(Note(self._monotonic(), "error", "", text) for text in report.errors)
+            self._take_errors(report.errors)
             self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
             self._process[slot] = (report.cpu, report.rss)
             self._pending[slot] = report.pending
@@ -196,8 +196,12 @@ class MetricsBus:
     def note_errors(self, errors: Sequence[str]) -> None:
         """What a process says that no longer has its slot, or not yet: nothing else of it counts."""
         with self._lock:
-            self._errors.extend(errors)
-            self._last_errors.extend(Note(self._monotonic(), "error", "", text) for text in errors)
+            self._take_errors(errors)
+
+    def _take_errors(self, errors: Sequence[str]) -> None:
+        texts = [redacted(text) for text in errors]
+        self._errors.extend(texts)
+        self._last_errors.extend(Note(self._monotonic(), "error", "", text) for text in texts)
 
     def moved(self, slot: SlotId) -> None:
         """Another process has the slot: what the one before told of itself is no longer so. Its tasks count on."""
@@ -235,7 +239,7 @@ class MetricsBus:
     def note(self, kind: str, component: str, text: str) -> None:
         """Write down what was decided."""
         with self._lock:
-            self._notes.append(Note(self._monotonic(), kind, component, text))
+            self._notes.append(Note(self._monotonic(), kind, component, redacted(text)))
 
     def view(self) -> list[ComponentView]:
         """All components, in the order of the topology."""
@@ -416,7 +420,18 @@ class MetricsBus:
 
 def _counted(stats: TaskStats) -> TaskStats:
     """Without what holds for a moment only."""
-    return replace(stats, queued=0, overflowing=0, capacity=0, limit=math.inf, state_keys=0, state_bytes=0)
+    return replace(
+        stats,
+        queued=0,
+        overflowing=0,
+        capacity=0,
+        limit=math.inf,
+        state_keys=0,
+        state_bytes=0,
+        lag={},
+        in_call=0.0,
+        away=0.0,
+    )
 
 
 def _sum(stats: list[TaskStats]) -> TaskStats:
@@ -428,6 +443,7 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.received_bytes += one.received_bytes
         result.executed += one.executed
         result.expired += one.expired
+        result.late += one.late
         result.emitted += one.emitted
         result.sent += one.sent
         result.sent_bytes += one.sent_bytes
@@ -435,6 +451,10 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.acked += one.acked
         result.failed += one.failed
         result.timed_out += one.timed_out
+        result.given_up += one.given_up
+        result.written += one.written
+        result.in_call = max(result.in_call, one.in_call)
+        result.away = max(result.away, one.away)
         result.held_back += one.held_back
         result.busy += one.busy
         result.queued += one.queued
@@ -443,6 +463,7 @@ def _sum(stats: list[TaskStats]) -> TaskStats:
         result.limit = min(result.limit, one.limit)
         result.state_keys += one.state_keys
         result.state_bytes += one.state_bytes
+        result.lag = {**result.lag, **one.lag}
         result.last_error = result.last_error or one.last_error
         result.latency = result.latency.plus(one.latency)
     return result

@@ -24,6 +24,8 @@ class TaskStats:
     """Tuples emitted; a copy for each subscriber is not counted."""
     expired: int = 0
     """Tuples not executed because all they stem from had timed out."""
+    late: int = 0
+    """Tuples that came too late for one of their windows or more."""
     sent: int = 0
     """Tuples sent over all edges, copies counted."""
     sent_bytes: int = 0
@@ -32,6 +34,15 @@ class TaskStats:
     failed: int = 0
     timed_out: int = 0
     """Those of ``failed`` that were not acked in time."""
+    given_up: int = 0
+    """Of a spout: messages that failed too often and are not emitted again; of a sink: rows that it rejected. Each
+    is a dead letter, or was handed to the user's ``on_give_up``."""
+    written: int = 0
+    """Of a sink: rows that the other system has."""
+    in_call: float = 0.0
+    """Seconds for which the component's code has not returned, at the moment of the report; 0 where it has."""
+    away: float = 0.0
+    """Of a sink: seconds for which the other system has taken nothing; 0 while it takes something."""
     held_back: float = 0.0
     """Of a spout: seconds in which it had something to emit and might not, for too much was pending or others
     slowed it. Not counted: the user's own limit, and while it is inactive."""
@@ -56,6 +67,8 @@ class TaskStats:
     """Entries of the task's state now."""
     state_bytes: int = 0
     """What they take in the state directory."""
+    lag: dict[str, int] = field(default_factory=dict)
+    """Of a spout: records of each partition of its source that it has not read yet (``BaseSpout.lag``)."""
 
     def to_json(self) -> dict[str, Any]:
         result = {name: getattr(self, name) for name in _PLAIN}
@@ -76,6 +89,7 @@ _PLAIN = (
     "received_bytes",
     "executed",
     "expired",
+    "late",
     "emitted",
     "sent",
     "sent_bytes",
@@ -83,6 +97,10 @@ _PLAIN = (
     "acked",
     "failed",
     "timed_out",
+    "away",
+    "given_up",
+    "written",
+    "in_call",
     "held_back",
     "busy",
     "queued",
@@ -94,4 +112,5 @@ _PLAIN = (
     "state_keys",
     "state_bytes",
     "last_error",
+    "lag",
 )

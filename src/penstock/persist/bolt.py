@@ -171,11 +171,16 @@ class PersistBolt(StagedSink):
         if self._publisher is None:
             self._publisher = self._mrwq.open(self._name, self.context.shared)
         if self._life is None:
-            self._life = self._publisher.register(self._writer)
+            try:
+                self._life = self._publisher.register(self._writer)
+            except QueueAway as error:
+                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
         for number, part in enumerate(split(rows, ENTRY_BYTES)):
             entry = pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)
             try:
                 self._publisher.put([entry], self._writer, self._life)
+            except QueueAway as error:
+                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
             except Superseded as error:
                 raise SinkRefused(error.where, error.rule, error.got, error.way_out) from error
         self._store.write(_PUT, b"%d" % epoch)

@@ -21,6 +21,7 @@ from pathlib import Path
 from penstock.errors import EnvironmentFault
 from penstock.persist.names import safe
 from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
+from penstock.private_folder import make_folders
 from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, lock, replace_file
 
 _LEAST_SEGMENT = 64 << 10  # bytes
@@ -197,8 +198,8 @@ class EmbeddedClient(QueueClient):
     @contextlib.contextmanager
     def _locked(self, what: str = "position", shared: bool = False) -> Iterator[None]:
         """Alone with it, among all processes, or together with others that only look."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._folder / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_folders(self._folder)
+        file = os.open(self._folder / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             lock(file, shared)
             yield

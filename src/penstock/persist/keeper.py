@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import subprocess
@@ -12,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from penstock import signing
 from penstock.persist.policy import Patience
 from penstock.persist.processor import Status
 from penstock.persist.spec import LENGTH
+from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.persist")
 
@@ -83,7 +84,7 @@ class Keeper:
         before = (status.written, status.rejected, status.again, status.lost)
         for line in process.stdout:
             with contextlib.suppress(ValueError, TypeError):  # half a line of one that was killed
-                status = Status(**json.loads(line))
+                status = Status(**parse_json(line))
                 status.written, status.rejected, status.again, status.lost = (
                     mine + theirs
                     for mine, theirs in zip(
@@ -96,16 +97,18 @@ class Keeper:
 
 def _start(spec: bytes) -> subprocess.Popen[bytes]:
     """With this process's modules, wherever they come from, and out of the reach of Ctrl-C: the worker says when
-    to end."""
+    to end. ``-P``: without the folder it happens to be started in, where anyone may have put modules. The
+    deployment key goes through the pipe: other users can see arguments, and other programs the environment."""
+    path = [os.path.abspath(entry) for entry in sys.path if entry]
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.persist.process"],
+        [sys.executable, "-P", "-m", "penstock.persist.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         start_new_session=True,
     )
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it may be dead already
-        process.stdin.write(LENGTH.pack(len(spec)) + spec)
+        process.stdin.write(signing.deployment_key() + LENGTH.pack(len(spec)) + spec)
         process.stdin.flush()
     return process

@@ -6,19 +6,21 @@ it in both.
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.persist.entries import pack, unpack
+from penstock.persist.entries import EntryDamaged, pack, unpack
 from penstock.persist.queues import QueueClient
 from penstock.persist.stores import StoreAway
-from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters
+from penstock.replay.dead_letters import DiskDeadLetters
 from penstock.replay.records import Record
 
-_SENDER = "dead letters"  # as a writer of the queue
+_SENDER = "dead letters"  # as a writer of the queue; of a folder: with a slash and a number of its own
 
 
 class DeadRow(NamedTuple):
@@ -64,13 +66,32 @@ class DeadRows:
         return Record(payload, 1, row.error, self._component, row.time)
 
 
-def put_again(letters: DeadLetters, queue: QueueClient, ids: Collection[int]) -> int:
-    """Give dead letters to the processor once more, behind all that waits. Returns how many."""
-    chosen = [letter for letter in letters.letters() if letter.id in ids]
-    if not chosen:
-        return 0
-    life = queue.register(_SENDER)
-    rows = [unpack(letter.record.payload[2]).table() for letter in chosen]
-    queue.put([pack(_SENDER, life, number, row) for number, row in enumerate(rows)])
-    letters.remove([letter.id for letter in chosen])
+def put_again(letters: DiskDeadLetters, queue: QueueClient, ids: Collection[int]) -> int:
+    """Give dead letters to the processor once more, behind all that waits. Returns how many.
+
+    The processor skips entries of a life that is older than the newest it has seen of the same writer. So of one
+    folder's letters one call at a time registers and puts (``exclusive``), and letters in several folders, as of
+    tasks that have moved between machines, have writers of their own.
+    """
+    sender = _sender(letters.folder)
+    with letters.exclusive():
+        chosen = [letter for letter in letters.letters() if letter.id in ids]
+        if not chosen:
+            return 0
+        if any(letter.record.damaged for letter in chosen):
+            raise EntryDamaged(
+                f"dead letters in {letters.folder}",
+                "only a letter that can be read can be sent back",
+                next(letter.record.error for letter in chosen if letter.record.damaged),
+                "Send the others back by their ids. Drop it, or use the key file it was signed with.",
+            )
+        life = queue.register(sender)
+        rows = [unpack(letter.record.payload[2]).table() for letter in chosen]
+        queue.put([pack(sender, life, number, row) for number, row in enumerate(rows)], sender, life)
+        letters.remove([letter.id for letter in chosen])
     return len(chosen)
+
+
+def _sender(folder: Path) -> str:
+    place = f"{socket.gethostname()}:{folder.resolve()}"
+    return f"{_SENDER}/{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"

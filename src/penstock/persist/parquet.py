@@ -15,26 +15,27 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import fsspec.core
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from penstock.connectors.parquet import hive_partitions, sync_folder
-from penstock.connectors.tables import last_of_each
+from penstock.connectors.tables import Rejected, last_of_each, write_all_but_rejected
+from penstock.credentials import has_references
 from penstock.errors import EnvironmentFault, StateError, TopologyError
+from penstock.filesystems import open_url
 from penstock.persist.stores import (
     Overtaken,
     Reject,
-    Rejected,
     Store,
     StoreAway,
     StoreClient,
     checked_key,
-    write_all_but_rejected,
 )
 from penstock.persist.tables import NullInKey, refuse_null_keys
+from penstock.redaction import redacted
 from penstock.state.store import TEMPORARY, StateStore, is_missing
+from penstock.texts import parse_json
 
 _OWN = "_penstock"
 _COMMITS = "commits"
@@ -94,11 +95,12 @@ class ParquetStore(Store):
                 f"partition_by={self.partition_by!r}, key={self.key!r}",
                 "Add the field to the key, or leave it out of partition_by.",
             )
-        self.url = url if "://" in url else os.path.abspath(url)
+        self.url = url if "://" in url or url.startswith("${") else os.path.abspath(url)
 
     def check(self, where: str) -> None:
         try:
-            fsspec.core.url_to_fs(self.url)
+            if not has_references(self.url):
+                open_url(self.url)
         except (ValueError, ImportError) as error:
             raise EnvironmentFault(
                 f"{where}, ParquetStore for {self.url}",
@@ -111,7 +113,7 @@ class ParquetStore(Store):
         return _Client(self)
 
     def __str__(self) -> str:
-        return f"Parquet files in {_without_password(self.url)}"
+        return f"Parquet files in {redacted(self.url)}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class _Commit:
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> _Commit:
-        content = json.loads(data)
+        content = parse_json(data)
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         files = [(staged, target) for staged, target in content["files"]]
         return cls(int(posixpath.basename(name).partition(".")[0]), content["queues"], files, schema)
@@ -155,7 +157,7 @@ class _Client(StoreClient):
 
     def __init__(self, store: ParquetStore) -> None:
         self._store = store
-        self._fs, path = fsspec.core.url_to_fs(store.url)
+        self._fs, path = open_url(store.url)
         self._folder = path.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
         self._own = StateStore(f"{store.url}/{_OWN}")
@@ -385,8 +387,3 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     except pa.ArrowException:
         return False
     return bool(both.field(0).type == other)
-
-
-def _without_password(url: str) -> str:
-    scheme, sign, rest = url.partition("://")
-    return f"{scheme}{sign}{rest.rpartition('@')[2]}" if sign else url

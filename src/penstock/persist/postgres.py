@@ -16,22 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.connectors import postgres_rows
-from penstock.connectors.tables import Columns, last_of_each
+from penstock.connectors.tables import Columns, last_of_each, write_all_but_rejected
 from penstock.errors import EnvironmentFault, TopologyError
-from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient, write_all_but_rejected
+from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient
 from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
 
 if TYPE_CHECKING:
     import psycopg
 
-_ROWS_FAULT = (  # classes of SQLSTATE; with any other the same row may be taken later
-    "21",  # a row twice in one upsert, where the column's type calls two keys equal: goes away with the halving
-    "22",  # data
-    "23",  # constraints
-    "44",  # a view's check option
-    "54",  # a limit of PostgreSQL's own, as the length of a key
-    "P0",  # a trigger's RAISE
-)
 _LOOKS = 10  # how often within the timeout a connection's watch looks
 _OWN_SHARE = 0.8  # of the timeout, after which a server that is well ends a statement itself, and says why
 
@@ -61,20 +53,19 @@ class PostgresStore(TableStore):
 
     def check(self, where: str) -> None:
         try:
-            import psycopg
-            from psycopg.conninfo import conninfo_to_dict
+            import psycopg  # noqa: F401 - whether it is there
         except ImportError as error:
             raise EnvironmentFault(
                 where, "PostgresStore needs psycopg 3", str(error), 'pip install "penstock[postgres]"'
             ) from error
         try:
-            conninfo_to_dict(self.dsn)
-        except psycopg.ProgrammingError:
+            postgres_rows.check_dsn(self.dsn)
+        except EnvironmentFault as error:
             raise TopologyError(
                 f"{where}, PostgresStore for table '{self.table}'",
                 "dsn is a connection string of PostgreSQL",
-                "one that does not parse",  # libpq's words quote it, password included
-                "For example 'host=db.example dbname=results user=penstock'.",
+                error.got,
+                error.way_out,
             ) from None
 
     def open(self) -> StoreClient:
@@ -208,7 +199,7 @@ class _Session:
         try:
             yield
         except psycopg.Error as error:
-            if (error.sqlstate or "")[:2] not in _ROWS_FAULT:
+            if (error.sqlstate or "")[:2] not in postgres_rows.ROWS_FAULT:
                 raise
             self._undo()
             raise _RowRefused(str(error)) from error

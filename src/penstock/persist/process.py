@@ -1,8 +1,8 @@
 """The process the processor runs in: ``python -m penstock.persist.process``, started by the bolt's first task.
 
-Standard input brings a specification, then nothing, or a line that says how many seconds are left to empty the
-queue. Its end means that the worker is gone: then the processor writes what it can within a few seconds and goes
-too. Standard output carries statuses, a line of JSON each.
+Standard input brings the deployment key and a specification, then nothing, or a line that says how many seconds
+are left to empty the queue. Its end means that the worker is gone: then the processor writes what it can within a
+few seconds and goes too. Standard output carries statuses, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import threading
 import time
 from typing import IO
 
+from penstock import signing
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.persist.processor import Processor, Status, drained
 from penstock.persist.spec import LENGTH, ProcessorSpec, load
+from penstock.redaction import described, redact_tracebacks
 
 HANGS = 4
 """Exit code: the store did not answer in time."""
@@ -91,9 +93,11 @@ class _Reporter:
 
 
 def main() -> int:
+    redact_tracebacks()
     control = open(0, "rb", buffering=0)  # noqa: SIM115 - a thread waits in it to the end, and a buffer has a lock
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a store prints must not look like a status
+    signing.use_key(_read(control, signing.KEY_BYTES))
     (length,) = LENGTH.unpack(_read(control, LENGTH.size))
     spec = load(_read(control, length))
     reporter = _Reporter(out)
@@ -103,7 +107,7 @@ def main() -> int:
         reporter.trouble(str(error))
         return FAILED
     except Exception as error:  # a user's store may raise anything
-        reporter.trouble(f"{type(error).__name__}: {error}")
+        reporter.trouble(described(error))
         raise
 
 

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.clock import Clock
+from penstock.connectors.tables import Rejected
 from penstock.persist.entries import Entry, unpack
 from penstock.persist.letters import DeadRow, DeadRows
 from penstock.persist.policy import Flushing, Patience
 from penstock.persist.progress import Progress
 from penstock.persist.queues import QueueAway, QueueClient
-from penstock.persist.stores import Overtaken, Rejected, StoreAway, StoreClient
+from penstock.persist.stores import Overtaken, StoreAway, StoreClient
 
 log = logging.getLogger("penstock.persist")
 
@@ -75,8 +76,12 @@ class Processor:
         self._patience = Patience()
         self._recorded: str | None = None
         """The store's progress; None where it has to be asked for."""
+        self._id = ""
+        """The queue's."""
         self._key = ""
-        """What it is kept by."""
+        """What the progress is kept by: the queue's name and id."""
+        self._replaced_by = ""
+        """The id of the queue that has taken the place of this one; empty while none has."""
         self._limit = flushing.rows
         """Rows for one write; halved when the store did not take them, for it may be that they are too many."""
         self.calling_since: float | None = None
@@ -99,6 +104,9 @@ class Processor:
             if self._recorded is None:
                 self._begin()
             self._read()
+            if self._replaced_by:
+                self._follow()
+                self._read()
             if flush or self._bytes >= _MOST_BYTES or self._flushing.due(now, self._rows):
                 self._write()
             self._release()
@@ -138,22 +146,52 @@ class Processor:
     def _begin(self) -> None:
         """Take up what the queue has not released, with what the store knows of it."""
         self._queue.rewind()
-        self._key = f"{self._name} {self._queue.id()}"
+        self._replaced_by = ""
+        self._take_up(self._queue.id())
+
+    def _take_up(self, id: str, before: Progress | None = None) -> None:
+        """Go on with the queue of that id, from what the store knows of it; also from ``before``, what the store
+        knows of the queue in whose place it is. The store is told that at once: the next processor will not know
+        of the other queue."""
+        key = f"{self._name} {id}"
         with self._calling():
-            recorded = self._store.progress(self._key)
+            recorded = self._store.progress(key)
         self._progress = Progress.decode(recorded)
         """The store's, and what is in hand."""
+        if before is not None:
+            self._progress = self._progress.with_all_of(before)
+            known = self._progress.encode()
+            with self._calling():
+                self._store.write(key, pa.table({}), recorded, known, lambda rejected: None)
+            recorded = known
+        self._id, self._key, self._replaced_by = id, key, ""
         self._entries, self._rows, self._bytes = [], 0, 0
         self._position = self._released = -1
         self._saw_end = False
         self._recorded = recorded
 
+    def _follow(self) -> None:
+        """The queue has lost its memory, or another is in its place. What is in hand was read from the one before
+        and is written as such. Its progress holds for the new one too: a writer that did not hear from the old one
+        whether its entry arrived puts it again, by the same name."""
+        log.warning("queue '%s' was replaced by one with the id %s", self._name, self._replaced_by)
+        self._write()
+        assert self._recorded is not None
+        self._queue.rewind()
+        self._take_up(self._replaced_by, Progress.decode(self._recorded))
+
     def _read(self) -> None:
+        """Until enough is in hand, nothing has come, or another queue is in the place of this one: what was read
+        of that is read again when ``_follow`` is done."""
         self._saw_end = False
-        while self._rows < self._flushing.rows and self._bytes < _MOST_BYTES:
+        while not self._replaced_by and self._rows < self._flushing.rows and self._bytes < _MOST_BYTES:
             found = self._queue.read(_READ_ENTRIES)
             if not found:
                 self._saw_end = True
+                return
+            id = self._queue.id()
+            if id != self._id:
+                self._replaced_by = id
                 return
             for position, data in found:
                 entry = unpack(data)

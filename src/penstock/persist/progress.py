@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 
 from penstock.persist.entries import Entry
+from penstock.texts import parse_json
 
 
 class Progress:
@@ -25,10 +26,17 @@ class Progress:
         """From now on this entry is known."""
         self._newest[entry.writer] = (entry.life, entry.number)
 
+    def with_all_of(self, other: Progress) -> Progress:
+        """What either of the two knows."""
+        newest = dict(self._newest)
+        for writer, name in other._newest.items():
+            newest[writer] = max(newest.get(writer, name), name)
+        return Progress(newest)
+
     def encode(self) -> str:
         return json.dumps(self._newest, sort_keys=True)
 
     @classmethod
     def decode(cls, text: str) -> Progress:
         """From what ``encode`` gave; of an empty text, that of a store that has nothing."""
-        return cls({writer: (life, number) for writer, (life, number) in json.loads(text or "{}").items()})
+        return cls({writer: (life, number) for writer, (life, number) in parse_json(text or "{}").items()})

@@ -56,7 +56,8 @@ class QueueClient(ABC):
     @abstractmethod
     def id(self) -> str:
         """Made with the queue and kept in it: another queue of the same name has another, and so has one that has
-        lost its memory. Progress in the store is kept by it."""
+        lost its memory. Progress in the store is kept by it. After a ``read`` that brought entries it is the id of
+        the queue they were read from. Cheap: asked after each such ``read``."""
 
     @abstractmethod
     def register(self, writer: str) -> int:

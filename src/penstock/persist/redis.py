@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.credentials import has_references, resolved_url
 from penstock.errors import EnvironmentFault, TopologyError
 from penstock.persist.names import safe
 from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
+from penstock.redaction import described, hide, redacted
 
 _ANSWER_SECONDS = 3.0  # an fsync of a busy disk takes a second at times
 _READ_COUNT = 32  # entries asked for at a time: at most 16 MB
@@ -53,6 +55,11 @@ if last then
     redis.call('HSET', KEYS[2], 'head_bytes', last[2][4])
 end
 """
+# KEYS: the stream, the queue's id; ARGV: behind which entry, how many. With the id in one step: a server that was
+# emptied has another. No transaction: a server without memory refuses those, even to read.
+_READ = """
+return {redis.call('GET', KEYS[2]), redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])}
+"""
 # KEYS: the last lives of all writers; ARGV: the writer, the least that the new one is.
 _REGISTER = """
 local life = math.max((redis.call('HGET', KEYS[1], ARGV[1]) or 0) + 1, ARGV[2])
@@ -63,7 +70,8 @@ return life
 
 class RedisQueue(Queue):
     """A stream in the database of ``url``: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for
-    TLS, ``unix://`` for a socket. Up to ``max_bytes`` of results wait; the server needs memory for them."""
+    TLS, ``unix://`` for a socket. The password may be a reference: ``${NAME}``, ``${file:PATH}``. Up to
+    ``max_bytes`` of results wait; the server needs memory for them."""
 
     def __init__(self, url: str = "redis://127.0.0.1:6379/0", max_bytes: int = 256 << 20) -> None:
         self.url = url
@@ -72,17 +80,21 @@ class RedisQueue(Queue):
     def check(self, where: str, folder: str) -> None:
         library = _library(where)
         try:
-            library.connection.parse_url(self.url)
-        except ValueError as error:
+            if not has_references(self.url):
+                library.connection.parse_url(self.url)
+        except ValueError:
             raise TopologyError(
-                where, "url is that of a Redis", str(error), "Write RedisQueue('redis://host:6379/0')."
+                where,
+                "url is that of a Redis",
+                f"{redacted(self.url)}, which does not parse",  # the library's words may quote a password
+                "Write RedisQueue('redis://host:6379/0'). In a password @, / and : are encoded: %40, %2F, %3A.",
             ) from None
 
     def open(self, name: str, folder: str) -> RedisClient:
         return RedisClient(name, self.url, str(self))
 
     def __str__(self) -> str:
-        parts = urlsplit(self.url)
+        parts = urlsplit(redacted(self.url))
         return f"on Redis at {parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -97,20 +109,26 @@ class RedisClient(QueueClient):
         # A connection that a restart has closed is made anew at once; one that hangs is not waited for twice.
         once = library.retry.Retry(library.backoff.NoBackoff(), 1, (library.ConnectionError,))
         self._redis: Any = library.Redis.from_url(
-            url, socket_timeout=_ANSWER_SECONDS, socket_connect_timeout=_ANSWER_SECONDS, retry=once
+            _with_secrets(library, url, self._where),
+            socket_timeout=_ANSWER_SECONDS,
+            socket_connect_timeout=_ANSWER_SECONDS,
+            retry=once,
         )
         prefix = f"penstock:{{{safe(name)}}}"
         self._stream, self._counts, self._lives = f"{prefix}:stream", f"{prefix}:counts", f"{prefix}:lives"
         self._id = f"{prefix}:id"
-        self._id = f"{prefix}:id"
-        self._put, self._release, self._register = map(self._redis.register_script, (_PUT, _RELEASE, _REGISTER))
+        self._known_id = b""  # of the queue last read from; empty: ask
+        self._put, self._release, self._register, self._read_script = map(
+            self._redis.register_script, (_PUT, _RELEASE, _REGISTER, _READ)
+        )
         self._cursor = 0  # the position of the last entry read
         self._checked = False
 
     def id(self) -> str:
-        self._call(self._redis.set, self._id, secrets.token_hex(8), nx=True)
-        found: bytes = self._call(self._redis.get, self._id)
-        return found.decode()
+        if not self._known_id:
+            self._call(self._redis.set, self._id, secrets.token_hex(8), nx=True)
+            self._known_id = self._call(self._redis.get, self._id) or b""
+        return self._known_id.decode()
 
     def register(self, writer: str) -> int:
         arguments = [writer, int(time.time() * 1000)]
@@ -130,8 +148,12 @@ class RedisClient(QueueClient):
         while len(found) < limit:
             count = min(limit - len(found), _READ_COUNT)
             after = f"({self._cursor}-0" if self._cursor else "-"
-            more = self._call(self._redis.xrange, self._stream, after, "+", count)
-            found += [(int(id.partition(b"-")[0]), fields[b"e"]) for id, fields in more]
+            id, more = self._call(self._read_script, [self._stream, self._id], [after, count])
+            if more and (id or b"") != self._known_id:
+                if found:
+                    break  # these are of the queue before: the next call brings the others
+                self._known_id = id or b""
+            found += [(int(number.partition(b"-")[0]), fields[1]) for number, fields in more]
             if found:
                 self._cursor = found[-1][0]
             if len(more) < count:
@@ -139,7 +161,7 @@ class RedisClient(QueueClient):
         return found
 
     def rewind(self) -> None:
-        self._cursor = 0
+        self._cursor, self._known_id = 0, b""
 
     def release(self, position: int) -> None:
         self._call(self._release, [self._stream, self._counts], [position])
@@ -174,8 +196,8 @@ class RedisClient(QueueClient):
             found = {**self._redis.config_get("append*"), **self._redis.config_get("maxmemory*")}
         except self._refused as error:
             return (
-                f"{self._where}: could not look whether appendonly is yes and appendfsync is always ({error}). "
-                "Without them a crash of Redis loses results."
+                f"{self._where}: could not look whether appendonly is yes and appendfsync is always "
+                f"({described(error)}). Without them a crash of Redis loses results."
             )
         weak = [
             f"{name} {found[name]}" for name, wanted in _DURABLE.items() if name in found and found[name] != wanted
@@ -191,6 +213,18 @@ class RedisClient(QueueClient):
                 f"{found['maxmemory-policy']}. Set it to noeviction."
             )
         return ""
+
+
+def _with_secrets(library: Any, url: str, where: str) -> str:
+    """The URL with its references resolved; its password is hidden from errors and logs from now on."""
+    url = resolved_url(url, where)
+    try:
+        password = library.connection.parse_url(url).get("password")
+    except ValueError:
+        raise EnvironmentFault(where, "needs the URL of a Redis", "one that does not parse") from None
+    if password:
+        hide(password)
+    return url
 
 
 _DURABLE = {"appendonly": "yes", "appendfsync": "always"}

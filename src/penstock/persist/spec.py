@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock import signing
 from penstock.clock import Clock
 from penstock.errors import ComponentError, LoadError
 from penstock.persist.letters import DeadRows
@@ -15,10 +16,12 @@ from penstock.persist.policy import Flushing
 from penstock.persist.processor import Processor
 from penstock.persist.queues import Queue
 from penstock.persist.stores import Store
+from penstock.private_folder import make_folders
 from penstock.replay.segments import replace_file
 from penstock.state.store import StateStore
 
 _SPEC = "spec.pickle"
+_PURPOSE = "persist spec"  # of a signature
 LENGTH = struct.Struct("<Q")  # before a specification on a pipe
 
 
@@ -45,8 +48,9 @@ class ProcessorSpec:
         return f"{self.topology}/{self.component}"
 
     def dumps(self) -> bytes:
+        """As bytes for ``load``: the signature of a pickle, and the pickle."""
         try:
-            return pickle.dumps(self)
+            pickled = pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ComponentError(
                 f"component '{self.component}'",
@@ -54,6 +58,7 @@ class ProcessorSpec:
                 f"{type(error).__name__}: {error}",
                 "Define your own store in a module, not in the file that is run, and connect in open().",
             ) from error
+        return signing.sign(_PURPOSE, pickled) + pickled
 
     def processor(self, clock: Clock, crash: Callable[[str], None] = lambda step: None) -> Processor:
         return Processor(
@@ -73,7 +78,7 @@ def keep(spec: ProcessorSpec) -> None:
     if path is None:
         StateStore(spec.folder).write(_SPEC, spec.dumps())
     else:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         replace_file(path / _SPEC, spec.dumps(), 0o600)
 
 
@@ -90,9 +95,18 @@ def kept(folder: str) -> ProcessorSpec | None:
 
 
 def load(data: bytes) -> ProcessorSpec:
-    """From what ``dumps`` gave. Unpickles: the state directory is as trusted as the topology's code."""
+    """From what ``dumps`` gave. Nothing is unpickled that is not signed with this deployment's key."""
+    signature, pickled = data[: signing.SIGNATURE_BYTES], data[signing.SIGNATURE_BYTES :]
+    if not signing.is_signed(_PURPOSE, pickled, signature):
+        raise LoadError(
+            "a PersistBolt's store and queue",
+            "must be signed with this deployment's key",
+            f"{_SPEC} of another key, or changed since it was written",
+            f"Use the key file of the user who runs the topology (set {signing.KEY_FILE}); this one is "
+            f"{signing.key_path()}. If that key is lost, remove the file {_SPEC}; the next start writes it again.",
+        )
     try:
-        spec = pickle.loads(data)
+        spec = pickle.loads(pickled)
     except Exception as error:  # whatever a user's class raises while it is built
         raise LoadError(
             "a PersistBolt's store and queue",

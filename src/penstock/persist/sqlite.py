@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.connectors.tables import Columns, last_of_each
+from penstock.connectors.tables import Columns, last_of_each, write_all_but_rejected
 from penstock.errors import TopologyError
-from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient, write_all_but_rejected
+from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient
 from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
 
 _STRICT = sqlite3.sqlite_version_info >= (3, 37)  # before, SQLite stores any value in any column

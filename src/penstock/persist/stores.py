@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from penstock.connectors.tables import Rejected
 from penstock.errors import ComponentError, TopologyError
 
 
@@ -22,16 +22,6 @@ class StoreAway(ComponentError):
 
 class Overtaken(ComponentError):
     """Another processor has written for this queue since the progress was read. Nothing was written."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A row the store will never take as it is."""
-
-    row: int
-    """Its place in the table that was to be written."""
-    error: str
-    """The store's own words."""
 
 
 Reject: TypeAlias = Callable[[Sequence[Rejected]], None]
@@ -88,23 +78,3 @@ def checked_key(where: str, key: Sequence[str]) -> tuple[str, ...]:
             where, "key is a sequence of different fields", repr(key), f"Write key=({key!r},) for one field."
         )
     return tuple(key)
-
-
-def write_all_but_rejected(
-    rows: pa.Table, write: Callable[[pa.Table], None], refused: type[Exception] | tuple[type[Exception], ...]
-) -> list[Rejected]:
-    """Write rows in as few calls as need be: what is refused is halved until single rows are left. ``write`` does
-    all of its rows or raises; the parts are written in order."""
-    rejected: list[Rejected] = []
-    parts = [(0, rows)] if rows.num_rows else []
-    while parts:
-        first, part = parts.pop()
-        try:
-            write(part)
-        except refused as error:
-            if part.num_rows == 1:
-                rejected.append(Rejected(first, str(error).strip()))
-            else:
-                half = part.num_rows // 2
-                parts += [(first + half, part.slice(half)), (first, part.slice(0, half))]
-    return rejected

@@ -31,7 +31,7 @@ class Owners:
     def share(self, index: int, before: int, now: int) -> Share:
         """What the task of that index takes over."""
         hash = partial(hash_keys, fields=self.fields) if self.fields else None
-        return Share(index, before, now, hash, self.first)
+        return Share(index, before, now, hash, self.first, self.fields == 1)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -55,3 +55,18 @@ def _own_reason(node: Node) -> str:
             if type(subscription.grouping) in _MEET_NOWHERE:
                 return f"merges parts, which by {subscription.grouping} grouping meet only in one task"
     return ""
+
+
+def kept_numbers(declared: Topology, current: Topology, new: Topology) -> dict[str, int]:
+    """Numbers of tasks that a replacement by ``new`` keeps: of bolts that were scaled while the topology ran, and
+    whose number in the file is what it was. ``declared`` is the topology as its file had it before, ``current`` as
+    it runs. A number that the new file changes is the new one's."""
+    kept = {}
+    for id, node in new.nodes.items():
+        before, now = declared.nodes.get(id), current.nodes.get(id)
+        if node.is_spout or before is None or now is None or now.is_spout:
+            continue
+        unchanged = (before.parallelism, before.tasks) == (node.parallelism, node.tasks)
+        if unchanged and now.parallelism != node.parallelism:
+            kept[id] = now.parallelism
+    return kept

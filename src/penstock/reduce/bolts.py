@@ -11,11 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.columns import to_values
 from penstock.merging import Merge
-from penstock.reduce.rows import column_of, key_columns, keys_of, owner_of, reduce_rows
+from penstock.reduce.rows import by_key, column_of, key_columns, keys_of, owner_of, reduce_rows
 from penstock.reduce.windows import Window
 from penstock.state.maps import MapState, Owner
 from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
@@ -24,8 +25,13 @@ from penstock.topology.streams import OutputDeclarer
 Merges = Mapping[str, Merge[Any, Any]]
 
 
+NEWEST, TUPLES = "part_newest", "part_tuples"
+"""Fields of a part with a window: the time of the newest tuple in it, and how many tuples it stands for."""
+
+
 class PartsBolt(BatchBolt):
-    """Emits ⟨key…, part…⟩ for each key of each batch; with a window ⟨key…, pane, part…⟩ for each key and pane.
+    """Emits ⟨key…, part…⟩ for each key of each batch; with a window ⟨key…, pane, part_newest, part_tuples, part…⟩
+    for each key and pane.
 
     It keeps nothing from batch to batch. Any task may get any tuple.
     """
@@ -34,15 +40,24 @@ class PartsBolt(BatchBolt):
 
     def __init__(self, key: Sequence[str], merges: Merges, window: Window | None = None) -> None:
         self._key, self._merges, self._window = key, merges, window
+        time = [] if window is None else [window.time]
+        values = [merge.field for merge in merges.values() if merge.field is not None]
+        self.reads = tuple(dict.fromkeys([*key, *time, *values]))
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
-        declarer.declare(*self._key, *(["pane"] if self._window else []), *self._merges)
+        declarer.declare(*self._key, *(["pane", NEWEST, TUPLES] if self._window else []), *self._merges)
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         keys = [column_of(batch, field) for field in self._key]
-        if self._window is not None:
-            keys.append(self._window.panes_of(column_of(batch, self._window.time)))
-        collector.emit_batch(reduce_rows(batch, keys, self._merges))
+        if self._window is None:
+            collector.emit_batch(reduce_rows(batch, keys, self._merges))
+            return
+        panes, times = self._window.panes_of(column_of(batch, self._window.time))
+        keys.append(panes)
+        order, bounds = by_key(keys, batch.num_rows)
+        newest = np.maximum.reduceat(times[order], bounds[:-1]) if batch.num_rows else times
+        rows = reduce_rows(batch, keys, self._merges)
+        collector.emit_batch([*rows[: len(keys)], newest, np.diff(bounds), *rows[len(keys) :]])
 
 
 class MergeBolt(BatchBolt):
@@ -56,6 +71,7 @@ class MergeBolt(BatchBolt):
 
     def __init__(self, key: Sequence[str], merges: Merges) -> None:
         self._key, self._merges = key, merges
+        self.same_task, self.reads = tuple(key), (*key, *merges)
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(*self._key, *self._merges)
@@ -79,7 +95,7 @@ class MergeBolt(BatchBolt):
 
 class WindowBolt(BatchBolt):
     """Merges parts by pane and emits ⟨key…, window_end, result…⟩ once for each key and window, when the window is
-    over: when this task has seen a pane past its end and the lateness.
+    over: when this task has seen a tuple ``lateness`` past its end.
 
     Parts that come too late for one of their windows or more are emitted, as they are, on the stream ``late``;
     they count in the windows that are not over yet. A window that is not over is kept in state and not emitted,
@@ -93,15 +109,16 @@ class WindowBolt(BatchBolt):
 
     def __init__(self, key: Sequence[str], merges: Merges, window: Window) -> None:
         self._key, self._merges, self._window = key, merges, window
+        self.same_task, self.reads = tuple(key), (*key, "pane", NEWEST, TUPLES, *merges)
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(*self._key, "window_end", *self._merges)
         declarer.declare(*self._key, "pane", *self._merges, stream="late")
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        state = context.state
+        state, self._count_late = context.state, context.late
         owner = owner_of(self._key, context.grouped_by)
-        of_pair = partial(_owner_of_pair, owner, len(self._key) == 1) if context.grouped_by else None
+        of_pair = partial(_owner_of_pair, owner) if context.grouped_by else None
         self.parts = {
             name: state.map(name, merge=merge.merge, owner=of_pair) for name, merge in self._merges.items()
         }
@@ -119,10 +136,13 @@ class WindowBolt(BatchBolt):
         if self._owed:  # before what comes now is merged: for these windows it is late
             self._emit_owed(collector)
         panes = to_values(column_of(batch, "pane"))
+        newest = max(to_values(column_of(batch, NEWEST)))
         over = self._over.value
         if over is not None and min(panes) < over:
             late = [row for row, pane in enumerate(panes) if pane < over]
-            collector.emit_batch(batch.take(pa.array(late)), stream="late", anchors=late)
+            told = batch.take(pa.array(late))
+            self._count_late(sum(to_values(column_of(told, TUPLES))))
+            collector.emit_batch(told.drop_columns([NEWEST, TUPLES]), stream="late", anchors=late)
             batch = batch.filter(pa.array([pane + self._window.panes > over for pane in panes]))
             panes = to_values(column_of(batch, "pane"))
         if not panes:
@@ -131,7 +151,7 @@ class WindowBolt(BatchBolt):
         self._note(keys)
         for name, merge in self._merges.items():
             merge_into(self.parts[name], merge, keys, to_values(column_of(batch, name)))
-        self._close(self._window.over(max(panes)), collector)
+        self._close(self._window.over(newest), collector)
 
     def _note(self, keys: Iterable[tuple[int, Any]]) -> None:
         for pane, key in keys:
@@ -213,11 +233,9 @@ def fold(into: dict[Any, Any], merge: Merge[Any, Any], keys: Iterable[Any], part
         into[key] = join(zero() if before is None else before, part)
 
 
-def _owner_of_pair(owner: Owner | None, alone: bool, pair: tuple[int, Any]) -> Any:
-    """Of a ⟨pane, key⟩ what the input is grouped by. ``alone``: the key is the value of one field."""
-    if owner is not None:
-        return owner(pair[1])
-    return (pair[1],) if alone else pair[1]
+def _owner_of_pair(owner: Owner | None, pair: tuple[int, Any]) -> Any:
+    """Of a ⟨pane, key⟩ what the input is grouped by."""
+    return pair[1] if owner is None else owner(pair[1])
 
 
 def _later(one: int | None, other: int | None) -> int | None:

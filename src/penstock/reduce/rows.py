@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columns import is_pickled, to_values
+from penstock.columns import is_pickled, to_keys, to_values
 from penstock.errors import ComponentError
 from penstock.merging import Merge
-from penstock.state.maps import Owner
+from penstock.state.maps import Owner, whole_key
 
 Ints = npt.NDArray[np.int64]
 
@@ -34,23 +34,23 @@ def column_of(batch: pa.RecordBatch, field: str) -> pa.Array:
 
 
 def keys_of(batch: pa.RecordBatch, fields: Sequence[str]) -> Sequence[Any]:
-    """Each row's key: the value of one field, a tuple of the values of several or none."""
-    columns = [to_values(column_of(batch, field)) for field in fields]
+    """Each row's key: the value of one field, or a tuple of the values of several or none. NaNs are one."""
+    columns = [to_keys(column_of(batch, field)) for field in fields]
     if len(columns) == 1:
         return columns[0]
     return list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
 
 
 def owner_of(key: Sequence[str], grouped_by: Sequence[str]) -> Owner | None:
-    """What gives, for a key of these fields, the values of those that the input is grouped by; None where a key
-    begins with them, or they are no part of it."""
-    if list(key[: len(grouped_by)]) == list(grouped_by) or not set(grouped_by) <= set(key):
+    """What gives, for a key of these fields, the value of the field that the input is grouped by, or a tuple of
+    the values of several; None where a key begins with several of them, or they are no part of it."""
+    if not grouped_by or not set(grouped_by) <= set(key):
         return None
-    return partial(_values_at, tuple(key.index(field) for field in grouped_by))
-
-
-def _values_at(places: Sequence[int], key: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(key[place] for place in places)
+    if len(key) == 1:
+        return whole_key
+    if len(grouped_by) > 1 and list(key[: len(grouped_by)]) == list(grouped_by):
+        return None
+    return itemgetter(*(key.index(field) for field in grouped_by))
 
 
 def key_columns(keys: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:
@@ -102,7 +102,7 @@ def _codes(column: pa.Array) -> Ints:
     """A number for each value, the same for equal ones."""
     if is_pickled(column):
         seen: dict[Any, int] = {}
-        codes = [seen.setdefault(value, len(seen)) for value in to_values(column)]
+        codes = [seen.setdefault(value, len(seen)) for value in to_keys(column)]
         return np.array(codes, np.int64)
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode("encode")
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.columns import to_values
@@ -27,7 +30,7 @@ class Window:
     slide: float
     """From one window to the next; ``length`` is a multiple of it."""
     lateness: float
-    """How far behind the newest tuple another may be and still count. In whole slides, rounded up."""
+    """How far behind the newest tuple another may be and still count."""
 
     def __post_init__(self) -> None:
         where = f"window of field '{self.time}'"
@@ -52,10 +55,10 @@ class Window:
         """How many panes a window has."""
         return round(self.length / self.slide)
 
-    def over(self, newest: int) -> int:
-        """The last window that is over when this is the newest pane seen: no tuple that may still come and
-        counts is in a pane of it."""
-        return newest - math.ceil(self.lateness / self.slide)
+    def over(self, newest: float) -> int:
+        """The last window that is over when this is the newest time seen: every tuple of it that may still come is
+        more than ``lateness`` behind. Exact, as panes are: floats are taken for the fractions they stand for."""
+        return (Fraction(newest) - Fraction(self.lateness)) // Fraction(self.slide)
 
     def panes_in(self, window: int) -> range:
         return range(window - self.panes, window)
@@ -67,8 +70,8 @@ class Window:
         """When a window ends; the end itself is outside."""
         return window * self.slide
 
-    def panes_of(self, times: pa.Array) -> pa.Array:
-        """The pane of each time. Raises ``ComponentError`` for one that is no number."""
+    def panes_of(self, times: pa.Array) -> tuple[pa.Array, npt.NDArray[Any]]:
+        """The pane of each time, and the times as numbers. Raises ``ComponentError`` for one that is no number."""
         numbers = times
         if times.null_count or not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
             try:
@@ -78,7 +81,7 @@ class Window:
         numbers = numbers.to_numpy(zero_copy_only=False)
         if not np.isfinite(numbers).all():
             raise self._no_time(repr(to_values(times)[int(np.argmin(np.isfinite(numbers)))]))
-        return pa.array(np.floor_divide(numbers, self.slide).astype(np.int64))
+        return pa.array(np.floor_divide(numbers, self.slide).astype(np.int64)), numbers
 
     def _no_time(self, got: str) -> ComponentError:
         return ComponentError(

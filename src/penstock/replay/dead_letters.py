@@ -1,21 +1,25 @@
 """Dead letters: tuples that failed too often, kept with their story until someone looks at them.
 
-A letter can be shown, sent back (to From, its attempts counted from zero) or dropped. All of it may happen while
+A letter can be shown, sent back (to From, its attempts counted from zero; a damaged record is read once more) or
+dropped. All of it may happen while
 the topology runs: the embedded store is a log that any process may append to, and so is From, so sending back is
 (1) append to From, (2) strike out the letter. A crash between the two leaves it in both: at least once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.replay.queues import Queue, Queues
-from penstock.replay.records import Record, decode, encode
-from penstock.replay.segments import LogReader, SegmentLog
+from penstock.replay.records import Record, decode_letter, encode_letter
+from penstock.replay.segments import LogReader, SegmentLog, lock
+from penstock.texts import parse_json
 
 _LETTER, _STRUCK = b"L", b"S"
 
@@ -43,17 +47,33 @@ class DeadLetters(ABC):
     def remove(self, ids: Collection[int]) -> None:
         """Take letters out for good. Ids that are not there are ignored."""
 
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Within it no other process is within it: for those who read letters and then remove them. Appending
+        goes on. A store without locks lets several in: then a letter that two of them send back comes twice."""
+        yield
+
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections."""
 
 
 def send_back(queues: Queues, ids: Collection[int]) -> int:
-    """Give dead letters another ``max_attempts`` attempts: they come back before fresh data. Returns how many."""
-    records = [letter.record.forgiven() for letter in queues.dead.letters() if letter.id in ids]
-    current_from(queues).append(records)
-    queues.dead.remove(ids)
-    return len(records)
+    """Give dead letters another ``max_attempts`` attempts: they come back before fresh data. Returns how many:
+    those that another process has sent back or dropped meanwhile are left out."""
+    with queues.dead.exclusive():
+        chosen = [letter for letter in queues.dead.letters() if letter.id in ids]
+        current_from(queues).append([letter.record.forgiven() for letter in chosen])
+        queues.dead.remove([letter.id for letter in chosen])
+    return len(chosen)
+
+
+def drop(dead: DeadLetters, ids: Collection[int]) -> int:
+    """Remove dead letters for good. Returns how many were there to remove."""
+    with dead.exclusive():
+        chosen = [letter.id for letter in dead.letters() if letter.id in ids]
+        dead.remove(chosen)
+    return len(chosen)
 
 
 def current_from(queues: Queues) -> Queue:
@@ -62,29 +82,39 @@ def current_from(queues: Queues) -> Queue:
     return queues.to if queues.pointer.load() else queues.from_
 
 
+def struck_ids(data: bytes) -> list[int]:
+    """The ids in a record that strikes letters out; none where it is damaged: then they stay."""
+    try:
+        found = parse_json(data)
+    except ValueError:
+        return []
+    return [id for id in found if type(id) is int] if type(found) is list else []
+
+
 class DiskDeadLetters(DeadLetters):
     """Dead letters in a folder. A letter's id is its number in the log; a removal is a record of its own."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._log = SegmentLog(Path(folder))
+        self.folder = Path(folder)
+        self._log = SegmentLog(self.folder)
         self._arrived: LogReader | None = None
 
     def add(self, records: Sequence[Record]) -> None:
         if records:
-            self._log.append([_LETTER + encode(record) for record in records])
+            self._log.append([_LETTER + encode_letter(record) for record in records])
 
     def letters(self) -> list[Letter]:
         found: dict[int, bytes] = {}
         reader = self._log.reader(0)
         while batch := reader.read(1000):
             for number, data in batch:
-                if data[:1] == _LETTER:
-                    found[number] = data
-                else:
-                    for id in json.loads(data[1:]):
+                if data[:1] == _STRUCK:
+                    for id in struck_ids(data[1:]):
                         found.pop(id, None)
+                else:  # a letter; or what someone else wrote, which is shown as a damaged one
+                    found[number] = data.removeprefix(_LETTER)
         reader.close()
-        return [Letter(number, decode(data[1:])) for number, data in found.items()]
+        return [Letter(number, decode_letter(data)) for number, data in found.items()]
 
     def arrivals(self) -> Iterator[Letter]:
         """The letters that were added since the last call, by whatever process; at first, all there are."""
@@ -93,7 +123,7 @@ class DiskDeadLetters(DeadLetters):
         while batch := self._arrived.read(1000):
             for number, data in batch:
                 if data[:1] == _LETTER:
-                    yield Letter(number, decode(data[1:]))
+                    yield Letter(number, decode_letter(data[1:]))
 
     def remove(self, ids: Collection[int]) -> None:
         """(1) append a record that strikes them out; (2) remove leading segments that hold no letter any more."""
@@ -102,6 +132,16 @@ class DiskDeadLetters(DeadLetters):
         number = self._log.append([_STRUCK + json.dumps(sorted(ids)).encode()])
         left = self.letters()
         self._log.drop_before(left[0].id if left else number + 1)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """By a lock that the kernel drops when the process dies. Raises ``TimeoutError`` after some seconds."""
+        file = os.open(self.folder / "removal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            lock(file)
+            yield
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         if self._arrived is not None:

@@ -39,7 +39,8 @@ class Eden(ABC):
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         """Up to ``limit`` tuples with their positions (whatever numbers ``done`` is to know them by); none when
-        there is nothing now. Never blocks."""
+        there is nothing now. Never blocks. In the place of one that cannot be read there may be a ``Record`` that
+        is ``damaged``: it becomes a dead letter."""
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
@@ -53,6 +54,10 @@ class Eden(ABC):
 
     def after_commit(self) -> None:  # noqa: B027 - most need nothing
         """As in ``Component``."""
+
+    def lag(self) -> Mapping[str, int]:
+        """As in ``BaseSpout``."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:
@@ -80,7 +85,10 @@ class QueueEden(Eden):
         self._position = KeptPosition(self._queue, context.state.value("eden"))
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        return [(position, record.payload) for position, record in self._queue.read(limit)]
+        return [
+            (position, record if record.damaged else record.payload)
+            for position, record in self._queue.read(limit)
+        ]
 
     def done(self, positions: Iterable[int]) -> None:
         self._queue.done(positions)
@@ -129,6 +137,9 @@ class SpoutEden(Eden):
 
     def after_commit(self) -> None:
         self._spout.after_commit()
+
+    def lag(self) -> Mapping[str, int]:
+        return self._spout.lag()
 
     def close(self) -> None:
         self._spout.deactivate()

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock.errors import EnvironmentFault
+from penstock.private_folder import make_folders
 from penstock.replay.dead_letters import DiskDeadLetters
 from penstock.replay.progress import Progress
-from penstock.replay.queues import Pointer, Queue, QueueDamaged, Queues, QueuesBusy, ReplayStore
+from penstock.replay.queues import Pointer, Queue, Queues, QueuesBusy, ReplayStore
 from penstock.replay.records import Record, decode, encode
 from penstock.replay.segments import SEGMENT_BYTES, SegmentLog, replace_file
 from penstock.topology.components import Context
@@ -41,7 +42,7 @@ class DiskQueue(Queue):
         stored = self._reader.read(limit)
         try:
             found = [(number, decode(data)) for number, data in stored]
-        except QueueDamaged:
+        except EnvironmentFault:
             self._reader.put_back(stored)
             raise
         if found:
@@ -109,7 +110,7 @@ class EmbeddedStore(ReplayStore):
 
     def open(self, context: Context) -> Queues:
         folder = local_folder(context)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         owner = _Owner(folder / "owner")
         try:
             about = {"topology": context.topology, "component": context.component, "index": context.index}
@@ -161,7 +162,7 @@ class _Owner:
     """One process at a time works with a task's queues. The kernel lets go when that process dies."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -39,7 +39,8 @@ class Queue(ABC):
 
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, Record]]:
-        """Up to ``limit`` records with their positions, in order; none only when there are no more now. Does not
+        """Up to ``limit`` records with their positions, in order; none only when there are no more now. One that
+        cannot be read is among them as a damaged record. Does not
         wait for records to come, though a server may take a moment to hand out what it has. Moves the read cursor,
         which lives in memory: a new process begins at the oldest record that was not released."""
 

@@ -36,7 +36,7 @@ from penstock.replay.decisions import (
 from penstock.replay.eden import Eden
 from penstock.replay.positions import KeptPosition
 from penstock.replay.queues import Queue, Queues
-from penstock.replay.records import Record
+from penstock.replay.records import QueueDamaged, Record
 from penstock.state.values import TaskState, ValueState
 from penstock.topology.components import Failure
 
@@ -66,10 +66,16 @@ class Replayer:
         max_attempts: int = 5,
         capacity: int = CAPACITY,
         clock: Clock | None = None,
+        report: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """``eden`` is open, and so are the queues; both become the replayer's, which closes them. In ``state`` are
-        the queues' positions; without it they are remembered for as long as the replayer is there."""
-        self._eden, self._queues = eden, queues
+        the queues' positions; without it they are remembered for as long as the replayer is there. ``report`` is
+        told of records that cannot be read, from any thread."""
+        self._eden, self._queues, self._report = eden, queues, report
+        self._width = len(eden.fields)
+        self._found: list[tuple[int, Record]] = []
+        """What the read under way has brought and is not handed on."""
+        self._given_up = 0
         self._positions = [
             KeptPosition(queue, kept)
             for queue, kept in zip(
@@ -78,6 +84,7 @@ class Replayer:
         ]
         self._clock = clock or SystemClock()
         self._exchanged = queues.pointer.load()
+        self._max_attempts = max_attempts
         self._decisions = Decisions(max_attempts, capacity, from_holds=not self._from.empty)
         self._state = threading.Lock()  # of the decisions; Done is carried out under it
         self._sources = {Origin.EDEN: threading.Lock(), Origin.TO: threading.Lock()}  # always taken last
@@ -115,6 +122,17 @@ class Replayer:
         """Block until something can be taken; False if the time passes first. For tests and tools."""
         with self._arrived:
             return self._arrived.wait_for(lambda: bool(self._read or self._errors), seconds)
+
+    def take_given_up(self) -> int:
+        """How many dead letters there are more than at the last call."""
+        with self._state:
+            count, self._given_up = self._given_up, 0
+            return count
+
+    def refuse(self, entry: Entry, error: str) -> None:
+        """The tuple cannot be emitted: it is a dead letter at once."""
+        record = entry.record.failed(Failure("", error), self._clock.now())
+        self._tell(Failed([(entry, record._replace(attempts=max(record.attempts, self._max_attempts)))]))
 
     def ack(self, entries: Sequence[Entry]) -> None:
         self._tell(Acked(entries))
@@ -230,17 +248,61 @@ class Replayer:
                         left = True
 
     def _read_some(self, instruction: Read) -> None:
-        with self._sources[instruction.origin]:
-            if instruction.origin is Origin.EDEN:
-                found = [(position, Record(values)) for position, values in self._eden.read(instruction.limit)]
-            else:
-                found = self._to.read(instruction.limit)
-        entries = [Entry(instruction.origin, position, record) for position, record in found]
+        entries: list[Entry] = []
+        while not entries:  # no entries mean that nothing is left; so where all were set aside, read on
+            if not self._found:
+                self._found = self._read_from(instruction.origin, instruction.limit)
+            if not self._found:
+                break
+            whole = [each for each in self._found if not self._fault(each[1])]
+            if len(whole) < len(self._found):
+                self._set_aside(instruction.origin)
+            entries = [Entry(instruction.origin, position, record) for position, record in whole]
+            self._found = []
         self._tell(Arrived(instruction.origin, entries))
         if entries:
             with self._arrived:
                 self._read.extend(entries)
                 self._arrived.notify_all()
+
+    def _read_from(self, origin: Origin, limit: int) -> list[tuple[int, Record]]:
+        with self._sources[origin]:
+            if origin is Origin.TO:
+                return self._to.read(limit)
+            found = self._eden.read(limit)
+        return [(at, each if isinstance(each, Record) else Record(each)) for at, each in found]
+
+    def _fault(self, record: Record) -> str:
+        """Why the record cannot be emitted; empty if it can."""
+        if record.damaged:
+            return record.error
+        if len(record.payload) != self._width:
+            return f"{len(record.payload)} values for {self._width} fields"
+        return ""
+
+    def _set_aside(self, origin: Origin) -> None:
+        """What cannot be emitted goes to the dead letters (1), and only then counts as done where it was read (2).
+        If (1) raises, it is done again with the same records."""
+        now = self._clock.now()
+        letters = [
+            (at, record.failed(Failure("replay queue", fault), now))
+            for at, record in self._found
+            if (fault := self._fault(record))
+        ]
+        self._queues.dead.add([record for _, record in letters])
+        with self._sources[origin]:
+            source = self._eden if origin is Origin.EDEN else self._to
+            source.done([at for at, _ in letters])
+        with self._state:
+            self._given_up += len(letters)
+        self._report(
+            QueueDamaged(
+                "replay queue" if origin is Origin.TO else "source of a ReplaySpout",
+                "a record must read back as it was written",
+                f"{len(letters)} that did not; the first: {letters[0][1].error}",
+                "It is a dead letter: look at it with penstock dlq, mend the cause, and send it back.",
+            )
+        )
 
     def _look(self) -> Looked:
         with self._sources[Origin.TO]:
@@ -259,4 +321,6 @@ class Replayer:
             self._from.append(instruction.back)
         if instruction.dead:
             self._queues.dead.add(instruction.dead)
+            with self._state:
+                self._given_up += len(instruction.dead)
         self._tell(Stored())

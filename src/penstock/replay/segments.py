@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from penstock.private_folder import make_folders
 from penstock.replay.queues import QueueDamaged
 
 SEGMENT_BYTES = 16 << 20  # a segment is scanned when it is opened: 16 MB take some 50 ms
@@ -37,10 +38,10 @@ class SegmentLog:
     """The log of one folder. Threads may share it; records are never empty."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         self.folder = folder
         self._segment_bytes = segment_bytes
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._mutex = threading.Lock()  # flock keeps out processes, not threads
         self._tail = -1  # descriptor of the newest segment, once appended to
         self._first = 0  # number of its first record
@@ -154,7 +155,7 @@ class SegmentLog:
 
     def _begin_segment(self, first: int) -> None:
         self._forget_tail()
-        self._tail = os.open(self.path(first), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._tail = os.open(self.path(first), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._first = self._next = first
         self._size = 0
         sync_folder(self.folder)
@@ -224,7 +225,10 @@ class LogReader:
                     f"one that does not, at byte {self._offset} (record {self._number})",
                     "The disk has lost data. Move the file away to go on without its remaining records.",
                 )
-            self._open(later[0])
+            try:
+                self._open(later[0])
+            except FileNotFoundError:  # removed since it was listed: its records were done with
+                continue
             self._number = later[0]
         return True
 
@@ -251,8 +255,9 @@ class LogReader:
         return True
 
     def _open(self, first: int) -> None:
+        file = os.open(self._log.path(first), os.O_RDONLY | os.O_CLOEXEC)
         self.close()
-        self._file = os.open(self._log.path(first), os.O_RDONLY | os.O_CLOEXEC)
+        self._file = file
         self._first, self._offset = first, 0
 
     def _load(self) -> bool:
@@ -292,7 +297,7 @@ def lock(descriptor: int, shared: bool = False) -> None:
             time.sleep(_LOCK_POLL)  # flock has no time-out of its own
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Give a file new contents in one step: after a crash it has the old ones or these, durably."""
     fresh = path.with_name(path.name + ".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import SettingError
+from penstock.errors import FieldCountError, FieldTypeError, SettingError
 from penstock.replay.decisions import Entry
 from penstock.replay.eden import Eden
 from penstock.replay.queues import QueuesBusy, ReplayStore
@@ -78,15 +78,28 @@ class ReplaySpout(BatchSpout):
         if self._replayer is None and not self._take_over():
             return
         assert self._replayer is not None
+        if given_up := self._replayer.take_given_up():
+            self._context.gave_up(given_up)
         entries = self._replayer.take(_BATCH)
         if not entries:
             return
+        try:
+            self._emit(entries)
+        except (FieldTypeError, FieldCountError):  # a value that does not fit its field: the others are emitted
+            for entry in entries:
+                try:
+                    self._emit([entry])
+                except (FieldTypeError, FieldCountError) as fault:
+                    self._replayer.refuse(entry, f"cannot be emitted: {fault}")
+                    self._context.report(fault)
+
+    def _emit(self, entries: list[Entry]) -> None:
+        """All of them, or none."""
         ids = range(self._next_id, self._next_id + len(entries))
+        columns = list(zip(*[entry.record.payload for entry in entries], strict=True))
+        self._collector.emit_batch(columns, msg_ids=ids)
         self._next_id = ids.stop
         self._pending.update(zip(ids, entries, strict=True))
-        self._collector.emit_batch(
-            list(zip(*[entry.record.payload for entry in entries], strict=True)), msg_ids=ids
-        )
 
     def ack(self, msg_id: Any) -> None:
         self.ack_many((msg_id,))
@@ -111,6 +124,9 @@ class ReplaySpout(BatchSpout):
         if self._replayer is not None:
             self._replayer.committed()
 
+    def lag(self) -> Mapping[str, int]:
+        return self._source.lag() if self._replayer is not None else {}
+
     def close(self) -> None:
         if self._replayer is not None:
             replayer, self._replayer = self._replayer, None
@@ -132,6 +148,7 @@ class ReplaySpout(BatchSpout):
             state=self._context.state,
             max_attempts=self._max_attempts,
             clock=self._clock,
+            report=self._context.report,
         )
         self._replayer.start()
         return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.errors import SnapshotCorrupt
+from penstock.errors import SnapshotCorrupt, StateUnavailable
 from penstock.faults import CrashPoint
 from penstock.plan.model import SlotId
 from penstock.plan.owners import Owners
@@ -77,7 +77,7 @@ class SlotArchive:
             known = self._known(chain) or _Ahead(chain.decoder())
             try:
                 self._catch_up(known, chain)
-            except SnapshotCorrupt:
+            except (SnapshotCorrupt, StateUnavailable):
                 continue
             read[chain.place] = known
         self._ahead = read

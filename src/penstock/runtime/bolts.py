@@ -16,12 +16,12 @@ from penstock.acking import lineage as lineages
 from penstock.acking.lineage import Lineage
 from penstock.columns import to_values
 from penstock.control.backpressure import Watch
-from penstock.errors import ComponentError, FrameError, SinkRefused
+from penstock.errors import FrameError, FramesLost, SinkRefused
 from penstock.frames import codec
 from penstock.frames.header import Header
 from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
 from penstock.runtime.executor import Executor
-from penstock.runtime.failures import blame
+from penstock.runtime.failures import USER_ERRORS, blame
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.parcel import Parcel
 from penstock.topology.components import (
@@ -54,6 +54,8 @@ class BoltExecutor(Executor[B]):
     ) -> None:
         super().__init__(*args)
         self._timeout = timeout
+        self._holds_timeouts = False
+        self._timeouts_since = 0.0
         self.inbox = inbox
         self._watch = watch
         self.frames_done = 0
@@ -109,8 +111,9 @@ class BoltExecutor(Executor[B]):
             self._take(self._decode(parcel))
         assert self._parcel is not None
         header = self._parcel.header
-        started = self._clock.monotonic()
+        self.calling_since = started = self._clock.monotonic()
         done = self._work()
+        self.calling_since = None
         self._learn(done, self._clock.monotonic() - started)
         self._left -= done
         self.stats.executed += done
@@ -131,9 +134,15 @@ class BoltExecutor(Executor[B]):
             self._tick()
         except SinkRefused:
             raise
-        except Exception as error:  # user code may raise anything
+        except USER_ERRORS as error:  # user code may raise anything
             self.report(blame(self.context.component, "tick", error))
         self._note_birth(born)
+
+    def hold_timeouts(self, held: bool) -> None:
+        """While held no tuple has timed out; from the end of it on each has the whole time again."""
+        if self._holds_timeouts and not held:
+            self._timeouts_since = self._clock.now()
+        self._holds_timeouts = held
 
     def close(self) -> None:
         self._guard("cleanup", self.component.cleanup)
@@ -178,7 +187,9 @@ class BoltExecutor(Executor[B]):
         """Every tuple of the parcel stems from roots that have timed out: their spouts send them again, so to
         execute them now would only make the next ones late too."""
         lineage = self._lineage
-        if lineage is None or self._clock.now() - header.born < self._timeout + _TIMEOUT_SLACK:
+        if lineage is None or self._holds_timeouts:
+            return False
+        if self._clock.now() - max(header.born, self._timeouts_since) < self._timeout + _TIMEOUT_SLACK:
             return False
         return len(np.unique(lineage.group)) == len(lineage.ends)  # none of them is untracked
 
@@ -219,7 +230,9 @@ class BoltExecutor(Executor[B]):
             ) from error
 
     def _check_sequence(self, parcel: Parcel) -> None:
-        """Frames from one task to another arrive once and in order; anything else is an error to show."""
+        """Frames from one task to another arrive once and in order. Exactly once anything else is raised: an epoch
+        without those tuples must not be committed. At least once they time out and are emitted again, so it is
+        reported only."""
         if isinstance(parcel.content, pa.RecordBatch):
             return
         header = parcel.header
@@ -227,14 +240,15 @@ class BoltExecutor(Executor[B]):
         expected = self.expected.get(key, 0)
         self.expected[key] = header.sequence + 1
         if header.sequence != expected:
-            self.report(
-                ComponentError(
-                    f"component '{self.context.component}', task {self.context.task}",
-                    f"frame {expected} from task {header.source_task} was next",
-                    f"frame {header.sequence}",
-                    "Frames were lost, doubled or overtaken on the way.",
-                )
+            error = FramesLost(
+                f"component '{self.context.component}', task {self.context.task}",
+                f"frame {expected} from task {header.source_task} was next",
+                f"frame {header.sequence}",
+                "Frames were lost, doubled or overtaken on the way.",
             )
+            if self.context.delivery == "exactly_once":
+                raise error
+            self.report(error)
 
 
 class BasicExecutor(BoltExecutor[BasicBolt]):
@@ -282,7 +296,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 for tup in chunk:
                     execute(tup, collector)
                 return
-            except Exception as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
                 self.report(blame(self.context.component, "execute", error, tup))
 
     def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
@@ -306,7 +320,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                         for note_, length_ in notes:
                             note_(length_())
                 break
-            except Exception as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
                 self._fail_row(error, tup, lineage, begin + len(marks[0]))
                 for note_, length_ in notes:
                     note_(length_())
@@ -326,7 +340,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 for tup in chunk:
                     execute(tup, collector)
                 break
-            except Exception as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
                 self._fail_row(error, tup, lineage, lineage.rows - length_hint(self._values) - 1)
         for buffer, start in zip(self._buffers, before, strict=True):
             rows = buffer.waiting()
@@ -340,7 +354,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
             self.tracker.tally.add(lineage.entries(self._groups_acked, done))
             self._groups_acked = done
 
-    def _fail_row(self, error: Exception, tup: Any, lineage: Lineage, row: int) -> None:
+    def _fail_row(self, error: BaseException, tup: Any, lineage: Lineage, row: int) -> None:
         assert self.tracker is not None
         blamed = blame(self.context.component, "execute", error, tup)
         self.report(blamed)
@@ -376,7 +390,7 @@ class RichExecutor(BoltExecutor[RichBolt]):
                 for tup in chunk:
                     execute(tup)
                 return count
-            except Exception as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
                 blamed = blame(self.context.component, "execute", error, tup)
                 self.report(blamed)
                 assert tup is not None
@@ -402,7 +416,7 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
         self._collector.begin(self._lineage)
         try:
             self.component.execute_batch(self._batch, self._source(), self._collector)
-        except Exception as error:  # user code may raise anything
+        except USER_ERRORS as error:  # user code may raise anything
             blamed = blame(self.context.component, "execute_batch", error)
             self.report(blamed)
             self._fail_all(blamed)

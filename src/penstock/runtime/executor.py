@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.clock import Clock
 from penstock.metrics.stats import TaskStats
-from penstock.runtime.failures import blame
+from penstock.runtime.failures import USER_ERRORS, blame
 from penstock.runtime.flow import Outlets
 from penstock.runtime.outputs import StreamOutput
 from penstock.runtime.tracking import Tracker
@@ -50,6 +50,9 @@ class Executor(ABC, Generic[C]):
         )
         """Rows emitted and not yet sent. Asked after every ``next_tuple``, hence the short way for one."""
         self._calls = 16
+        self.calling_since: float | None = None
+        """When the component's code was called that has not returned yet, on the monotonic clock. Set once for a
+        chunk of calls, and read by the thread that makes reports."""
         self.report: Report = self._raise
 
     @abstractmethod
@@ -99,7 +102,7 @@ class Executor(ABC, Generic[C]):
         """Call user code; what it raises becomes an error that names the component."""
         try:
             function(*args)
-        except Exception as error:  # user code may raise anything
+        except USER_ERRORS as error:  # user code may raise anything
             raise blame(self.context.component, call, error) from error
 
     def _note_birth(self, born: float) -> None:

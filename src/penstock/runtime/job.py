@@ -16,6 +16,8 @@ from penstock.errors import TopologyError
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
 from penstock.plan.owners import grouped_by
+from penstock.replay.records import Record
+from penstock.replay.stored_letters import FOLDER, StoredLetters
 from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.runtime.detours import Detours
 from penstock.runtime.executor import Executor
@@ -36,6 +38,7 @@ from penstock.topology.components import (
     BatchBolt,
     Component,
     Context,
+    Failure,
     RichBolt,
     TransactionalSink,
 )
@@ -57,6 +60,8 @@ class Job:
     """Where the topology's state survives: a path or fsspec URL; empty where nothing does."""
     shared: str = ""
     """Where components may keep what survives at every level."""
+    letters: str = ""
+    """Where dead letters of tasks are kept; empty: in ``shared``."""
     archive: str = ""
     """Where slots write their tasks' state: ``folder``, or a place to hand it over at where nothing survives."""
     key: int = field(default_factory=new_seed)
@@ -80,6 +85,8 @@ class Surroundings:
     report: Callable[..., Callable[[Exception], None]]
     """Of a task's stats, and whether what is reported may stop the topology; by default it may."""
     publish: Callable[[int], Callable[[Sequence[Sequence[Any]]], None]]
+    generation: int = 0
+    """Of the state directory, as the start claimed it."""
 
 
 def make_executor(
@@ -101,9 +108,13 @@ def make_executor(
         delivery=settings.delivery,
         state=state,
         folder=f"{job.folder}/tasks/{component}-{plan.task[task].index}" if job.folder else "",
+        generation=around.generation,
         shared=f"{job.shared}/{component}",
         grouped_by=grouped_by(plan, component),
         report=around.report(stats, False),
+        add_dead_letters=_letters(job, task, stats, around.clock),
+        gave_up=_counter(stats),
+        late=_late_counter(stats),
         publish=around.publish(task),
     )
     is_spout = isinstance(instance, BaseSpout)
@@ -144,6 +155,32 @@ def make_executor(
         watch=flow.watch(task),
         timeout=settings.message_timeout,
     )
+
+
+def _counter(stats: TaskStats) -> Callable[[int], None]:
+    def gave_up(count: int) -> None:
+        stats.given_up += count
+
+    return gave_up
+
+
+def _letters(
+    job: Job, task: int, stats: TaskStats, clock: Clock
+) -> Callable[[Sequence[Sequence[Any]], Failure], None]:
+    """Keeps a task's dead letters and counts them. Nothing is made before the first."""
+    plan = job.plan
+    component, index = plan.task[task].component, plan.task[task].index
+
+    def add(rows: Sequence[Sequence[Any]], failure: Failure) -> None:
+        if not rows:
+            return
+        letters = StoredLetters(StateStore(f"{job.letters or job.shared}/{component}/{FOLDER}/{index}"))
+        letters.about(plan.topology, component, index)
+        now = clock.now()
+        letters.add([Record(tuple(row), failure.attempts, failure.error, failure.component, now) for row in rows])
+        stats.given_up += len(rows)
+
+    return add
 
 
 def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:
@@ -188,7 +225,7 @@ def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any],
         {node.id: node.max_rate for node in nodes if node.is_spout},
         folder,
         f"{folder or StateStore(topology.settings.state_dir).child(topology.name).url}/shared",
-        archive or folder,
+        archive=archive or folder,
     )
 
 
@@ -202,3 +239,10 @@ def _pickled(node: Node, dumps: Callable[[Any], bytes]) -> bytes:
             f"{type(error).__name__}: {error}",
             "Open connections, files and locks in open() or prepare(), not in __init__.",
         ) from error
+
+
+def _late_counter(stats: TaskStats) -> Callable[[int], None]:
+    def count(rows: int) -> None:
+        stats.late += rows
+
+    return count

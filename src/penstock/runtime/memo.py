@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.bolts import BoltExecutor
+from penstock.runtime.sinks import SinkExecutor
 
 if TYPE_CHECKING:
     from penstock.runtime.slot import Slot
@@ -34,7 +35,7 @@ class Memo:
                 "flow": slot.flow.memo(),
                 "tasks": {
                     str(bolt.context.task): {
-                        "stats": stats[bolt.context.task].to_json(),
+                        "stats": _counted(bolt, stats[bolt.context.task]),
                         "frames_done": bolt.frames_done,
                         "expected": [[*key, number] for key, number in bolt.expected.items()],
                         "arrived": bolt.arrived_inside,
@@ -62,6 +63,14 @@ class Memo:
             bolt.frames_done += of["frames_done"]
             bolt.expected.update({(source, stream): number for source, stream, number in of["expected"]})
             bolt.arrived_before = tuple(of["arrived"])
+
+
+def _counted(bolt: BoltExecutor[Any], stats: TaskStats) -> dict[str, Any]:
+    """What a sink has prepared is published before another takes over."""
+    counted = stats.to_json()
+    if isinstance(bolt, SinkExecutor):
+        counted["written"] += bolt.unpublished_rows
+    return counted
 
 
 def _bolts(slot: Slot) -> list[BoltExecutor[Any]]:

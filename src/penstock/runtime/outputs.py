@@ -12,13 +12,13 @@ import pyarrow as pa
 from penstock.acking.lineage import Anchors, Lineage
 from penstock.columns import to_column, to_values
 from penstock.control.migration import Segment
-from penstock.errors import FieldTypeError
+from penstock.errors import FieldTypeError, KeyTypeError
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.detours import Detours
-from penstock.runtime.failures import blame
+from penstock.runtime.failures import USER_ERRORS, blame
 from penstock.runtime.flow import Lane
 from penstock.runtime.tracking import Origins
-from penstock.topology.groupings import ALL_ROWS, Router, Rows
+from penstock.topology.groupings import ALL_ROWS, Router, Rows, Split
 from penstock.topology.streams import Stream
 
 _FIRST_GUESS_ROWS = 512  # rows of a full frame until the size of a row is known
@@ -155,7 +155,9 @@ class StreamOutput:
             assert edge.router is not None
             try:
                 split = edge.router.split(batch)
-            except Exception as error:  # a grouping of the user's own may raise anything
+            except KeyTypeError:
+                split = self._split_keys(edge, edge.router, batch, anchors)
+            except USER_ERRORS as error:  # a grouping of the user's own may raise anything
                 blamed = blame(self.stream.component, f"grouping {edge.grouping}", error)
                 self._report(blamed)
                 self._fail(anchors, blamed)
@@ -163,6 +165,24 @@ class StreamOutput:
             spread = [(edge.tasks[position], chosen) for position, chosen in split]
             shares += spread if edge.detours is None else edge.detours.apply(spread, batch.num_rows)
         return shares
+
+    def _split_keys(
+        self, edge: Connection, router: Router, batch: pa.RecordBatch, anchors: Anchors | None
+    ) -> Split:
+        """The split of the rows whose keys can be hashed; each other row is reported and fails."""
+        kept = []
+        for row in range(batch.num_rows):
+            try:
+                router.split(batch.slice(row, 1))
+                kept.append(row)
+            except KeyTypeError as error:
+                blamed = blame(self.stream.component, f"grouping {edge.grouping}", error)
+                self._report(blamed)
+                self._fail(None if anchors is None else anchors.take(np.array([row])), blamed)
+        if not kept:
+            return []
+        rows = np.array(kept, np.int64)
+        return [(position, rows[chosen]) for position, chosen in router.split(batch.take(pa.array(rows)))]
 
     def _fail(self, anchors: Anchors | None, error: Exception) -> None:
         if anchors is not None and self.origins is not None:

@@ -1,22 +1,44 @@
-"""Runs a transactional sink: when its transactions end, and what is acked with them."""
+"""Runs a transactional sink: when its transactions end, what is acked with them, and what happens when the sink
+does not take them.
+
+A sink that is away is waited for: the same call is made again after a pause that grows, its inbox fills, and flow
+control does the rest. Rows that a sink rejects go to the dead letters; the rest is written.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.acking.lineage import Lineage
-from penstock.errors import SinkBusy, SinkRefused
+from penstock.columns import to_values
+from penstock.errors import ComponentError, PenstockError, SinkBusy, SinkRefused
 from penstock.runtime.bolts import BoltExecutor
-from penstock.runtime.failures import blame
-from penstock.topology.components import Conf, TransactionalSink
+from penstock.runtime.failures import USER_ERRORS, blame
+from penstock.runtime.rejection import Fault, Piece, RowSearch, fault_of
+from penstock.topology.components import Conf, Failure, Source, TransactionalSink
 
-_PAUSE = 0.01  # s until a sink that takes nothing is asked again
+_PAUSE = 0.01  # s until a sink that is not ready is asked again
+_LONGEST_PAUSE = 1.0  # s between two tries of a sink that is away; they begin with _PAUSE and double
 _COMMIT_ROWS = 16_384  # rows written before a commit, where that is made whenever nothing waits: one inbox full
 _COMMIT_BYTES = 4 << 20  # the same in bytes, for large rows
+_HELD_BYTES = (
+    64 << 20
+)  # of rows that are kept until their commit is done, to offer them again: then it is made now
+
+
+@dataclass
+class _Offer:
+    """A transaction that is being committed, as far as that has come."""
+
+    written: int = 0
+    """How many batches of the piece the sink has."""
+    prepared: bool = False
+    token: Any = None
 
 
 class SinkExecutor(BoltExecutor[TransactionalSink]):
@@ -24,131 +46,345 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
     whenever nothing waits, and acks what was in it."""
 
     def _open(self, conf: Conf) -> None:
+        self._conf = conf
         self._batch: pa.RecordBatch | None = None
+        self._writing: RowSearch | None = None
+        """The batch that the sink did not take at once."""
         self._epochs = self.context.delivery == "exactly_once"
         self._unacked: list[Lineage] = []
         self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
         self.tokens: deque[tuple[int, Any]] = deque()
         """⟨epoch, token⟩ of what is prepared and not known to be committed."""
+        self._not_taken = 0
+        """Those of them that the commit left out."""
         self._uncommitted = self._uncommitted_bytes = 0
         """Rows written since the last commit, and their bytes."""
-        self._refused = False
-        """The last commit was refused for the moment."""
-        self._paused = False
-        self._next_commit: float | None = None
+        self._held: Piece = []
+        """The same rows, other than exactly once: a transaction that is refused is offered again in parts."""
+        self._committing: RowSearch | None = None
+        self._offer = _Offer()
+        self._dead: list[tuple[Piece, BaseException]] = []
+        """Rejected rows that are not among the dead letters yet."""
+        self._prepared_epoch = 0
+        self._prepared_rows: deque[tuple[int, int]] = deque()
+        """⟨epoch, rows⟩ of what is prepared and not published."""
+        self._is_prepared = self._is_recovered = False
+        self._inherited: list[Any] = []
+        self.wake_at: float | None = None
+        """The sink is not asked for anything before that time."""
+        self._away_since: float | None = None
+        self._unpublished_since: float | None = None
+        self._pause_next = _PAUSE
         self._eager = not self._epochs and self.component.commit_interval == 0
         if not self._epochs and not self._eager:
             self.tick_interval = self.component.commit_interval
-        self._guard("prepare", self.component.prepare, conf, self.context)
 
-    def recover(self, tokens: Sequence[Any]) -> None:
-        self._guard("recover", self.component.recover, tokens)
+    def recover(self, tokens: Sequence[Any], epoch: int = 0) -> None:
+        """Prepare the sink and let it recover what was prepared for the committed ``epoch``. A sink that is away
+        is waited for: until then it takes nothing, and its tokens stay in the manifests."""
+        self._inherited = list(tokens)
+        self.tokens.extend((epoch, token) for token in tokens)
+        self._enter()
 
     @property
     def may_run(self) -> bool:
-        return super().may_run and not self._paused
+        return super().may_run and self.wake_at is None
+
+    @property
+    def waits(self) -> bool:
+        """The end of an epoch has to wait for the sink."""
+        return self._is_recovered and self.wake_at is not None
+
+    def away_for(self, now: float) -> float:
+        """Seconds since the sink was last known to take something; 0 while it does. From any thread."""
+        since = [each for each in (self._away_since, self._unpublished_since) if each is not None]
+        return max(now - min(since), 1e-9) if since else 0.0
 
     def run(self) -> bool:
-        if self._paused:
+        if self.wake_at is not None:
             return False
         if self.busy and not self.component.ready():
-            self._pause()
+            self._pause(_PAUSE)
             return False
         ran = super().run()
         many = self._uncommitted >= _COMMIT_ROWS or self._uncommitted_bytes >= _COMMIT_BYTES
-        if self._eager and self._uncommitted and (many or not self.busy):
+        due = self._eager and self._uncommitted and (many or not self.busy)
+        if due or (self._uncommitted_bytes >= _HELD_BYTES and not self._epochs):
             self._commit()
         return ran
 
-    def tick(self) -> None:
-        if self._paused:
-            self._paused, self.next_tick = False, self._next_commit
-            if self._refused:
-                self._commit()
-        if self.next_tick is not None and self.next_tick <= self._clock.monotonic():
-            super().tick()
+    def wake(self) -> None:
+        """The pause is over."""
+        self.wake_at = None
+        if not self._is_recovered:
+            self._enter()
+        elif self._committing is not None:
+            self._commit()
 
-    def _pause(self) -> None:
-        """The sink said no: take nothing and ask nothing for a moment."""
-        self._paused, self._next_commit = True, self.next_tick
-        self.next_tick = self._clock.monotonic() + _PAUSE
+    # ---- a sink that is away ---------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        try:
+            if not self._is_prepared:
+                self.component.prepare(self._conf, self.context)
+                self._is_prepared = True
+            self.component.recover(self._inherited)
+        except USER_ERRORS as error:  # user code may raise anything
+            if fault_of(error) is not Fault.AWAY:
+                raise blame(self.context.component, "recover", error) from error
+            self._wait("recover", error)
+            return
+        for _ in self._inherited:
+            self.tokens.popleft()
+        self._is_recovered = True
+        self._came_back()
+
+    def _pause(self, seconds: float) -> None:
+        self.wake_at = self._clock.monotonic() + seconds
+
+    def _wait(self, call: str, error: BaseException) -> None:
+        """The sink is away: say so once, and ask it again after a longer pause each time."""
+        if self._away_since is None:
+            self._away_since = self._clock.monotonic()
+            self.report(_busy(blame(self.context.component, call, error)))
+        self._pause(self._pause_next)
+        self._pause_next = min(2 * self._pause_next, _LONGEST_PAUSE)
+
+    def _came_back(self) -> None:
+        self._away_since, self._pause_next = None, _PAUSE
+
+    # ---- rows in ---------------------------------------------------------------------------------------
 
     def _take(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
 
     def _work(self) -> int:
-        try:
-            self.component.write(self._batch, self._source())
-        except Exception as error:  # user code may raise anything
-            blamed = blame(self.context.component, "write", error)
-            if self._epochs:  # a batch left out would be lost in silence
-                raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
-            self.report(blamed)
-            self._fail_all(blamed)
+        """Write the parcel. None of it counts as done while the sink is away: it is offered again."""
+        assert self._batch is not None
+        source = self._source()
+        if self._writing is None:
+            try:
+                self.component.write(self._batch, source)
+            except USER_ERRORS as error:  # user code may raise anything
+                if not self._is_rows_fault("write", error):
+                    return 0
+                self._writing = RowSearch([(self._batch, source)])
+            else:
+                self._hold(self._batch, source)
+        if self._writing is not None and not self._write_in_parts(self._writing):
+            return 0
+        if self._dead and not self._bury():
+            return 0
+        if self._away_since is not None:
+            self._came_back()
         if self._lineage is not None:
             self._unacked.append(self._lineage)
-        self._uncommitted += self._left
-        self._uncommitted_bytes += 0 if self._batch is None else self._batch.nbytes
-        self._batch = None
+        self._batch = self._writing = None
         return self._left
 
-    def _tick(self) -> None:
+    def _write_in_parts(self, search: RowSearch) -> bool:
+        while search.piece is not None:
+            ((batch, source),) = search.piece
+            try:
+                self.component.write(batch, source)
+            except USER_ERRORS as error:  # user code may raise anything
+                if not self._is_rows_fault("write", error):
+                    return False
+                if not search.refused(error):
+                    self._wait("write", error)
+                    return False
+            else:
+                search.took()
+                self._hold(batch, source)
+        self._dead += search.rejected
+        search.rejected = []
+        return True
+
+    def _hold(self, batch: pa.RecordBatch, source: Source) -> None:
+        self._uncommitted += batch.num_rows
+        self._uncommitted_bytes += batch.nbytes
         if not self._epochs:
+            self._held.append((batch, source))
+
+    def _is_rows_fault(self, call: str, error: BaseException) -> bool:
+        """True: look for the rows it is about. False: the sink is away, and is waited for."""
+        fault = fault_of(error)
+        if fault is Fault.SUPERSEDED:
+            raise blame(self.context.component, call, error) from error
+        if fault is Fault.AWAY:
+            self._wait(call, error)
+        return fault is not Fault.AWAY
+
+    def _bury(self) -> bool:
+        """Put rejected rows among the dead letters. False: they cannot be kept now; the sink waits for that
+        too."""
+        rows = [
+            (_values(piece), str(blame(self.context.component, "write", error))) for piece, error in self._dead
+        ]
+        try:
+            for error in dict.fromkeys(text for _, text in rows):
+                same = [values for values, text in rows if text == error]
+                self.context.add_dead_letters(same, Failure(self.context.component, error))
+                self._dead = [each for each, row in zip(self._dead, rows, strict=True) if row[1] != error]
+                rows = [row for row in rows if row[1] != error]
+                self.report(_rejected(self.context.component, len(same), error))
+        except (OSError, PenstockError) as error:
+            self._wait("dead letters", error)
+            return False
+        return True
+
+    # ---- commits of its own ----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if not self._epochs and self._committing is None:
             self._commit()
 
     def _commit(self) -> None:
-        """Commit what was written since the last time, other than exactly once."""
-        try:
-            self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
-            token = self.component.prepare_commit(self._commits)
-            if token is not None:
-                self.component.commit(token)
-        except SinkBusy as error:
-            if not self._refused:  # once, however long it lasts
-                self.report(blame(self.context.component, "commit", error))
-            self._refused = True
-            self._pause()
+        """Commit what was written since the last time, other than exactly once. A transaction that is refused is
+        offered again in parts: what was committed of it stays so."""
+        if not self._is_recovered:
             return
-        except Exception as error:  # the other system may answer with anything
-            unacked = self._begin_anew()
-            blamed = blame(self.context.component, "commit", error)
-            self.report(blamed)
-            if self.tracker is not None:
-                for lineage in unacked:
-                    self.tracker.fail(lineage.first, lineage.length, str(blamed))
-            if isinstance(blamed, SinkRefused):  # trying again will not help, starting again may
-                raise blamed from error
+        if self._committing is None:
+            self._committing = RowSearch(self._held)
+            self._offer = _Offer(written=len(self._held))
+        while (piece := self._committing.piece) is not None:
+            try:
+                self._commit_piece(piece)
+            except USER_ERRORS as error:  # the other system may answer with anything
+                try:
+                    if not self._is_rows_fault("commit", error):
+                        return
+                except SinkRefused as refused:  # trying again will not help, starting again may
+                    self._fail_transaction(refused)
+                    raise
+                self._offer = _Offer()
+                if not self._committing.refused(error):
+                    self._wait("commit", error)
+                    return
+            else:
+                self._offer = _Offer()
+                self._committing.took()
+        self._not_taken += len(self._committing.rejected)
+        self._dead += self._committing.rejected
+        self._committing.rejected = []
+        if self._dead and not self._bury():
             return
+        if self._held or self._batch is None:  # else it may still refuse the batch that it has not taken
+            self._came_back()
+        self.stats.written += self._uncommitted - self._not_taken
         unacked = self._begin_anew()
         if self.tracker is not None:
             for lineage in unacked:
                 self.tracker.tally.add(lineage.entries())
 
+    def _commit_piece(self, piece: Piece) -> None:
+        offer = self._offer
+        while offer.written < len(piece):
+            self.component.write(*piece[offer.written])
+            offer.written += 1
+        if not offer.prepared:
+            self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
+            offer.token = self.component.prepare_commit(self._commits)
+            offer.prepared = True
+        if offer.token is not None:
+            self.component.commit(offer.token)
+
+    def _fail_transaction(self, error: Exception) -> None:
+        unacked = self._begin_anew()
+        self.report(error)
+        if self.tracker is not None:
+            for lineage in unacked:
+                self.tracker.fail(lineage.first, lineage.length, str(error))
+
     def _begin_anew(self) -> list[Lineage]:
         """After a commit, or one that failed for good; gives what was in it."""
         unacked, self._unacked = self._unacked, []
+        self._held, self._committing, self._offer, self._not_taken = [], None, _Offer(), 0
         self._uncommitted = self._uncommitted_bytes = 0
-        self._refused = False
         return unacked
 
-    def epoch_ends(self, epoch: int) -> None:
-        """Prepare the epoch's transaction. What it raises starts the topology again: the rows would be lost."""
+    # ---- exactly once ----------------------------------------------------------------------------------
+
+    def prepare_epoch(self, epoch: int) -> bool:
+        """Prepare the epoch's transaction. False while the sink is away: asked again at the next turn. Whatever
+        else it raises starts the topology again: the rows would be lost."""
+        if not self._is_recovered or self._prepared_epoch == epoch:
+            return True  # it took nothing yet; what it has to recover is still among the tokens
+        if self.wake_at is not None:
+            return False
         try:
             token = self.component.prepare_commit(epoch)
-        except Exception as error:  # the other system may answer with anything
+        except USER_ERRORS as error:  # the other system may answer with anything
+            if fault_of(error) is Fault.AWAY:
+                self._wait("prepare_commit", error)
+                return False
             blamed = blame(self.context.component, "prepare_commit", error)
             raise SinkRefused(blamed.where, blamed.rule, blamed.got, blamed.way_out) from error
+        self._came_back()
+        self._prepared_epoch = epoch
+        self._prepared_rows.append((epoch, self._uncommitted))
+        self._uncommitted = self._uncommitted_bytes = 0
         if token is not None:
             self.tokens.append((epoch, token))
+        return True
 
     def publish(self, epoch: int) -> None:
         """Commit all up to the epoch. Called from the thread that writes snapshots. What raises can be tried
-        again."""
-        while self.tokens and self.tokens[0][0] <= epoch:
-            self._guard("commit", self.component.commit, self.tokens[0][1])
-            self.tokens.popleft()
+        again; it is reported the first time."""
+        try:
+            if not self._is_recovered and self.tokens:
+                where = f"component '{self.context.component}'"
+                raise SinkBusy(where, "what an earlier process prepared is published first", "the sink is away")
+            while self.tokens and self.tokens[0][0] <= epoch:
+                self._guard("commit", self.component.commit, self.tokens[0][1])
+                self.tokens.popleft()
+        except SinkRefused:
+            raise
+        except PenstockError as error:
+            if self._unpublished_since is None:
+                self._unpublished_since = self._clock.monotonic()
+                self.report(_busy(error))
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            if fault_of(cause) is Fault.AWAY:
+                raise _busy(error) from cause
+            raise
+        self._unpublished_since = None
+        while self._prepared_rows and self._prepared_rows[0][0] <= epoch:
+            self.stats.written += self._prepared_rows.popleft()[1]
+
+    @property
+    def unpublished_rows(self) -> int:
+        """Rows that are prepared and not published."""
+        return sum(rows for _, rows in list(self._prepared_rows))
+
+    def commit_and_leave(self) -> None:
+        """Another process takes over, other than exactly once: what is committed only in ``close`` would be in
+        nobody's counts."""
+        self._commit()
 
     def close(self) -> None:
         if not self._epochs:
             self._commit()
-        super().close()
+        if self._is_prepared:
+            super().close()
+
+
+def _busy(error: PenstockError) -> SinkBusy:
+    """As something that is waited for: it never stops the topology."""
+    way_out = error.way_out or "It is asked again until it takes them; nothing is lost meanwhile."
+    return SinkBusy(error.where, error.rule, error.got, way_out)
+
+
+def _rejected(component: str, rows: int, error: str) -> ComponentError:
+    return ComponentError(
+        f"component '{component}'",
+        "the sink must take every row",
+        f"{rows} row{'' if rows == 1 else 's'} that it rejected: {error}",
+        "They are among the dead letters: penstock dlq list. All other rows are written.",
+    )
+
+
+def _values(piece: Piece) -> tuple[Any, ...]:
+    """A single row's."""
+    ((batch, _),) = [(batch, source) for batch, source in piece if batch.num_rows]
+    return tuple(to_values(column)[0] for column in batch.columns)

@@ -20,7 +20,8 @@ from penstock.acking import ledger
 from penstock.acking.lineage import Entries, Lineage
 from penstock.clock import Clock
 from penstock.control.migration import Segment
-from penstock.errors import PenstockError, SinkBusy
+from penstock.credentials import resolved_values
+from penstock.errors import PenstockError, SinkBusy, SinkRefused
 from penstock.frames import codec
 from penstock.frames.header import Header, Kind, unpack
 from penstock.metrics.stats import TaskStats
@@ -41,6 +42,7 @@ from penstock.runtime.spouts import SpoutExecutor
 from penstock.runtime.tracking import FailedRoots
 from penstock.state.shares import Share
 from penstock.state.values import Cut, TaskState
+from penstock.texts import MOST_ROWS, bounded_cell
 from penstock.topology.components import Component, Failure
 
 _MOST_RELAYED = 16  # frames; without flow control more only hides the pressure of the stage they are for
@@ -106,6 +108,7 @@ class Slot:
         self._instances: dict[int, Component] = {}
         self.executors: list[Executor[Any]] = []
         self._bolts: list[BoltExecutor[Any]] = []
+        self._sinks: list[SinkExecutor] = []
         self._levels: list[list[BoltExecutor[Any]]] = []
         """The bolts by component, those furthest down a chain first."""
         self._spouts: list[SpoutExecutor] = []
@@ -131,6 +134,9 @@ class Slot:
         self._last = 0
         """The epoch after which another start of the topology goes on: its cut is waited for, and so holds changes
         only."""
+        self._half_prepared = False
+        """Some sinks have prepared the epoch and another is away. No tick meanwhile: what it emits would be in the
+        next transaction of theirs, and in the state of this epoch as emitted."""
         self._tallies: list[Entries] = []
         self._tally_sent = 0.0
         self.cuts: deque[SlotCut] = deque()
@@ -152,13 +158,18 @@ class Slot:
         restored: Mapping[str, Restored] | None = None,
         epoch: int = 0,
         memo: Memo | None = None,
+        generation: int = 0,
     ) -> None:
         """Make the tasks and call their ``open``/``prepare``, with the state of the last committed ``epoch``, by
-        task key. ``memo``: of the slot it takes over. Raises what user code raised, blamed."""
+        task key. ``memo``: of the slot it takes over. ``generation``: of the state directory, as this start
+        claimed it. Raises what user code raised, blamed."""
         self.load()
-        around = Surroundings(self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher)
+        around = Surroundings(
+            self.id, nodes or {}, self._clock, self._sender, self._note_error, self._publisher, generation
+        )
         if memo is None:
             self._alignment.begin(epoch + 1, self._accept)
+        conf = resolved_values(self._settings.conf, "setting conf")
         for task in self._tasks:
             state = TaskState()
             executor = make_executor(
@@ -170,11 +181,12 @@ class Slot:
             else:
                 state.inherit(begins.sources, begins.share)
             executor.report = self._note_error(executor.stats)
-            executor.open(self._settings.conf)
+            executor.open(conf)
             if isinstance(executor, SinkExecutor):
-                executor.recover(begins.tokens)
+                executor.recover(begins.tokens, epoch)
             self.executors.append(executor)
         self._bolts = [executor for executor in self.executors if isinstance(executor, BoltExecutor)]
+        self._sinks = [executor for executor in self.executors if isinstance(executor, SinkExecutor)]
         levels: dict[str, list[BoltExecutor[Any]]] = {}
         for bolt in self._bolts:
             levels.setdefault(bolt.context.component, []).append(bolt)
@@ -319,7 +331,7 @@ class Slot:
             return 1.0
         if self._relay or any(bolt.may_run for bolt in self._bolts):
             return 0.0
-        if self._epoch_over and not any(bolt.busy for bolt in self._bolts):
+        if self._epoch_over and not any(bolt.busy for bolt in self._bolts) and not self._waits_for_sinks:
             return 0.0
         waiting = self._alignment.next_task
         if waiting is not None and self._inboxes[waiting].has_room:
@@ -330,8 +342,9 @@ class Slot:
             return pause  # asked every millisecond
         now = self._clock.monotonic()
         waits = [1.0, self.flow.wait(), *(spout.wait() for spout in self._spouts)]
-        ticking = [] if self._resting else [b for b in self._bolts if b.next_tick and not b.outlets.held_back]
+        ticking = [] if self._no_ticks else [b for b in self._bolts if b.next_tick and not b.outlets.held_back]
         waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
+        waits += [sink.wake_at - now for sink in self._sinks if sink.wake_at is not None]
         emits = any(spout.room > 0 for spout in self._spouts)  # behind wait(): room found since then is not missed
         if emits:
             waits.append(pause)
@@ -371,8 +384,19 @@ class Slot:
         emitted = [spout.run() for spout in self._spouts]
         return any(emitted)
 
+    @property
+    def _waits_for_sinks(self) -> bool:
+        return self._epochs and any(sink.waits for sink in self._sinks)
+
+    @property
+    def _no_ticks(self) -> bool:
+        return self._resting or self._half_prepared
+
     def _run_ticks(self) -> None:
-        if self._resting:
+        for sink in self._sinks:
+            if sink.wake_at is not None and sink.wake_at <= self._clock.monotonic():
+                sink.wake()
+        if self._no_ticks:
             return
         for bolt in self._bolts:
             due = bolt.next_tick is not None and bolt.next_tick <= self._clock.monotonic()
@@ -439,6 +463,19 @@ class Slot:
             if spout.context.component == component:
                 spout.pace.set(rate / spout.context.parallelism, self._clock.monotonic())
 
+    def hold_timeouts(self, held: bool) -> None:
+        """While a sink is away no tuple times out; then each has its whole time again."""
+        for spout in self._spouts:
+            spout.hold_timeouts(held)
+        for bolt in self._bolts:
+            bolt.hold_timeouts(held)
+
+    @property
+    def sinks_away(self) -> bool:
+        """A sink of this slot takes nothing."""
+        now = self._clock.monotonic()
+        return any(sink.away_for(now) for sink in self._sinks)
+
     # ---- acks (at least once) --------------------------------------------------------------------------
 
     def take_acks(self) -> tuple[list[FailedRoots], bytes | None]:
@@ -494,9 +531,16 @@ class Slot:
 
     def publish_sinks(self, epoch: int) -> None:
         """Make visible what the sinks prepared. May block: called from the thread that writes snapshots."""
-        for executor in self.executors:
-            if isinstance(executor, SinkExecutor):
-                executor.publish(epoch)
+        failed: PenstockError | None = None
+        for sink in self._sinks:
+            try:
+                sink.publish(epoch)
+            except SinkRefused:
+                raise
+            except PenstockError as error:  # the others need not wait for it
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _epoch_ends(self) -> bool:
         """Where the epoch's last tuple has come and all of them are done with, send what waits, cut the tasks'
@@ -514,10 +558,16 @@ class Slot:
         epoch = alignment.epoch
         leaves_with = self._departure.commit_at(epoch)
         if self._epochs:
+            ready = [sink.prepare_epoch(epoch) for sink in self._sinks]
+            self._half_prepared = any(ready) and not all(ready)
+            if not all(ready):
+                return True
             for executor in self.executors:
                 executor.epoch_ends(epoch)
             self._cut(epoch, self.executors, epoch == self._last or leaves_with is not None)
         elif leaves_with is not None:
+            for sink in self._sinks:
+                sink.commit_and_leave()
             self._cut(leaves_with, self._bolts, last=True)
         self._out.mark(epoch, epoch == self._last)
         if leaves_with is None:
@@ -552,10 +602,16 @@ class Slot:
             bolt.stats.peak, bolt.stats.demand = self.flow.pressure(bolt.context.task)
             inside, size = bolt.arrived_inside
             bolt.stats.arrived, bolt.stats.arrived_bytes = inside + bolt.inbox.behind, size
+        now = self._clock.monotonic()
+        for sink in self._sinks:
+            sink.stats.away = sink.away_for(now)
         for executor in self.executors:
             executor.stats.limit = self.flow.rate(executor.context.task)
+            since = executor.calling_since  # read once: the loop sets it meanwhile
+            executor.stats.in_call = 0.0 if since is None else self._clock.monotonic() - since
             if isinstance(executor, SpoutExecutor):
                 executor.stats.limit = min(executor.stats.limit, executor.pace.rate)
+                executor.stats.lag = executor.lag()
             with contextlib.suppress(RuntimeError):  # the task adds a state under our eyes: next time
                 state = executor.context.state
                 executor.stats.state_keys, executor.stats.state_bytes = state.counted, state.bytes
@@ -572,6 +628,12 @@ class Slot:
         held += self._alignment.held + self.flow.held
         return held + sum(executor.waiting() for executor in self.executors) + len(self._relay)
 
+    def settled_below(self) -> dict[str, int]:
+        """Of each spout task that waits for acks: all its messages with a smaller number are settled."""
+        return {
+            str(spout.context.task): spout.pending.oldest for spout in self._spouts if spout.pending is not None
+        }
+
     def _note_error(self, stats: TaskStats, may_stop: bool = True) -> Callable[[Exception], None]:
         def note(error: Exception) -> None:
             assert isinstance(error, PenstockError)
@@ -586,6 +648,6 @@ class Slot:
 
     def _publisher(self, task: int) -> Callable[[Sequence[Sequence[Any]]], None]:
         def publish(rows: Sequence[Sequence[Any]]) -> None:
-            self.published[task] = [list(row) for row in rows]
+            self.published[task] = [[bounded_cell(cell) for cell in row[:MOST_ROWS]] for row in rows[:MOST_ROWS]]
 
         return publish

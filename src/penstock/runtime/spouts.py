@@ -15,7 +15,7 @@ from penstock.control.holds import Hold
 from penstock.control.pace import Pace
 from penstock.runtime.collectors import SpoutArrowCollector, SpoutTupleCollector
 from penstock.runtime.executor import Executor
-from penstock.runtime.failures import blame
+from penstock.runtime.failures import USER_ERRORS, blame
 from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
 
 
@@ -33,7 +33,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.pending = pending
         self._max_pending = max_pending
         self._largest = 1
-        self._held_back = False
+        self._held_back = self._holds_timeouts = False
         self._hold = Hold()
         self._done: list[Any] = []
         self._uncommitted: deque[tuple[int, list[Any]]] = deque()
@@ -52,6 +52,14 @@ class SpoutExecutor(Executor[BaseSpout]):
             batches = SpoutArrowCollector(self.context.component, self.outputs)
             self._next, self._done = spout.next_batch, batches.done
             self._guard("open", spout.open, conf, self.context, batches)
+
+    def lag(self) -> dict[str, int]:
+        """What the spout says of its lag. Called by the thread that makes reports; a spout whose ``lag`` raises
+        has none, for a number that is only shown must not stop a report."""
+        try:
+            return dict(self.component.lag())
+        except USER_ERRORS:  # user code may raise anything
+            return {}
 
     def activate(self) -> None:
         if not self.active:
@@ -107,7 +115,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         before = rows = self.waiting()
         calls = 0
         born = self._clock.now()
-        started = self._clock.monotonic()
+        self.calling_since = started = self._clock.monotonic()
         next_tuple, waiting, largest = self._next, self.waiting, self._largest
         try:
             for calls in range(1, self._calls + 1):  # noqa: B007 - the number of calls made is used below
@@ -120,8 +128,9 @@ class SpoutExecutor(Executor[BaseSpout]):
                 rows = after
                 if rows - before + largest > room:
                     break
-        except Exception as error:  # user code may raise anything
+        except USER_ERRORS as error:  # user code may raise anything
             self.report(blame(self.context.component, self._next.__name__, error))
+        self.calling_since = None
         self._largest = largest
         self._learn(max(calls, 1), self._clock.monotonic() - started)
         emitted = waiting() - before
@@ -153,9 +162,15 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.stats.latency.record_many(now - born)
         self._ack(ids)
 
+    def hold_timeouts(self, held: bool) -> None:
+        """While held nothing times out; from the end of it on what is on its way has the whole time again."""
+        if self._holds_timeouts and not held and self.pending is not None:
+            self.pending.restart(self._clock.monotonic())
+        self._holds_timeouts = held
+
     def expire(self) -> None:
         """Fail what has been on its way for too long."""
-        if self.pending is None:
+        if self.pending is None or self._holds_timeouts:
             return
         at, now = self.pending.next_expiry(), self._clock.monotonic()
         if at is not None and at <= now:
@@ -200,5 +215,5 @@ class SpoutExecutor(Executor[BaseSpout]):
     def _tell(self, call: str, function: Callable[..., None], *args: Any) -> None:
         try:
             function(*args)
-        except Exception as error:  # user code may raise anything; the next message is another matter
+        except USER_ERRORS as error:  # user code may raise anything; the next message is another matter
             self.report(blame(self.context.component, call, error))

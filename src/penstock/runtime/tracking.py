@@ -13,6 +13,7 @@ from penstock.acking.ids import U64, UNTRACKED, edges_of_roots, new_seed, roots
 from penstock.acking.ledger import Tally
 from penstock.acking.lineage import I64, Anchors, Entries, Lineage, joined, of_roots, union, untracked
 from penstock.acking.pending import Pending
+from penstock.texts import shortened
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Tracker:
     def fail(self, first: U64, length: I64, error: str) -> None:
         """All that stems from these roots is to be done again."""
         if len(first):
-            self.failed.append(FailedRoots(*union(first, length), self._component, error))
+            self.failed.append(FailedRoots(*union(first, length), self._component, shortened(error)))
 
     def fail_rows(self, anchors: Anchors, error: str) -> None:
         """Fail what these rows stem from."""

@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pyspark
 
+from penstock.spark.ports import JAR
+
 _MAKE = "PENSTOCK_MAKE_CLASS_ARCHIVE"
 
 
 def archive_path() -> Path:
-    """Where the archive for this Java and this Spark lies."""
-    key = f"{pyspark.__version__} {pyspark.__file__} {os.environ.get('JAVA_HOME', '')}"
+    """Where the archive for this Java, this Spark and our own jar lies. The jar is part of the class path, which
+    must be that of the archive."""
+    ours = f"{JAR} {hashlib.sha256(JAR.read_bytes()).hexdigest()}"
+    key = f"{pyspark.__version__} {pyspark.__file__} {os.environ.get('JAVA_HOME', '')} {ours}"
     return Path(sys.prefix) / "share" / "penstock" / f"spark-{hashlib.sha256(key.encode()).hexdigest()[:12]}.jsa"
 
 

@@ -10,11 +10,16 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 import traceback
 import zipimport
 from pathlib import Path
 from typing import Any
+
+from penstock.redaction import redacted
+from penstock.spark.exits import LINE
+from penstock.spark.safe_path import SAFE_PATH
 
 # A worker is one of many on its machine; libraries that start a thread per core would fight over them.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -46,7 +51,32 @@ class _QuietTraceback:
     @staticmethod
     def print_exc(*args: Any, **kwargs: Any) -> None:
         if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionError | EOFError):
-            traceback.print_exc(*args, **kwargs)
+            sys.stderr.write(redacted(traceback.format_exc()))
+
+
+class _Signals:
+    """Stands in for the signal module inside pyspark's daemon, which lets the kernel forget how its children
+    ended. Here the kernel is asked; the driver is told what was not an orderly end (``penstock.spark.exits``)."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(signal, name)
+
+    @staticmethod
+    def signal(number: int, handler: Any) -> Any:
+        return signal.signal(number, _reap if (number, handler) == (signal.SIGCHLD, signal.SIG_IGN) else handler)
+
+
+def _reap(number: int, frame: Any) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        if code:
+            os.write(2, (LINE.format(pid=pid, status=code) + "\n").encode())
 
 
 def _import_unpacked_pyspark() -> None:
@@ -74,10 +104,11 @@ def _forget_zips() -> None:
 
 
 def main() -> None:
-    # ``python -m`` puts the folder it was started in first. What travels with a topology comes before it: files
-    # there may have changed since.
-    if sys.path[:1] == [os.getcwd()]:
-        sys.path.append(sys.path.pop(0))
+    # ``python -m`` puts the folder it was started in first, where anyone may have put modules. ``session`` has
+    # Python told to leave it out (SAFE_PATH); so this is for a Spark that was started without. The user's programs
+    # that workers start are not told.
+    if os.environ.pop(SAFE_PATH, None) is None and sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
     _import_unpacked_pyspark()
     for module in _PRELOAD:
         try:
@@ -90,6 +121,7 @@ def main() -> None:
     import pyspark.daemon
 
     pyspark.daemon.traceback = _QuietTraceback()
+    pyspark.daemon.signal = _Signals()
     pyspark.daemon.manager()
 
 

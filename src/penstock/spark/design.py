@@ -13,6 +13,7 @@ from penstock.runtime.job import Job, make_job
 from penstock.spark import shipping
 from penstock.spark.pickling import dumps
 from penstock.spark.session import session_folder
+from penstock.state.generations import Ownership
 from penstock.topology.builder import Topology
 
 
@@ -37,11 +38,13 @@ class Design:
         return self.spares or tuple(stage.slots for stage in self.plan.stages)
 
 
-def make_design(topology: Topology, placement: Placement | None = None, nodes: int = 0) -> Design:
+def make_design(
+    topology: Topology, placement: Placement | None = None, nodes: int = 0, owner: Ownership | None = None
+) -> Design:
     """How a topology is to run, and where: placed on some of so many nodes. At most once its state is written only
-    to hand it over to a replacement."""
+    to hand it over to a replacement, which has the same ``owner``."""
     plan = make_plan(topology)
-    state = StateDirectory(plan, topology)
+    state = StateDirectory(plan, topology, owner=owner)
     lasting = topology.settings.delivery != "at_most_once"
     if not lasting:
         state.store = state.store.child("handover")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.coordinator.messages import Answer, Command
 from penstock.errors import PenstockError, SettingError
+from penstock.plan.scalable import kept_numbers
 from penstock.spark.moving import Moved
 from penstock.spark.replacement import Replaced
 
@@ -100,11 +101,14 @@ class Operator:
                 "Call handle.replace(topology) there.",
             )
         topology = running.load(str(arguments["target"]))
-        return self._done(running.replace(topology, "changed code", bool(arguments.get("pause"))))
+        kept = kept_numbers(running.declared, running.topology, topology)
+        done = running.replace(topology.scaled(kept), "changed code", bool(arguments.get("pause")))
+        running.declared = topology
+        return self._done(done, kept)
 
     @staticmethod
-    def _done(replaced: Replaced) -> str:
-        return json.dumps(dataclasses.asdict(replaced))
+    def _done(replaced: Replaced, kept: Mapping[str, int] | None = None) -> str:
+        return json.dumps({**dataclasses.asdict(replaced), "kept": kept or {}})
 
     def _kill(self, arguments: Mapping[str, Any]) -> str:
         """Answers as soon as the tasks are closed: the end takes the connection to whoever asked along."""

@@ -244,7 +244,7 @@ class Replacer:
         check_forms(old.design.topology, wish.topology)
         active = set(starter.nodes.names())
         kept = active - {executor_of(node) for node in wish.leaves}
-        design = make_design(wish.topology, wish.placement, len(kept))
+        design = make_design(wish.topology, wish.placement, len(kept), old.design.state.owner)
         if old.keeps_state:
             design.state.look()
         if not wish.pause:

@@ -15,23 +15,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
 
 import pyarrow as pa
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.cluster import record as cluster_record
 from penstock.errors import MasterUnreachable
-from penstock.spark import class_archive
+from penstock.redaction import redacted
+from penstock.spark import class_archive, ports
+from penstock.spark.exits import note_exit
 from penstock.spark.java import ensure_java
+from penstock.spark.jvm import JVM
+from penstock.spark.safe_path import SAFE_PATH
 from penstock.spark.shipping import PENSTOCK_ZIP
+from penstock.texts import MOST_LINE
 
 log = logging.getLogger("penstock.session")
 
+_FAILED = 3.0  # seconds for a JVM in which Spark did not start
 LOCAL_SLOTS = 64  # threads local[n] may use; a slot is a thread that mostly waits, not a core
 
 CONF: Mapping[str, str] = {
@@ -76,6 +79,7 @@ _NOISE = re.compile(
 
 _log: deque[str] = deque(maxlen=200)
 _folder: Path | None = None
+_sockets: Path | None = None
 _local_ip: str | None = None
 _opening = threading.Lock()
 _say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
@@ -106,7 +110,8 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
         master = master or f"local[{LOCAL_SLOTS}]"
         _check_master(master)
         settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
-        for key, value in {**CONF, **_python_conf(master), **_cluster_conf(master), **(conf or {})}.items():
+        ours = {**CONF, **_python_conf(master), **_port_conf(master), **_cluster_conf(master)}
+        for key, value in {**ours, **(conf or {})}.items():
             settings.set(key, value)
         spark = _start(settings, master)
     if is_local(master):  # elsewhere the nodes do not have our code yet
@@ -123,16 +128,20 @@ def _open_now() -> SparkSession | None:
 def _start(settings: SparkConf, master: str) -> SparkSession:
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        gateway = launch_gateway(settings, {"stdout": PIPE, "stderr": STDOUT})
-        threading.Thread(target=_pump, args=(gateway.proc.stdout,), name="spark-output", daemon=True).start()
+        said = JVM.launch(settings)
+        threading.Thread(target=_pump, args=(JVM.process.stdout,), name="spark-output", daemon=True).start()
+        gateway = JVM.connect(said)
         for key, value in _secret_conf(master).items():  # not before: what the JVM is started with all can read
-            settings.set(key, value)
+            settings.setIfMissing(key, value)
         context = SparkContext(conf=settings, gateway=gateway)
         # PySpark's accumulator server prints a stack trace when the JVM goes away; the supervisor tells that.
         context._accumulatorServer.handle_error = lambda *ignored: None
         return SparkSession(context)
     except Exception as error:  # py4j wraps whatever the JVM throws
+        JVM.end(_FAILED)
         SparkContext._gateway = SparkContext._jvm = None
+        if isinstance(error, MasterUnreachable):
+            raise
         raise MasterUnreachable(
             f"master {master}",
             "Spark must start there",
@@ -160,33 +169,31 @@ def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def close_session(patience: float = 30.0) -> None:
     """Stop Spark and its JVM, so that nothing is left behind."""
-    global _folder
+    global _folder, _sockets
     active, gateway = _open_now(), SparkContext._gateway
     try:
         if active is not None:
             active.stop()
         if gateway is not None:
             gateway.shutdown()
-            _end_process(gateway.proc, patience)
     except Exception as error:  # a JVM that died on its own is closed, too
         log.debug("closing Spark: %s", error)
     finally:
+        JVM.end(patience)
         SparkContext._gateway = SparkContext._jvm = None
-        if _folder is not None:
-            shutil.rmtree(_folder, ignore_errors=True)
-            _folder = None
+        for folder in (_sockets, _folder):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        _folder = _sockets = None
 
 
-def _end_process(process: Popen[bytes] | None, patience: float) -> None:
-    if process is None:
-        return
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(patience)
-    except TimeoutExpired:
-        process.kill()
-        process.wait()
+def abandon_session(at_once: bool = False) -> None:
+    """End Spark whatever it is doing, also while it starts; this process starts no other. Whoever waits for Spark
+    gets an error. ``at_once``: kill it, so that its temporary files may stay. From any thread."""
+    if at_once:
+        JVM.kill()
+    else:
+        JVM.abandon()
 
 
 def session_folder() -> Path:
@@ -217,6 +224,20 @@ def expected(master: str) -> int | None:
     return sum(not node.draining for node in cluster.nodes) if cluster is not None else None
 
 
+def exposure(spark: SparkSession) -> str:
+    """What to tell if a run on this machine listens on more than loopback; else an empty text. Asked when a query
+    runs: its sockets are opened then."""
+    pid = JVM.pid
+    if pid is None or not is_local(spark.sparkContext.master):
+        return ""  # on a cluster its nodes' addresses are meant; executors of other processes are not looked at
+    return ports.exposure(pid)
+
+
+def one_machine(master: str) -> bool:
+    """Driver and executors run on this machine and need no other address than 127.0.0.1."""
+    return is_local(master) or master.startswith("local-cluster[")
+
+
 def is_local(master: str) -> bool:
     """Driver and executors are one process."""
     return re.fullmatch(r"local(\[.*\])?", master) is not None
@@ -229,7 +250,7 @@ def _python_conf(master: str) -> dict[str, Any]:
     _set_local_ip(reachable_address(master))
     settings_file = Path(__file__).with_name("log4j2.properties")
     options = f"-Dlog4j2.configurationFile={settings_file.as_uri()} {JAVA_OPTIONS} {class_archive.java_options()}"
-    conf = {"spark.driver.extraJavaOptions": options}
+    conf = {"spark.driver.extraJavaOptions": options, f"spark.executorEnv.{SAFE_PATH}": "1"}
     if is_local(master):
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if package_root not in known:
@@ -262,11 +283,27 @@ def _cluster_conf(master: str) -> dict[str, str]:
 
 
 def _secret_conf(master: str) -> dict[str, str]:
-    """What a cluster of ours wants to hear before it runs anything."""
+    """Secrets of this session, and the one that a cluster of ours wants to hear before it runs anything."""
+    conf = ports.secret_conf(one_machine(master))
     cluster = cluster_record.find(master)
-    if cluster is None:
-        return {}
-    return {"spark.authenticate": "true", "spark.authenticate.secret": cluster.secret}
+    if cluster is not None:
+        conf |= {"spark.authenticate": "true", "spark.authenticate.secret": cluster.secret}
+    return conf
+
+
+def _port_conf(master: str) -> dict[str, str]:
+    """Who may connect to Spark's sockets."""
+    conf = ports.shuffle_conf(one_machine(master), is_local(master))
+    if one_machine(master) or cluster_record.find(master) is not None:
+        conf["spark.python.unix.domain.socket.dir"] = str(_socket_folder())
+    return conf
+
+
+def _socket_folder() -> Path:
+    global _sockets
+    if _sockets is None:
+        _sockets = ports.socket_folder(session_folder())
+    return _sockets
 
 
 def reachable_address(master: str) -> str:
@@ -326,15 +363,28 @@ def _check_open_session(spark: SparkSession, master: str | None) -> None:
 
 def _pump(stream: IO[bytes]) -> None:
     """Pass on what the JVM and the workers print, except what is known to be noise."""
-    for raw in stream:
+    for raw in _lines(stream):
         line = raw.decode(errors="replace").rstrip("\n")
-        if not _NOISE.match(line):
+        if not _NOISE.match(line) and not note_exit(line):
+            line = redacted(line)
             _log.append(line)
             _say(line)
 
 
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The stream's lines; of a line that is longer than ``MOST_LINE`` bytes the beginning, and that it was cut."""
+    while raw := stream.readline(MOST_LINE):
+        cut = not raw.endswith(b"\n")
+        left_out = 0
+        while cut and (more := stream.readline(1 << 20)):
+            left_out += len(more)
+            if more.endswith(b"\n"):
+                break
+        yield raw + b" ... [%d more bytes, cut]" % left_out if left_out > 1 else raw
+
+
 def _first_line(error: BaseException) -> str:
-    if isinstance(error, PySparkException) and "JAVA_GATEWAY_EXITED" in str(error):
+    if isinstance(error, ChildProcessError):
         return "the JVM exited: " + " / ".join(_log)[-500:]
     text = str(error)
     found = re.search(r"(?:Caused by: |: )((?:org|java)\.[\w.$]+(?:: [^\n]+)?)", text)

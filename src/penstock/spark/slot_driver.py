@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.acking import ledger
-from penstock.clock import SystemClock
 from penstock.control.signals import TaskMessage, TaskState
 from penstock.coordinator.boards import Board, open_board
 from penstock.coordinator.client import ControlClient
+from penstock.coordinator.driver_clock import INTERVAL
 from penstock.coordinator.messages import (
     Activate,
     Ahead,
@@ -35,6 +35,7 @@ from penstock.coordinator.messages import (
     Failed,
     Fails,
     Freed,
+    HoldTimeouts,
     Leave,
     Leaving,
     Left,
@@ -58,7 +59,7 @@ from penstock.coordinator.messages import (
     Tally,
     Warm,
 )
-from penstock.errors import PenstockError, SinkRefused, SnapshotCorrupt, StateError
+from penstock.errors import FramesLost, PenstockError, SinkRefused, SnapshotCorrupt, StateError, StateUnavailable
 from penstock.faults import CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.metrics.machine import Machine, spark_jvm
@@ -89,7 +90,7 @@ class SlotDriver:
     ) -> None:
         self._following = [list(seats) for seats in seat.next]
         """Seats of the next stage by its slots' numbers; empty where each has its own number."""
-        self._slot = Slot(id, job, SystemClock(), seat.takes_over)
+        self._slot = Slot(id, job, control.clock, seat.takes_over)
         self._job, self._attempt = job, attempt
         self._upstream = job.plan.stages[id.stage - 1].slots if id.stage else 0
         self._last: set[int] = set()
@@ -143,7 +144,7 @@ class SlotDriver:
                     self._hand_over()
                     output = list(as_batches(own + rows)) if own or rows else []
                     self._check()
-                except Exception as error:  # whatever it is, the driver must hear of it before the task dies
+                except BaseException as error:  # whatever it is, the driver must hear of it before the task dies
                     self._fail(error)
                     output = []
                 yield from output
@@ -153,7 +154,8 @@ class SlotDriver:
                 if wait > 0:
                     self._wake.wait(wait)
             if self._control.lost and not self._closed:
-                raise ConnectionError(f"slot {slot.id} lost its connection to the coordinator")
+                reason = self._control.lost_because
+                raise ConnectionError(f"slot {slot.id} lost its connection to the coordinator. {reason}".rstrip())
             if self._gone:
                 self._control.send(Freed())
         finally:
@@ -187,7 +189,7 @@ class SlotDriver:
     def _load(self) -> None:
         try:
             self._slot.load()
-        except Exception as error:  # a user's module may raise anything; the driver must hear of it
+        except BaseException as error:  # a user's module may raise anything; the driver must hear of it
             self._fail(error)
 
     @property
@@ -266,6 +268,8 @@ class SlotDriver:
             elif isinstance(message, Reroute):
                 routes = {int(heavy): light for heavy, light in message.routes.items()}
                 self._slot.reroute(message.component, routes, message.version)
+            elif isinstance(message, HoldTimeouts):
+                self._slot.hold_timeouts(message.held)
             elif isinstance(message, SetRate):
                 self._slot.set_rate(message.component, message.rate)
             elif isinstance(message, Announce):
@@ -312,7 +316,7 @@ class SlotDriver:
         threading.Thread(target=self._keep, args=(self._archive,), name="slot-archive", daemon=True).start()
         nodes = {SlotId.parse(name): node for name, node in message.nodes.items()}
         memo = Memo(message.epoch, message.memo) if message.memo else None
-        self._slot.open(nodes, restored, message.epoch, memo)
+        self._slot.open(nodes, restored, message.epoch, memo, message.generation)
         self._opened = True
         if self._board is None:
             self._load_due = 0.0  # what was told so far nobody took
@@ -389,8 +393,7 @@ class SlotDriver:
             self._slot.publish_sinks(epoch)
         except SinkRefused:
             raise  # asking again will not help, starting again may
-        except PenstockError as error:
-            self._slot.errors.append(error)
+        except PenstockError:  # its task has reported it
             return False
         self._crash("published", epoch)
         self._control.send(Published(epoch))
@@ -425,19 +428,23 @@ class SlotDriver:
         if self._reader_error is not None:
             raise self._reader_error
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._failed:
             return
         self._failed = True
         error = _as_ours(self._slot.id, error)
         self._report(0)
-        passing = isinstance(error, SinkRefused)
+        passing = isinstance(error, SinkRefused | FramesLost | StateUnavailable)  # the last commit is a way out
         self._control.send(Failed(error.where, error.rule, error.got, error.way_out, passing))
 
     def _pulse(self) -> None:
         """Report at every interval, from a thread of its own: while Spark holds the loop back because the next
         stage is slow, the driver must still hear that the slot lives."""
+        ask_at = time.monotonic() + INTERVAL
         while not self._over and not self._control.lost:
+            if time.monotonic() >= ask_at:
+                ask_at = time.monotonic() + INTERVAL
+                self._control.ask_time()
             with contextlib.suppress(RuntimeError):  # the loop changed a table under our eyes: next time
                 self._report(0)
             time.sleep(self._interval)
@@ -466,6 +473,8 @@ class SlotDriver:
                     probe,
                     streams,
                     machine,
+                    self._control.clock.skew,
+                    slot.settled_below(),
                 )
             )
 
@@ -479,7 +488,7 @@ class SlotDriver:
         return [[*pair, *count] for pair, count in pairs] if self._monitored else None, self._machine.read()
 
 
-def _as_ours(slot: SlotId, error: Exception) -> PenstockError:
+def _as_ours(slot: SlotId, error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     return PenstockError(f"slot {slot}", "penstock must not fail", "".join(traceback.format_exception(error)))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock import signing
 from penstock.coordinator.client import ControlClient
 from penstock.coordinator.messages import Hello, TakeSeat
 from penstock.errors import PenstockError
@@ -33,8 +34,10 @@ class StageFunction:
     def __init__(
         self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int, seated: bool = False
     ) -> None:
-        """``seated``: which slot runs in which task is said when all have connected."""
+        """``seated``: which slot runs in which task is said when all have connected. Made by the driver, whose
+        deployment key goes along: workers sign what they store, and check what they unpickle."""
         self._stage, self._job, self._seated = stage, job, seated
+        self._key = signing.deployment_key()
         self._address, self._secret, self._attempt = address, secret, attempt
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,6 +45,7 @@ class StageFunction:
 
         task = TaskContext.get()
         assert task is not None
+        signing.use_key(self._key)
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLD)
         sys.setswitchinterval(_SWITCH_INTERVAL)

@@ -22,7 +22,8 @@ from pyspark.sql.streaming import StreamingQuery
 from penstock.coordinator.commit_thread import CommitThread
 from penstock.coordinator.commits import Commits
 from penstock.coordinator.control_thread import ControlThread
-from penstock.coordinator.crew import Crew
+from penstock.coordinator.crew import Connection, Crew
+from penstock.coordinator.losses import LostWorker, explain
 from penstock.coordinator.messages import Activate, Close, Deactivate
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.server import Coordinator
@@ -31,10 +32,12 @@ from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import SlotId
 from penstock.plan.seating import Placement, fitted, take_seats
+from penstock.redaction import redacted
 from penstock.spark import shipping
 from penstock.spark.capacity import alone, free, release, reserve
 from penstock.spark.dataflow import start_query
 from penstock.spark.design import Design
+from penstock.spark.exits import exit_status
 from penstock.spark.nodes import executor_of, nodes_of
 from penstock.spark.session import is_local, log_lines, session_folder, total_slots
 from penstock.spark.stage import StageFunction
@@ -43,6 +46,7 @@ log = logging.getLogger("penstock.supervisor")
 
 LOOK = 0.2  # seconds between two looks at a query while nothing is reported
 _CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
+_TOLD = 0.5  # seconds for the word how a process ended; it comes with the loss itself
 _GRACE = 2.0  # seconds for Spark to say why a slot's connection is gone
 
 
@@ -141,6 +145,8 @@ class Start:
         """The committed epoch it began with, or the last one it committed before it ended."""
         self.published = 0
         """The newest epoch all sinks had published when it gave up its state."""
+        self.not_committed = ""
+        """Why its last epoch is not, where that is so."""
         self.running_since = math.inf
         self._name = design.topology.name
         self._coordinator = coordinator
@@ -224,7 +230,7 @@ class Start:
         crash = CrashPoint(self.settings.crash_at if self.number == 0 else "", "driver")
         send = self.crew.send
         commits = Commits(
-            self.plan, self.settings.delivery, interval, state.store, state.generation, self.epoch, send, crash
+            self.plan, self.settings.delivery, interval, state.store, state.owner, self.epoch, send, crash
         )
 
         def notify() -> None:
@@ -308,6 +314,12 @@ class Start:
         thread = self.commits
         return self.epoch if thread is None else thread.commits.committed
 
+    @property
+    def commit_age(self) -> float | None:
+        """Seconds since the last commit; None where this start has made none."""
+        at = None if self.commits is None else self.commits.commits.committed_at
+        return None if at is None else time.monotonic() - at
+
     def raise_if_dead(self) -> None:
         """Raises ``Lost`` where starting again may help, else why it does not."""
         if self.commits is not None and self.commits.error is not None:
@@ -323,13 +335,30 @@ class Start:
             raise Lost(str(error)) if failure.passing else error
         query = self._query
         if query is not None and not query.isActive:
-            raise Lost(_why(query))
+            raise Lost(self._explain(_why(query)))
+
+    def _explain(self, cause: str) -> str:
+        """What was lost: the worker whose connection ended first, and how its process ended."""
+        with self._coordinator.changed:
+            gone = [each for each in self.crew.slots.values() if not each.connected and not each.closed]
+        gone.sort(key=lambda each: each.gone_at)
+        lost = [self._lost(each) for each in gone]
+        executor_lost = "ExecutorLost" in cause
+        status = exit_status(lost[0].pid, time.monotonic() + _TOLD) if lost and not executor_lost else None
+        return explain(lost, status, executor_lost, cause)
+
+    def _lost(self, connection: Connection) -> LostWorker:
+        tasks = tuple(self.plan.task[task].key for task in self.plan.routes.tasks_of(connection.id))
+        return LostWorker(str(connection.id), tasks, connection.hello.pid, connection.hello.node)
 
     def raise_if_silent(self) -> None:
         for slot, (connected, seconds) in self.crew.silent_for().items():
             if seconds > (self.settings.heartbeat_timeout if connected else _GRACE):
-                how = "has been silent" if connected else "has been disconnected"
-                raise Lost(f"slot {slot} {how} for {seconds:.0f} s")
+                worker = self._lost(self.crew.slots[slot])
+                if connected:
+                    raise Lost(f"{worker} has said nothing for {seconds:.0f} s (setting heartbeat_timeout)")
+                status = exit_status(worker.pid, time.monotonic())
+                raise Lost(explain([worker], status, False, "nothing, and its query still runs"))
 
     # ---- ending ----------------------------------------------------------------------------------------
 
@@ -354,6 +383,7 @@ class Start:
         if self.commits is None:
             return True
         if self.crew.broken:
+            self.not_committed = "a worker was lost before the last epoch was committed"
             return False
 
         def go_on() -> None:
@@ -368,6 +398,7 @@ class Start:
                 self._name,
                 error,
             )
+            self.not_committed = f"the last epoch is not committed ({str(error).rstrip('.')})"
             return False
         return True
 
@@ -417,4 +448,4 @@ def _why(query: StreamingQuery) -> str:
         return "the query ended"
     lines = str(error).splitlines() or log_lines()[-1:] or ["the query ended"]
     told = [line.strip() for line in lines if _CAUSE.match(line)]
-    return (told or lines)[0][:300]
+    return redacted((told or lines)[0])[:300]

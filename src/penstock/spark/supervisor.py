@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,16 +13,19 @@ from pyspark.sql import SparkSession
 
 from penstock.coordinator.boards import check_board
 from penstock.coordinator.crew import Connection
+from penstock.coordinator.lease_thread import Lease
 from penstock.coordinator.load_monitor import LoadMonitor
 from penstock.coordinator.load_window import Window
 from penstock.coordinator.messages import SetRate
 from penstock.coordinator.migrations import Migrations
+from penstock.coordinator.outcome import Outcome, judge
 from penstock.coordinator.placements import Placements
+from penstock.coordinator.retrying import retried
 from penstock.coordinator.runs import Run
 from penstock.coordinator.scalings import Scalings
 from penstock.coordinator.server import Coordinator
 from penstock.coordinator.status import Status, take
-from penstock.errors import PenstockError, SettingError, TopologyFailed
+from penstock.errors import PenstockError, SettingError, StateUnavailable, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, SlotId
 from penstock.plan.seating import Placement
@@ -35,7 +37,7 @@ from penstock.spark.nodes import nodes_of
 from penstock.spark.operator import Operator
 from penstock.spark.replacement import Replaced, ReplaceWish
 from penstock.spark.restarts import Restarts
-from penstock.spark.session import log_lines, open_session, reachable_address
+from penstock.spark.session import exposure, log_lines, open_session, reachable_address
 from penstock.spark.start import LOOK, Lost, Start, Starter
 from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
@@ -46,8 +48,13 @@ log = logging.getLogger("penstock.supervisor")
 class RunningTopology:
     """A topology on Spark. Made by ``submit``; usable as a context manager, which kills it at the end."""
 
-    def __init__(self, topology: Topology, spark: SparkSession, host: str, port: int) -> None:
-        design = make_design(topology, None, _nodes_to_spare(topology, spark))
+    def __init__(
+        self, topology: Topology, spark: SparkSession, host: str, port: int, lease: Lease | None = None
+    ) -> None:
+        """``lease``: on the state directory, where one is kept; it is released at the end."""
+        owner = None if lease is None else lease.owner
+        design = make_design(topology, None, _nodes_to_spare(topology, spark), owner)
+        self._lease = lease
         self.monitor = LoadMonitor(topology.settings)
         """What executors, streams and nodes are up to, and the energy of that."""
         self.state = "starting"
@@ -60,6 +67,8 @@ class RunningTopology:
         self._changes = Changes(self, self._starter)
         self.load: Callable[[str], Topology] | None = None
         """Makes a topology of FILE[:OBJECT], for ``penstock replace``; what was loaded before is loaded anew."""
+        self.declared = topology
+        """As its program or file has it, without what was scaled since."""
         self._run: Run | None = None
         self._rates: dict[str, float] = {}
         """Of spouts, as they were set while the topology runs."""
@@ -119,6 +128,11 @@ class RunningTopology:
         return self.current.committed
 
     @property
+    def commit_age(self) -> float | None:
+        """Seconds since the last commit; None where the current start has made none."""
+        return self.current.commit_age
+
+    @property
     def epoch(self) -> int:
         """The committed epoch the last start began with, or the last one committed before it ended."""
         return self.current.epoch
@@ -160,14 +174,23 @@ class RunningTopology:
                         what = "are lost" if not current.keeps_state else "come again with the next start"
                         self.left_behind = f"tuples in flight {what}, {limit:g} s were not enough to drain"
                         log.warning("topology '%s': %s", self.topology.name, self.left_behind)
-                    current.commit_last(limit)
+                    if not current.commit_last(limit):
+                        parts = (self.left_behind, current.not_committed, "the next start does it again")
+                        self.left_behind = "; ".join(filter(None, parts))
                 current.close()
+            elif drain and self.state == "restarting":
+                what = "is lost" if not current.keeps_state else "is done again by the next start"
+                self.left_behind = f"it was restarting when it was to end: what was not committed {what}"
             failure = current.crew.failure
             if failure is not None:
                 self.error = TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
             self._end("ended" if failure is None else "failed")
             if self.error is not None:
                 raise self.error
+
+    def outcome(self) -> Outcome:
+        """Of a topology that has ended: was its work done?"""
+        return judge(self.plan.spouts, self.bus.totals(), self.left_behind)
 
     def commit(self, timeout: float = 60.0) -> int:
         """End an epoch now and commit it; returns its number. Raises ``StateError`` where that fails or takes too
@@ -316,9 +339,19 @@ class RunningTopology:
                     "Say --set delivery=exactly_once.",
                 )
         elif savepoint:
-            self.current.design.state.adopt(StateStore(savepoint))
+            self._ask_store(lambda: self.current.design.state.adopt(StateStore(savepoint)))
         elif fresh:
-            self.current.design.state.clear()
+            self._ask_store(self.current.design.state.clear)
+
+    def discard(self) -> None:
+        """In place of ``start``: leave nothing behind."""
+        self._starter.close()
+        self.monitor.close()
+
+    def _ask_store(self, action: Callable[[], object]) -> None:
+        """Do something with the state store, again and again where it does not answer, until told to stop."""
+        patience = self.topology.settings.start_timeout
+        retried(action, patience, self._stopping.wait, lambda text: self.bus.note("state", "", text))
 
     # ---- starting --------------------------------------------------------------------------------------
 
@@ -334,6 +367,7 @@ class RunningTopology:
             self._start_first()
             self.begun = time.monotonic()
             self._announce()
+            self._warn_of_ports()
         except BaseException as error:
             self._stopping.set()
             if isinstance(error, PenstockError):
@@ -345,8 +379,7 @@ class RunningTopology:
         threading.Thread(target=self._watch, name="supervisor", daemon=True).start()
 
     def _announce(self) -> None:
-        host, port = self.coordinator.address
-        self._run = Run(self.topology.name, host, port, self.coordinator.secret.hex(), os.getpid())
+        self._run = Run.here(self.topology.name, self.coordinator.address, self.coordinator.secret)
         self._run.announce()
 
     def _start_first(self) -> None:
@@ -371,7 +404,7 @@ class RunningTopology:
         current = self.current
         self._starter.launch(current)
         if current.keeps_state:
-            current.design.state.recover()
+            self._ask_store(current.design.state.recover)
         else:
             current.design.state.forget()
         current.open(self._starter.go_on)
@@ -385,6 +418,13 @@ class RunningTopology:
             start.activate()
         self.state = self._wanted
 
+    def _warn_of_ports(self) -> None:
+        """Where Spark's sockets could not be kept to this machine."""
+        text = exposure(self._starter.spark)
+        if text:
+            log.warning("%s", text)
+            self.bus.note("security", "", text)
+
     # ---- watching --------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
@@ -392,11 +432,14 @@ class RunningTopology:
         try:
             while not self._stopping.is_set():
                 try:
+                    self._raise_if_superseded()
                     self._change(self._monitor())
                     self.current.raise_if_dead()
                     self.current.raise_if_silent()
                 except Lost as loss:
                     self._restart(loss)
+                except StateUnavailable as error:  # of a fall back to an earlier epoch
+                    self._restart(Lost(str(error)))
         except PenstockError as error:
             self._give_up(error)
         except Exception as error:  # a JVM that died answers with whatever py4j makes of it
@@ -409,6 +452,10 @@ class RunningTopology:
                 )
             )
         self._changes.refuse()
+
+    def _raise_if_superseded(self) -> None:
+        if self._lease is not None and self._lease.error is not None:
+            raise self._lease.error
 
     def _change(self, window: Window | None) -> None:
         """Carry out what somebody wishes for, or a policy."""
@@ -457,7 +504,7 @@ class RunningTopology:
                     self._starter.nodes.ask_back()  # what is left may be too little now
                     self._start_query()
                     return
-                except (Lost, TopologyFailed) as again:  # what open() needs may be down for a moment too
+                except (Lost, TopologyFailed, StateUnavailable) as again:  # what open() needs may be down too
                     loss = again if isinstance(again, Lost) else Lost(str(again))
 
     def _give_up(self, error: PenstockError) -> None:
@@ -481,6 +528,8 @@ class RunningTopology:
         finally:
             if self._run is not None:  # not before: who waits for the end waits for this
                 self._run.withdraw()
+            if self._lease is not None:
+                self._lease.release()
             self._starter.release(self.current.design)
             self.state = state
             self._ended.set()
@@ -507,16 +556,39 @@ def submit(
     port: int = 0,
     savepoint: str | None = None,
     fresh: bool = False,
+    take_over: bool = False,
 ) -> RunningTopology:
     """Run a topology on Spark; returns once its spouts emit.
 
     ``master`` as for Spark; without one, this machine. The coordinator listens on ``host``, by default the
     address of this machine that the master's nodes can reach, and on ``port``, by default any free one.
     At least once and exactly once it goes on from the last committed epoch in its state directory, from a
-    ``savepoint`` (a path or URL) instead, or ``fresh`` from nothing.
+    ``savepoint`` (a path or URL) instead, or ``fresh`` from nothing. Raises ``AlreadyRunning`` where a driver that
+    is alive runs the topology on the same state directory; with ``take_over`` that driver is ended instead.
     """
-    spark = open_session(master)
-    running = RunningTopology(topology, spark, host or reachable_address(spark.sparkContext.master), port)
-    running.prepare(savepoint, fresh)
+    lease = _lease(topology, take_over)
+    try:
+        spark = open_session(master)
+        address = host or reachable_address(spark.sparkContext.master)
+        running = RunningTopology(topology, spark, address, port, lease)
+        try:
+            running.prepare(savepoint, fresh)
+        except BaseException:
+            running.discard()
+            raise
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
     running.start()
     return running
+
+
+def _lease(topology: Topology, take_over: bool) -> Lease | None:
+    """On the topology's state directory, before Spark is started; None where it keeps no state."""
+    settings = topology.settings
+    if settings.delivery == "at_most_once":
+        return None
+    lease = Lease(StateStore(settings.state_dir).child(topology.name), topology.name)
+    retried(lambda: lease.take(take_over), settings.start_timeout, threading.Event().wait)
+    return lease

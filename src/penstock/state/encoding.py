@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columns import PICKLED, to_column, to_values
+from penstock.columns import PICKLED, to_column, to_keys, to_values
 from penstock.errors import StateError
 
 CHUNK_ROWS = 16_384
@@ -119,7 +119,7 @@ def apply_map(
         if mine is not None:
             batch = batch.filter(pa.array(mine(batch.column(0))))
         rows += batch.num_rows
-        keys, values = to_values(batch.column(0)), to_values(batch.column(1))
+        keys, values = to_keys(batch.column(0)), to_values(batch.column(1))
         if not batch.column(2).true_count:
             items.update(zip(keys, values, strict=True))
             continue

@@ -1,27 +1,63 @@
 """Manifests: one small file says that an epoch is committed, and what the state of each task was.
 
-A manifest is written last, whole, so it is there or it is not: that is the commit point. Everything else in the
-store is of use only as far as a manifest refers to it, and can be cleaned up at any time by these rules.
+A manifest is created last, whole and exclusively, so it is there or it is not: that is the commit point.
+Everything else in the store is of use only as far as a manifest refers to it.
+
+Its name has the generation of its writer, the manifest that generation began with (its base), and the epoch. A
+driver that takes over first writes a manifest of its own generation with the epoch it begins with. From then on it
+decides: what an older generation writes later has a lower rank and is in no history. So going back to an earlier
+epoch, beginning from nothing and beginning from a savepoint are one atomic step each, and remove nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import SnapshotCorrupt
+from penstock import signing
+from penstock.errors import SnapshotCorrupt, StateError
 from penstock.state.snapshots import FOLDER as SNAPSHOTS
-from penstock.state.snapshots import Part, check, epoch_of
-from penstock.state.store import StateStore
+from penstock.state.snapshots import Part, written_by
+from penstock.state.store import StateStore, is_missing
+from penstock.texts import parse_json
 
 log = logging.getLogger(__name__)
 
 FOLDER = "manifests"
-GENERATIONS = "generations"
+_NAME = re.compile(rf"{FOLDER}/gen-(\d{{8}})-base-(\d{{8}})-(\d{{12}})-epoch-(\d{{12}})\.json")
+_PURPOSE = "state.manifest"
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """Of a manifest. The highest in this order decides."""
+
+    generation: int
+    """Of its writer."""
+    base: tuple[int, int]
+    """Generation and epoch of the manifest its writer took over; (0, 0): it began from nothing or a savepoint."""
+    epoch: int
+    """0: nothing is committed yet."""
+
+    @property
+    def file(self) -> str:
+        base = "{:08d}-{:012d}".format(*self.base)
+        return f"{FOLDER}/gen-{self.generation:08d}-base-{base}-epoch-{self.epoch:012d}.json"
+
+    @classmethod
+    def parse(cls, file: str) -> Name | None:
+        """None: not the name of a manifest."""
+        found = _NAME.fullmatch(file)
+        if found is None:
+            return None
+        generation, base_generation, base_epoch, epoch = map(int, found.groups())
+        return cls(generation, (base_generation, base_epoch), epoch)
 
 
 @dataclass(frozen=True)
@@ -36,13 +72,15 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed epoch."""
+    """A committed epoch, or what a generation begins with."""
 
     topology: str
     epoch: int
     delivery: str
-    attempt: int
+    generation: int
     """Which start of the topology wrote it."""
+    base: tuple[int, int]
+    """See ``Name.base``."""
     created: float
     """Wall time, seconds since 1970, as the caller saw it."""
     tasks: Mapping[str, TaskEntry]
@@ -50,8 +88,24 @@ class Manifest:
     parallelism: Mapping[str, int]
     """Component → number of its tasks."""
 
+    @property
+    def name(self) -> Name:
+        return Name(self.generation, self.base, self.epoch)
+
     def write(self, store: StateStore) -> None:
-        """Commit: after this the epoch holds, before it it does not."""
+        """Commit: after this the epoch holds, before it it does not. Raises ``StateError`` if another manifest has
+        this name. One with the same content was written by an earlier attempt that got no answer."""
+        data = self._encode()
+        if store.create(self.name.file, data) or store.read(self.name.file) == data:
+            return
+        raise StateError(
+            f"manifest {store.url}/{self.name.file}",
+            "must be written once",
+            "another one of that name",
+            "Two drivers may have claimed one generation: use a store that creates files exclusively.",
+        )
+
+    def _encode(self) -> bytes:
         text = json.dumps(
             {
                 **vars(self),
@@ -66,20 +120,35 @@ class Manifest:
                 },
             }
         ).encode()
-        store.write(_file(self.epoch), b"%b\n%08x\n" % (text, zlib.crc32(text)))
+        signature = signing.sign(_PURPOSE, text).hex().encode()
+        return b"%b\n%08x %b\n" % (text, zlib.crc32(text), signature)
 
     @classmethod
-    def read(cls, store: StateStore, name: str) -> Manifest:
-        """Raises ``SnapshotCorrupt`` if it is not what was written."""
-        text, _, crc = store.read(name).removesuffix(b"\n").rpartition(b"\n")
-        if crc != b"%08x" % zlib.crc32(text) or not text:
+    def read(cls, store: StateStore, name: Name) -> Manifest:
+        """Raises ``SnapshotCorrupt`` if it is not what was written, or was signed with another key."""
+        text, _, last = store.read(name.file).removesuffix(b"\n").rpartition(b"\n")
+        crc, _, signature = last.partition(b" ")
+        where = f"manifest {store.url}/{name.file}"
+        if crc != b"%08x" % zlib.crc32(text) or not text or len(signature) != 2 * signing.SIGNATURE_BYTES:
             raise SnapshotCorrupt(
-                f"manifest {store.url}/{name}",
+                where,
                 "must end with the checksum of its content",
                 "other content than was written",
                 "Remove it to start from the epoch before, or restore it from a backup.",
             )
-        fields = json.loads(text)
+        if not _is_signed(text, signature):
+            raise SnapshotCorrupt(
+                where,
+                "must be signed with the key of this deployment",
+                "the signature of another key",
+                f"Use the key file of the deployment that wrote it ({signing.KEY_FILE}); here it is "
+                f"{signing.key_path()}.",
+            )
+        try:
+            fields = parse_json(text)
+        except ValueError as error:
+            raise SnapshotCorrupt(where, "must be JSON", str(error)) from error
+        fields["base"] = tuple(fields["base"])
         fields["tasks"] = {
             task: TaskEntry(
                 {state: [Part.from_json(part) for part in chain] for state, chain in entry["parts"].items()},
@@ -87,7 +156,14 @@ class Manifest:
             )
             for task, entry in fields["tasks"].items()
         }
-        return cls(**fields)
+        found = cls(**fields)
+        if found.name != name:
+            raise SnapshotCorrupt(where, "must have the name it was written with", found.name.file, "Restore it.")
+        return found
+
+    def taken_over(self, generation: int) -> Manifest:
+        """What another generation writes that begins with it."""
+        return dataclasses.replace(self, generation=generation, base=(self.generation, self.epoch))
 
     @property
     def chains(self) -> dict[str, Mapping[str, list[Part]]]:
@@ -105,125 +181,119 @@ class Manifest:
         return found
 
 
+def nothing(topology: str, delivery: str, generation: int, created: float) -> Manifest:
+    """What a generation writes that begins from nothing."""
+    return Manifest(topology, 0, delivery, generation, (0, 0), created, {}, {})
+
+
+def history(store: StateStore) -> list[Name]:
+    """The manifests that count, newest first: those of the newest generation, then those of the generation it took
+    over up to the epoch it began with, and so on."""
+    return _history(_names(store))
+
+
 def epochs(store: StateStore) -> list[int]:
     """The committed epochs that still have a manifest, oldest first."""
-    prefix = f"{FOLDER}/epoch-"
-    return [int(name.removeprefix(prefix).removesuffix(".json")) for name in store.list(prefix)]
+    return sorted({name.epoch for name in history(store)} - {0})
 
 
 def newest(store: StateStore, before: int | None = None) -> Manifest | None:
-    """The last committed epoch (earlier than ``before``), None where nothing was committed. A manifest that cannot
-    be read is reported and passed over; if that leaves none, ``SnapshotCorrupt``: starting from nothing in silence
-    would do again what was committed."""
-    found = [epoch for epoch in epochs(store) if before is None or epoch < before]
-    manifests = _readable(store, found)
-    manifest = next(manifests, None)
+    """What a start begins with: the last committed epoch (earlier than ``before``), or the manifest with epoch 0
+    of a generation that began from nothing. None where there is no manifest. A manifest that cannot be read is
+    reported and passed over; if that leaves none, ``SnapshotCorrupt``: starting from nothing in silence would do
+    again what was committed."""
+    tries = 3
+    while True:
+        found = [name for name in history(store) if before is None or name.epoch < before]
+        try:
+            manifest = next(_readable(store, found), None)
+            break
+        except StateError as error:
+            tries -= 1
+            if not tries or not is_missing(error):
+                raise
+            # Its owner committed another and removed this one in between: look again.
     if manifest is None and found:
         raise SnapshotCorrupt(
             f"state store {store.url}",
             "at least one of its manifests must be readable",
             f"{len(found)} that {'is' if len(found) == 1 else 'are'} not",
-            "Restore the manifests from a backup or start from a savepoint; "
-            "to begin again from nothing, remove the folder.",
+            "Restore the manifests (or the deployment key that signed them) from a backup or start from a "
+            "savepoint; to begin again from nothing, remove the folder.",
         )
     return manifest
 
 
-def discard_after(store: StateStore, epoch: int) -> None:
-    """Take back the commits after ``epoch``, the last first, so that a crash in between leaves a valid history."""
-    for each in reversed(epochs(store)):
-        if each > epoch:
-            store.remove(_file(each))
+def prune(store: StateStore, generation: int, keep: int = 2) -> None:
+    """Called by the owner, of this generation, right after it made sure that it still is. Keeps the newest
+    ``keep`` epochs with a manifest that can be read and the snapshot files they need; removes the rest, except
+    files of its own generation after the newest manifest, whose manifest may be about to be written.
 
-
-def remove(store: StateStore, epoch: int) -> None:
-    """Take back the commit of one epoch."""
-    store.remove(_file(epoch))
-
-
-def clear_later(store: StateStore, epoch: int) -> None:
-    """For recovery from ``epoch``: remove the snapshot files of later epochs, which never were committed (or were
-    taken back by ``discard_after``)."""
-    for file in store.list(f"{SNAPSHOTS}/"):
-        if epoch_of(file) > epoch:
-            store.remove(file)
-
-
-def prune(store: StateStore, keep: int = 2) -> None:
-    """Keep the newest ``keep`` manifests that can be read and the snapshot files they need; remove the rest. A
-    file of an epoch after the newest manifest stays: its manifest may be about to be written."""
+    Safe for a driver that is superseded meanwhile: whoever took over began with the newest manifest kept here, and
+    its own files, of a higher generation, are never touched."""
+    names = _names(store)
+    if not names or names[0].generation > generation:
+        return
     kept: list[Manifest] = []
-    for manifest in _readable(store, epochs(store)):
+    for manifest in _readable(store, _history(names)):
         kept.append(manifest)
-        if len(kept) == keep:
+        if len({each.epoch for each in kept}) == keep:
             break
     if not kept:
         return
-    for epoch in epochs(store):  # manifests first: a crash may leave files without a manifest, never the reverse
-        if epoch < kept[-1].epoch:
-            store.remove(_file(epoch))
+    lowest = kept[-1].name
+    in_history = set(_history(names))
+    for name in names:  # manifests first: a crash may leave files without a manifest, never the reverse
+        if name < lowest or name not in in_history:
+            store.remove(name.file)
     needed = {file for manifest in kept for file in manifest.files}
     for file in store.list(f"{SNAPSHOTS}/"):
-        if file not in needed and epoch_of(file) <= kept[0].epoch:
+        wrote = written_by(file)
+        if wrote is not None and wrote <= (generation, kept[0].epoch) and file not in needed:
             store.remove(file)
 
 
-def copy(source: StateStore, manifest: Manifest, target: StateStore) -> None:
-    """A savepoint: the manifest and the files it needs, so that ``target`` stands alone. Every part is checked as
-    it is read and again in the target; the manifest comes last. ``SnapshotCorrupt`` where a part is not whole."""
-    for file, parts in manifest.files.items():
-        data = source.read(file)
-        _check_all(source, parts, data)
-        target.write(file, data)
-        _check_all(target, parts, target.read(file))
-    manifest.write(target)
+def sweep(store: StateStore, generation: int) -> None:
+    """Remove what writers of earlier generations left half written."""
+
+    def older(name: str) -> bool:
+        base = name.rpartition("/")[2]
+        return base.startswith("gen-") and base[4:12] < f"{generation:08d}"
+
+    for folder in (SNAPSHOTS, FOLDER):
+        store.sweep(folder, older)
 
 
-def claim(store: StateStore) -> int:
-    """Become the one who writes to this store: a number higher than any before. Whoever held it finds out by
-    ``still_mine``. Also removes manifests and snapshots that were left half written."""
-    while True:
-        number = max(_generations(store), default=0) + 1
-        if not store.create(_generation(number), b""):
-            continue  # somebody took it in between
-        held = _generations(store)
-        if max(held) == number:
-            break
-        store.remove(_generation(number))  # taken long after looking, below others that came and went meanwhile
-    for older in held:
-        if older < number:
-            store.remove(_generation(older))
-    for folder in (SNAPSHOTS, FOLDER):  # not where others may just be claiming
-        store.sweep(folder)
-    return number
+def _names(store: StateStore) -> list[Name]:
+    """Of all manifests, highest first."""
+    found = (Name.parse(file) for file in store.list(f"{FOLDER}/"))
+    return sorted((name for name in found if name is not None), reverse=True)
 
 
-def still_mine(store: StateStore, generation: int) -> bool:
-    """Has nobody claimed the store since? Ask before each commit."""
-    return max(_generations(store), default=0) == generation
+def _history(names: list[Name]) -> list[Name]:
+    found: list[Name] = []
+    for name in names:
+        if found:
+            above = found[-1]
+            continues = name.generation == above.generation
+            begins = name.generation == above.base[0] and name.epoch <= above.base[1]
+            if not continues and not begins:
+                continue
+        found.append(name)
+    return found
 
 
-def _readable(store: StateStore, found: list[int]) -> Iterator[Manifest]:
-    """Manifests from the newest on, as they are asked for; those that cannot be read are reported."""
-    for epoch in reversed(found):
+def _readable(store: StateStore, found: list[Name]) -> Iterator[Manifest]:
+    """Manifests in this order, as they are asked for; those that cannot be read are reported."""
+    for name in found:
         try:
-            yield Manifest.read(store, _file(epoch))
+            yield Manifest.read(store, name)
         except SnapshotCorrupt as error:
-            log.error("%s Passed over: epoch %d counts as not committed.", error, epoch)
+            log.error("%s Passed over: epoch %d counts as not committed.", error, name.epoch)
 
 
-def _check_all(store: StateStore, parts: list[Part], data: bytes) -> None:
-    for part in parts:
-        check(store, part, data[part.offset : part.offset + part.length])
-
-
-def _file(epoch: int) -> str:
-    return f"{FOLDER}/epoch-{epoch:012d}.json"
-
-
-def _generation(number: int) -> str:
-    return f"{GENERATIONS}/{number:08d}"
-
-
-def _generations(store: StateStore) -> list[int]:
-    return [int(name.rpartition("/")[2]) for name in store.list(f"{GENERATIONS}/")]
+def _is_signed(text: bytes, signature: bytes) -> bool:
+    try:
+        return signing.is_signed(_PURPOSE, text, bytes.fromhex(signature.decode()))
+    except ValueError:
+        return False

@@ -28,7 +28,12 @@ _NONE: Final = object()
 Merge: TypeAlias = Callable[[Any, Any], Any]
 """Two values of one key, or of one name, as one."""
 Owner: TypeAlias = Callable[[Any], Any]
-"""The part of a map's key that the bolt's input is grouped by."""
+"""Of a map's key what the bolt's input is grouped by: the value of one field, or a tuple of several."""
+
+
+def whole_key(key: Any) -> Any:
+    """The ``Owner`` of a map whose keys are the values of the one field that the bolt's input is grouped by."""
+    return key
 
 
 class MapState(MutableMapping[Any, Any]):
@@ -231,9 +236,14 @@ class MapState(MutableMapping[Any, Any]):
         is full."""
         owner, hash = self.owner, share.hash
         if owner is not None and hash is not None:
-            share = replace(share, hash=lambda keys: hash(to_column(list(map(owner, to_values(keys))), None)))
+            of_owner = hash if owner is whole_key else lambda keys: hash(_owners(owner, keys))
+            share = replace(share, hash=of_owner, one_field=False)
         for source, parts in chains.items():
-            if isinstance(parts, DecodedChain) and parts.items is not None and (owner is None or hash is None):
+            if (
+                isinstance(parts, DecodedChain)
+                and parts.items is not None
+                and (owner in (None, whole_key) or hash is None)
+            ):
                 items = parts.items
             else:
                 items = {}
@@ -318,6 +328,10 @@ class _Values(ValuesView[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return (value for _, value in _Items(self._mapping))
+
+
+def _owners(owner: Owner, keys: pa.Array) -> pa.Array:
+    return to_column([owner(key) for key in to_values(keys)], None)
 
 
 def _layer(missing: Any) -> dict[Any, Any]:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columns import to_values
-from penstock.errors import StateError
+from penstock.columns import is_pickled, to_values
+from penstock.errors import KeyTypeError, StateError
 
 Hash: TypeAlias = Callable[[pa.Array], npt.NDArray[np.uint64]]
 """The hash of each state key, as the grouping hashes the fields it stands for."""
@@ -39,6 +39,8 @@ class Share:
     now: int
     hash: Hash | None = None
     first: bool = False
+    one_field: bool = False
+    """Keys are hashed by one field. Then a key that is a tuple might be its value, or begin with it."""
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -57,16 +59,33 @@ class Share:
         """Which of the keys that task ``source`` had are this task's."""
         if self.hash is None:
             return np.ones(len(keys), np.bool_)
+        if self.one_field and is_pickled(keys):
+            self._check_told_apart(keys, state)
         try:
             hashes = self.hash(keys)
         except LookupError:
             raise _stranger(state, "one with fewer parts than there are fields") from None
+        except KeyTypeError as error:
+            raise _stranger(state, error.got) from None
         strangers = np.flatnonzero(hashes % np.uint64(self.before) != np.uint64(source))
         if len(strangers):
             (key,) = to_values(keys[int(strangers[0]) :][:1])
             raise _stranger(state, f"{key!r}, which that grouping would not have sent to task {source}")
         mine: npt.NDArray[np.bool_] = hashes % np.uint64(self.now) == np.uint64(self.index)
         return mine
+
+    @staticmethod
+    def _check_told_apart(keys: pa.Array, state: str) -> None:
+        key = next((key for key in to_values(keys) if isinstance(key, tuple)), None)
+        if key is not None:
+            raise StateError(
+                f"state {state!r}",
+                "where the input is grouped by one field, a map whose keys are tuples says which part of a key the"
+                " field is",
+                f"the key {key!r} and no owner",
+                "Use state.map(..., owner=lambda key: key) where the field's value is the whole tuple, or"
+                " owner=lambda key: key[0] where the tuple begins with it.",
+            )
 
 
 def _stranger(state: str, got: str) -> StateError:

@@ -7,16 +7,19 @@ of earlier snapshots. The chains are what a manifest keeps of a task.
 from __future__ import annotations
 
 import dataclasses
-import zlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from penstock import signing
 from penstock.errors import SnapshotCorrupt, StateError
 from penstock.state.store import StateStore, is_missing
 from penstock.state.values import Cut
 
 FOLDER = "snapshots"
+_NAME = re.compile(rf"{FOLDER}/gen-(\d+)-epoch-(\d+)-.*")
+_PURPOSE = "state.part"
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Part:
     file: str
     offset: int
     length: int
-    crc: int
-    """CRC-32 of the bytes."""
+    signature: str
+    """Of the bytes, with the deployment key, in hexadecimal: they are unpickled."""
     kind: str
     """``full`` or ``delta``."""
     rows: int
@@ -44,15 +47,28 @@ Chains: TypeAlias = Mapping[str, Mapping[str, Sequence[Part]]]
 """Task → state → parts, oldest first."""
 
 
-def snapshot_name(epoch: int, attempt: int, stage: int, slot: int) -> str:
-    """What a slot calls its snapshot of an epoch. The epoch leads, so that ``epoch_of`` can tell it; the attempt
-    keeps apart what an earlier run of the topology wrote for the same epoch."""
-    return f"epoch-{epoch:012d}-attempt-{attempt:04d}-stage-{stage:03d}-slot-{slot:04d}"
+def snapshot_name(epoch: int, generation: int, stage: int, slot: int) -> str:
+    """What a slot calls its snapshot of an epoch. The generation keeps apart what another start of the topology
+    writes for the same epoch."""
+    return f"gen-{generation:08d}-epoch-{epoch:012d}-stage-{stage:03d}-slot-{slot:04d}"
+
+
+def copy_name(epoch: int, generation: int, number: int) -> str:
+    """What a file is called that was copied from a savepoint or to one."""
+    return f"{FOLDER}/gen-{generation:08d}-epoch-{epoch:012d}-copy-{number:06d}.bin"
 
 
 def epoch_of(file: str) -> int:
     """The epoch of a snapshot file."""
-    return int(file.removeprefix(f"{FOLDER}/epoch-").partition("-")[0])
+    found = written_by(file)
+    assert found is not None
+    return found[1]
+
+
+def written_by(file: str) -> tuple[int, int] | None:
+    """The generation and the epoch of a snapshot file; None: the file is none."""
+    found = _NAME.fullmatch(file)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class SnapshotWriter:
@@ -109,7 +125,7 @@ class SnapshotWriter:
         for task, cut in cuts.items():
             states = {} if cut.full else dict(chains.get(task, {}))
             for state, (kind, rows, data) in cut.encode().items():
-                part = Part(file, offset, len(data), zlib.crc32(data), kind, rows)
+                part = Part(file, offset, len(data), signing.sign(_PURPOSE, data).hex(), kind, rows)
                 states[state] = [part] if kind == "full" else [*states[state], part]
                 pieces.append(data)
                 offset += len(data)
@@ -141,8 +157,8 @@ def check(store: StateStore, part: Part, data: bytes) -> None:
     """Are these the bytes of that part? ``SnapshotCorrupt`` if not."""
     if len(data) != part.length:
         raise _corrupt(store, part, f"a file that ends {part.length - len(data):,} bytes early")
-    if zlib.crc32(data) != part.crc:
-        raise _corrupt(store, part, "other bytes (the checksum differs)")
+    if not signing.is_signed(_PURPOSE, data, bytes.fromhex(part.signature)):
+        raise _corrupt(store, part, "other bytes (the signature differs)")
 
 
 def _corrupt(store: StateStore, part: Part, got: str) -> SnapshotCorrupt:

@@ -1,7 +1,8 @@
 """Where state is kept: one folder, on local disk or behind any fsspec URL.
 
 The rest of ``penstock.state`` asks for four things: a file is there whole or not at all (``write``), a name is
-given to one caller only (``create``), ranges can be read, names can be listed.
+given to one caller only (``create``), ranges can be read, names can be listed. On local disk folders and files are
+created for their owner alone (modes 0700 and 0600).
 """
 
 from __future__ import annotations
@@ -9,42 +10,44 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import posixpath
 import shutil
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec.core
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
-from penstock.errors import StateError
+from penstock.errors import PenstockError, StateError
+from penstock.filesystems import open_url
+from penstock.redaction import redacted
+from penstock.state.failures import is_missing, state_error
+
+__all__ = ["TEMPORARY", "StateStore", "is_missing"]
 
 TEMPORARY = ".tmp-"
 """How the names of half-written files begin. They are never listed; ``sweep`` removes what a crash left."""
 
-_WAYS_OUT = {
-    errno.ENOSPC: "Free some space there, or set state_dir to a folder that has more.",
-    errno.EDQUOT: "Raise the quota, or set state_dir to a folder that has more.",
-    errno.EACCES: "Give this user the right to write there, or set state_dir to another folder.",
-    errno.EPERM: "Give this user the right to write there, or set state_dir to another folder.",
-    errno.EROFS: "Set state_dir to a folder on a file system that can be written to.",
-    errno.ENOENT: "Was the state folder removed? It must stay for as long as its state is of use.",
-}
+_EXCLUSIVE = frozenset({"s3", "s3a", "gs", "gcs"})
+"""fsspec protocols whose servers decide an exclusive creation."""
 
 
 class StateStore:
     """A folder of named files; a name may have folders in it (``manifests/epoch-1.json``).
 
-    ``url`` is a local path or an fsspec URL (``s3://bucket/folder``, ``memory://folder``). The folder need not
-    exist: the first write makes it. Any ``OSError`` comes out as a ``StateError``. Pickles as its URL, and so
-    must not depend on a current directory: a relative path is made absolute here.
+    ``url`` is a local path or an fsspec URL (``s3://bucket/folder``, ``memory://folder``). Its password may be a
+    reference (``penstock.credentials``), which stays in ``url`` as it is. The folder need not exist: the first
+    write makes it. Whatever the file system raises comes out as a ``StateError``, and as a ``StateUnavailable``
+    where trying again may help. Pickles as its URL, and so must not depend on a current directory: a relative path
+    is made absolute here.
     """
 
     def __init__(self, url: str) -> None:
         try:
-            self._files, path = fsspec.core.url_to_fs(url)
+            self._files, path = open_url(url)
         except (ValueError, ImportError) as error:
             raise StateError(
                 f"state store {url}",
@@ -57,17 +60,62 @@ class StateStore:
         self._how_to_read = {"seekable": True} if isinstance(self._files, ArrowFSWrapper) else {}
         self._local = isinstance(self._files, LocalFileSystem)
         self.url = self._root if self._local else url.rstrip("/")
+        protocol = self._files.protocol
+        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        self.exclusive = self._local or bool(protocols & _EXCLUSIVE)
+        """Whether the store itself decides which of several callers of ``create`` gets a name. Where it does not,
+        callers look first and then write, and two of them at the same moment may both succeed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url,)
 
     def __repr__(self) -> str:
-        return f"StateStore({self.url!r})"
+        return f"StateStore({redacted(self.url)!r})"
 
     def child(self, name: str) -> StateStore:
         """The store of a folder inside this one."""
         _check(self.url, name)
         return type(self)(f"{self.url}/{name}")
+
+    def overlaps(self, other: StateStore) -> bool:
+        """Whether one of the two folders is the other, or inside it, however their paths are written."""
+        if self._local and other._local:
+            mine, theirs = os.path.realpath(self._root), os.path.realpath(other._root)
+        elif type(self._files) is type(other._files) and self._host == other._host:
+            mine, theirs = (posixpath.normpath(f"/{each._root}") for each in (self, other))
+        else:
+            return False
+        shorter, longer = sorted((mine.split("/"), theirs.split("/")), key=len)
+        shorter = [part for part in shorter if part]
+        return [part for part in longer if part][: len(shorter)] == shorter
+
+    @property
+    def _host(self) -> str:
+        return str(self._files.storage_options.get("host", ""))
+
+    def check_owner(self) -> None:
+        """Raises ``StateError`` if the folder is on a local disk and belongs to another user, or every user may
+        write to it: others could change or remove what is there. This holds for root as well."""
+        if not self._local:
+            return
+        try:
+            seen = os.stat(self._root)
+        except OSError:
+            return  # not there yet, or the first read or write says what is wrong
+        if seen.st_uid != os.geteuid():
+            raise StateError(
+                f"state directory {self.url}",
+                "must belong to the user who runs the topology",
+                f"user {seen.st_uid}, while this process runs as user {os.geteuid()}",
+                "Run it as that user, set state_dir to another folder, or change the owner with chown -R.",
+            )
+        if seen.st_mode & stat.S_IWOTH:
+            raise StateError(
+                f"state directory {self.url}",
+                "must not be writable by every user",
+                f"mode {stat.S_IMODE(seen.st_mode):04o}",
+                f"Check what is in it, then: chmod -R go-rwx {self.url}",
+            )
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file in place, whole and durable, replacing one of that name.
@@ -87,8 +135,7 @@ class StateStore:
 
     def create(self, name: str, data: bytes) -> bool:
         """``write``, but only where no file has that name: False if one has. Of several callers at once, in any
-        process, one gets True. (Not on local disk: as exclusive as fsspec's ``mode="create"``, which S3 and
-        Google's store decide on the server, while others look first and then write.)"""
+        process, one gets True, if the store is ``exclusive``."""
         path = self._path(name)
         with self._errors("create", name):
             try:
@@ -131,9 +178,13 @@ class StateStore:
             else:
                 self._files.rm_file(path)
 
-    def sweep(self, folder: str) -> None:
-        """Remove what crashed writers left half written in a folder. A write still going on there fails."""
+    def sweep(self, folder: str, may: Callable[[str], bool] = lambda name: True) -> None:
+        """Remove what crashed writers left half written in a folder, as far as ``may`` allows for the path it was
+        written for. A write still going on there fails."""
         for name in filter(_is_temporary, self._names(f"{folder}/")):
+            place, _, file = name.rpartition("/")
+            if not may(f"{place}/{file.removeprefix(TEMPORARY)}"):
+                continue
             with self._errors("remove", name), contextlib.suppress(FileNotFoundError):
                 if self._local:
                     os.unlink(f"{self._root}/{name}")
@@ -153,15 +204,28 @@ class StateStore:
         found: list[str] = []
         with self._errors("list", prefix):
             if self._local:
-                found = [f"{base}/{file}" for base, _, files in os.walk(root) for file in files]
+                folders = os.walk(root, onerror=_unless_missing)
+                found = [f"{base}/{file}" for base, _, files in folders for file in files]
             else:
                 self._files.invalidate_cache()  # others write here: what was listed before may be out of date
-                with contextlib.suppress(FileNotFoundError):
-                    found = self._files.find(root)
+                found = list(self._walk(root))
         for path in found:
             name = path.removeprefix(self._root).lstrip("/")
             if name.startswith(prefix):
                 yield name
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        """The files below a folder. Unlike fsspec's ``find``, it does not take an error for an empty folder."""
+        try:
+            entries = self._files.ls(folder, detail=True)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            path = str(entry["name"])
+            if entry["type"] != "directory":
+                yield path
+            elif path.rstrip("/") != folder.rstrip("/"):
+                yield from self._walk(path.rstrip("/"))
 
     def _path(self, name: str) -> str:
         _check(self.url, name)
@@ -171,18 +235,10 @@ class StateStore:
     def _errors(self, verb: str, name: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            raise StateError(
-                f"state store {self.url}, file {name or '.'}",
-                f"the file system must let it {verb}",
-                f"{type(error).__name__}: {error.strerror or error}",
-                _WAYS_OUT.get(error.errno or 0, "Look at the file system behind state_dir."),
-            ) from error
-
-
-def is_missing(error: StateError) -> bool:
-    """Was the file not there, rather than unreadable?"""
-    return isinstance(error.__cause__, FileNotFoundError)
+        except PenstockError:
+            raise
+        except Exception as error:  # clients of object stores have exceptions of their own
+            raise state_error(f"state store {self.url}, file {name or '.'}", verb, error) from error
 
 
 @contextlib.contextmanager
@@ -192,7 +248,7 @@ def _temporary(path: str, data: bytes) -> Iterator[str]:
     _make_folder(folder)
     temporary = f"{folder}/{TEMPORARY}{base}-{uuid.uuid4().hex}"
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -211,7 +267,7 @@ def _link(temporary: str, path: str) -> None:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         # Mounted buckets and FAT have no hard links. Exclusive still, though a crash may leave it half written.
-        with open(temporary, "rb") as source, open(path, "xb") as target:
+        with open(temporary, "rb") as source, open(path, "xb", opener=_private) as target:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())
@@ -225,8 +281,18 @@ def _make_folder(folder: str) -> None:
         missing.append(path)
         path = path.parent
     for each in reversed(missing):
-        each.mkdir(exist_ok=True)
+        each.mkdir(mode=0o700, exist_ok=True)
         _sync_folder(str(each.parent))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _unless_missing(error: OSError) -> None:
+    """A folder that cannot be listed is not an empty one."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _sync_folder(folder: str) -> None:

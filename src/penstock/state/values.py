@@ -144,9 +144,11 @@ class TaskState:
         """The map of that name. With ``default``, a plain value such as 0, missing keys read as that.
 
         When the number of tasks changes, keys go where the grouping of the bolt's input sends their tuples from
-        then on. A key is taken to be the value of the field it groups by, or a tuple that begins with the values
-        of those fields; else ``owner`` gives them for a key. ``merge`` makes one of two values where two tasks
-        have the same key and become one, as behind a shuffle grouping."""
+        then on. A key is taken to be the value of the field it groups by, or, of several fields, a tuple that
+        begins with their values; else ``owner`` gives the value, or the tuple of values, for a key. Behind a
+        grouping by one field, keys that are tuples need ``owner``: it tells a value from a tuple that begins with
+        it. ``merge`` makes one of two values where two tasks have the same key and become one, as behind a
+        shuffle grouping."""
         return self._claim(name, MapState, "map", default, merge, owner)
 
     def restore(self, parts: Mapping[str, Sequence[bytes]]) -> None:

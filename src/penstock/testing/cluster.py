@@ -101,5 +101,7 @@ class SparkCluster:
 
 def _watch(folder: Path) -> subprocess.Popen[bytes]:
     """A process that ends the cluster when this one is gone, however it went: then its end of the pipe closes."""
-    script = f"read line; {shlex.quote(sys.executable)} -c {shlex.quote(_DOWN)}; rm -rf {shlex.quote(str(folder))}"
+    script = (
+        f"read line; {shlex.quote(sys.executable)} -P -c {shlex.quote(_DOWN)}; rm -rf {shlex.quote(str(folder))}"
+    )
     return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)

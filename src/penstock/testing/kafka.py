@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import EnvironmentFault
+from penstock.interrupts import raise_on_signals
 from penstock.spark.java import ensure_java
 from penstock.testing.jars import JavaProduct, Progress
 from penstock.testing.server_process import Server
@@ -196,7 +197,7 @@ def main() -> int:
     parser.add_argument("--folder", help="keep the data here; else it goes with the broker")
     parser.add_argument("--topic", action="append", default=[], metavar="NAME[:PARTITIONS]", help="create it")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    raise_on_signals()
     live = sys.stderr.isatty()
 
     def show(line: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from penstock.coordinator.commits import Commits
 from penstock.coordinator.messages import Announce, Committed, CutState, Message, Reroute
 from penstock.coordinator.migrations import Migrations
 from penstock.coordinator.recovery import StateDirectory
-from penstock.errors import PenstockError, StateError
+from penstock.errors import PenstockError, SinkBusy, StateError
 from penstock.faults import CrashPoint, die
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, SlotId
@@ -66,6 +67,8 @@ class LocalRunner:
         self.clock = clock or SimulatedClock()
         self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
         job = make_job(topology, self.plan, "" if self._state is None else self._state.store.url, dumps)
+        if self._state is None:  # then nothing is written to the user's state directory either
+            job = replace(job, letters=f"memory://penstock-local-{uuid.uuid4().hex}")
         self._later: deque[tuple[SlotId, int]] = deque()
         self._reroutes = 0
         self._acker = ledger.Acker(job.key)
@@ -81,6 +84,8 @@ class LocalRunner:
         self._interval = topology.settings.migration_interval if topology.settings.migration else math.inf
         self._looked = self.clock.now()
         self._archives: dict[SlotId, SlotArchive] = {}
+        self._unpublished: dict[SlotId, int] = {}
+        self._sinks_away = False
         self.commits: Commits | None = None
         """Where epochs are committed; None without a folder."""
         self._open_slots(topology, die)
@@ -96,13 +101,13 @@ class LocalRunner:
         state.recover()
         self._crash = {id: CrashPoint(spec, str(id), die) for id in self._slots}
         for id, slot in self._slots.items():
-            slot.open(everywhere, self._restored(id, state), state.epoch)
+            slot.open(everywhere, self._restored(id, state), state.epoch, generation=state.generation)
         self.commits = Commits(
             self.plan,
             topology.settings.delivery,
             topology.settings.epoch_interval,
             state.store,
-            state.generation,
+            state.owner,
             state.epoch,
             self._command,
             CrashPoint(spec, "driver", die),
@@ -134,7 +139,12 @@ class LocalRunner:
         old.close()
         self._pass_acks(old)
         self._state.look()
-        new.open(dict.fromkeys(self._slots, "local"), self._restored(id, self._state), memo=memo)
+        new.open(
+            dict.fromkeys(self._slots, "local"),
+            self._restored(id, self._state),
+            memo=memo,
+            generation=self._state.generation,
+        )
         _, self._channels[id] = self._moving.pop(id)
         self._slots[id] = new
         return True
@@ -242,6 +252,11 @@ class LocalRunner:
             self._keep(id, slot)
             if slot.fatal is not None:
                 raise slot.fatal
+        away = any(slot.sinks_away for slot in self._slots.values())
+        if away != self._sinks_away:
+            self._sinks_away = away
+            for slot in self._slots.values():
+                slot.hold_timeouts(away)
         if not self.migrations.idle and self.clock.now() - self._looked >= self._interval:
             self._looked = self.clock.now()
             every = {task: replace(s) for slot in self._slots.values() for task, s in slot.stats().items()}
@@ -269,6 +284,8 @@ class LocalRunner:
     def _pass_acks(self, slot: Slot) -> None:
         """What the slot has to say to the acker, and the acker to the spouts."""
         failed, tally = slot.take_acks()
+        for spout, number in slot.settled_below().items():
+            self._acker.settled_below(int(spout), number)
         for roots in failed:
             failure = Failure(roots.component, roots.error)
             for task, numbers in self._acker.close(roots.first, roots.length).items():
@@ -306,14 +323,26 @@ class LocalRunner:
                 slot.reroute(message.component, routes, message.version)
             elif isinstance(message, Committed):
                 slot.committed(message.epoch)
-                slot.publish_sinks(message.epoch)
-                self._crash[id]("published", message.epoch)
-                assert self.commits is not None
-                self.commits.told(id, message.epoch)
+                self._unpublished[id] = message.epoch
+                self._publish(id, slot)
+
+    def _publish(self, id: SlotId, slot: Slot) -> None:
+        """Sinks that are away are asked again at the next turn."""
+        assert self.commits is not None
+        epoch = self._unpublished[id]
+        try:
+            slot.publish_sinks(epoch)
+        except SinkBusy:
+            return
+        del self._unpublished[id]
+        self._crash[id]("published", epoch)
+        self.commits.told(id, epoch)
 
     def _keep(self, id: SlotId, slot: Slot) -> None:
         """Write and report what the slot cut."""
         commits = self.commits
+        if id in self._unpublished:
+            self._publish(id, slot)
         while self._later and commits is not None:
             commits.cut(*self._later.popleft())
         while slot.cuts:

@@ -13,6 +13,7 @@ from penstock.settings import Settings
 from penstock.topology import groupings
 from penstock.topology.components import BaseBolt, BaseSpout, Component
 from penstock.topology.groupings import Grouping
+from penstock.topology.names import check_name
 from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer, Stream
 
 
@@ -271,10 +272,7 @@ class TopologyBuilder:
         line = _caller()
         where = f"component '{id}' ({line})"
         call = "set_spout" if kind is BaseSpout else "set_bolt"
-        if not isinstance(id, str) or not id or id.startswith("__") or ":" in id:
-            raise TopologyError(
-                where, "an id is a non-empty text without ':' that does not begin with '__'", repr(id)
-            )
+        check_name(f"component ({line})", "the id of a component", id)
         if id in self._declarers:
             raise TopologyError(
                 where,

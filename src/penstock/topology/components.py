@@ -49,6 +49,9 @@ class Context:
     """The task's state: values and maps that survive the process, at least once and exactly once."""
     folder: str = ""
     """A folder (a path or fsspec URL) of this task's own that survives the process; empty at most once."""
+    generation: int = 0
+    """Which start of the topology this task belongs to, by the state directory's count: a later start has a larger
+    number. A slot that moves to another process keeps it. 0 where no state is kept."""
     shared: str = ""
     """A folder (a path or fsspec URL) that all tasks of the component share and that survives them, at every
     level. Not made yet."""
@@ -57,6 +60,16 @@ class Context:
     report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
     """Show a ``PenstockError`` in the live view and count it: for what goes wrong beside the tuples. Never stops
     the topology, whatever ``on_error`` says. May be called from any thread."""
+    gave_up: Callable[[int], None] = field(default=lambda count: None, compare=False)
+    """Count messages that a spout does not emit again, or rows that a sink rejects: shown as ``given_up``."""
+    late: Callable[[int], None] = field(default=lambda rows: None, compare=False)
+    """Count so many tuples as too late for a window."""
+    add_dead_letters: Callable[[Sequence[Sequence[Any]], Failure], None] = field(
+        default=lambda rows, failure: None, compare=False
+    )
+    """Keep rows (values in the order of the fields) that are given up, with the reason: durable on return,
+    counted, shown by ``penstock dlq``. Raises ``StateError`` where they cannot be kept. At least once they may be
+    there twice, and exactly once too, after a restart. From the task's own thread or the one that commits."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows this task shows in the live view. For a few rows a few times a second, not for data:
     only the newest rows of each report interval travel."""
@@ -209,6 +222,12 @@ class BaseSpout(Component):
         for msg_id in msg_ids:
             self.ack(msg_id)
 
+    def lag(self) -> Mapping[str, int]:
+        """How many records of each partition of the source have not been read yet, by the partition's name; for
+        status and metrics. Called a few times a second by another thread than the rest: return numbers that are
+        at hand, and ask no server."""
+        return {}
+
     def fail(self, msg_id: Any, failure: Failure) -> None:
         """The tuple of this message id failed or timed out (at least once only). Emit it again, or give it up;
         ``penstock.replay`` does both."""
@@ -246,6 +265,9 @@ class BaseBolt(Component):
     same_task: tuple[str, ...] = ()
     """Tuples that agree in all these fields must come to the same task. Then, with several tasks, all inputs are
     grouped by the same of these fields, or globally. Empty: any tuple may come to any task."""
+
+    reads: tuple[str, ...] = ()
+    """Fields that every stream this bolt subscribes to must have: checked while the topology is built."""
 
     in_parts: ClassVar[bool] = False
     """True: tuples of one key may be executed by any task of this bolt, whatever the grouping, because what it
@@ -305,19 +327,25 @@ class TransactionalSink(BaseBolt):
 
     Exactly once an epoch is the topology's. Otherwise each task commits on its own, about every second, and its
     tuples are acked when that is done.
-    """
+
+    A sink that cannot take anything now (a server that is down, a full disk) raises ``SinkBusy`` or an
+    ``OSError``, from any call: the same call is made again, with growing pauses, until it succeeds. No tuple fails
+    meanwhile. Any other error is taken to be about rows: those that fail alone go to the dead letters, the rest is
+    written. An error that is not a ``PenstockError`` may be about the system too: while no row at all is taken it
+    is tried for half a minute first."""
 
     commit_interval: ClassVar[float] = 1.0
     """Seconds between a task's own commits, other than exactly once; its tuples stay unacked for so long. 0: it
     commits whenever no more tuples wait for it, for sinks whose commit takes a moment only."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
-        """Called once in the task's process before anything else."""
+        """Called in the task's process before anything else: once, and again after it said that it is away."""
 
     @abstractmethod
     def recover(self, tokens: Sequence[Any]) -> None:
-        """Called once after ``prepare``, before the first ``write``: commit these, which an earlier process of
-        this task prepared, and drop whatever else it prepared or left half written."""
+        """Called after ``prepare``, before the first ``write``: commit these, which an earlier process of this
+        task prepared, and drop whatever else an earlier process prepared or left half written. Never remove what a
+        newer start (``context.generation``) has staged."""
 
     def ready(self) -> bool:
         """Whether the sink takes tuples now. While it does not its inbox fills, and backpressure does the rest;
@@ -326,13 +354,16 @@ class TransactionalSink(BaseBolt):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        """Take rows into the open transaction."""
+        """Take rows into the open transaction, all or none: what raises took nothing of the batch. Rows that are
+        rejected for good are found by halving; or give them to ``context.add_dead_letters`` and take the rest."""
 
     @abstractmethod
     def prepare_commit(self, epoch: int) -> Any:
         """Make what was written since the last call durable and return a token (JSON) that ``commit`` will know
-        it by, in this process or a later one; None where there is nothing. Epochs grow from call to call. Other
-        than exactly once it may raise ``SinkBusy``: it is called again soon, and ``write`` not before that."""
+        it by, in this process or a later one; None where there is nothing. Epochs grow from call to call. Where
+        it says that it is away the rows stay in the transaction: it is called again, and ``write`` not before
+        that. Where it raises anything else the transaction is dropped: other than exactly once its rows are
+        written again, in parts, and exactly once the topology starts again."""
 
     @abstractmethod
     def commit(self, token: Any) -> None:

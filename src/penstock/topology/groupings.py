@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.columns import to_values
-from penstock.topology.hashing import hash_rows
+from penstock.topology.hashing import check_keys, hash_fields
 
 Rows = slice | npt.NDArray[np.int64]
 """Which rows of a batch: a slice where they are neighbours (no copy), else their indices in order."""
@@ -133,8 +133,9 @@ class _FieldsRouter(Router):
 
     def split(self, batch: pa.RecordBatch) -> Split:
         if self._count == 1:
+            check_keys(batch, self._fields)  # the bolt may have more tasks one day
             return [(0, ALL_ROWS)]
-        hashes = hash_rows([batch.column(field) for field in self._fields])
+        hashes = hash_fields(batch, self._fields)
         return by_position(hashes % np.uint64(self._count), self._count)
 
 
@@ -160,8 +161,9 @@ class _PartialKeyRouter(Router):
 
     def split(self, batch: pa.RecordBatch) -> Split:
         if self._count == 1:
+            check_keys(batch, self._fields)  # the bolt may have more tasks one day
             return [(0, ALL_ROWS)]
-        hashes = hash_rows([batch.column(field) for field in self._fields])
+        hashes = hash_fields(batch, self._fields)
         count = np.uint64(self._count)
         first = hashes % count
         # The second candidate differs from the first: an offset of 1 .. count - 1 from the upper bits.

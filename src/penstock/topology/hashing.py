@@ -1,15 +1,15 @@
 """A hash of Arrow columns that is the same in every process, on every machine, in every run.
 
 Equal Python values hash equal whatever column type carries them (1, 1.0 and True are one key, as in a dict),
-because an untyped field may be inferred as int in one frame and as float in the next.
+because an untyped field may be inferred as int in one frame and as float in the next. All NaNs are one key.
+``penstock.topology.key_types`` says which types can be a key; the others raise ``KeyTypeError``.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
-import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columns import is_pickled, to_column, to_values
+from penstock.columns import is_pickled, to_values
+from penstock.errors import KeyTypeError
+from penstock.topology.key_types import ATTOSECONDS, DURATION, INSTANT, NAIVE, TIME, form_of
 
 U64 = npt.NDArray[np.uint64]
 
@@ -26,29 +28,44 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0x6E756C6C)
+_SEQUENCE = 0x736571  # so that what is empty does not hash as the empty text
+_UNORDERED = np.uint64(0x736574)
+_NAN_BITS = np.uint64(0x7FF8000000000000)
 _MASK = 0xFFFFFFFFFFFFFFFF
-_INT64 = 2.0**63  # beyond it a float has no equal among 64-bit integers
+_INT64 = 2.0**63  # a float of this size or larger equals no 64-bit integer, save -2**63
+_DAY = 86_400_000_000  # microseconds
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _powers: U64 = np.ones(1, np.uint64)
 
 
 def hash_rows(columns: Sequence[pa.Array]) -> U64:
     """One 64-bit hash per row over all the columns, the order of the columns included."""
-    total = hash_column(columns[0])
-    for column in columns[1:]:
-        total = _mix(total * _GOLDEN + hash_column(column))
-    return total
+    return _combined([hash_column(column) for column in columns])
+
+
+def hash_fields(batch: pa.RecordBatch, fields: Sequence[str]) -> U64:
+    """``hash_rows`` of these fields. Raises ``KeyTypeError``, with the name of the field, for a value that cannot
+    be a key."""
+    return _combined([_hash_field(batch.column(field), field) for field in fields])
+
+
+def check_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> None:
+    """Raises as ``hash_fields`` would, and looks only at the columns that can hold such a value."""
+    for field in fields:
+        if is_pickled(batch.column(field)):
+            _hash_field(batch.column(field), field)
 
 
 def hash_keys(keys: pa.Array, fields: int) -> U64:
-    """The hash that ``hash_rows`` gives the fields a key of a map stands for: the key is the one field, or a tuple
-    that begins with them."""
-    if not is_pickled(keys):
+    """The hash that ``hash_rows`` gives the fields that a key stands for. Of one field the key is its value. Of
+    several the key is a tuple that begins with their values; ``LookupError`` where it has fewer."""
+    if fields == 1:
         return hash_column(keys)
-    values = [key if isinstance(key, tuple) else (key,) for key in to_values(keys)]
-    if not values:
-        return np.zeros(0, np.uint64)
-    return hash_rows([to_column([value[place] for value in values], None) for place in range(fields)])
+    values = to_values(keys)
+    if any(not isinstance(value, tuple) or len(value) < fields for value in values):
+        raise LookupError("a key with fewer parts than there are fields")
+    return _combined([hash_values([value[place] for value in values]) for place in range(fields)])
 
 
 def rehash(hashes: U64, number: int) -> U64:
@@ -61,44 +78,104 @@ def hash_column(column: pa.Array) -> U64:
     """One 64-bit hash per value."""
     kind = column.type
     if is_pickled(column):
-        return _hash_values(to_values(column))
+        return hash_values(to_values(column))
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         hashes = _hash_bytes(column)
-    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        try:
-            wide = column.cast(pa.int64())
-        except pa.ArrowInvalid:  # unsigned, and beyond 63 bits
-            return _hash_values(column.to_pylist())
-        hashes = _mix(_numbers(wide, 0).view(np.uint64) + _GOLDEN)
+    elif pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not pa.types.is_uint64(kind)):
+        hashes = _hash_ints(_filled(column.cast(pa.int64())))
+    elif pa.types.is_uint64(kind):
+        hashes = _hash_unsigned(_filled(column))
     elif pa.types.is_floating(kind):
-        hashes = _hash_floats(_numbers(column.cast(pa.float64()), 0.0))
+        hashes = _hash_floats(_filled(column.cast(pa.float64())))
     elif pa.types.is_dictionary(kind):
         return hash_column(column.dictionary_decode())
+    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        hashes = _hash_bytes(column, np.int64)
+    elif pa.types.is_fixed_size_binary(kind) and not isinstance(kind, pa.BaseExtensionType):
+        hashes = _hash_bytes(column.cast(pa.binary()))
+    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind) and not _in_a_zone(kind):
+        hashes = _hash_moments(column)
     else:
-        return _hash_values(column.to_pylist())
+        return hash_values(column.to_pylist())
     if column.null_count:
-        hashes[np.asarray(column.is_null())] = _mix(np.array([_NULL]))[0]
+        hashes[np.asarray(column.is_null())] = _hash_none(1)[0]
     return hashes
 
 
-def _numbers(column: pa.Array, fill: float) -> Any:
-    filled = pc.fill_null(column, fill) if column.null_count else column
+def hash_values(values: Sequence[Any]) -> U64:
+    """One 64-bit hash per value, those of one type at once."""
+    kinds = list(map(type, values))
+    distinct = set(kinds)
+    if len(distinct) == 1:
+        return _hash_kind(distinct.pop(), values)
+    rows: dict[type, list[int]] = {}
+    for row, kind in enumerate(kinds):
+        rows.setdefault(kind, []).append(row)
+    hashes = np.zeros(len(values), np.uint64)
+    for kind, chosen in rows.items():
+        hashes[chosen] = _hash_kind(kind, [values[row] for row in chosen])
+    return hashes
+
+
+def _hash_kind(kind: type, values: Sequence[Any]) -> U64:
+    form = form_of(kind)
+    if form.reduce is not None:
+        values = list(map(form.reduce, values))
+    return _HASHES[form.kind](values)
+
+
+def _hash_field(column: pa.Array, field: str) -> U64:
+    try:
+        return hash_column(column)
+    except KeyTypeError as error:
+        raise KeyTypeError(f"field '{field}'", error.rule, error.got, error.way_out) from None
+
+
+def _combined(hashes: Sequence[U64]) -> U64:
+    total = hashes[0]
+    for more in hashes[1:]:
+        total = _mix(total * _GOLDEN + more)
+    return total
+
+
+# ---- columns of one plain type ---------------------------------------------------------------------------------
+
+
+def _filled(column: pa.Array) -> Any:
+    filled = pc.fill_null(column, 0) if column.null_count else column
     return filled.to_numpy(zero_copy_only=False)
 
 
+def _hash_ints(values: npt.NDArray[np.int64]) -> U64:
+    return _mix(values.view(np.uint64) + _GOLDEN)
+
+
+def _hash_unsigned(values: U64) -> U64:
+    hashes = _mix(values + _GOLDEN)
+    large = np.flatnonzero(values >> np.uint64(63))
+    if len(large):
+        hashes[large] = _hash_numbers(values[large].tolist())
+    return hashes
+
+
 def _hash_floats(values: npt.NDArray[np.float64]) -> U64:
-    whole = (values == np.floor(values)) & (np.abs(values) < _INT64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        whole = (values == np.floor(values)) & (values >= -_INT64) & (values < _INT64)
     bits = values.view(np.uint64).copy()
     bits[whole] = values[whole].astype(np.int64).view(np.uint64)
+    nans = np.isnan(values)
+    if nans.any():
+        bits[nans] = _NAN_BITS
     return _mix(bits + _GOLDEN)
 
 
-def _hash_bytes(column: pa.Array) -> U64:
+def _hash_bytes(column: pa.Array, offset_type: type[np.signedinteger[Any]] = np.int32) -> U64:
     count = len(column)
     if count == 0:
         return np.zeros(0, np.uint64)
     _, offset_buffer, data_buffer = column.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32, count + 1, column.offset * 4).astype(np.int64)
+    begin = column.offset * np.dtype(offset_type).itemsize
+    offsets = np.frombuffer(offset_buffer, offset_type, count + 1, begin).astype(np.int64)
     lengths = np.diff(offsets)
     sums = np.zeros(count, np.uint64)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -120,46 +197,123 @@ def _powers_up_to(length: int) -> U64:
     return _powers
 
 
-def _hash_values(values: Sequence[Any]) -> U64:
-    """Values of mixed or rich types, one by one."""
-    return np.fromiter((_hash_value(value) for value in values), np.uint64, len(values))
+def _in_a_zone(kind: pa.DataType) -> bool:
+    """A time of a named zone is hashed as the Python value: in a repeated hour that is not the instant alone."""
+    return pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC") and kind.tz[:1] not in "+-"
 
 
-def _hash_value(value: Any) -> int:
-    """The hash that a column of the value's plain type would give, where there is one; tuples by their parts;
-    other numbers by Python's own rule that equal numbers hash equal; the rest by their pickle, on its own."""
-    if value is None:
-        return int(_mix(np.array([_NULL]))[0])
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, str):
-        return _hash_one_bytes(str.encode(value, "utf-8", "surrogatepass"))
-    if isinstance(value, bytes):
-        return _hash_one_bytes(value)
-    if isinstance(value, numbers.Number):
-        return _hash_number(value)
-    if isinstance(value, tuple):
-        total = np.array([len(value)], np.uint64)
-        for part in value:
-            total = _mix(total * _GOLDEN + np.array([_hash_value(part)], np.uint64))
-        return int(total[0])
-    return _hash_one_bytes(pickle.dumps(value, 5))
+def _hash_moments(column: pa.Array) -> U64:
+    """Dates and times, as the sequences that ``key_types`` makes of Python's."""
+    kind = column.type
+    if pa.types.is_date(kind):
+        numbers = _filled(column.cast(pa.date32()).cast(pa.int32())).astype(np.int64)
+        return _hash_tagged(NAIVE, numbers * _DAY)
+    per_second = _PER_SECOND[kind.unit]
+    narrow = pa.types.is_time32(kind)
+    numbers = _filled(column.cast(pa.int32() if narrow else pa.int64())).astype(np.int64)
+    if pa.types.is_timestamp(kind):
+        tag = NAIVE if kind.tz is None else INSTANT
+    else:
+        tag = DURATION if pa.types.is_duration(kind) else TIME
+    if per_second <= 1_000_000:
+        return _hash_tagged(tag, numbers * (1_000_000 // per_second))
+    microseconds, rest = np.divmod(numbers, 1_000)
+    hashes = _hash_tagged(tag, microseconds)
+    finer = rest != 0
+    if finer.any():
+        hashes[finer] = _hash_tagged(tag, microseconds[finer], rest[finer] * (ATTOSECONDS // 1_000))
+    return hashes
+
+
+def _hash_tagged(tag: str, *numbers: npt.NDArray[np.int64]) -> U64:
+    """Sequences of a text and integers."""
+    total = np.full(len(numbers[0]), _SEQUENCE + len(numbers) + 1, np.uint64)
+    for part in (np.repeat(_hash_texts([tag]), len(total)), *map(_hash_ints, numbers)):
+        total = _mix(total * _GOLDEN + part)
+    return total
+
+
+# ---- Python values of one kind ---------------------------------------------------------------------------------
+
+
+def _hash_none(count: int) -> U64:
+    return np.repeat(_mix(np.array([_NULL])), count)
+
+
+def _hash_texts(values: Sequence[str]) -> U64:
+    try:
+        return _hash_bytes(pa.array(values, pa.string()))
+    except (UnicodeEncodeError, pa.ArrowException):  # a lone surrogate
+        return _hash_bytes(pa.array([str.encode(v, "utf-8", "surrogatepass") for v in values], pa.binary()))
+
+
+def _hash_python_ints(values: Sequence[int]) -> U64:
+    try:
+        return _hash_ints(np.array(values, np.int64))
+    except OverflowError:
+        return _hash_numbers(values)
+
+
+def _hash_numbers(values: Sequence[Any]) -> U64:
+    return np.fromiter(map(_hash_number, values), np.uint64, len(values))
 
 
 def _hash_number(value: Any) -> int:
+    """A number of any type: as the integer or float that equals it, else by Python's own rule for numbers, which
+    gives equal numbers of all types one hash, the same in every process."""
+    if isinstance(value, complex) and not value.imag:
+        value = value.real
     try:
-        as_float: float | None = float(value)
-        if abs(value) < _INT64 and value == int(value):
+        if value != value:
+            return int(_hash_floats(np.array([math.nan]))[0])
+        if -(2**63) <= value < 2**63 and value == int(value):
             return int(_mix(np.array([int(value) & _MASK], np.uint64) + _GOLDEN)[0])
-    except (OverflowError, TypeError, ValueError):  # too large, complex, not a number
-        as_float = math.nan if value != value else None
-    if as_float is not None and (as_float == value or value != value):
-        return int(_hash_floats(np.array([as_float]))[0])
-    return int(_mix(np.array([hash(value) & _MASK], np.uint64))[0])  # Python's own: equal numbers hash equal
+        as_float = float(value)
+        if as_float == value:
+            return int(_hash_floats(np.array([as_float]))[0])
+    except ArithmeticError:  # too large for a float, or a signalling NaN
+        if not isinstance(value, int) and getattr(value, "is_nan", bool)():
+            return int(_hash_floats(np.array([math.nan]))[0])
+    except TypeError:  # complex
+        pass
+    return int(_mix(np.array([hash(value) & _MASK], np.uint64))[0])
 
 
-def _hash_one_bytes(value: bytes) -> int:
-    return int(_hash_bytes(pa.array([value], pa.binary()))[0])
+def _hash_sequences(values: Sequence[Sequence[Any]]) -> U64:
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    hashes = np.zeros(len(values), np.uint64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        chosen = values if len(rows) == len(values) else [values[row] for row in rows.tolist()]
+        total = np.full(len(rows), _SEQUENCE + length, np.uint64)
+        for part in zip(*chosen, strict=True):
+            total = _mix(total * _GOLDEN + hash_values(part))
+        hashes[rows] = total
+    return hashes
+
+
+def _hash_unordered(values: Sequence[Sequence[Any]]) -> U64:
+    """Collections whose order does not count: by the sum of their elements' hashes."""
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    sums = np.zeros(len(values), np.uint64)
+    filled = lengths > 0
+    if filled.any():
+        elements = _mix(hash_values(list(chain.from_iterable(values))) + _GOLDEN)
+        sums[filled] = np.add.reduceat(elements, (np.cumsum(lengths) - lengths)[filled])
+    return _mix(sums * _GOLDEN + lengths.astype(np.uint64) + _UNORDERED)
+
+
+_HASHES: Mapping[str, Callable[[Sequence[Any]], U64]] = {
+    "none": lambda values: _hash_none(len(values)),
+    "int": _hash_python_ints,
+    "float": lambda values: _hash_floats(np.array(values, np.float64)),
+    "number": _hash_numbers,
+    "text": _hash_texts,
+    "bytes": lambda values: _hash_bytes(pa.array(values, pa.binary())),
+    "sequence": _hash_sequences,
+    "unordered": _hash_unordered,
+    "any": hash_values,
+}
 
 
 def _mix(value: U64) -> U64:

@@ -3,23 +3,87 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable
 
 from penstock.errors import TopologyError
 from penstock.topology.builder import Node, Subscription, Topology
-from penstock.topology.components import BaseBolt, Component
+from penstock.topology.components import (
+    BaseBolt,
+    BaseSpout,
+    BasicBolt,
+    BatchBolt,
+    BatchSpout,
+    Component,
+    RichBolt,
+    Spout,
+    TransactionalSink,
+)
 from penstock.topology.groupings import Direct, Fields, Global, Grouping, LocalOrShuffle, PartialKey, Shuffle
+from penstock.topology.names import check_name
+
+_CONTRACTS = (
+    *(Component, BaseSpout, Spout, BatchSpout),
+    *(BaseBolt, BasicBolt, RichBolt, BatchBolt, TransactionalSink),
+)
+"""The classes whose methods are called by the runtime."""
+_NOT_PLAIN = (
+    (inspect.isasyncgenfunction, "an asynchronous generator function"),
+    (inspect.iscoroutinefunction, "a coroutine function (async def)"),
+    (inspect.isgeneratorfunction, "a generator function (it has a yield)"),
+)
 
 
 def validate(topology: Topology) -> None:
     """Raise ``TopologyError`` for the first mistake found."""
-    for check in (_has_spout, _subscriptions, _reachable, _acyclic, _plain_without_ticks, _parts_meet, _keys_meet):
+    checks = (_named, _has_spout, _plain_functions, _subscriptions, _reads, _reachable, _acyclic)
+    for check in (*checks, _plain_without_ticks, _parts_meet, _keys_meet):
         check(topology)
 
 
-def _has_spout(topology: Topology) -> None:
+def _named(topology: Topology) -> None:
     if not topology.name:
         raise TopologyError("topology", "a topology needs a name", repr(topology.name))
+    check_name("topology", "the name of a topology", topology.name)
+    for node in topology.nodes.values():
+        for stream in node.streams:
+            check_name(_at(node), "a stream's id", stream)
+
+
+def _plain_functions(topology: Topology) -> None:
+    """A generator function or a coroutine function that is called runs nothing: what it emits would be lost."""
+    for node in topology.nodes.values():
+        component = type(node.component)
+        called = {name for base in component.__mro__ if issubclass(base, Component) for name in vars(base)}
+        called &= {name for base in _CONTRACTS if issubclass(component, base) for name in vars(base)}
+        for name in sorted(called):
+            function = getattr(node.component, name, None)
+            for test, what in _NOT_PLAIN:
+                if test(function):
+                    raise TopologyError(
+                        _at(node),
+                        f"{component.__name__}.{name} is a plain function that does its work when it is called",
+                        what,
+                        "Call collector.emit for each tuple instead of yield, and wait for nothing with await.",
+                    )
+
+
+def _reads(topology: Topology) -> None:
+    for node in topology.nodes.values():
+        for subscription in node.inputs:
+            names = topology.stream(subscription.component, subscription.stream).field_names
+            for field in getattr(node.component, "reads", ()):
+                if field not in names:
+                    raise TopologyError(
+                        _at(node, subscription),
+                        f"{type(node.component).__name__} reads fields of its input"
+                        f" '{topology.stream(subscription.component, subscription.stream)}'",
+                        f"'{field}'",
+                        near(field, names, "fields"),
+                    )
+
+
+def _has_spout(topology: Topology) -> None:
     if not any(node.is_spout for node in topology.nodes.values()):
         raise TopologyError(
             f"topology '{topology.name}'",

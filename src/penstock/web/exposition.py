@@ -26,6 +26,13 @@ _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
     ("penstock_acked", "Messages of a spout that were acked.", lambda t: t.total.acked),
     ("penstock_failed", "Messages of a spout that failed or timed out.", lambda t: t.total.failed),
     ("penstock_expired", "Tuples not executed because their messages had timed out.", lambda t: t.total.expired),
+    (
+        "penstock_given_up",
+        "Messages that a spout gave up, and rows that a sink rejected; each is a dead letter or was handed over.",
+        lambda t: t.total.given_up,
+    ),
+    ("penstock_sink_rows", "Rows of a sink that the other system has.", lambda t: t.total.written),
+    ("penstock_late", "Tuples that came too late for one of their windows or more.", lambda t: t.total.late),
     ("penstock_errors", "Errors of the component.", lambda t: t.total.errors),
     ("penstock_busy_seconds", "Time in the component's own code.", lambda t: t.total.busy),
 )
@@ -38,6 +45,12 @@ _GAUGES: tuple[tuple[str, str, _Of], ...] = (
         "What the task may send where it is slowed most; +Inf: nowhere.",
         lambda t: t.queue.limit,
     ),
+    (
+        "penstock_in_call_seconds",
+        "For how long the component's code has not returned; 0: it has.",
+        lambda t: t.total.in_call,
+    ),
+    ("penstock_sink_away_seconds", "For how long a sink has taken nothing; 0: it does.", lambda t: t.total.away),
     ("penstock_state_entries", "Entries of the task's state.", lambda t: t.total.state_keys),
     ("penstock_state_bytes", "What they take in the state directory.", lambda t: t.total.state_bytes),
 )
@@ -60,6 +73,12 @@ def _lines(status: Status) -> Iterator[str]:
         "penstock_uptime_seconds", "gauge", "Since the spouts first emitted.", [(whole, status.uptime)]
     )
     yield from _family("penstock_epoch", "gauge", "The newest committed epoch.", [(whole, status.epoch)])
+    yield from _family(
+        "penstock_commit_age_seconds",
+        "gauge",
+        "Since the newest epoch was committed; none before the first commit of a start.",
+        [] if status.commit_age is None else [(whole, status.commit_age)],
+    )
     yield from _family("penstock_pending_tuples", "gauge", "Tuples on their way.", [(whole, status.pending)])
     yield from _family(
         "penstock_restarts_total", "counter", "Starts of the query after the first.", [(whole, status.restarts)]
@@ -69,6 +88,16 @@ def _lines(status: Status) -> Iterator[str]:
         yield from _family(f"{name}_total", "counter", help, [(labels, value(task)) for labels, task in tasks])
     for name, help, value in _GAUGES:
         yield from _family(name, "gauge", help, [(labels, value(task)) for labels, task in tasks])
+    yield from _family(
+        "penstock_source_lag_records",
+        "gauge",
+        "Records of a partition of the source that the task has not read yet.",
+        [
+            ({**labels, "partition": partition}, lag)
+            for labels, task in tasks
+            for partition, lag in sorted(task.total.lag.items())
+        ],
+    )
     yield from _latency(tasks)
     slots = [({**whole, "slot": slot.slot, "node": slot.node}, slot) for slot in status.slots]
     yield from _family(

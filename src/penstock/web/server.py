@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +23,9 @@ log = logging.getLogger("penstock.web")
 _HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
 _IDLE = 30.0  # seconds without a request after which a connection is closed
+_MOST_CONNECTIONS = 32
+"""At a time; each has a thread and a file descriptor of the driver. One more, and the oldest is closed: whoever
+asks again and again, as Prometheus does, connects anew."""
 _HEALTHY = ("active", "inactive", "ending")
 
 _Page = tuple[HTTPStatus, str, str]
@@ -58,6 +63,30 @@ class StatusServer:
 
 
 class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._connections: dict[socket.socket, None] = {}
+        """The oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._connections[request] = None
+            if len(self._connections) > _MOST_CONNECTIONS:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):  # it has just ended
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # who asked may leave before the answer
             log.warning("HTTP endpoint: a request failed", exc_info=True)

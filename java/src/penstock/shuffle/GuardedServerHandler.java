@@ -1,0 +1,136 @@
+package penstock.shuffle;
+
+import java.nio.ByteBuffer;
+import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.TimeUnit;
+
+import io.netty.buffer.ByteBuf;
+import io.netty.channel.Channel;
+import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.ChannelInboundHandlerAdapter;
+import io.netty.util.AttributeKey;
+import io.netty.util.ReferenceCountUtil;
+
+import org.apache.spark.TaskContext;
+import org.apache.spark.network.client.RpcResponseCallback;
+import org.apache.spark.network.client.TransportClient;
+import org.apache.spark.shuffle.streaming.StreamingShuffleServerHandler;
+import org.apache.spark.util.ErrorNotifier;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+import scala.Function2;
+import scala.runtime.BoxedUnit;
+
+/**
+ * The writer's end: hands messages to Spark's handler after the connection has proved that it knows the secret. What a
+ * stranger sends, or how its connection ends, is no error of the shuffle.
+ */
+final class GuardedServerHandler extends StreamingShuffleServerHandler {
+  /** Seconds a connection has for its proof. */
+  private static final int HANDSHAKE_SECONDS = 10;
+  /** Bytes that are read of a connection before its proof; with TLS its handshake is among them. */
+  private static final long MOST_BYTES = 64 * 1024;
+  /** Connections without proof at a time, beside those of the readers; one more, and the oldest is closed. */
+  private static final int MOST_STRANGERS = 64;
+  private static final AttributeKey<Handshake.Session> SESSION = AttributeKey.valueOf("penstock.session");
+  private static final Logger LOG = LoggerFactory.getLogger(GuardedServerHandler.class);
+
+  private final Handshake handshake;
+  private final int mostStrangers;
+  private final ConcurrentLinkedDeque<Channel> strangers = new ConcurrentLinkedDeque<>();
+
+  GuardedServerHandler(
+      Handshake handshake, Function2<Object, Object, BoxedUnit> onTerminationAck,
+      int shuffleId, int readers, TaskContext context, ErrorNotifier errors) {
+    super(onTerminationAck, shuffleId, readers, context, errors);
+    this.handshake = handshake;
+    this.mostStrangers = MOST_STRANGERS + readers;
+  }
+
+  @Override
+  public void channelActive(TransportClient client) {
+    Channel channel = client.getChannel();
+    Handshake.Session session = handshake.new Session();
+    channel.attr(SESSION).set(session);
+    channel.pipeline().addFirst("penstock-limit", new Limit(session));
+    strangers.addLast(channel);
+    if (strangers.size() > mostStrangers) {
+      Channel oldest = strangers.pollFirst();
+      if (oldest != null) {
+        oldest.close();
+      }
+    }
+    channel.eventLoop().schedule(() -> {
+      if (!session.proven) {
+        channel.close();
+      }
+    }, HANDSHAKE_SECONDS, TimeUnit.SECONDS);
+  }
+
+  @Override
+  public void channelInactive(TransportClient client) {
+    strangers.remove(client.getChannel());
+    super.channelInactive(client);
+  }
+
+  @Override
+  public void receive(TransportClient client, ByteBuffer message, RpcResponseCallback callback) {
+    Handshake.Session session = client.getChannel().attr(SESSION).get();
+    if (session != null && session.proven) {
+      super.receive(client, message, callback);
+      return;
+    }
+    byte[] data = new byte[message.remaining()];
+    message.get(data);
+    byte[] answer = session == null ? null : session.answer(data);
+    if (answer == null) {
+      LOG.warn("Refused a connection to the streaming shuffle from {}: it does not know the secret of this session.",
+          client.getChannel().remoteAddress());
+      client.getChannel().close();
+      return;
+    }
+    if (session.proven) {
+      strangers.remove(client.getChannel());
+    }
+    callback.onSuccess(ByteBuffer.wrap(answer));
+  }
+
+  @Override
+  public void exceptionCaught(Throwable cause, TransportClient client) {
+    Handshake.Session session = client.getChannel().attr(SESSION).get();
+    if (session != null && session.proven) {
+      super.exceptionCaught(cause, client);
+    } else {
+      LOG.warn("Closed a connection to the streaming shuffle from {} before its proof: {}",
+          client.getChannel().remoteAddress(), cause.toString());
+      client.getChannel().close();
+    }
+  }
+
+  /** Closes a connection that sends too much before its proof: a frame may announce 2 GB, and would be kept. */
+  private static final class Limit extends ChannelInboundHandlerAdapter {
+    private final Handshake.Session session;
+    private long read;
+
+    Limit(Handshake.Session session) {
+      this.session = session;
+    }
+
+    @Override
+    public void channelRead(ChannelHandlerContext context, Object message) {
+      if (session.proven) {
+        context.fireChannelRead(message);
+        context.pipeline().remove(this);
+        return;
+      }
+      read += message instanceof ByteBuf ? ((ByteBuf) message).readableBytes() : 0;
+      if (read > MOST_BYTES) {
+        ReferenceCountUtil.release(message);
+        context.close();
+      } else {
+        context.fireChannelRead(message);
+      }
+    }
+  }
+}

@@ -1,0 +1,53 @@
+"""What became of a topology that has ended, as an exit code and sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from penstock.metrics.stats import TaskStats
+
+INCOMPLETE = 5
+"""Exit code: it ended, but tuples in flight or the last epoch were left behind."""
+FRUITLESS = 6
+"""Exit code: it ended, but one of its components did nothing but fail."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``code`` is 0 where there is nothing to say."""
+
+    code: int
+    sentences: tuple[str, ...]
+
+
+def judge(spouts: Collection[str], totals: Mapping[str, TaskStats], left_behind: str) -> Outcome:
+    """``totals``: what each component has counted since the first start. ``left_behind``: what was not finished at
+    the end, or nothing."""
+    fruitless = [
+        sentence
+        for component, total in totals.items()
+        if (sentence := _spout(component, total) if component in spouts else _bolt(component, total))
+    ]
+    sentences = (*fruitless, *([f"Not everything was finished: {left_behind}."] if left_behind else []))
+    return Outcome(FRUITLESS if fruitless else INCOMPLETE if left_behind else 0, sentences)
+
+
+def _spout(component: str, total: TaskStats) -> str:
+    if total.errors and not total.emitted:
+        return f"Spout '{component}' emitted nothing and raised {total.errors:,} times{_last(total)}."
+    if total.failed and total.acked <= total.given_up:  # giving a message up acks it
+        return (
+            f"Every tuple of spout '{component}' failed: {total.failed:,} failures, none succeeded{_last(total)}."
+        )
+    return ""
+
+
+def _bolt(component: str, total: TaskStats) -> str:
+    if total.executed and total.errors >= total.executed:
+        return f"Bolt '{component}' failed on every one of {total.executed:,} tuples{_last(total)}."
+    return ""
+
+
+def _last(total: TaskStats) -> str:
+    return f"; the last error: {total.last_error.rstrip('.')}" if total.last_error else ""

@@ -1,0 +1,81 @@
+"""What an error of a file system means: the file is missing, trying again may help, or somebody must act.
+
+fsspec's clients raise ``OSError`` and exceptions of their own (botocore's ``ClientError``, HTTP errors).
+Those that name an HTTP status are judged by it. What is not known to be lasting counts as passing: an attempt more
+is cheap, and the topology says that it tries again.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Final
+
+from penstock.errors import StateError, StateUnavailable
+
+_WAYS_OUT: Final = {
+    errno.ENOSPC: "Free some space there, or set state_dir to a folder that has more.",
+    errno.EDQUOT: "Raise the quota, or set state_dir to a folder that has more.",
+    errno.EACCES: "Give this user the right to write there, or set state_dir to another folder.",
+    errno.EPERM: "Give this user the right to write there, or set state_dir to another folder.",
+    errno.EROFS: "Set state_dir to a folder on a file system that can be written to.",
+    errno.ENOENT: "Was the state folder removed? It must stay for as long as its state is of use.",
+}
+
+_LASTING: Final = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
+    | {errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS}
+)
+"""Error numbers that another attempt does not change. A full disk is not among them: somebody may free space."""
+
+_LASTING_TYPES: Final = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
+_MISTAKES: Final = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError, ImportError)
+"""Of a wrong URL, a missing package or a bug: not of the store."""
+
+_PASSING_STATUS: Final = frozenset({408, 409, 423, 425, 429})
+"""HTTP statuses below 500 that another attempt may change."""
+
+
+def state_error(where: str, verb: str, error: Exception) -> StateError:
+    """What is raised in place of ``error``: ``StateUnavailable`` where trying again may help."""
+    kind = StateUnavailable if is_passing(error) else StateError
+    number = error.errno if isinstance(error, OSError) else None
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return kind(
+        where,
+        f"the file system must let it {verb}",
+        f"{type(error).__name__}: {said}",
+        _WAYS_OUT.get(number or 0, "Look at the file system behind state_dir."),
+    )
+
+
+def is_missing(error: StateError) -> bool:
+    """Was the file not there, rather than unreadable?"""
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) or (cause is not None and _status(cause) == 404)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether another attempt may help."""
+    if isinstance(error, _LASTING_TYPES):
+        return False
+    status = _status(error)
+    if status is not None:
+        return status >= 500 or status in _PASSING_STATUS
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    return not isinstance(error, _MISTAKES)
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status an exception of a client carries, if it does."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(found, int):
+            return found
+    for source in (error, response):
+        for name in ("status", "status_code", "code"):
+            found = getattr(source, name, None)
+            if isinstance(found, int) and 400 <= found < 600:
+                return found
+    return None

@@ -1,0 +1,83 @@
+"""Texts of bounded size. What users' code, data and other systems hand to Penstock may be of any size; what
+becomes part of an error, a report or a log line is cut first, and says so."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from typing import Any
+
+MOST_ERROR = 4_000
+"""Characters of one part of an error: a stack trace fits, and a report of 32 errors stays below 1 MB."""
+MOST_LINE = 16_000
+"""Characters of a line that a worker or the JVM prints."""
+MOST_VALUE = 200
+"""Characters of one value in an error text."""
+MOST_CELL = 1_000
+"""Characters of a cell of the rows that a component shows."""
+MOST_ROWS = 1_000
+"""Rows that a component may show, and cells of a row: more than any view displays."""
+
+
+def shortened(text: str, most: int = MOST_ERROR) -> str:
+    """``text`` in at most ``most`` characters (at least 60): its beginning and its end, and how much is left out
+    between them. Applying it twice changes nothing."""
+    if len(text) <= most:
+        return text
+    marker = f" … [{len(text):,} characters, cut] … "
+    rest = most - len(marker)
+    end = rest // 4
+    return text[: rest - end] + marker + text[len(text) - end :]
+
+
+class _Repr(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxstring = self.maxother = self.maxlong = MOST_VALUE
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = 20
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value) if len(value) <= MOST_VALUE else f"{value[:MOST_VALUE]!r}… ({len(value):,} bytes)"
+
+    repr_bytearray = repr_bytes
+
+
+_repr = _Repr()
+
+
+def bounded_repr(value: object) -> str:
+    """``repr(value)`` in at most ``MOST_VALUE`` characters. Never raises, whatever ``value.__repr__`` does, and
+    does not build the whole text of a long string, of bytes or of a large collection first."""
+    try:
+        return shortened(_repr.repr(value), MOST_VALUE)
+    except Exception:  # a user's __repr__ may raise anything
+        return f"<{type(value).__name__}>"
+
+
+def bounded_cell(value: Any) -> Any:
+    """A cell of a row to show: as it is where it is a short text or a number, else its text, cut."""
+    if isinstance(value, str):
+        return shortened(value, MOST_CELL)
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 64 else bounded_repr(value)
+    return shortened(_text(value), MOST_CELL)
+
+
+def _text(value: object) -> str:
+    try:
+        large = isinstance(value, bytes | bytearray | list | tuple | dict | set | frozenset)
+        return _repr.repr(value) if large else str(value)
+    except Exception:  # the same
+        return f"<{type(value).__name__}>"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """``json.loads``; raises ``ValueError`` for whatever is not JSON, and for JSON that is nested too deeply to be
+    read: bytes from outside must not be able to raise anything else."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None

@@ -1,0 +1,331 @@
+"""Random topologies and a sequential oracle for them.
+
+A case is drawn from its seed and is plain data: spouts, bolts, groupings, settings, and what happens while it runs
+(crashes, other numbers of tasks, moves of slots, migration routes). Every bolt is a pure function of a row, so the
+multiset of rows that each stream carries follows from the graph alone, whatever the order: ``expected`` computes
+it in one loop. Counting and reducing bolts are checked by what they emit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+from uuid import UUID
+
+from penstock.faults import STEPS
+from tests.consistency.components import INTERVAL
+
+OTHER = "other"
+"""The second stream of components that have one."""
+MOST_ROWS = 250
+"""Rows that all bolts of a case execute: a case takes about 0.1 s."""
+
+# ---- keys ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    city: str
+    number: float
+
+
+BERLIN = dt.timezone(dt.timedelta(hours=2))
+KEYS: dict[str, list[Any]] = {
+    "text": ["a", "b", "", "ä", "a longer text than fits in eight bytes"],
+    "integer": [0, 1, -1, 2**53, -(2**63), 2**63 - 1],
+    "float": [0.0, -0.0, 1.0, 1.5, -1e300, float("inf")],
+    "number": [0, 1, True, 1.0, 1 + 0j, Decimal(1), Fraction(1, 2), 0.5, -(2**63), 2**70, False, Decimal("0.5")],
+    "tuple": [("a", 1), ("a", 1.0), ("b", 2), (("a", 1), None), ("a",), ()],
+    "none": [None, "a", 0],
+    "time": [
+        dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC),
+        dt.datetime(2026, 1, 1, 14, tzinfo=BERLIN),
+        dt.datetime(2026, 1, 1, 13, tzinfo=dt.UTC),
+        dt.datetime(2026, 1, 1, 12),
+        dt.date(2026, 1, 1),
+        dt.timedelta(seconds=90),
+    ],
+    "uuid": [UUID(int=1), UUID(int=2), UUID("00000000-0000-0000-0000-000000000001")],
+    "set": [frozenset("abcdefgh"), frozenset("hgfedcba"), frozenset([1, 2]), frozenset([2.0, 1.0]), frozenset()],
+    "dataclass": [Place("a", 1), Place("a", 1.0), Place("b", 2)],
+    "bytes": [b"a", b"", b"\x00\xff"],
+}
+"""Kind → values, equal ones among them."""
+ARROW_KINDS = ("text", "integer", "float", "bytes")
+"""Kinds of which one Arrow column can hold all values: for batch spouts."""
+_LABELS: dict[Any, str] = {}
+for _values in KEYS.values():
+    for _value in _values:
+        _LABELS.setdefault(_value, repr(_value))
+
+
+def label_of(key: Any) -> str:
+    """The same text for all keys that are equal in Python."""
+    return _LABELS[key]
+
+
+def draws(id: str, sides: int, salt: str = "") -> int:
+    """A number below ``sides`` that follows from the row alone."""
+    return zlib.crc32((salt + id).encode()) % sides
+
+
+# ---- a case as data --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """A spout: every task emits ``count`` rows."""
+
+    name: str
+    form: str  # tuple or batch
+    tasks: int
+    count: int
+    keys: str
+    two_streams: bool
+
+    @property
+    def streams(self) -> list[str]:
+        return ["default", OTHER] if self.two_streams else ["default"]
+
+
+@dataclass
+class Step:
+    """A bolt."""
+
+    name: str
+    form: str  # basic, rich or batch
+    does: str  # pass, twice, filter, split, both, pair, direct, count, parts, merged
+    tasks: int
+    inputs: list[tuple[str, str, str]] = field(default_factory=list)  # component, stream, grouping
+    flaky: bool = False
+
+    @property
+    def streams(self) -> list[str]:
+        return ["default", OTHER] if self.does in ("split", "both") else ["default"]
+
+    @property
+    def scalable(self) -> bool:
+        """Does the number of its tasks change no row?"""
+        return all(grouping not in ("all", "direct") for _, _, grouping in self.inputs)
+
+
+@dataclass
+class Case:
+    seed: int
+    delivery: str
+    sources: list[Source]
+    steps: list[Step]
+    settings: dict[str, Any]
+    events: list[tuple[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return f"case-{self.seed}"
+
+    @property
+    def disturbed(self) -> bool:
+        """At least once: may rows come twice?"""
+        restarts = any(event in ("kill", "crash", "rescale") for event, _ in self.events)
+        return restarts or any(step.flaky for step in self.steps)
+
+    def leaves(self) -> list[tuple[str, str]]:
+        """⟨component, stream⟩ that no bolt reads."""
+        read = {(component, stream) for step in self.steps for component, stream, _ in step.inputs}
+        every = [(node.name, stream) for node in [*self.sources, *self.steps] for stream in node.streams]
+        return [each for each in every if each not in read]
+
+
+SINGLE = ("shuffle", "fields", "fields-id", "fields-both", "partial", "global", "none", "local", "custom")
+
+
+def draw_case(seed: int) -> Case:
+    """The case of that seed."""
+    draw = random.Random(seed)
+    delivery = draw.choice(["exactly_once", "exactly_once", "at_least_once"])
+    sources = [
+        Source(
+            f"spout{index}",
+            draw.choice(["tuple", "tuple", "batch"]),
+            draw.randint(1, 2),
+            draw.randint(5, 18),
+            draw.choice(list(KEYS)),
+            draw.random() < 0.3,
+        )
+        for index in range(draw.randint(1, 2))
+    ]
+    for source in sources:
+        if source.form == "batch":
+            source.keys = draw.choice(ARROW_KINDS)
+    steps: list[Step] = []
+    for index in range(draw.randint(1, 3)):
+        steps.append(_draw_step(draw, f"bolt{index}", sources, steps, delivery))
+    steps += _draw_ends(draw, sources, steps)
+    case = Case(seed, delivery, sources, steps, _draw_settings(draw, delivery), [])
+    while _work(case) > MOST_ROWS and any(source.count > 1 for source in sources):
+        for source in sources:
+            source.count = max(1, source.count * 2 // 3)
+    case.events = _draw_events(draw, case)
+    return case
+
+
+def _draw_step(draw: random.Random, name: str, sources: list[Source], steps: list[Step], delivery: str) -> Step:
+    does = draw.choice(["pass", "pass", "twice", "filter", "split", "both", "direct"])
+    form = draw.choice(["basic", "basic", "rich", "batch"])
+    if delivery == "at_least_once" and draw.random() < 0.2:
+        does, form = "pair", "rich"
+    step = Step(name, form, does, draw.choice([1, 2, 2, 3]))
+    step.flaky = delivery == "at_least_once" and draw.random() < 0.3
+    every = [node for node in [*sources, *steps] for _ in node.streams]
+    for node in {node.name: node for node in draw.sample(every, min(len(every), draw.randint(1, 2)))}.values():
+        stream = draw.choice(node.streams)
+        if isinstance(node, Step) and node.does == "direct":
+            grouping = "direct"
+        else:
+            grouping = "all" if draw.random() < 0.1 else draw.choice(SINGLE)
+        step.inputs.append((node.name, stream, grouping))
+    return step
+
+
+def _draw_ends(draw: random.Random, sources: list[Source], steps: list[Step]) -> list[Step]:
+    """Bolts with state by key, behind one or two streams each."""
+    ends: list[Step] = []
+    inputs = [
+        (node.name, stream)
+        for node in [*sources, *steps]
+        for stream in node.streams
+        if not (isinstance(node, Step) and node.does == "direct")
+    ]
+    for index in range(draw.randint(0, 2)):
+        chosen = draw.sample(inputs, min(len(inputs), draw.randint(1, 2)))
+        if draw.random() < 0.6:
+            by = [(component, stream, "fields") for component, stream in chosen]
+            form = draw.choice(["basic", "rich", "batch"])
+            ends.append(Step(f"count{index}", form, "count", draw.randint(1, 3), by))
+        else:
+            any_way = [(component, stream, draw.choice(SINGLE)) for component, stream in chosen]
+            ends.append(Step(f"parts{index}", "batch", "parts", draw.randint(2, 3), any_way))
+            merged = [(f"parts{index}", "default", draw.choice(["fields", "global"]))]
+            ends.append(Step(f"total{index}", "batch", "merged", draw.randint(1, 3), merged))
+    return ends
+
+
+def _draw_settings(draw: random.Random, delivery: str) -> dict[str, Any]:
+    return {
+        "delivery": delivery,
+        "epoch_interval": INTERVAL,
+        "flow": draw.choice(["step", "spout", "credit", "none"]),
+        "inbox_capacity": draw.choice([1, 8, 16_384]),
+        "overflow_bytes": draw.choice([0, 300, 1 << 20]),
+        "frame_bytes": draw.choice([200, 2_000, 65_536]),
+        "linger": draw.choice([0.0, 0.001]),
+        "busy_linger": INTERVAL / 4,
+        "message_timeout": 1.0,
+        "migration": False,
+    }
+
+
+def _draw_events(draw: random.Random, case: Case) -> list[tuple[str, Any]]:
+    events: list[tuple[str, Any]] = []
+    for _ in range(draw.choice([0, 1, 2, 3, 4])):
+        events.append(("run", draw.uniform(0.0, 0.02)))
+        kind = draw.choice(["kill", "crash", "rescale", "move", "route"])
+        if kind == "crash":
+            events.append((kind, f"{draw.choice(STEPS)}:{draw.randint(1, 3)}"))
+        elif kind == "rescale":
+            scalable = [step.name for step in case.steps if step.scalable]
+            events.append((kind, {name: draw.randint(1, 4) for name in scalable if draw.random() < 0.6}))
+        else:
+            events.append((kind, draw.randrange(1 << 30)))
+    return events
+
+
+# ---- the oracle ------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str]
+"""⟨id, label of the key⟩"""
+
+
+def source_rows(case: Case, source: Source) -> dict[str, Counter[Row]]:
+    rows: dict[str, Counter[Row]] = {stream: Counter() for stream in source.streams}
+    for task in range(source.tasks):
+        for n in range(source.count):
+            id = f"{source.name}.{task}.{n}"
+            rows[stream_of(source, id)][id, label_of(key_of(source, n))] += 1
+    return rows
+
+
+def stream_of(source: Source, id: str) -> str:
+    return OTHER if source.two_streams and draws(id, 2) else "default"
+
+
+def key_of(source: Source, n: int) -> Any:
+    values = KEYS[source.keys]
+    return values[n * 7 % len(values)]
+
+
+def outputs(step: Step, id: str) -> list[tuple[str, str]]:
+    """⟨stream, id⟩ of what a bolt makes of a row."""
+    match step.does:
+        case "twice":
+            return [("default", f"{id}/{step.name}a"), ("default", f"{id}/{step.name}b")]
+        case "filter":
+            return [("default", f"{id}/{step.name}")] if draws(id, 3, step.name) else []
+        case "split":
+            return [(OTHER if draws(id, 2, step.name) else "default", f"{id}/{step.name}")]
+        case "both":
+            return [("default", f"{id}/{step.name}"), (OTHER, f"{id}/{step.name}")]
+        case _:
+            return [("default", f"{id}/{step.name}")]
+
+
+def expected(case: Case) -> dict[tuple[str, str], Counter[Any]]:
+    """⟨component, stream⟩ → rows; of counting bolts ⟨label, times⟩, of merging ones ⟨label, count, sum⟩."""
+    rows: dict[tuple[str, str], Counter[Any]] = {}
+    for source in case.sources:
+        rows.update({(source.name, stream): found for stream, found in source_rows(case, source).items()})
+    for step in case.steps:
+        arrives: Counter[Row] = Counter()
+        for component, stream, grouping in step.inputs:
+            for row, times in rows[component, stream].items():
+                arrives[row] += times * (step.tasks if grouping == "all" else 1)
+        rows.update({(step.name, stream): Counter() for stream in step.streams})
+        if step.does == "count":
+            by_key = _totals(arrives)
+            rows[step.name, "default"] = Counter(
+                (key, n) for key, most in by_key.items() for n in range(1, most + 1)
+            )
+        elif step.does == "parts":
+            rows[step.name, "default"] = arrives  # what its parts are made of
+        elif step.does == "merged":
+            weights: Counter[str] = Counter()
+            for (id, key), times in arrives.items():
+                weights[key] += times * len(id)
+            rows[step.name, "default"] = Counter((key, n, weights[key]) for key, n in _totals(arrives).items())
+        else:
+            for (id, key), times in arrives.items():
+                for stream, new in outputs(step, id):
+                    rows[step.name, stream][new, key] += times
+    return rows
+
+
+def targets_of(case: Case, step: Step) -> list[str]:
+    """The bolts that read a step's direct stream, or the sink behind it."""
+    bolts = [each.name for each in case.steps for component, _, _ in each.inputs if component == step.name]
+    return bolts or [f"sink{case.leaves().index((step.name, 'default'))}"]
+
+
+def _totals(rows: Counter[Row]) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for (_, key), times in rows.items():
+        totals[key] += times
+    return totals
+
+
+def _work(case: Case) -> int:
+    return sum(rows.total() for rows in expected(case).values())
