@@ -44,9 +44,20 @@ class Nodes:
         def ask() -> list[str]:
             ids = self._scheduler().getExecutorIds()
             every = [str(ids.apply(index)) for index in range(ids.size())]
-            return [each for each in every if self._scheduler().isExecutorActive(each)]
+            return [each for each in every if self._takes_tasks(each)]
 
         return _asked("must tell its executors", ask)
+
+    def _takes_tasks(self, executor: str) -> bool:
+        """Spark lists an executor as active from its registration, but uses none of its cores before the executor
+        reports that it has been launched, up to seconds later on a busy machine. Until then it has neither a free
+        core nor a task, and a query that starts gets no task there."""
+        backend = self._scheduler()
+        if not backend.isExecutorActive(executor):
+            return False
+        free = backend.getExecutorAvailableCpus(executor)
+        launched = free.isDefined() and free.get().doubleValue() > 0
+        return launched or bool(self._context._jsc.sc().taskScheduler().isExecutorBusy(executor))
 
     def present(self) -> int:
         """Nodes that take tasks."""
