@@ -82,6 +82,7 @@ def test_an_unknown_setting():
         ("spark://127.0.0.1:9", "the master must answer.*Is it running"),
         ("mesos://x", "a master is local"),
         ("local[2]", "needs 6 task slots.*2 free of 2.*local.N. counts threads"),
+        ("local-cluster[1,2,300]", "Spark must start there.*300 MiB/worker but requested 1024 MiB"),
     ],
 )
 def test_a_master_that_cannot_serve(master, message):

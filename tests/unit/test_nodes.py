@@ -11,11 +11,8 @@ class Cpus:
     def __init__(self, free):
         self._free = free
 
-    def isDefined(self):  # noqa: N802
-        return self._free is not None
-
-    def get(self):
-        return SimpleNamespace(doubleValue=lambda: self._free)
+    def iterator(self):
+        return SimpleNamespace(mkString=lambda: "" if self._free is None else f"{self._free:.9f}")
 
 
 class Scheduler:

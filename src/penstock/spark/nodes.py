@@ -55,8 +55,9 @@ class Nodes:
         backend = self._scheduler()
         if not backend.isExecutorActive(executor):
             return False
-        free = backend.getExecutorAvailableCpus(executor)
-        launched = free.isDefined() and free.get().doubleValue() > 0
+        # Scala's decimal as text: Py4J takes it for a whole number, and fails on its fraction.
+        free = backend.getExecutorAvailableCpus(executor).iterator().mkString()
+        launched = bool(free) and float(free) > 0
         return launched or bool(self._context._jsc.sc().taskScheduler().isExecutorBusy(executor))
 
     def present(self) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -138,16 +139,15 @@ def _start(settings: SparkConf, master: str) -> SparkSession:
         context._accumulatorServer.handle_error = lambda *ignored: None
         return SparkSession(context)
     except Exception as error:  # py4j wraps whatever the JVM throws
+        reason = _first_line(error)  # py4j asks the JVM for the text, so before the JVM ends
         JVM.end(_FAILED)
         SparkContext._gateway = SparkContext._jvm = None
         if isinstance(error, MasterUnreachable):
             raise
+        cause = None if isinstance(error, Py4JError) else error  # without a JVM it has no text
         raise MasterUnreachable(
-            f"master {master}",
-            "Spark must start there",
-            _first_line(error),
-            "See --master in penstock run --help.",
-        ) from error
+            f"master {master}", "Spark must start there", reason, "See --master in penstock run --help."
+        ) from cause
     finally:
         # PySpark's own handler cancels all jobs on Ctrl-C, before a topology could drain.
         if threading.current_thread() is threading.main_thread():
@@ -386,6 +386,9 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 def _first_line(error: BaseException) -> str:
     if isinstance(error, ChildProcessError):
         return "the JVM exited: " + " / ".join(_log)[-500:]
-    text = str(error)
+    try:
+        text = str(error)
+    except Py4JError:  # the JVM that has the text is gone
+        return f"the JVM did not say: {' / '.join(_log)[-500:]}"
     found = re.search(r"(?:Caused by: |: )((?:org|java)\.[\w.$]+(?:: [^\n]+)?)", text)
     return found[1] if found else text.splitlines()[0] if text else repr(error)
