@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from penstock.errors import EnvironmentFault
 from penstock.spark.java import ensure_java
 from penstock.testing import jars
-from penstock.testing.kafka import KAFKA, KafkaServer
+from penstock.testing.kafka import KAFKA, KafkaServer, new_cluster_id
 from tests.contract.kafka_helpers import PATIENCE, read, write
 
 
@@ -108,3 +108,8 @@ def test_a_broker_that_cannot_start_says_why(kafka):
     server.close()
     assert "the broker answers soon after its start" in str(caught.value)
     assert "Address already in use" in str(caught.value)
+
+
+def test_no_cluster_id_looks_like_an_option():
+    """Kafka's tools refuse one that begins with a dash, as one in 64 random ones does."""
+    assert not any(new_cluster_id().startswith("-") for _ in range(2_000))

@@ -73,6 +73,13 @@ appender.out.layout.pattern=%d %p %c: %m%n
 _TOPIC_SECONDS = 60.0  # a moment, usually; for a loaded machine
 
 
+def new_cluster_id() -> str:
+    """Kafka's form of a UUID. Not one that begins with a dash, which its tools take for an option."""
+    while (found := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return found
+
+
 class KafkaServer(Server):
     """One broker."""
 
@@ -137,9 +144,8 @@ class KafkaServer(Server):
         (self._folder / "log4j2.properties").write_text(_LOGGING)
         if self._meta.exists():
             return settings
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         done = subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
+            [*java, "kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", str(settings)],
             capture_output=True,
             text=True,
             check=False,
