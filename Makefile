@@ -2,13 +2,14 @@
 PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
+TWO := -n 2 --dist loadgroup --durations 10
 
-.PHONY: demo test lint unit integration on-cluster faults fault chaos bench jar kafka setup clean lock
+.PHONY: demo test lint unit on-spark integration on-cluster faults fault chaos bench jar kafka setup clean lock
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
 
-test: lint unit integration faults  ## what CI runs
+test: lint unit on-spark  ## what CI runs
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -17,16 +18,19 @@ lint: .venv/ready
 	$(BIN)/lint-imports --no-logo
 
 unit: .venv/ready  ## two at a time, file by file: half of them wait for servers
-	$(BIN)/pytest -n 2 --dist loadfile --durations 10 tests/unit tests/property tests/contract tests/consistency
+	$(BIN)/pytest $(TWO) tests/unit tests/property tests/contract tests/consistency
+
+on-spark: .venv/ready  ## the next two at once: half of the time they wait for processes to start and end
+	$(BIN)/pytest $(TWO) tests/integration tests/fault
 
 integration: .venv/ready  ## starts Spark
-	$(BIN)/pytest --durations 10 tests/integration
+	$(BIN)/pytest $(TWO) tests/integration
 
 on-cluster: .venv/ready  ## delivery and flow control on a cluster of two nodes; needs root; five minutes
 	$(BIN)/pytest --cluster tests/integration/test_guarantees.py tests/integration/test_flow.py
 
 faults: .venv/ready  ## the short form of the next
-	$(BIN)/pytest --durations 10 tests/fault
+	$(BIN)/pytest $(TWO) tests/fault
 
 fault: .venv/ready  ## kill everything that can be killed, over all seeds; two hours; writes results/faults.json and chaos.md
 	$(BIN)/pytest tests/fault --full -v

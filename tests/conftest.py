@@ -28,6 +28,12 @@ _FULL_LIMIT = 3600  # of a fault test over a long list of faults
 _GRACE = 60  # seconds after the limit until a process whose main thread hears no signal is ended
 
 
+def pytest_itemcollected(item):
+    """Of two that run at a time each gets whole files; what counts the clusters of the machine runs one by one."""
+    cluster = item.path.name == "test_cluster.py"
+    item.add_marker(pytest.mark.xdist_group("clusters" if cluster else str(item.path)))
+
+
 def pytest_collection_modifyitems(config, items):
     full = config.getoption("--full", default=False)
     for item in items:
