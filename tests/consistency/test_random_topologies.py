@@ -25,7 +25,7 @@ def test_the_cases_have_everything_in_them():
     steps = [step for case in cases for step in case.steps]
     assert {step.does for step in steps} == {
         *("pass", "twice", "filter", "split", "both", "direct", "pair", "count", "parts", "merged"),
-        *("panes", "windows"),
+        *("tally", "panes", "windows"),
     }
     assert {step.form for step in steps} == {"basic", "rich", "batch"}
     groupings = {grouping for step in steps for _, _, grouping in step.inputs}
