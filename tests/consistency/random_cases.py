@@ -255,7 +255,7 @@ def draw_case(seed: int) -> Case:
             draw.choice(["tuple", "tuple", "tuple", "batch"]),
             draw.randint(1, 2),
             draw.randint(5, 18),
-            draw.choice([*KEYS, *ODD_KINDS, *ODD_KINDS]),
+            draw.choice([*KEYS, *ODD_KINDS, *ODD_KINDS, "tuple", "tuple", "tuple"]),
             draw.random() < 0.3,
         )
         for index in range(draw.randint(1, 2))
@@ -264,7 +264,9 @@ def draw_case(seed: int) -> Case:
         if source.form == "batch":
             source.keys = draw.choice(ARROW_KINDS)
     steps: list[Step] = []
-    for index in range(draw.randint(1, 3)):
+    if delivery == "at_least_once" and draw.random() < 0.3:
+        steps += _draw_twins(draw, sources)
+    for index in range(len(steps), max(len(steps), draw.randint(1, 3))):
         steps.append(_draw_step(draw, f"bolt{index}", sources, steps, delivery))
     windows = _draw_windows(draw) if draw.random() < 0.25 else None
     steps += _draw_ends(draw, sources, steps, windows is not None)
@@ -292,6 +294,19 @@ def _draw_step(draw: random.Random, name: str, sources: list[Source], steps: lis
             grouping = "all" if draw.random() < 0.1 else draw.choice(SINGLE)
         step.inputs.append((node.name, stream, grouping))
     return step
+
+
+def _draw_twins(draw: random.Random, sources: list[Source]) -> list[Step]:
+    """Two tuples of one root, a bolt that anchors what it emits to both, and one behind it that fails."""
+    source = draw.choice(sources)
+    first = [(source.name, draw.choice(source.streams), draw.choice(SINGLE))]
+    return [
+        Step("bolt0", draw.choice(["basic", "rich", "batch"]), "twice", draw.choice([1, 2]), first),
+        Step(
+            "bolt1", "rich", "pair", draw.choice([1, 2]), [("bolt0", "default", draw.choice(["fields", "global"]))]
+        ),
+        Step("bolt2", draw.choice(["basic", "rich"]), "pass", 2, [("bolt1", "default", "shuffle")], flaky=True),
+    ]
 
 
 def _draw_windows(draw: random.Random) -> Windows:
@@ -354,10 +369,10 @@ def _draw_settings(draw: random.Random, delivery: str) -> dict[str, Any]:
 
 def _draw_events(draw: random.Random, case: Case) -> list[tuple[str, Any]]:
     events: list[tuple[str, Any]] = []
-    kinds = ["kill", "crash", "rescale", "rescale", "move", "move"]
+    kinds = ["kill", "crash", "rescale", "rescale", "rescale", "move", "move"]
     if any(step.does in ("parts", "panes") for step in case.steps):
         kinds += ["route", "route"]
-    for _ in range(draw.choice([0, 1, 2, 3, 4])):
+    for _ in range(draw.choice([0, 1, 2, 3, 3, 4])):
         events.append(("run", draw.uniform(0.0, 0.02)))
         kind = draw.choice(kinds)
         if kind == "crash":
