@@ -14,7 +14,7 @@ from tests.consistency.random_cases import draw_case, expected
 from tests.consistency.random_topologies import judge, run_case
 
 
-@pytest.mark.parametrize("seed", [*range(40), 310, 410])  # the last two scale state whose keys are tuples
+@pytest.mark.parametrize("seed", [*range(45), 78])  # the last one: equal times of different zones
 def test_the_outcome_is_the_oracles(seed):
     run_case(seed)
 
