@@ -101,6 +101,9 @@ class WindowBolt(BatchBolt):
     they count in the windows that are not over yet. A window that is not over is kept in state and not emitted,
     also at the end. All parts of a key must come to one task.
 
+    At least once a result that fails behind this bolt, or that a restart overtakes, is lost: the tuples that ended
+    the window are emitted again, and find it over. Exactly once none is lost.
+
     When the number of tasks changes, tasks that were at different windows may become one: it is at the last of
     theirs, and emits what the others had still to emit with the next batch.
     """
