@@ -36,6 +36,7 @@ def test_nothing_is_left_behind(form):
     )
     try:
         _await(lambda: _catches(process.pid, signal.SIGTERM), 30)  # from here on it is our code
+        assert process.pid in _marked(mark)  # or it would find nothing afterwards either
         time.sleep(moment)  # the moment is what is tested
         number = signal.Signals[how.split()[0]]
         process.send_signal(number)

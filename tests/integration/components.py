@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock import BasicBolt, CustomGrouping, Spout
+from penstock import BasicBolt, CustomGrouping, Spout, TransactionalSink
 
 FIELDS = (("origin", int), ("n", int), ("key", str), ("sent", int))
 """``sent`` counts what a task has emitted: between two tasks it only ever grows."""
@@ -63,6 +63,22 @@ class Pass(BasicBolt):
             raise ValueError(f"{tup} was overtaken")
         collector.emit((tup.origin, tup.n, tup.key, self.sent))
         self.sent += 1
+
+
+class Away(TransactionalSink):
+    """Its server does not answer."""
+
+    def write(self, batch, source):
+        pass
+
+    def prepare_commit(self, epoch):
+        raise ConnectionRefusedError("no server")
+
+    def commit(self, token):
+        raise AssertionError("nothing was prepared")
+
+    def recover(self, tokens):
+        pass
 
 
 class Witness(BasicBolt):

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import ControlRefused, NotEnoughSlots, PortInUse, Settings, TopologyBuilder, TopologyFailed
 from penstock.coordinator.client import ControlClient
-from tests.integration.components import Numbers, Pass, RaisesAt, Witness, WrongCount, WrongType
+from tests.integration.components import Away, Numbers, Pass, RaisesAt, Witness, WrongCount, WrongType
 
 pytestmark = pytest.mark.spark
 
@@ -75,6 +75,19 @@ def test_it_gives_up_after_max_restarts(run):
     said = str(caught.value)
     assert "gives up after 0 restarts" in said
     assert re.search(rf"worker 1\.0 \(.*; process {pid} on .*\) was killed by signal 9 \(SIGKILL\)", said)
+
+
+def test_an_end_before_the_last_epoch_is_committed_is_no_success(run):
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(100))
+    builder.set_bolt("away", Away()).shuffle_grouping("numbers")
+    settings = Settings(delivery="exactly_once", state_dir=str(run.folder / "state"), drain_timeout=0.5)
+    running = run.submit(builder.build("unfinished", settings))
+    assert running.coordinator.wait(lambda: running.bus.totals()["away"].executed == 100, 20)
+    running.kill()
+    outcome = running.outcome()
+    assert outcome.code == 5
+    assert "the last epoch is not committed" in outcome.sentences[0]
 
 
 def test_a_stranger_is_refused_and_logged(run, caplog):

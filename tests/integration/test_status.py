@@ -40,6 +40,9 @@ TOPOLOGY = """
             self.collector.emit([self.n])
             self.n += 1
 
+        def lag(self):
+            return {"in/0": 7}
+
     class Counts(BasicBolt):
         def prepare(self, conf, context):
             self.context, self.count = context, 0
@@ -161,9 +164,12 @@ def is_shown(watched, penstock):
     workers = {process.pid for process in psutil.Process(watched.process.pid).children(recursive=True)}
     assert {slot["pid"] for slot in status["slots"]} <= workers
     assert all(slot["connected"] and slot["node"] for slot in status["slots"])
+    assert 0 <= status["commit_age"] < PATIENCE
+    assert {task["task"]: task["lag"] for task in status["tasks"]}["steady/0"] == {"in/0": 7}
     text = penstock("status", "watched")
     for part in (
         "watched  active",
+        "steady/0 has 7 records to read: in/0 7",
         "exactly_once",
         "steady: max_rate 2,000/s",
         "counts/1",
@@ -185,6 +191,7 @@ def is_served(watched):
         labels = (("component", "counts"), ("task", task), ("topology", "watched"))
         assert samples["penstock_executed_total", *labels] > 0
         assert samples["penstock_latency_seconds_count", *labels] > 0
+    assert 0 <= samples["penstock_commit_age_seconds", ("topology", "watched")] < PATIENCE
     return url
 
 

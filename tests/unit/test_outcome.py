@@ -17,6 +17,12 @@ def test_one_that_was_never_given_anything_does_too():
     assert judge(["lines"], {"lines": TaskStats(), "count": TaskStats()}, "").code == 0
 
 
+def test_a_sink_that_was_away_for_a_while_and_has_written_did_its_work():
+    """That it was away is reported once, as an error; it may have had one row only."""
+    sink = TaskStats(executed=1, errors=1, last_error="no server", written=1)
+    assert judge(["lines"], {"lines": GOOD, "sink": sink}, "").code == 0
+
+
 @pytest.mark.parametrize(
     ("spout", "bolt", "sentence"),
     [

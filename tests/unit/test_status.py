@@ -7,7 +7,7 @@ import pytest
 
 from penstock.coordinator.migrations import Decision
 from penstock.metrics.stats import TaskStats
-from tests.unit.watched import SHOW, SPLIT_0, Watched, busy
+from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
@@ -85,6 +85,21 @@ def test_tasks_and_slots(watched):
         "clock_skew": 0.0,
     }
     assert (slots["2.0"]["connected"], slots["2.0"]["node"]) == (False, ""), "it has not said hello"
+
+
+def test_lag_commits_rows_of_sinks_and_calls_that_do_not_return(watched):
+    assert parsed(watched)["commit_age"] is None, "nothing was committed yet"
+    watched.report((0, 0), {LINES: TaskStats(lag={"in/0": 7, "in/1": 1500})})
+    watched.report((1, 0), {SPLIT_0: TaskStats(in_call=12.0)})
+    watched.report((2, 0), {SHOW: TaskStats(written=12_000, given_up=3, late=2)})
+    watched.commit_age = 4.5
+    status = parsed(watched)
+    assert status["commit_age"] == 4.5
+    tasks = {row["task"]: row for row in status["tasks"]}
+    assert tasks["lines/0"]["lag"] == {"in/0": 7, "in/1": 1500}
+    assert tasks["split/0"]["in_call"] == 12
+    show = tasks["show/0"]
+    assert (show["written"], show["given_up"], show["late"]) == (12_000, 3, 2)
 
 
 def test_energy(watched):

@@ -1,6 +1,7 @@
 """The tables of the live view, whatever the data."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console, ConsoleDimensions
@@ -8,6 +9,9 @@ from rich.console import Console, ConsoleDimensions
 from penstock.cli.status import task_lines
 from penstock.cli.view import compact, component_table, result_table, screen
 from penstock.metrics.bus import ComponentView
+
+CELL = re.compile(r"\S+(?: m?s\b)?")
+"""A word, or a number with its unit."""
 
 
 def text_of(table):
@@ -47,7 +51,7 @@ def drawn(width, height, error="", decision="", scale=1.0, rows=3):
     views = [
         ComponentView(
             "a-component-with-a-rather-long-name", 4, 9.9e6 * scale, 1.2e9 * scale, int(70_000 * scale), 2e-6,
-            0.004, 12.34 * scale, int(88_888 * scale), "", 1, 1, 10, int(5_000_000 * scale),
+            0.004, 12.34 * scale, int(888_888 * scale), "", 1, 1, 10, int(5_000_000 * scale),
         ),
         ComponentView("count", 1, 0.0, 0.0, 0, None, None, None, 0, "", 0, 0),
     ]  # fmt: skip
@@ -73,6 +77,11 @@ def test_nothing_jumps(width, height):
     assert len(quiet) == len(loud)
     heads = [next(line for line in lines if line.startswith("component")) for lines in (quiet, loud)]
     assert heads[0] == heads[1]
+    for head, row in zip(heads, (quiet[5], loud[5]), strict=True):
+        assert [each.end() for each in CELL.finditer(row)][1:] == [each.end() for each in CELL.finditer(head)][1:]
+    assert "1.2 ms" in quiet[5]
+    assert "12.3 s" in loud[5], "a unit is never cut off"
+    assert loud[5].split()[-1] == "888,888", "nor a digit"
     assert [line.split()[0] for line in quiet[4:]] == [line.split()[0] for line in loud[4:]]
 
 

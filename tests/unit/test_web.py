@@ -16,7 +16,7 @@ from penstock.errors import PortInUse
 from penstock.metrics.stats import TaskStats
 from penstock.web.exposition import exposition
 from penstock.web.server import StatusServer
-from tests.unit.watched import SPLIT_0, Watched, busy
+from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
@@ -64,6 +64,19 @@ def test_counters_gauges_and_labels(watched):
     assert value(watched, "penstock_restarts_total") == 3
     assert value(watched, "penstock_state", state="restarting") == 1
     assert value(watched, "penstock_state", state="active") == 0
+
+
+def test_lag_commits_rows_of_sinks_and_calls_that_do_not_return(watched):
+    watched.report((0, 0), {LINES: TaskStats(lag={"in/0": 7, "in/1": 1500})})
+    watched.report((1, 0), {SPLIT_0: TaskStats(in_call=12.0)})
+    watched.report((2, 0), {SHOW: TaskStats(written=12_000, given_up=3)})
+    watched.commit_age = 4.5
+    for partition, waiting in (("in/0", 7), ("in/1", 1500)):
+        assert value(watched, "penstock_source_lag_records", partition=partition, **of("lines")) == waiting
+    assert value(watched, "penstock_commit_age_seconds") == 4.5
+    assert value(watched, "penstock_sink_rows_total", **of("show")) == 12_000
+    assert value(watched, "penstock_given_up_total", **of("show")) == 3
+    assert value(watched, "penstock_in_call_seconds", **of("split")) == 12
 
 
 def test_energy_says_that_it_is_modelled(watched):

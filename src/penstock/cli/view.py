@@ -116,7 +116,7 @@ def live_table(views: Sequence[ComponentView], width: int) -> Table:
     table.add_column("component", width=named, no_wrap=True, overflow="ellipsis")
     for name, column in (("tasks", 5), ("in/s", 9), ("out/s", 9), ("queue", 9), ("p99", 9), ("failed", 7)):
         table.add_column(name, width=column, justify="right", no_wrap=True, overflow="crop")
-    table.add_column("errors", width=6, justify="right", no_wrap=True, overflow="crop")
+    table.add_column("errors", width=7, justify="right", no_wrap=True, overflow="crop")
     for view in views:
         full = bool(view.capacity) and view.queued > 0.8 * view.capacity
         table.add_row(
@@ -125,7 +125,7 @@ def live_table(views: Sequence[ComponentView], width: int) -> Table:
             compact(view.rate_in),
             compact(view.rate_out),
             Text(compact(view.queued), style="yellow" if full or math.isfinite(view.limit) else ""),
-            millis(view.latency_p99),
+            _latency(view.latency_p99),
             Text(compact(view.failed), style="red" if view.failed else ""),
             Text(compact(view.errors), style="red" if view.errors else ""),
         )
@@ -305,6 +305,11 @@ def size(count: float) -> str:
 
 def millis(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+
+
+def _latency(seconds: float | None) -> str:
+    """In nine characters at most, with its unit."""
+    return millis(seconds) if seconds is None or seconds < 0.9995 else f"{seconds:,.1f} s"
 
 
 def micros(seconds: float | None) -> str:

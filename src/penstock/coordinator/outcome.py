@@ -44,7 +44,7 @@ def _spout(component: str, total: TaskStats) -> str:
 
 
 def _bolt(component: str, total: TaskStats) -> str:
-    if total.executed and total.errors >= total.executed:
+    if total.executed and total.errors >= total.executed and not total.written:
         return f"Bolt '{component}' failed on every one of {total.executed:,} tuples{_last(total)}."
     return ""
 
