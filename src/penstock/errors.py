@@ -157,6 +157,12 @@ class AlreadyRunning(StateError):
     exit_code = 2
 
 
+class StateMissing(StateError):
+    """There is no state where a command was told to find it: a wrong path or name."""
+
+    exit_code = 2
+
+
 class SnapshotCorrupt(StateError):
     """Stored state is not what was written: a file is missing, cut short or changed."""
 

@@ -124,7 +124,7 @@ def test_run_shows_plain_lines_and_a_summary_and_ends_on_ctrl_c():
     out = "".join(lines) + out
     assert process.returncode == 0
     assert re.search(r"split +in [\d,]+/s out [\d,]+/s queue [\d,]+/[\d,]+ execute .* p50 .* p99 .* errors 0", out)
-    assert re.search(r"word-count ran [\d.]+ s, 0 restarts", out)
+    assert re.search(r"word-count ran [\d.]+ s and took [\d.]+ s to end, 0 restarts", out)
     assert re.search(r"count +executed [\d,]+  emitted [\d,]+  errors 0  latency p50 [\d.,]+ ms", out)
     assert err == ""
 

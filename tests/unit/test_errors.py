@@ -68,5 +68,6 @@ def test_exit_codes():
         "Superseded": 4,
         "StateRemoved": 4,
         "AlreadyRunning": 2,
+        "StateMissing": 2,
         "SnapshotCorrupt": 4,
     }

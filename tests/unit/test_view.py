@@ -1,12 +1,13 @@
 """The tables of the live view, whatever the data."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console, ConsoleDimensions
 
 from penstock.cli.status import task_lines
-from penstock.cli.view import compact, component_table, result_table, screen
+from penstock.cli.view import compact, component_table, result_table, screen, summary
 from penstock.metrics.bus import ComponentView
 
 
@@ -109,3 +110,10 @@ def test_status_has_lag_written_rows_and_a_task_that_hangs():
         "store/0 has written 12,000 rows",
         "store/0 has given up 3",
     ]
+
+
+@pytest.mark.parametrize(("restarts", "text"), [(0, "0 restarts"), (1, "1 restart"), (2, "2 restarts")])
+def test_the_summary_says_how_long_it_ran_and_how_long_its_end_took(restarts, text):
+    bus = SimpleNamespace(totals=dict, published=dict)
+    running = SimpleNamespace(topology=SimpleNamespace(name="words"), restarts=restarts, committed=7, bus=bus)
+    assert summary(running, 12.34, 20.06) == f"words ran 12.3 s and took 20.1 s to end, {text}, epoch 7 committed"

@@ -115,13 +115,15 @@ class _Command:
                 except BrokenPipeError:  # nobody reads any more: end as after Ctrl-C, without a word
                     self._drain()
                     raise
+                begun = time.monotonic()
                 with console.status("letting tuples in flight finish …"):
                     drained = self._drain()
+                draining = time.monotonic() - begun
                 if not drained:
                     return self._stopped("ended at once: tuples in flight were not waited for")
                 if outside:
                     console.print("ended from outside, by penstock kill", highlight=False)
-                return self._sum_up(elapsed)
+                return self._sum_up(elapsed, draining)
             finally:
                 self._close()
 
@@ -184,11 +186,12 @@ class _Command:
         end.result()
         return True
 
-    def _sum_up(self, elapsed: float) -> int:
+    def _sum_up(self, elapsed: float, draining: float) -> int:
         from penstock.cli.view import summary
 
         assert self._running is not None
-        self._console.print(summary(self._running, elapsed), markup=False, highlight=False, soft_wrap=True)
+        text = summary(self._running, elapsed, draining)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         outcome = self._running.outcome()
         for sentence in outcome.sentences:
             print(f"penstock: {sentence}", file=sys.stderr)

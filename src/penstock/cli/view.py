@@ -243,9 +243,11 @@ def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
     return table
 
 
-def summary(running: RunningTopology, elapsed: float) -> str:
-    """What the topology did, from start to end."""
-    lines = [f"{running.topology.name} ran {elapsed:.1f} s, {running.restarts} restarts"]
+def summary(running: RunningTopology, elapsed: float, draining: float) -> str:
+    """What the topology did, from start to end. Its spouts emitted for ``elapsed`` seconds; then it took
+    ``draining`` seconds until tuples in flight were done with and all had ended."""
+    restarts = f"{running.restarts} restart{'' if running.restarts == 1 else 's'}"
+    lines = [f"{running.topology.name} ran {elapsed:.1f} s and took {draining:.1f} s to end, {restarts}"]
     if running.committed:
         lines[0] += f", epoch {running.committed} committed"
     for component, total in running.bus.totals().items():

@@ -105,6 +105,30 @@ def check_free(
         )
 
 
+class Owner:
+    """The driver that owns a state directory, seen from another process that waits for it."""
+
+    def __init__(
+        self, store: StateStore, clock: Callable[[], float], here: Mapping[str, Any] | None = None
+    ) -> None:
+        self._store, self._clock, self._here = store, clock, here or this_process()
+        self._seen: tuple[str, int] | None = None
+        self._since = 0.0
+
+    def may_live(self) -> bool:
+        """False: it has ended or died. One on another machine counts as alive until it has given no sign of life
+        for ``LEASE`` seconds, counted from the first call."""
+        number = newest_generation(self._store)
+        record = read_record(self._store, number) if number else None
+        verdict = judge(record, self._here)
+        if verdict is not Verdict.WATCH:
+            return verdict is Verdict.HELD
+        assert record is not None
+        if (record.token, record.beat) != self._seen:
+            self._seen, self._since = (record.token, record.beat), self._clock()
+        return self._clock() - self._since < LEASE
+
+
 def _watch(store: StateStore, number: int, record: Record, sleep: Callable[[float], object]) -> Verdict:
     waited = 0.0
     while waited < LEASE:
