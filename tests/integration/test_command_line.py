@@ -44,7 +44,7 @@ def write(tmp_path):
 def test_a_missing_file(tmp_path):
     done = penstock("run", tmp_path / "nothing.py")
     assert done.returncode == 2
-    assert "nothing.py: the file must exist" in done.stderr
+    assert "nothing.py: there is no such file" in done.stderr
     assert no_trace(done)
 
 
@@ -79,7 +79,7 @@ def test_an_unknown_setting():
 @pytest.mark.parametrize(
     ("master", "message"),
     [
-        ("spark://127.0.0.1:9", "the master must answer.*Is it running"),
+        ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*Is it running"),
         ("mesos://x", "a master is local"),
         ("local[2]", "needs 6 task slots.*2 free of 2.*local.N. counts threads"),
     ],

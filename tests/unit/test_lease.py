@@ -94,8 +94,8 @@ def test_an_owner_elsewhere_that_shows_life_is_alive(store):
     owner.claim(store)
     clock = Clock(lambda second: second == 4.0 and owner.beat(store))
     message = (
-        r"topology 'words': one driver at a time runs it on the state directory memory:.*got process 7 on there, "
-        r"which is alive\. End that one \(penstock kill\), or say --take-over"
+        r"topology 'words': one driver at a time runs it on the state directory memory:.*, but process 7 on there "
+        r"runs it and is alive\. End that one \(penstock kill\), or say --take-over"
     )
     with pytest.raises(AlreadyRunning, match=message):
         check(store, clock)

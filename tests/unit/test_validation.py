@@ -219,7 +219,7 @@ def test_an_unknown_stream_names_the_declared_ones():
     builder = words()
     builder.set_bolt("count", CaptureBolt()).shuffle_grouping("words", stream="late")
     text = message(builder)
-    holds(text, f"component 'count' ({FILE}:", "component 'words' declares no stream 'late'", "streams default")
+    holds(text, f"component 'count' ({FILE}:", "component 'words' declares no stream 'late'", ", but only default")
     holds(text, "FeederSpout.declare_output_fields", "stream='default'")
 
 
@@ -236,7 +236,7 @@ def test_a_component_that_declares_nothing_has_no_stream():
     builder = words()
     builder.set_bolt("sink", CaptureBolt()).shuffle_grouping("words")
     builder.set_bolt("after", CaptureBolt()).shuffle_grouping("sink")
-    holds(message(builder), "component 'after'", "'sink' declares no stream 'default'", "no stream at all")
+    holds(message(builder), "component 'after'", "'sink' declares no stream 'default'", ", but no stream at all")
 
 
 @pytest.mark.parametrize("method", ["fields_grouping", "partial_key_grouping"])
@@ -293,7 +293,7 @@ def test_a_bolt_that_reads_nothing():
     builder = words()
     builder.set_bolt("island", CaptureBolt())
     text = message(builder)
-    holds(text, f"component 'island' ({FILE}:", "no spout reaches this bolt", "subscribes to nothing")
+    holds(text, f"component 'island' ({FILE}:", "no spout reaches this bolt: it subscribes to nothing")
     holds(text, "Give it a grouping on a component that is fed")
 
 

@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--host", help="address the coordinator listens on (default: loopback, or what the master's nodes reach)"
     )
     parser.add_argument(
-        "--port", type=int, default=0, help="port the coordinator listens on (default: any free one)"
+        "--port", type=_port, default=0, help="port the coordinator listens on (default: any free one)"
     )
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument(
@@ -229,14 +229,16 @@ def _with(topology: Topology, options: argparse.Namespace) -> Topology:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"a topology runs for more than 0 seconds; got {text}")
+        raise argparse.ArgumentTypeError(f"a topology runs for a number of seconds above 0; got {text}")
     return seconds
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is 0 to 65535; got {port}")
-    return port
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a port is a whole number from 0 to 65535; got {text}")
+    return int(text)

@@ -195,7 +195,7 @@ class StateDirectory:
             raise StateError(
                 where,
                 f"what its {before} tasks prepared in epoch {epoch} must be published before their number changes",
-                f"{now} tasks, and no word that it was",
+                f"but nothing says that it was, and there are {now} tasks now",
                 f"Start it once more with {before} tasks and end it with Ctrl-C; then change the number.",
             )
         why_not = why_not_rescaled(self._plan, component)

@@ -146,8 +146,8 @@ def _start(settings: SparkConf, master: str) -> SparkSession:
             raise
         raise MasterUnreachable(
             f"master {master}",
-            "Spark must start there",
-            _first_line(error),
+            f"Spark did not start there: {_first_line(error)}",
+            "",
             "See --master in penstock run --help.",
         ) from error
     finally:
@@ -357,8 +357,8 @@ def _check_master(master: str) -> None:
     except OSError as error:
         raise MasterUnreachable(
             f"master {master}",
-            "the master must answer",
-            str(error),
+            f"the master does not answer: {error.strerror or error}",
+            "",
             "Is it running, and is the address right? Without --master the topology runs on this machine.",
         ) from error
 
@@ -367,7 +367,7 @@ def _check_open_session(spark: SparkSession, master: str | None) -> None:
     current = spark.sparkContext.master
     if master is not None and master != current:
         raise MasterUnreachable(
-            f"master {master}", "one process has one Spark session", f"a session on {current} is open already"
+            f"master {master}", "one process has one Spark session", f"but a session on {current} is open already"
         )
     wrong = [key for key, value in CONF.items() if spark.sparkContext.getConf().get(key) != value]
     needed = [key for key in wrong if key.startswith(("spark.python", "spark.shuffle.streaming.network"))]

@@ -99,7 +99,7 @@ def check_free(
         raise AlreadyRunning(
             f"topology '{topology}'",
             f"one driver at a time runs it on the state directory {store.url}",
-            f"{_who(record)}, which is alive",
+            f"but {_who(record)} runs it and is alive",
             "End that one (penstock kill), or say --take-over (take_over=True in submit) to end it by this start. "
             "To run both, give them different names or state_dir settings.",
         )

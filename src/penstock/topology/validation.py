@@ -187,7 +187,7 @@ def _subscription(topology: Topology, node: Node, subscription: Subscription) ->
         raise TopologyError(
             where,
             f"component '{source.id}' declares no stream '{subscription.stream}'",
-            f"streams {', '.join(source.streams)}" if source.streams else "no stream at all",
+            f"but only {', '.join(source.streams)}" if source.streams else "but no stream at all",
             f"Declare it in {type(source.component).__name__}.declare_output_fields"
             + (
                 f", or subscribe with stream={_nearest(subscription.stream, source.streams)!r}."
@@ -241,10 +241,13 @@ def _reachable(topology: Topology) -> None:
         if node.id not in reached:
             raise TopologyError(
                 _at(node),
-                "no spout reaches this bolt",
-                "it subscribes to nothing"
-                if not node.inputs
-                else "its inputs are " + ", ".join(sorted({i.component for i in node.inputs})),
+                "no spout reaches this bolt: "
+                + (
+                    "it subscribes to nothing"
+                    if not node.inputs
+                    else "its inputs are " + ", ".join(sorted({i.component for i in node.inputs}))
+                ),
+                "",
                 "Give it a grouping on a component that is fed, or remove it.",
             )
 
