@@ -1,13 +1,14 @@
 """The tables of the live view, whatever the data."""
 
 import io
+import re
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console, ConsoleDimensions
 
 from penstock.cli.status import task_lines
-from penstock.cli.view import compact, component_table, result_table, screen, summary
+from penstock.cli.view import brief, compact, component_table, latency, result_table, screen, summary
 from penstock.metrics.bus import ComponentView
 
 
@@ -43,7 +44,7 @@ def test_values_that_look_like_markup_are_shown_as_they_are():
 # ---- the live view -----------------------------------------------------------------------------------------
 
 
-def drawn(width, height, error="", decision="", scale=1.0, rows=3):
+def drawn(width, height, error="", decision="", scale=1.0, rows=3, more=0):
     """The lines of the screen on a terminal of this size."""
     views = [
         ComponentView(
@@ -51,6 +52,7 @@ def drawn(width, height, error="", decision="", scale=1.0, rows=3):
             0.004, 12.34 * scale, int(88_888 * scale), "", 1, 1, 10, int(5_000_000 * scale),
         ),
         ComponentView("count", 1, 0.0, 0.0, 0, None, None, None, 0, "", 0, 0),
+        *(ComponentView(f"more-{n}", 1, 0.0, 0.0, 0, None, None, None, 0, "", 0, 0) for n in range(more)),
     ]  # fmt: skip
     published = {"show": [[f"word {n}", n * 1000] for n in range(rows)]}
     out = io.StringIO()
@@ -60,11 +62,32 @@ def drawn(width, height, error="", decision="", scale=1.0, rows=3):
     return out.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
-def test_it_fits_a_terminal(width, height):
-    lines = drawn(width, height, "x" * 500, "y" * 500, rows=100)
+@pytest.mark.parametrize("more", [0, 13, 16, 17, 40])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 20), (40, 12)])
+def test_it_fits_a_terminal(width, height, more):
+    lines = drawn(width, height, "x" * 500, "y" * 500, rows=100, more=more)
     assert max(map(len, lines)) <= width
     assert len(lines) < height
+    assert len(lines) == height - 1 or more == 13, "all room is used, for results or for components"
+
+
+def test_components_without_room_are_counted():
+    lines = drawn(80, 24, more=23)
+    assert lines[-1] == "… and 8 more components: penstock status shows them all"
+    assert sum(line.startswith("more-") for line in lines) == 15
+
+
+@pytest.mark.parametrize("width", range(20, 121, 5))
+def test_no_number_is_ever_cut(width):
+    """Half a number is a wrong number: a column that has no room is left out."""
+    for scale in (0.001, 1.0, 90.0):
+        whole, here = (drawn(w, 24, scale=scale) for w in (120, width))
+        names = ("a-component", "count")
+        cells = [[line for line in lines if line.startswith(names)] for lines in (whole, here)]
+        for wide, narrow in zip(*cells, strict=True):
+            known = [cell.strip() for cell in re.split(r"\s{2,}|(?<=\w) (?=[\d-])", wide[40:])]
+            found = [cell.strip() for cell in re.split(r"\s{2,}|(?<=\w) (?=[\d-])", narrow[max(16, width - 64) :])]
+            assert set(found) - {""} <= set(known), (narrow, wide)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
@@ -94,6 +117,24 @@ def test_text_of_users_can_neither_mark_up_nor_steer_the_terminal():
 @pytest.mark.parametrize("value", [0, 999_999, 1_000_000, 999_999_999, 5e12, 123_456_789_012])
 def test_numbers_have_at_most_seven_characters(value):
     assert len(compact(value)) <= 7
+    assert len(brief(value)) <= 6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0123, "12.3 ms"),
+        (0.9999, "999.9 ms"),
+        (1.2345, "1.23 s"),
+        (99.99, "99.99 s"),
+        (100, "100 s"),
+        (86_400, "86,400 s"),
+    ],
+)
+def test_a_latency_has_at_most_nine_characters(seconds, text):
+    assert latency(seconds) == text
+    assert len(text) <= 9
 
 
 def test_status_has_lag_written_rows_and_a_task_that_hangs():
