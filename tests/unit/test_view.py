@@ -1,12 +1,15 @@
 """The tables of the live view, whatever the data."""
 
 import io
+import logging
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console, ConsoleDimensions
 
+from penstock.cli.main import _ToStandardError
 from penstock.cli.status import task_lines
 from penstock.cli.view import brief, compact, component_table, latency, result_table, screen, summary
 from penstock.metrics.bus import ComponentView
@@ -73,8 +76,8 @@ def test_it_fits_a_terminal(width, height, more):
 
 def test_components_without_room_are_counted():
     lines = drawn(80, 24, more=23)
-    assert lines[-1] == "… and 8 more components: penstock status shows them all"
-    assert sum(line.startswith("more-") for line in lines) == 15
+    assert lines[-1] == "… and 9 more components: penstock status shows them all"
+    assert sum(line.startswith("more-") for line in lines) == 14
 
 
 @pytest.mark.parametrize("width", range(20, 121, 5))
@@ -97,13 +100,30 @@ def test_nothing_jumps(width, height):
     assert len(quiet) == len(loud)
     heads = [next(line for line in lines if line.startswith("component")) for lines in (quiet, loud)]
     assert heads[0] == heads[1]
-    assert [line.split()[0] for line in quiet[4:]] == [line.split()[0] for line in loud[4:]]
+    assert [line.split()[0] for line in quiet[5:]] == [line.split()[0] for line in loud[5:]]
 
 
 def test_errors_and_the_way_out_are_at_the_top():
     lines = drawn(80, 24, "component 'count': ValueError: 3")
     assert "Ctrl-C" in lines[1]
     assert "ValueError: 3" in lines[3]
+
+
+def test_the_cause_of_an_error_is_seen_on_a_narrow_terminal():
+    error = "1,234 errors, the last: component 'parse' (orders.py:118 in execute): execute must not raise; got "
+    lines = drawn(80, 24, error + "ValueError: no price")
+    assert "".join(lines[3:5]) == error + "ValueError: no price"
+    assert lines[5].startswith("component  ")
+    assert drawn(80, 24)[3:5] == ["no errors", ""]
+
+
+def test_warnings_go_where_standard_error_is_now(monkeypatch):
+    """Rich puts a stand-in there while it shows a spinner: else the warning would begin in the spinner's line."""
+    handler = _ToStandardError()
+    stand_in = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stand_in)
+    handler.emit(logging.makeLogRecord({"msg": "tuples are lost"}))
+    assert stand_in.getvalue() == "tuples are lost\n"
 
 
 def test_text_of_users_can_neither_mark_up_nor_steer_the_terminal():

@@ -191,7 +191,8 @@ class _Command:
 
         assert self._running is not None
         text = summary(self._running, elapsed, draining)
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        wrapped_at_words = self._console.is_terminal  # elsewhere a line stays a line
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not wrapped_at_words)
         outcome = self._running.outcome()
         for sentence in outcome.sentences:
             print(f"penstock: {sentence}", file=sys.stderr)

@@ -73,7 +73,7 @@ class LiveView:
             screen(
                 title,
                 _newest(running),
-                f"{self._errors:,} errors, the last: {self._error}" if self._errors else "",
+                f"{self._errors:,} errors, the last: {printable(self._error)}" if self._errors else "",
                 running.bus.view(),
                 running.bus.published(),
                 self._console.size,
@@ -91,13 +91,15 @@ def screen(
 ) -> Group:
     """What the live view shows on a terminal of this size. The lines above the table are always the same number,
     so that nothing jumps when an error comes."""
-    room = max(1, size.height - 6)  # rows of the table: without the lines above it, its head and the cursor's line
+    room = max(1, size.height - 7)  # rows of the table: without the lines above it, its head and the cursor's line
+    wide = max(1, size.width)
     shown, hidden = (views, 0) if len(views) <= room else (views[: room - 1], len(views) - room + 1)
     parts: list[RenderableType] = [
         line(title, "bold"),
         line("Ctrl-C ends it and lets tuples in flight finish; once more ends it at once", "dim"),
         line(decision or "no decisions", "yellow" if decision else "dim"),
-        line(error or "no errors", "red" if error else "dim"),
+        line(error[:wide] or "no errors", "red" if error else "dim"),
+        line(error[wide:], "red"),  # where it happened takes most of a line; the cause is in the next
         live_table(shown, size.width),
     ]
     if hidden:
@@ -133,7 +135,7 @@ def live_table(views: Sequence[ComponentView], width: int) -> Table:
         table.add_column(name, width=characters, justify="right", no_wrap=True, overflow="crop")
     for view in views:
         full = bool(view.capacity) and view.queued > 0.8 * view.capacity
-        cells = {
+        cells: dict[str, RenderableType] = {
             "tasks": str(view.tasks),
             "in/s": compact(view.rate_in),
             "out/s": compact(view.rate_out),
