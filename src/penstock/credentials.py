@@ -99,7 +99,7 @@ def _value(name: str, where: str) -> str:
         raise EnvironmentFault(
             where,
             f"needs the environment variable {name} in every process that connects",
-            "it is not set",
+            "but it is not set",
             f"Set {name} where Spark's workers start, or use ${{file:PATH}} with a file that every node has.",
         )
     hide(value)

@@ -17,8 +17,9 @@ cut splits lies in what the second cut leaves out."""
 
 
 class PenstockError(Exception):
-    """Base of everything Penstock raises on purpose. ``penstock.redaction`` hides passwords in all its parts;
-    parts that are too long are cut (``penstock.texts``)."""
+    """Base of everything Penstock raises on purpose. ``got`` is a thing ("; got 7") or a clause that begins with
+    "but" (", but it is not installed"). ``penstock.redaction`` hides passwords in all its parts; parts that are
+    too long are cut (``penstock.texts``)."""
 
     exit_code: ClassVar[int] = 1
 
@@ -34,7 +35,9 @@ class PenstockError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.rule}"
-        if self.got:
+        if self.got.startswith("but "):
+            text += f", {self.got}"
+        elif self.got:
             text += f"; got {self.got}"
         text += "."
         if self.way_out:
@@ -153,6 +156,12 @@ class StateRemoved(StateError):
 
 class AlreadyRunning(StateError):
     """A driver that is alive runs the topology on the same state directory."""
+
+    exit_code = 2
+
+
+class StateMissing(StateError):
+    """There is no state where a command was told to find it: a wrong path or name."""
 
     exit_code = 2
 

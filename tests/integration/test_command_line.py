@@ -44,7 +44,7 @@ def write(tmp_path):
 def test_a_missing_file(tmp_path):
     done = penstock("run", tmp_path / "nothing.py")
     assert done.returncode == 2
-    assert "nothing.py: the file must exist" in done.stderr
+    assert "nothing.py: there is no such file" in done.stderr
     assert no_trace(done)
 
 
@@ -79,10 +79,10 @@ def test_an_unknown_setting():
 @pytest.mark.parametrize(
     ("master", "message"),
     [
-        ("spark://127.0.0.1:9", "the master must answer.*Is it running"),
+        ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*Is it running"),
         ("mesos://x", "a master is local"),
         ("local[2]", "needs 6 task slots.*2 free of 2.*local.N. counts threads"),
-        ("local-cluster[1,2,300]", "Spark must start there.*300 MiB/worker but requested 1024 MiB"),
+        ("local-cluster[1,2,300]", "Spark did not start there: .*300 MiB/worker but requested 1024 MiB"),
     ],
 )
 def test_a_master_that_cannot_serve(master, message):
@@ -125,7 +125,7 @@ def test_run_shows_plain_lines_and_a_summary_and_ends_on_ctrl_c():
     out = "".join(lines) + out
     assert process.returncode == 0
     assert re.search(r"split +in [\d,]+/s out [\d,]+/s queue [\d,]+/[\d,]+ execute .* p50 .* p99 .* errors 0", out)
-    assert re.search(r"word-count ran [\d.]+ s, 0 restarts", out)
+    assert re.search(r"word-count ran [\d.]+ s and took [\d.]+ s to end, 0 restarts", out)
     assert re.search(r"count +executed [\d,]+  emitted [\d,]+  errors 0  latency p50 [\d.,]+ ms", out)
     assert err == ""
 

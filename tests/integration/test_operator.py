@@ -177,12 +177,16 @@ def refused(capsys, *arguments):
 
 def wrong_words(capsys):
     for arguments, code, message in (
-        (["set", "operatet", "steady.max_rate=9"], 2, "topology 'operatet': must run once.*'operated'"),
+        (
+            ["set", "operatet", "steady.max_rate=9"],
+            2,
+            "topology 'operatet': no topology of that name runs here.*'operated'",
+        ),
         (["set", "operated", "counts.max_rate=9"], 2, "counts.max_rate: is a limit of a spout.*steady"),
         (["set", "operated", "nobody.max_rate=9"], 2, "nobody.max_rate: is a limit of a spout.*steady"),
         (["set", "operated", "steady.max_rate=0"], 2, "a number of tuples a second above 0, or none; got '0'"),
         (["set", "operated", "steady.min_rate=9"], 2, "must read SPOUT.max_rate=N"),
-        (["queues", "operatet"], 2, "topology 'operatet': must run once.*'operated'"),
+        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name runs here.*'operated'"),
     ):
         returned, text = refused(capsys, *arguments)
         assert returned == code, arguments

@@ -118,7 +118,7 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
     with pytest.raises(EnvironmentFault) as caught:
         open_board("zookeeper://a:1/x", "run", [1], print, print, None)
     assert str(caught.value) == (
-        "board zookeeper://a:1/x: the package kazoo talks to ZooKeeper; got it is not installed. "
+        "board zookeeper://a:1/x: the package kazoo talks to ZooKeeper, but it is not installed. "
         'Install it with: pip install "penstock[zookeeper]".'
     )
 

@@ -65,7 +65,7 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(EnvironmentFault) as missing:
         resolved("${NOT_SET}", "PostgreSQL connection string")
     assert str(missing.value) == (
-        "PostgreSQL connection string: needs the environment variable NOT_SET in every process that connects; got "
+        "PostgreSQL connection string: needs the environment variable NOT_SET in every process that connects, but "
         "it is not set. Set NOT_SET where Spark's workers start, or use ${file:PATH} with a file that every node "
         "has."
     )

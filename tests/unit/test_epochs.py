@@ -18,7 +18,7 @@ from penstock.coordinator.commits import Commits, write_published
 from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper
 from penstock.coordinator.messages import Announce, Committed, CutState, Published, Snapped, SpoutsCut
 from penstock.coordinator.recovery import StateDirectory
-from penstock.errors import PenstockError, SnapshotCorrupt, StateError, Superseded
+from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import SlotId
@@ -28,6 +28,7 @@ from penstock.runtime.parcel import Parcel
 from penstock.runtime.spill import Spill
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
+from penstock.state.lease import this_process
 from penstock.state.snapshots import epoch_of
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
@@ -729,7 +730,7 @@ def test_a_start_from_a_savepoint(store):
 def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     committed(store)
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
-    with pytest.raises(StateError, match=r"must hold a manifest.*Check the path"):
+    with pytest.raises(StateMissing, match=r"there is no savepoint in this place\. Check the path"):
         directory(store).adopt(savepoint)
     save_at_rest(store.child("t"), savepoint)
     with pytest.raises(StateError, match=r"'numbers': has state of 2 tasks .* it is a spout"):
@@ -738,7 +739,7 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
 
 
 def test_a_savepoint_of_nothing_is_refused(store):
-    with pytest.raises(StateError, match="holds a committed epoch"):
+    with pytest.raises(StateError, match="it holds no committed epoch"):
         save_at_rest(store, StateStore(f"memory://{uuid.uuid4().hex}"))
 
 
@@ -886,7 +887,7 @@ def test_a_savepoint_at_rest_wants_published_sinks(store):
     newest = manifests.newest(store.child("t"))
     write_published(store.child("t"), newest.generation, newest.epoch - 1)
     with pytest.raises(
-        StateError, match=f"published epoch {newest.epoch}; got epoch {newest.epoch - 1}.*Start it"
+        StateError, match=f"published epoch {newest.epoch}, but epoch {newest.epoch - 1} was.*Start it"
     ):
         save_at_rest(store.child("t"), StateStore(f"memory://{uuid.uuid4().hex}"))
     del WORLDS[store.url]
@@ -907,7 +908,9 @@ def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, mo
     monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # slots that never answer
     with Running(store) as running:
         running.wait(lambda: running.thread.commits.newest == 1)
-    assert "the topology must go on running" in json.loads(store.read("requests/one.done"))["error"]
+    assert (
+        "the topology ended before the epoch was committed" in json.loads(store.read("requests/one.done"))["error"]
+    )
 
 
 def test_counts_are_those_of_a_run_without_epochs(store):
@@ -934,12 +937,66 @@ def test_a_relative_savepoint_path_is_one_of_the_command(tmp_path, monkeypatch):
     """The driver has another working directory."""
     monkeypatch.chdir(tmp_path)
     store = StateStore(str(tmp_path / "state")).child("t")
-    Ownership("t").claim(store)
+    Ownership("t", this_process()).claim(store)
     asked, write = [], StateStore.write
     monkeypatch.setattr(StateStore, "write", lambda self, *file: (asked.append(file), write(self, *file)))
     parser = argparse.ArgumentParser()
     savepoint.add_parser(parser.add_subparsers())
     words = ["savepoint", "t", "backup/one", "--state-dir", str(tmp_path / "state"), "--timeout", "0"]
-    with pytest.raises(StateError, match="must answer within 0 s"):
+    with pytest.raises(StateError, match="did not answer within 0 s"):
         savepoint.handle(parser.parse_args(words))
     assert [json.loads(data)["to"] for name, data in asked] == [str(tmp_path / "backup" / "one")]
+
+
+def ask_for_savepoint(folder, *more):
+    parser = argparse.ArgumentParser()
+    savepoint.add_parser(parser.add_subparsers())
+    words = ["savepoint", "t", str(folder / "copy"), "--state-dir", str(folder / "state"), *more]
+    return savepoint.handle(parser.parse_args(words))
+
+
+@pytest.mark.parametrize("end", ["released", "died"])
+def test_a_savepoint_of_a_topology_that_does_not_run_is_refused_at_once(tmp_path, end):
+    store = StateStore(str(tmp_path / "state")).child("t")
+    owner = Ownership("t", {**this_process(), "started": "1"} if end == "died" else this_process())
+    owner.claim(store)
+    if end == "released":
+        owner.release(store)
+    with pytest.raises(NotRunning) as error:
+        ask_for_savepoint(tmp_path)
+    assert str(error.value) == "topology 't': it does not run. Add --at-rest to copy the last epoch it committed."
+    assert error.value.exit_code == 2
+    assert store.list("requests/") == []
+
+
+def test_a_topology_that_ends_before_its_answer_leaves_no_request(tmp_path, monkeypatch):
+    store = StateStore(str(tmp_path / "state")).child("t")
+    owner = Ownership("t", this_process())
+    owner.claim(store)
+    monkeypatch.setattr(savepoint, "_LOOK", 0.0)
+    monkeypatch.setattr(savepoint.time, "sleep", lambda seconds: owner.release(store))
+    with pytest.raises(NotRunning, match="it does not run"):
+        ask_for_savepoint(tmp_path)
+    assert store.list("requests/") == []
+
+
+def test_who_is_interrupted_while_waiting_for_a_savepoint_leaves_no_request(tmp_path, monkeypatch):
+    store = StateStore(str(tmp_path / "state")).child("t")
+    Ownership("t", this_process()).claim(store)
+
+    def interrupted(seconds):
+        assert len(store.list("requests/")) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(savepoint.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask_for_savepoint(tmp_path)
+    assert store.list("requests/") == []
+
+
+def test_a_savepoint_of_an_unknown_topology_is_bad_input(tmp_path):
+    with pytest.raises(
+        StateMissing, match=r"there is no state of it in .*state\. Check the topology's name"
+    ) as error:
+        ask_for_savepoint(tmp_path)
+    assert error.value.exit_code == 2

@@ -23,7 +23,12 @@ def test_four_parts_make_a_sentence():
 
 @pytest.mark.parametrize(
     ("parts", "text"),
-    [(("a", "b"), "a: b."), (("a", "b", "c"), "a: b; got c."), (("a", "b", "", "D."), "a: b. D.")],
+    [
+        (("a", "b"), "a: b."),
+        (("a", "b", "c"), "a: b; got c."),
+        (("a", "b", "but c"), "a: b, but c."),
+        (("a", "b", "", "D."), "a: b. D."),
+    ],
 )
 def test_parts_may_be_missing(parts, text):
     assert str(PenstockError(*parts)) == text
@@ -68,5 +73,6 @@ def test_exit_codes():
         "Superseded": 4,
         "StateRemoved": 4,
         "AlreadyRunning": 2,
+        "StateMissing": 2,
         "SnapshotCorrupt": 4,
     }

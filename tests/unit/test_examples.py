@@ -194,7 +194,7 @@ def test_the_code_of_the_readme_runs_as_it_stands(tmp_path):
 
 def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
     (readme,) = code_blocks(ROOT / "README.md")
-    bolt, unit, whole, wiring, batch = code_blocks(ROOT / "docs" / "tutorial.md")
+    bolt, unit, whole, wiring, batch, keeps = code_blocks(ROOT / "docs" / "tutorial.md")
     imports, rest = readme.split("\n\n", 1)
     classes, builder = rest.split("builder = ", 1)
     builder = re.sub(r'builder.set_bolt\("count".*\n', wiring.replace("\\", "\\\\"), builder)
@@ -213,6 +213,13 @@ def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
 
     out = run_bolt(sys.modules["wc"].LongWordsBatch(), [("word", str)], [["a"], ["moon"]])
     assert [tup.word for tup in out] == ["moon"]
+    kept = re.sub(r".*self.counts = Counter\(\)\n", keeps, readme)
+    assert "context.state.map" in kept
+    (tmp_path / "kept.py").write_text(kept)
+    runner = LocalRunner(load_topology(str(tmp_path / "kept.py")))
+    runner.run(0.02)
+    assert runner.errors == []
+    assert shown(runner, "show")
 
 
 def test_the_code_of_the_migration_page_runs_as_it_stands(tmp_path):

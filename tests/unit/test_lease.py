@@ -12,7 +12,7 @@ from penstock.coordinator.lease_thread import Lease
 from penstock.errors import AlreadyRunning, StateError, StateRemoved, StateUnavailable, Superseded
 from penstock.state import lease as leases
 from penstock.state.generations import Ownership, Record, read_record
-from penstock.state.lease import LEASE, Verdict, check_free, judge, process_started, this_process
+from penstock.state.lease import LEASE, Owner, Verdict, check_free, judge, process_started, this_process
 from penstock.state.store import StateStore
 
 ELSEWHERE = {"host": "there", "pid": 7, "boot": "other", "pids": "pid:[1]", "started": "5"}
@@ -94,8 +94,8 @@ def test_an_owner_elsewhere_that_shows_life_is_alive(store):
     owner.claim(store)
     clock = Clock(lambda second: second == 4.0 and owner.beat(store))
     message = (
-        r"topology 'words': one driver at a time runs it on the state directory memory:.*got process 7 on there, "
-        r"which is alive\. End that one \(penstock kill\), or say --take-over"
+        r"topology 'words': one driver at a time runs it on the state directory memory:.*, but process 7 on there "
+        r"runs it and is alive\. End that one \(penstock kill\), or say --take-over"
     )
     with pytest.raises(AlreadyRunning, match=message):
         check(store, clock)
@@ -279,3 +279,22 @@ def test_a_sign_of_life_that_was_cut_off_is_not_taken_for_another_driver():
     other.claim(store)
     with pytest.raises(Superseded):
         owner.check(store)
+
+
+def test_an_owner_elsewhere_lives_as_long_as_it_gives_signs_of_life(store):
+    elsewhere = Ownership("words", ELSEWHERE)
+    elsewhere.claim(store)
+    now = 100.0
+    owner = Owner(store, lambda: now)
+    assert owner.may_live()
+    now += LEASE - 1
+    assert owner.may_live()
+    elsewhere.beat(store)
+    now += LEASE - 1
+    assert owner.may_live()
+    now += LEASE
+    assert not owner.may_live()
+    elsewhere.beat(store)
+    assert owner.may_live()
+    elsewhere.release(store)
+    assert not owner.may_live()

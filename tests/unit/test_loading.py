@@ -83,7 +83,7 @@ def test_neighbours_can_be_imported(write):
 
 def test_a_missing_file(tmp_path):
     error = refused(tmp_path / "nothing.py")
-    assert str(error) == f"{tmp_path / 'nothing.py'}: the file must exist; got no such file."
+    assert str(error) == f"{tmp_path / 'nothing.py'}: there is no such file."
 
 
 def test_a_missing_file_with_a_near_name(write, tmp_path):
@@ -184,7 +184,7 @@ def test_plan_prints_text_and_graph(write, capsys):
 
 def test_plan_of_nothing_ends_with_code_two(tmp_path, capsys):
     assert main(["plan", str(tmp_path / "none.py")]) == 2
-    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / 'none.py'}: the file must exist")
+    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / 'none.py'}: there is no such file")
 
 
 @pytest.mark.parametrize("raised", ["sys.exit(3)", "raise KeyboardInterrupt", "raise GeneratorExit"])
@@ -229,3 +229,21 @@ def test_a_folder_is_not_a_topology(write, tmp_path):
     assert str(caught.value) == (
         f"{tmp_path}: must be a Python file; got a folder with shop_under_test.py. Name the file: {path}."
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--seconds", "soon"], "argument --seconds: a topology runs for a number of seconds above 0; got soon"),
+        (["--seconds", "0"], "argument --seconds: a topology runs for a number of seconds above 0; got 0"),
+        (["--seconds", "nan"], "argument --seconds: a topology runs for a number of seconds above 0; got nan"),
+        (["--port", "70000"], "argument --port: a port is a whole number from 0 to 65535; got 70000"),
+        (["--port", "http"], "argument --port: a port is a whole number from 0 to 65535; got http"),
+        (["--http", "-1"], "argument --http: a port is a whole number from 0 to 65535; got -1"),
+    ],
+)
+def test_a_wrong_number_on_the_command_line_is_named(capsys, words, text):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "x.py", *words])
+    assert end.value.code == 2
+    assert text in capsys.readouterr().err

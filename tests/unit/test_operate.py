@@ -92,7 +92,7 @@ def test_list_shows_the_others_where_one_does_not_answer(start, penstock):
     assert cells(text, "gone")[1:4] == ["silent", str(os.getpid()), "-"]
     assert cells(text, "word-count")[1] == "active"
     (silent,) = (row for row in json.loads(penstock("list", "--json")[1]) if row["state"] == "silent")
-    assert "must answer at 127.0.0.1:9" in silent["error"]
+    assert "it does not answer at 127.0.0.1:9" in silent["error"]
 
 
 def test_status(start, penstock):
@@ -326,7 +326,7 @@ def test_a_topology_that_never_ends_is_said(start, penstock, monkeypatch):
     monkeypatch.setattr(kill, "_PATIENCE", 0.0)
     code, _, text = penstock("kill", "word-count")
     assert code == 4
-    assert f"process {os.getpid()} still has it" in text
+    assert f"process {os.getpid()} still runs it" in text
 
 
 @pytest.mark.parametrize(
@@ -336,8 +336,8 @@ def test_a_wrong_name_lists_what_runs(start, penstock, command):
     start()
     code, out, text = penstock(command[0], "wordcount", *command[1:])
     assert (code, out) == (2, "")
-    assert "topology 'wordcount': must run once, on this machine and as this user" in text
-    assert f"running: 'word-count' (process {os.getpid()})" in text
+    assert "topology 'wordcount': no topology of that name runs here (this machine, this user). " in text
+    assert f"These run: 'word-count' (process {os.getpid()})" in text
 
 
 def test_queues_without_a_name_points_to_list(penstock):
@@ -356,7 +356,7 @@ def test_no_port_out_of_range(penstock, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["run", "x.py", "--http", "70000"])
     assert exit.value.code == 2
-    assert "a port is 0 to 65535; got 70000" in capsys.readouterr().err
+    assert "a port is a whole number from 0 to 65535; got 70000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

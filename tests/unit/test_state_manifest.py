@@ -275,9 +275,7 @@ def test_a_store_has_one_owner(store):
     assert first.claim(store) == 1
     first.check(store)
     assert second.claim(store) == 2
-    message = (
-        r"topology 'words': another driver has taken over .*got generation 2 \(process 7 on there\), and this"
-    )
+    message = r"topology 'words': another driver has taken over .*: generation 2 \(process 7 on there\), and this"
     with pytest.raises(Superseded, match=message):
         first.check(store)
     with pytest.raises(Superseded, match=message):

@@ -219,7 +219,7 @@ def test_an_unknown_stream_names_the_declared_ones():
     builder = words()
     builder.set_bolt("count", CaptureBolt()).shuffle_grouping("words", stream="late")
     text = message(builder)
-    holds(text, f"component 'count' ({FILE}:", "component 'words' declares no stream 'late'", "streams default")
+    holds(text, f"component 'count' ({FILE}:", "component 'words' declares no stream 'late'", ", but only default")
     holds(text, "FeederSpout.declare_output_fields", "stream='default'")
 
 
@@ -236,7 +236,7 @@ def test_a_component_that_declares_nothing_has_no_stream():
     builder = words()
     builder.set_bolt("sink", CaptureBolt()).shuffle_grouping("words")
     builder.set_bolt("after", CaptureBolt()).shuffle_grouping("sink")
-    holds(message(builder), "component 'after'", "'sink' declares no stream 'default'", "no stream at all")
+    holds(message(builder), "component 'after'", "'sink' declares no stream 'default'", ", but no stream at all")
 
 
 @pytest.mark.parametrize("method", ["fields_grouping", "partial_key_grouping"])
@@ -293,7 +293,7 @@ def test_a_bolt_that_reads_nothing():
     builder = words()
     builder.set_bolt("island", CaptureBolt())
     text = message(builder)
-    holds(text, f"component 'island' ({FILE}:", "no spout reaches this bolt", "subscribes to nothing")
+    holds(text, f"component 'island' ({FILE}:", "no spout reaches this bolt: it subscribes to nothing")
     holds(text, "Give it a grouping on a component that is fed")
 
 
@@ -588,3 +588,101 @@ def test_a_generator_function_emits_nothing(component, text):
         builder.set_bolt("bolt", component).shuffle_grouping("words")
     with pytest.raises(TopologyError, match=text):
         builder.build("t")
+
+
+class NoCollector(BasicBolt):
+    def execute(self, tup):
+        pass
+
+
+class NoSelf(BasicBolt):
+    def execute(tup, collector):  # noqa: N805 - the mistake that is tested
+        pass
+
+
+class TwoMore(BasicBolt):
+    def execute(self, tup, collector, extra, *, more):
+        pass
+
+
+class PreparesWithout(RichBolt):
+    def prepare(self, conf, context):
+        pass
+
+    def execute(self, tup):
+        pass
+
+
+class NextOfWhat(Spout):
+    def next_tuple(self, collector):
+        pass
+
+
+class OnInstance(BasicBolt):
+    """Its method is an attribute of the instance."""
+
+    def __init__(self, function):
+        self.execute = function
+
+    execute = None
+
+
+class OpensAlone(Spout):
+    def open(self):
+        pass
+
+    def next_tuple(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        (
+            NoCollector(),
+            "NoCollector.execute must be declared as execute(self, tup, collector); got execute(self, tup) "
+            "(test_validation.py:LINE). Change its parameters, or derive the class from RichBolt.",
+        ),
+        (NoSelf(), "execute(self, tup, collector); got execute(tup, collector) (test_validation.py:LINE)."),
+        (
+            TwoMore(),
+            "got execute(self, tup, collector, extra, *, more) (test_validation.py:LINE). Change its param",
+        ),
+        (PreparesWithout(), "as prepare(self, conf, context, collector); got prepare(self, conf, context) (test"),
+        (NextOfWhat(), "as next_tuple(self); got next_tuple(self, collector) (test_validation.py:LINE)"),
+        (OnInstance(lambda tup: None), "as execute(self, tup, collector); got execute(tup) (test_validation.py:"),
+        (OpensAlone(), "as open(self, conf, context, collector); got open(self) (test_validation.py:LINE)"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_a_method_with_other_parameters_is_rejected(component, text):
+    builder = TopologyBuilder()
+    if isinstance(component, Spout):
+        builder.set_spout("part", component)
+    else:
+        builder.set_spout("words", FeederSpout("n"))
+        builder.set_bolt("part", component).shuffle_grouping("words")
+    with pytest.raises(TopologyError) as error:
+        builder.build("t")
+    name = error.value.rule.split(".")[1].split()[0]
+    line = inspect.getsourcelines(getattr(component, name))[1]
+    assert text.replace("LINE", str(line)) in str(error.value)
+    assert error.value.where.startswith("component 'part' (test_validation.py:")
+
+
+class Anything(BasicBolt):
+    def prepare(self, *arguments):
+        pass
+
+    def execute(self, tup, collector=None, also=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    "component", [Anything(), OnInstance(lambda tup, collector: None)], ids=lambda value: type(value).__name__
+)
+def test_a_method_that_takes_more_is_fine(component):
+    builder = TopologyBuilder()
+    builder.set_spout("words", FeederSpout("n"))
+    builder.set_bolt("part", component).shuffle_grouping("words")
+    builder.build("t")

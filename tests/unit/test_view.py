@@ -1,13 +1,17 @@
 """The tables of the live view, whatever the data."""
 
 import io
+import logging
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console, ConsoleDimensions
 
+from penstock.cli.main import _ToStandardError
 from penstock.cli.status import task_lines
-from penstock.cli.view import compact, component_table, result_table, screen
+from penstock.cli.view import brief, compact, component_table, latency, result_table, screen, summary
 from penstock.metrics.bus import ComponentView
 
 CELL = re.compile(r"\S+(?: m?s\b)?")
@@ -46,7 +50,7 @@ def test_values_that_look_like_markup_are_shown_as_they_are():
 # ---- the live view -----------------------------------------------------------------------------------------
 
 
-def drawn(width, height, error="", decision="", scale=1.0, rows=3):
+def drawn(width, height, error="", decision="", scale=1.0, rows=3, more=0):
     """The lines of the screen on a terminal of this size."""
     views = [
         ComponentView(
@@ -54,6 +58,7 @@ def drawn(width, height, error="", decision="", scale=1.0, rows=3):
             0.004, 12.34 * scale, int(888_888 * scale), "", 1, 1, 10, int(5_000_000 * scale),
         ),
         ComponentView("count", 1, 0.0, 0.0, 0, None, None, None, 0, "", 0, 0),
+        *(ComponentView(f"more-{n}", 1, 0.0, 0.0, 0, None, None, None, 0, "", 0, 0) for n in range(more)),
     ]  # fmt: skip
     published = {"show": [[f"word {n}", n * 1000] for n in range(rows)]}
     out = io.StringIO()
@@ -63,11 +68,32 @@ def drawn(width, height, error="", decision="", scale=1.0, rows=3):
     return out.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
-def test_it_fits_a_terminal(width, height):
-    lines = drawn(width, height, "x" * 500, "y" * 500, rows=100)
+@pytest.mark.parametrize("more", [0, 13, 16, 17, 40])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 20), (40, 12)])
+def test_it_fits_a_terminal(width, height, more):
+    lines = drawn(width, height, "x" * 500, "y" * 500, rows=100, more=more)
     assert max(map(len, lines)) <= width
     assert len(lines) < height
+    assert len(lines) == height - 1 or more == 13, "all room is used, for results or for components"
+
+
+def test_components_without_room_are_counted():
+    lines = drawn(80, 24, more=23)
+    assert lines[-1] == "… and 9 more components: penstock status shows them all"
+    assert sum(line.startswith("more-") for line in lines) == 14
+
+
+@pytest.mark.parametrize("width", range(20, 121, 5))
+def test_no_number_is_ever_cut(width):
+    """Half a number is a wrong number: a column that has no room is left out."""
+    for scale in (0.001, 1.0, 90.0):
+        whole, here = (drawn(w, 24, scale=scale) for w in (120, width))
+        names = ("a-component", "count")
+        cells = [[line for line in lines if line.startswith(names)] for lines in (whole, here)]
+        for wide, narrow in zip(*cells, strict=True):
+            known = [cell.strip() for cell in re.split(r"\s{2,}|(?<=\w) (?=[\d-])", wide[40:])]
+            found = [cell.strip() for cell in re.split(r"\s{2,}|(?<=\w) (?=[\d-])", narrow[max(16, width - 64) :])]
+            assert set(found) - {""} <= set(known), (narrow, wide)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
@@ -77,18 +103,35 @@ def test_nothing_jumps(width, height):
     assert len(quiet) == len(loud)
     heads = [next(line for line in lines if line.startswith("component")) for lines in (quiet, loud)]
     assert heads[0] == heads[1]
-    for head, row in zip(heads, (quiet[5], loud[5]), strict=True):
+    first = [lines[lines.index(head) + 1] for lines, head in zip((quiet, loud), heads, strict=True)]
+    for head, row in zip(heads, first, strict=True):
         assert [each.end() for each in CELL.finditer(row)][1:] == [each.end() for each in CELL.finditer(head)][1:]
-    assert "1.2 ms" in quiet[5]
-    assert "12.3 s" in loud[5], "a unit is never cut off"
-    assert loud[5].split()[-1] == "888,888", "nor a digit"
-    assert [line.split()[0] for line in quiet[4:]] == [line.split()[0] for line in loud[4:]]
+    assert "1.2 ms" in first[0]
+    assert "12.34 s" in first[1], "a unit is never cut off"
+    assert [line.split()[0] for line in quiet[5:]] == [line.split()[0] for line in loud[5:]]
 
 
 def test_errors_and_the_way_out_are_at_the_top():
     lines = drawn(80, 24, "component 'count': ValueError: 3")
     assert "Ctrl-C" in lines[1]
     assert "ValueError: 3" in lines[3]
+
+
+def test_the_cause_of_an_error_is_seen_on_a_narrow_terminal():
+    error = "1,234 errors, the last: component 'parse' (orders.py:118 in execute): execute must not raise; got "
+    lines = drawn(80, 24, error + "ValueError: no price")
+    assert "".join(lines[3:5]) == error + "ValueError: no price"
+    assert lines[5].startswith("component  ")
+    assert drawn(80, 24)[3:5] == ["no errors", ""]
+
+
+def test_warnings_go_where_standard_error_is_now(monkeypatch):
+    """Rich puts a stand-in there while it shows a spinner: else the warning would begin in the spinner's line."""
+    handler = _ToStandardError()
+    stand_in = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stand_in)
+    handler.emit(logging.makeLogRecord({"msg": "tuples are lost"}))
+    assert stand_in.getvalue() == "tuples are lost\n"
 
 
 def test_text_of_users_can_neither_mark_up_nor_steer_the_terminal():
@@ -102,6 +145,24 @@ def test_text_of_users_can_neither_mark_up_nor_steer_the_terminal():
 @pytest.mark.parametrize("value", [0, 999_999, 1_000_000, 999_999_999, 5e12, 123_456_789_012])
 def test_numbers_have_at_most_seven_characters(value):
     assert len(compact(value)) <= 7
+    assert len(brief(value)) <= 6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0123, "12.3 ms"),
+        (0.9999, "999.9 ms"),
+        (1.2345, "1.23 s"),
+        (99.99, "99.99 s"),
+        (100, "100 s"),
+        (86_400, "86,400 s"),
+    ],
+)
+def test_a_latency_has_at_most_nine_characters(seconds, text):
+    assert latency(seconds) == text
+    assert len(text) <= 9
 
 
 def test_status_has_lag_written_rows_and_a_task_that_hangs():
@@ -118,3 +179,10 @@ def test_status_has_lag_written_rows_and_a_task_that_hangs():
         "store/0 has written 12,000 rows",
         "store/0 has given up 3",
     ]
+
+
+@pytest.mark.parametrize(("restarts", "text"), [(0, "0 restarts"), (1, "1 restart"), (2, "2 restarts")])
+def test_the_summary_says_how_long_it_ran_and_how_long_its_end_took(restarts, text):
+    bus = SimpleNamespace(totals=dict, published=dict)
+    running = SimpleNamespace(topology=SimpleNamespace(name="words"), restarts=restarts, committed=7, bus=bus)
+    assert summary(running, 12.34, 20.06) == f"words ran 12.3 s and took 20.1 s to end, {text}, epoch 7 committed"

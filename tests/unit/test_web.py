@@ -215,7 +215,9 @@ def test_a_name_that_was_made_to_point_here_is_refused(server):
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"HTTP endpoint: must .* listen on 127.0.0.1:{port}; .*--http"):
+        with pytest.raises(
+            PortInUse, match=rf"HTTP endpoint: cannot listen on 127.0.0.1:{port}: Address .*--http"
+        ):
             StatusServer(lambda: None, port)
 
 

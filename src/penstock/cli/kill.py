@@ -76,7 +76,7 @@ def _await_end(run: Run) -> None:
             raise ControlRefused(
                 f"topology '{run.topology}'",
                 f"must end within {_PATIENCE:g} s once its tasks are closed",
-                f"process {run.pid} still has it",
+                f"but process {run.pid} still runs it",
                 "Look at what penstock run says there.",
             )
         time.sleep(_LOOK)

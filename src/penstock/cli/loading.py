@@ -75,8 +75,8 @@ def _import(path: Path) -> ModuleType:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
         raise LoadError(
             str(path),
-            "the file must exist",
-            "no such file",
+            "there is no such file",
+            "",
             f"Did you mean {path.parent / near[0]}?" if near else "",
         )
     # The file's own folder comes first, as when Python runs it, so that it can import its neighbours.

@@ -95,10 +95,21 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _ToStandardError(logging.Handler):
+    """Writes to what standard error is at the moment: while a live view or a spinner is shown, its own stand-in,
+    which puts the line above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def _log_to_terminal() -> None:
     """Show warnings of ours. Others' stay silent unless the user's file sets up logging: py4j writes a stack
     trace to the root logger when the JVM goes away, and the supervisor says that in a sentence."""
-    handler = logging.StreamHandler()
+    handler = _ToStandardError()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.getLogger("penstock").addHandler(handler)
     logging.getLogger().addHandler(logging.NullHandler())

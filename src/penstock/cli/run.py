@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--host", help="address the coordinator listens on (default: loopback, or what the master's nodes reach)"
     )
     parser.add_argument(
-        "--port", type=int, default=0, help="port the coordinator listens on (default: any free one)"
+        "--port", type=_port, default=0, help="port the coordinator listens on (default: any free one)"
     )
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument(
@@ -115,13 +115,15 @@ class _Command:
                 except BrokenPipeError:  # nobody reads any more: end as after Ctrl-C, without a word
                     self._drain()
                     raise
+                begun = time.monotonic()
                 with console.status("letting tuples in flight finish …"):
                     drained = self._drain()
+                draining = time.monotonic() - begun
                 if not drained:
                     return self._stopped("ended at once: tuples in flight were not waited for")
                 if outside:
                     console.print("ended from outside, by penstock kill", highlight=False)
-                return self._sum_up(elapsed)
+                return self._sum_up(elapsed, draining)
             finally:
                 self._close()
 
@@ -184,11 +186,13 @@ class _Command:
         end.result()
         return True
 
-    def _sum_up(self, elapsed: float) -> int:
+    def _sum_up(self, elapsed: float, draining: float) -> int:
         from penstock.cli.view import summary
 
         assert self._running is not None
-        self._console.print(summary(self._running, elapsed), markup=False, highlight=False, soft_wrap=True)
+        text = summary(self._running, elapsed, draining)
+        wrapped_at_words = self._console.is_terminal  # elsewhere a line stays a line
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not wrapped_at_words)
         outcome = self._running.outcome()
         for sentence in outcome.sentences:
             print(f"penstock: {sentence}", file=sys.stderr)
@@ -226,14 +230,16 @@ def _with(topology: Topology, options: argparse.Namespace) -> Topology:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"a topology runs for more than 0 seconds; got {text}")
+        raise argparse.ArgumentTypeError(f"a topology runs for a number of seconds above 0; got {text}")
     return seconds
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is 0 to 65535; got {port}")
-    return port
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a port is a whole number from 0 to 65535; got {text}")
+    return int(text)

@@ -8,11 +8,16 @@ import time
 
 from penstock.cli.terminal import Terminal
 from penstock.coordinator.commit_thread import REQUESTS, request, save_at_rest
-from penstock.errors import StateError
+from penstock.errors import NotRunning, StateError, StateMissing
 from penstock.redaction import printable, redacted
 from penstock.settings import Settings
+from penstock.state.generations import newest_generation
+from penstock.state.lease import Owner
 from penstock.state.store import StateStore
 from penstock.texts import parse_json
+
+_POLL = 0.2  # seconds between two looks for the answer
+_LOOK = 1.0  # seconds between two looks at whether the topology is alive
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,12 +41,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     store = StateStore(options.state_dir).child(options.topology)
-    if not store.list("generations/"):
-        raise StateError(
+    if not newest_generation(store):
+        raise StateMissing(
             f"topology '{options.topology}'",
-            f"must have run with state_dir={options.state_dir}",
-            "nothing there",
-            "Check --state-dir and the topology's name; at most once there is no state.",
+            f"there is no state of it in {options.state_dir}",
+            "",
+            "Check the topology's name and --state-dir. A topology with delivery=at_most_once keeps no state.",
         )
     console = Terminal()
     if options.at_rest:
@@ -55,23 +60,45 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _ask(store: StateStore, options: argparse.Namespace) -> int:
-    """Leave a request and wait for the answer: the topology may run on another machine."""
+    """Leave a request and wait for the answer: the topology may run on another machine. However this ends, the
+    request is gone: a later start of the topology must not carry it out."""
+    owner = Owner(store, time.monotonic)
+    if not owner.may_live():
+        raise _not_running(options.topology)
     name = f"{REQUESTS}/{secrets.token_hex(8)}"
     target = StateStore(options.target).url  # a relative path is one of this process, not of the topology's
-    store.write(f"{name}.json", request(f"{name}.json", target))
-    deadline = time.monotonic() + options.timeout
-    while time.monotonic() < deadline:
-        if f"{name}.done" in store.list(f"{REQUESTS}/"):
-            answer = parse_json(store.read(f"{name}.done"))
-            store.remove(f"{name}.done")
+    try:
+        store.write(f"{name}.json", request(f"{name}.json", target))
+        return _answer(store, f"{name}.done", owner, options)
+    finally:
+        store.remove(f"{name}.json")
+        store.remove(f"{name}.done")
+
+
+def _answer(store: StateStore, name: str, owner: Owner, options: argparse.Namespace) -> int:
+    begun = looked = time.monotonic()
+    while True:
+        if name in store.list(f"{REQUESTS}/"):
+            answer = parse_json(store.read(name))
             if "error" in answer:
-                raise StateError(f"topology '{options.topology}'", "a savepoint must succeed", answer["error"])
+                raise StateError(f"topology '{options.topology}'", f"it made no savepoint: {answer['error']}")
             return int(answer["epoch"])
-        time.sleep(0.2)
-    store.remove(f"{name}.json")
-    raise StateError(
-        f"topology '{options.topology}'",
-        f"must answer within {options.timeout:g} s",
-        "no answer",
-        "If it does not run, say --at-rest.",
+        now = time.monotonic()
+        if now - looked >= _LOOK:
+            looked = now
+            if not owner.may_live():
+                raise _not_running(options.topology)
+        if now - begun >= options.timeout:
+            raise StateError(
+                f"topology '{options.topology}'",
+                f"it did not answer within {options.timeout:g} s",
+                "",
+                "Give it more time with --timeout, or look at what penstock status says.",
+            )
+        time.sleep(_POLL)
+
+
+def _not_running(topology: str) -> NotRunning:
+    return NotRunning(
+        f"topology '{topology}'", "it does not run", "", "Add --at-rest to copy the last epoch it committed."
     )

@@ -73,7 +73,7 @@ class LiveView:
             screen(
                 title,
                 _newest(running),
-                f"{self._errors:,} errors, the last: {self._error}" if self._errors else "",
+                f"{self._errors:,} errors, the last: {printable(self._error)}" if self._errors else "",
                 running.bus.view(),
                 running.bus.published(),
                 self._console.size,
@@ -91,44 +91,60 @@ def screen(
 ) -> Group:
     """What the live view shows on a terminal of this size. The lines above the table are always the same number,
     so that nothing jumps when an error comes."""
+    room = max(1, size.height - 7)  # rows of the table: without the lines above it, its head and the cursor's line
+    wide = max(1, size.width)
+    shown, hidden = (views, 0) if len(views) <= room else (views[: room - 1], len(views) - room + 1)
     parts: list[RenderableType] = [
         line(title, "bold"),
         line("Ctrl-C ends it and lets tuples in flight finish; once more ends it at once", "dim"),
         line(decision or "no decisions", "yellow" if decision else "dim"),
-        line(error or "no errors", "red" if error else "dim"),
-        live_table(views, size.width),
+        line(error[:wide] or "no errors", "red" if error else "dim"),
+        line(error[wide:], "red"),  # where it happened takes most of a line; the cause is in the next
+        live_table(shown, size.width),
     ]
-    left = size.height - len(parts) - len(views) - 2  # the table's head, and the line of the cursor
+    if hidden:
+        parts.append(line(f"… and {hidden} more components: penstock status shows them all", "dim"))
+    left = room - len(views)
     for component, rows in published.items():
         if left < 2:
             break
         parts.append(line(component, "italic"))
-        shown = rows[: left - 1]
-        parts += [line("  " + "  ".join(_cell(value) for value in row)) for row in shown]
-        left -= 1 + len(shown)
+        parts += [line("  " + "  ".join(_cell(value) for value in row)) for row in rows[: left - 1]]
+        left -= 1 + len(rows[: left - 1])
     return Group(*parts)
 
 
+_COLUMNS = {"tasks": 5, "in/s": 9, "out/s": 9, "queue": 9, "p99": 9, "failed": 7, "errors": 6}
+"""Their widths in characters: no number is ever cut."""
+_DROPPED = ("tasks", "failed", "p99", "out/s", "queue", "errors", "in/s")
+"""Left out in this order where a terminal is narrower than 80 characters."""
+_NAMED = 16  # characters for the name of a component on a terminal of 80
+
+
 def live_table(views: Sequence[ComponentView], width: int) -> Table:
-    """Columns of fixed widths, 80 characters together, or more for the names on a wide terminal."""
+    """Columns of fixed widths, 80 characters together, or more for the names on a wide terminal. On a narrow one
+    whole columns are left out: half a number is a wrong number."""
+    columns = dict(_COLUMNS)
+    for name in _DROPPED:
+        if _NAMED + 1 + sum(columns.values()) + len(columns) > width:
+            del columns[name]
     table = Table(box=None, padding=(0, 1, 0, 0), expand=False, show_edge=False)
-    named = 16 + min(max(0, width - 80), 24)
+    named = min(_NAMED, max(1, width - 1)) + min(max(0, width - 80), 24)
     table.add_column("component", width=named, no_wrap=True, overflow="ellipsis")
-    for name, column in (("tasks", 5), ("in/s", 9), ("out/s", 9), ("queue", 9), ("p99", 9), ("failed", 7)):
-        table.add_column(name, width=column, justify="right", no_wrap=True, overflow="crop")
-    table.add_column("errors", width=7, justify="right", no_wrap=True, overflow="crop")
+    for name, characters in columns.items():
+        table.add_column(name, width=characters, justify="right", no_wrap=True, overflow="crop")
     for view in views:
         full = bool(view.capacity) and view.queued > 0.8 * view.capacity
-        table.add_row(
-            plain_text(view.component),
-            str(view.tasks),
-            compact(view.rate_in),
-            compact(view.rate_out),
-            Text(compact(view.queued), style="yellow" if full or math.isfinite(view.limit) else ""),
-            _latency(view.latency_p99),
-            Text(compact(view.failed), style="red" if view.failed else ""),
-            Text(compact(view.errors), style="red" if view.errors else ""),
-        )
+        cells: dict[str, RenderableType] = {
+            "tasks": str(view.tasks),
+            "in/s": compact(view.rate_in),
+            "out/s": compact(view.rate_out),
+            "queue": Text(compact(view.queued), style="yellow" if full or math.isfinite(view.limit) else ""),
+            "p99": latency(view.latency_p99),
+            "failed": Text(compact(view.failed), style="red" if view.failed else ""),
+            "errors": Text(brief(view.errors), style="red" if view.errors else ""),
+        }
+        table.add_row(plain_text(view.component), *(cells[name] for name in columns))
     return table
 
 
@@ -243,9 +259,11 @@ def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
     return table
 
 
-def summary(running: RunningTopology, elapsed: float) -> str:
-    """What the topology did, from start to end."""
-    lines = [f"{running.topology.name} ran {elapsed:.1f} s, {running.restarts} restarts"]
+def summary(running: RunningTopology, elapsed: float, draining: float) -> str:
+    """What the topology did, from start to end. Its spouts emitted for ``elapsed`` seconds; then it took
+    ``draining`` seconds until tuples in flight were done with and all had ended."""
+    restarts = f"{running.restarts} restart{'' if running.restarts == 1 else 's'}"
+    lines = [f"{running.topology.name} ran {elapsed:.1f} s and took {draining:.1f} s to end, {restarts}"]
     if running.committed:
         lines[0] += f", epoch {running.committed} committed"
     for component, total in running.bus.totals().items():
@@ -279,6 +297,18 @@ def compact(value: float) -> str:
         if value >= unit:
             return f"{value / unit:.4g}{name}" if value < 999.5 * unit else f"{value / unit:,.0f}{name}"
     return number(value)
+
+
+def brief(value: float) -> str:
+    """At most six characters: thousands are said in full up to 99,999."""
+    return number(value) if value < 99_999.5 else compact(value) if value >= 1e6 else f"{value / 1e3:.0f}k"
+
+
+def latency(seconds: float | None) -> str:
+    """At most nine characters."""
+    if seconds is None or seconds < 0.99995:
+        return millis(seconds)
+    return f"{seconds:.2f} s" if seconds < 99.995 else f"{seconds:,.0f} s"
 
 
 def age(seconds: float | None) -> str:

@@ -93,7 +93,7 @@ def check_board(url: str, flow: str = "step") -> None:
         raise EnvironmentFault(
             f"board {url}",
             "the package kazoo talks to ZooKeeper",
-            "it is not installed",
+            "but it is not installed",
             'Install it with: pip install "penstock[zookeeper]".',
         )
 

@@ -75,7 +75,7 @@ class ControlClient:
                     raise ControlRefused(
                         "control connection",
                         "the coordinator must accept it",
-                        "it ended the connection before the handshake was done",
+                        "but it ended the connection before the handshake was done",
                         "Too many connections may be waiting for their handshake there.",
                     ) from error
                 time.sleep(pause * random.uniform(0.5, 1.5))
@@ -132,7 +132,7 @@ class ControlClient:
             raise ControlRefused(
                 "control connection",
                 "both ends must know the secret of this run",
-                "the coordinator refused or could not prove it",
+                "but the coordinator refused this end, or could not prove that it knows it",
                 "Slots of another run cannot join; start the topology again.",
             )
 

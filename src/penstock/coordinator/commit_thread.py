@@ -137,8 +137,7 @@ class CommitThread:
                     raise
                 if time.monotonic() >= deadline:
                     waiting.dropped = True
-                    limit = f"an epoch must be committed within {timeout:g} s"
-                    raise StateError("commits", limit, "it was not") from None
+                    raise StateError("commits", f"no epoch was committed within {timeout:g} s") from None
         if isinstance(found, PenstockError):
             raise found
         return found
@@ -159,11 +158,11 @@ class CommitThread:
         except PenstockError as error:
             self.error = error
         except Exception as error:  # a bug of ours must not look like an end
-            self.error = PenstockError("commits", "must not fail", repr(error))
+            self.error = PenstockError("commits", f"internal error (please report it): {error!r}")
         while not self._wanted.empty():
             self._waiting.append(self._wanted.get())
         for waiting in self._waiting:
-            waiting.done(self.error or StateError("commits", "the topology must go on running", "its end"))
+            waiting.done(self.error or StateError("commits", "the topology ended before the epoch was committed"))
         self._notify()
 
     def _take(self, slot: SlotId, message: Message) -> None:
@@ -188,7 +187,7 @@ class CommitThread:
                 waiting.epoch = None  # it was given up: the next will do
                 if waiting.moves:
                     self._waiting.remove(waiting)
-                    waiting.done(StateError("commits", "the epoch with which a slot leaves", "was given up"))
+                    waiting.done(StateError("commits", "the epoch with which a slot leaves was given up"))
             elif waiting.epoch is not None and self.commits.published >= waiting.epoch:
                 self._waiting.remove(waiting)
                 waiting.done(None)
@@ -274,7 +273,7 @@ def save(store: StateStore, target: StateStore, published: int) -> int:
     Raises ``StateError`` where there is none."""
     manifest = manifests.newest(store, before=published + 1)
     if manifest is None or not manifest.epoch:
-        raise StateError(f"state directory {store.url}", "holds an epoch that was published", "none")
+        raise StateError(f"state directory {store.url}", "it holds no epoch that was published")
     tasks = {key: TaskEntry(entry.parts, []) for key, entry in manifest.tasks.items()}
     savepoints.write_savepoint(store, replace(manifest, tasks=tasks), target)
     return manifest.epoch
@@ -284,13 +283,13 @@ def save_at_rest(store: StateStore, target: StateStore) -> int:
     """The same for a topology that does not run. Raises ``StateError`` where its sinks have yet to publish."""
     newest = manifests.newest(store)
     if newest is None or not newest.epoch:
-        raise StateError(f"state directory {store.url}", "holds a committed epoch", "none")
+        raise StateError(f"state directory {store.url}", "it holds no committed epoch")
     published = read_published(store, newest.generation)
     if published < newest.epoch and any(entry.tokens for entry in newest.tasks.values()):
         raise StateError(
             f"topology '{newest.topology}'",
             f"its sinks must have published epoch {newest.epoch}",
-            f"epoch {published} was the last",
+            f"but epoch {published} was the last that they published",
             "Start it once more, and end it with Ctrl-C.",
         )
     return save(store, target, newest.epoch)

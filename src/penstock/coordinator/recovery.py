@@ -144,9 +144,7 @@ class StateDirectory:
         savepoint is copied whole."""
         savepoints.check_apart(self.store, savepoint, f"savepoint {savepoint.url}")
         self.store.check_owner()
-        found = manifests.newest(savepoint)
-        if found is None or not found.epoch:
-            raise StateError(f"savepoint {savepoint.url}", "must hold a manifest", "none", "Check the path.")
+        found = savepoints.find(savepoint)
         self._checked(found, 0, of_savepoint=True)
         savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
         generation = self.owner.claim(self.store)
@@ -197,7 +195,7 @@ class StateDirectory:
             raise StateError(
                 where,
                 f"what its {before} tasks prepared in epoch {epoch} must be published before their number changes",
-                f"{now} tasks, and no word that it was",
+                f"but nothing says that it was, and there are {now} tasks now",
                 f"Start it once more with {before} tasks and end it with Ctrl-C; then change the number.",
             )
         why_not = why_not_rescaled(self._plan, component)

@@ -84,7 +84,7 @@ class Run:
             client.send(command)
             answered.wait(timeout)
             if not client.inbox:
-                raise self._silent("no answer")
+                raise self._silent()
             answer = client.inbox.popleft()
         finally:
             client.close()
@@ -93,11 +93,11 @@ class Run:
             raise _kind(answer.kind)(*(printable(part, multiline=True) for part in answer.error))
         return _printable(answer.text)
 
-    def _silent(self, what: str) -> ControlRefused:
+    def _silent(self, what: str = "") -> ControlRefused:
         return ControlRefused(
             f"topology '{self.topology}'",
-            f"must answer at {self.host}:{self.port}",
-            what,
+            f"it does not answer at {self.host}:{self.port}" + (f": {what}" if what else ""),
+            "",
             "It may just have ended: look at what penstock run says.",
         )
 
@@ -126,11 +126,15 @@ def find(topology: str) -> Run:
     if len(fitting) == 1:
         return fitting[0]
     names = ", ".join(f"'{run.topology}' (process {run.pid})" for run in fitting or every)
+    rule = f"{len(fitting)} topologies" if fitting else "no topology"
     raise NotRunning(
         f"topology '{topology}'",
-        "must run once, on this machine and as this user",
-        f"running: {names or 'none'}",
-        "Check the name, or run the command where penstock run was started.",
+        f"{rule} of that name run{'' if fitting else 's'} here (this machine, this user)",
+        "",
+        f"These run: {names}. End all but one."
+        if fitting
+        else f"{f'These run: {names}' if names else 'None runs at all'}. "
+        "Check the name, or give the command where penstock run was started.",
     )
 
 

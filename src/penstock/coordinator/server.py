@@ -53,8 +53,8 @@ class Coordinator:
             self.stop()
             raise PortInUse(
                 "coordinator",
-                f"must be able to listen on {self._host}:{self._port or 'a free port'}",
-                str(error),
+                f"cannot listen on {self._host}:{self._port or 'a free port'}: {error.strerror or error}",
+                "",
                 "Choose another with --port, or 0 for any free one.",
             ) from error
         self.address = self._server.sockets[0].getsockname()[:2]

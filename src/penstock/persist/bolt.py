@@ -210,7 +210,7 @@ class PersistBolt(StagedSink):
         """Put what is packed, a few entries at a time. What the queue may have is put again by the same names."""
         assert self._life is not None or not self._in_hand
         if self._in_hand and self._patience.wait(time.monotonic()):
-            raise SinkBusy(self.where, f"{self._mrwq} answers", "no answer the last time")
+            raise SinkBusy(self.where, f"{self._mrwq} did not answer the last time")
         while self._in_hand:
             try:
                 self._client.put(self._in_hand[:_PUT_ENTRIES], self._writer, self._life or 0)

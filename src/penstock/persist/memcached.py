@@ -411,7 +411,7 @@ def _library(where: str) -> Any:
         raise EnvironmentFault(
             where,
             "the package pymemcache talks to memcached",
-            "it is not installed",
+            "but it is not installed",
             'Install it with: pip install "penstock[memcached]".',
         ) from None
     return pymemcache

@@ -241,7 +241,7 @@ def _library(where: str) -> Any:
         raise EnvironmentFault(
             where,
             "the package redis talks to Redis",
-            "it is not installed",
+            "but it is not installed",
             'Install it with: pip install "penstock[redis]".',
         ) from None
     return redis

@@ -334,7 +334,9 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         try:
             if not self._is_recovered and self.tokens:
                 where = f"component '{self.context.component}'"
-                raise SinkBusy(where, "what an earlier process prepared is published first", "the sink is away")
+                raise SinkBusy(
+                    where, "what an earlier process prepared is published first", "but the sink is away"
+                )
             while self.tokens and self.tokens[0][0] <= epoch:
                 self._guard("commit", self.component.commit, self.tokens[0][1])
                 self.tokens.popleft()

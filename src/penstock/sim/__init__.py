@@ -9,6 +9,6 @@ except ImportError:
     raise EnvironmentFault(
         "simulator",
         "SimPy keeps its time",
-        "the package simpy is not installed",
+        "but the package simpy is not installed",
         'Install it with: pip install "penstock[sim]".',
     ) from None

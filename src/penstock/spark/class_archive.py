@@ -31,15 +31,16 @@ def java_options() -> str:
     """Options for the driver's JVM: use the archive, or make it while ``penstock prepare`` runs."""
     path = archive_path()
     quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-    if os.environ.get(_MAKE):
-        return f'"-XX:ArchiveClassesAtExit={path}" {quiet}'
+    if new := os.environ.get(_MAKE):
+        return f'"-XX:ArchiveClassesAtExit={new}" {quiet}'
     return f'"-XX:SharedArchiveFile={path}" -Xshare:auto {quiet}' if path.is_file() else ""
 
 
 def make_archive() -> Path:
-    """Run a small topology in a JVM that archives the classes it loaded; minutes on a slow machine."""
+    """Run a small topology in a JVM that archives the classes it loaded; minutes on a slow machine. The archive
+    that is there stays until the new one is whole. Interrupted, it ends Spark at once and leaves nothing."""
     from penstock.spark.java import ensure_java
-    from penstock.spark.session import close_session
+    from penstock.spark.session import abandon_session, close_session
     from penstock.spark.supervisor import submit
     from penstock.testing import CaptureBolt, NumberSpout
     from penstock.topology.builder import TopologyBuilder
@@ -47,14 +48,20 @@ def make_archive() -> Path:
     ensure_java()
     path = archive_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    os.environ[_MAKE] = "1"
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    os.environ[_MAKE] = str(new)
     try:
         builder = TopologyBuilder()
         builder.set_spout("numbers", NumberSpout(1000))
         builder.set_bolt("first", CaptureBolt(), 2).fields_grouping("numbers", "n")
         submit(builder.build("prepare")).kill()
-    finally:
         close_session(patience=300)
+        if new.is_file():
+            new.replace(path)
+    except BaseException:
+        abandon_session()
+        raise
+    finally:
         del os.environ[_MAKE]
+        new.unlink(missing_ok=True)
     return path

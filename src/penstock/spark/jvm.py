@@ -7,7 +7,6 @@ the JVM starts (executors of ``local-cluster``, Python workers) can be found by 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shlex
@@ -52,9 +51,14 @@ class Jvm:
         """None where there is none: a session may have been opened by others."""
         return None if self._process is None else self._process.pid
 
-    def launch(self, settings: SparkConf) -> Path:
-        """Start it with these settings; returns the file where it will say how to reach it."""
-        folder = Path(tempfile.mkdtemp(prefix="penstock-gateway-"))
+    @property
+    def wanted(self) -> bool:
+        """False once it was abandoned or killed: what it says from then on is of no interest."""
+        return self._wanted
+
+    def launch(self, settings: SparkConf, within: Path) -> Path:
+        """Start it with these settings; returns the file, in this folder, where it will say how to reach it."""
+        folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=within))
         command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
         for key, value in settings.getAll():
             command += ["--conf", f"{key}={value}"]
@@ -144,7 +148,7 @@ class Jvm:
 
     def _raise_if_unwanted(self) -> None:
         if not self._wanted:
-            raise MasterUnreachable("Spark", "must not be started", "this process is ending")
+            raise MasterUnreachable("Spark", "must not be started", "but this process is ending")
 
 
 def _of_session(session: int) -> Sequence[int]:
@@ -160,13 +164,3 @@ def _of_session(session: int) -> Sequence[int]:
 
 
 JVM = Jvm()
-_OWNER = os.getpid()
-
-
-def _at_exit() -> None:
-    """For a script that forgot to close the session, or was interrupted. A fork of this process is not meant."""
-    if os.getpid() == _OWNER:
-        JVM.kill()
-
-
-atexit.register(_at_exit)

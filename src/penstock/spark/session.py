@@ -3,9 +3,11 @@ whose output passes through us."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -129,7 +131,7 @@ def _open_now() -> SparkSession | None:
 def _start(settings: SparkConf, master: str) -> SparkSession:
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        said = JVM.launch(settings)
+        said = JVM.launch(settings, session_folder())
         threading.Thread(target=_pump, args=(JVM.process.stdout,), name="spark-output", daemon=True).start()
         gateway = JVM.connect(said)
         for key, value in _secret_conf(master).items():  # not before: what the JVM is started with all can read
@@ -146,7 +148,7 @@ def _start(settings: SparkConf, master: str) -> SparkSession:
             raise
         cause = None if isinstance(error, Py4JError) else error  # without a JVM it has no text
         raise MasterUnreachable(
-            f"master {master}", "Spark must start there", reason, "See --master in penstock run --help."
+            f"master {master}", f"Spark did not start there: {reason}", "", "See --master in penstock run --help."
         ) from cause
     finally:
         # PySpark's own handler cancels all jobs on Ctrl-C, before a topology could drain.
@@ -181,19 +183,25 @@ def close_session(patience: float = 30.0) -> None:
     finally:
         JVM.end(patience)
         SparkContext._gateway = SparkContext._jvm = None
-        for folder in (_sockets, _folder):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+        _remove_folders()
         _folder = _sockets = None
 
 
 def abandon_session(at_once: bool = False) -> None:
     """End Spark whatever it is doing, also while it starts; this process starts no other. Whoever waits for Spark
-    gets an error. ``at_once``: kill it, so that its temporary files may stay. From any thread."""
+    gets an error. ``at_once``: kill it, where it would get a few seconds else. From any thread."""
     if at_once:
         JVM.kill()
     else:
         JVM.abandon()
+    _remove_folders()
+
+
+def _remove_folders() -> None:
+    """With all temporary files of the JVM, which a JVM that was killed leaves behind."""
+    for folder in (_sockets, _folder):
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def session_folder() -> Path:
@@ -249,7 +257,10 @@ def _python_conf(master: str) -> dict[str, Any]:
     os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
     _set_local_ip(reachable_address(master))
     settings_file = Path(__file__).with_name("log4j2.properties")
-    options = f"-Dlog4j2.configurationFile={settings_file.as_uri()} {JAVA_OPTIONS} {class_archive.java_options()}"
+    options = (
+        f"-Dlog4j2.configurationFile={settings_file.as_uri()} {_temporary_files()} {JAVA_OPTIONS} "
+        f"{class_archive.java_options()}"
+    )
     conf = {"spark.driver.extraJavaOptions": options, f"spark.executorEnv.{SAFE_PATH}": "1"}
     if is_local(master):
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -259,6 +270,14 @@ def _python_conf(master: str) -> dict[str, Any]:
         # Files of addPyFile arrive in an executor's own folder, which is also where its Python starts.
         conf["spark.executorEnv.PYTHONPATH"] = f"./{PENSTOCK_ZIP}"
     return conf
+
+
+def _temporary_files() -> str:
+    """Java's option for a folder that goes with the session, however the JVM ends. It is also Spark's local folder
+    unless the user has set SPARK_LOCAL_DIRS."""
+    folder = session_folder() / "java"
+    folder.mkdir(exist_ok=True)
+    return shlex.quote(f"-Djava.io.tmpdir={folder}")
 
 
 def _set_local_ip(address: str) -> None:
@@ -338,8 +357,8 @@ def _check_master(master: str) -> None:
     except OSError as error:
         raise MasterUnreachable(
             f"master {master}",
-            "the master must answer",
-            str(error),
+            f"the master does not answer: {error.strerror or error}",
+            "",
             "Is it running, and is the address right? Without --master the topology runs on this machine.",
         ) from error
 
@@ -348,7 +367,7 @@ def _check_open_session(spark: SparkSession, master: str | None) -> None:
     current = spark.sparkContext.master
     if master is not None and master != current:
         raise MasterUnreachable(
-            f"master {master}", "one process has one Spark session", f"a session on {current} is open already"
+            f"master {master}", "one process has one Spark session", f"but a session on {current} is open already"
         )
     wrong = [key for key, value in CONF.items() if spark.sparkContext.getConf().get(key) != value]
     needed = [key for key in wrong if key.startswith(("spark.python", "spark.shuffle.streaming.network"))]
@@ -362,13 +381,15 @@ def _check_open_session(spark: SparkSession, master: str | None) -> None:
 
 
 def _pump(stream: IO[bytes]) -> None:
-    """Pass on what the JVM and the workers print, except what is known to be noise."""
+    """Pass on what the JVM and the workers print, except what is known to be noise, and the stack traces of a JVM
+    that was ended in the middle of its work."""
     for raw in _lines(stream):
         line = raw.decode(errors="replace").rstrip("\n")
         if not _NOISE.match(line) and not note_exit(line):
             line = redacted(line)
             _log.append(line)
-            _say(line)
+            if JVM.wanted:
+                _say(line)
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
@@ -381,6 +402,16 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
             if more.endswith(b"\n"):
                 break
         yield raw + b" ... [%d more bytes, cut]" % left_out if left_out > 1 else raw
+
+
+def _at_exit() -> None:
+    """For a script that forgot to close the session, or was interrupted. A fork of this process is not meant."""
+    if os.getpid() == _OWNER:
+        abandon_session(at_once=True)
+
+
+_OWNER = os.getpid()
+atexit.register(_at_exit)
 
 
 def _first_line(error: BaseException) -> str:

@@ -62,7 +62,7 @@ class Starter:
         self.nodes = nodes_of(spark)
         self.stopping = threading.Event()
         """Nothing is to be started or waited for any more."""
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="queries-", dir=session_folder()))
         self._numbers = itertools.count()
         self._holders: set[int] = set()
         self._shipped: Path | None = None

@@ -39,6 +39,7 @@ from penstock.spark.replacement import Replaced, ReplaceWish
 from penstock.spark.restarts import Restarts
 from penstock.spark.session import exposure, log_lines, open_session, reachable_address
 from penstock.spark.start import LOOK, Lost, Start, Starter
+from penstock.state import savepoints
 from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
 
@@ -331,14 +332,8 @@ class RunningTopology:
     def prepare(self, savepoint: str | None, fresh: bool) -> None:
         """Before the start: what to begin with, other than the last committed epoch."""
         if not self.current.keeps_state:
-            if savepoint:
-                raise SettingError(
-                    "setting delivery",
-                    "a savepoint is begun from at least once or exactly once",
-                    self.topology.settings.delivery,
-                    "Say --set delivery=exactly_once.",
-                )
-        elif savepoint:
+            return
+        if savepoint:
             self._ask_store(lambda: self.current.design.state.adopt(StateStore(savepoint)))
         elif fresh:
             self._ask_store(self.current.design.state.clear)
@@ -566,6 +561,8 @@ def submit(
     ``savepoint`` (a path or URL) instead, or ``fresh`` from nothing. Raises ``AlreadyRunning`` where a driver that
     is alive runs the topology on the same state directory; with ``take_over`` that driver is ended instead.
     """
+    if savepoint:
+        _check_savepoint(topology, savepoint)
     lease = _lease(topology, take_over)
     try:
         spark = open_session(master)
@@ -582,6 +579,19 @@ def submit(
         raise
     running.start()
     return running
+
+
+def _check_savepoint(topology: Topology, savepoint: str) -> None:
+    """Before Spark is started and the state directory is claimed: a wrong path is reported at once."""
+    settings = topology.settings
+    if settings.delivery == "at_most_once":
+        raise SettingError(
+            "setting delivery",
+            "a topology begins from a savepoint only with at_least_once or exactly_once",
+            settings.delivery,
+            "Say --set delivery=exactly_once.",
+        )
+    retried(lambda: savepoints.find(StateStore(savepoint)), settings.start_timeout, threading.Event().wait)
 
 
 def _lease(topology: Topology, take_over: bool) -> Lease | None:

@@ -140,8 +140,9 @@ class Ownership:
         who = f" (process {process['pid']} on {process['host']})" if "pid" in process else ""
         return Superseded(
             where,
-            f"another driver has taken over its state directory {store.url}",
-            f"generation {newest}{who}, and this driver has generation {self.generation}",
+            f"another driver has taken over its state directory {store.url}: generation {newest}{who}, and this "
+            f"driver has generation {self.generation}",
+            "",
             "This driver has ended and wrote nothing since. To run both, give them different names or state_dir "
             "settings.",
         )

@@ -99,10 +99,34 @@ def check_free(
         raise AlreadyRunning(
             f"topology '{topology}'",
             f"one driver at a time runs it on the state directory {store.url}",
-            f"{_who(record)}, which is alive",
+            f"but {_who(record)} runs it and is alive",
             "End that one (penstock kill), or say --take-over (take_over=True in submit) to end it by this start. "
             "To run both, give them different names or state_dir settings.",
         )
+
+
+class Owner:
+    """The driver that owns a state directory, seen from another process that waits for it."""
+
+    def __init__(
+        self, store: StateStore, clock: Callable[[], float], here: Mapping[str, Any] | None = None
+    ) -> None:
+        self._store, self._clock, self._here = store, clock, here or this_process()
+        self._seen: tuple[str, int] | None = None
+        self._since = 0.0
+
+    def may_live(self) -> bool:
+        """False: it has ended or died. One on another machine counts as alive until it has given no sign of life
+        for ``LEASE`` seconds, counted from the first call."""
+        number = newest_generation(self._store)
+        record = read_record(self._store, number) if number else None
+        verdict = judge(record, self._here)
+        if verdict is not Verdict.WATCH:
+            return verdict is Verdict.HELD
+        assert record is not None
+        if (record.token, record.beat) != self._seen:
+            self._seen, self._since = (record.token, record.beat), self._clock()
+        return self._clock() - self._since < LEASE
 
 
 def _watch(store: StateStore, number: int, record: Record, sleep: Callable[[float], object]) -> Verdict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock.errors import SnapshotCorrupt, StateError
+from penstock.errors import SnapshotCorrupt, StateError, StateMissing
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership, newest_generation, read_record
 from penstock.state.manifest import Manifest, TaskEntry
@@ -52,6 +52,19 @@ def copy_files(source: StateStore, manifest: Manifest, target: StateStore, gener
         for key, entry in manifest.tasks.items()
     }
     return dataclasses.replace(manifest, tasks=tasks, generation=generation, base=(0, 0))
+
+
+def find(savepoint: StateStore) -> Manifest:
+    """What a savepoint holds. Raises ``StateMissing`` where there is none."""
+    found = manifests.newest(savepoint)
+    if found is None or not found.epoch:
+        raise StateMissing(
+            f"savepoint {savepoint.url}",
+            "there is no savepoint in this place",
+            "",
+            "Check the path given to --from.",
+        )
+    return found
 
 
 def write_savepoint(source: StateStore, manifest: Manifest, target: StateStore) -> None:

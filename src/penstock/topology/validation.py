@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Iterable
+from typing import Any
 
 from penstock.errors import TopologyError
 from penstock.topology.builder import Node, Subscription, Topology
@@ -36,7 +38,7 @@ _NOT_PLAIN = (
 
 def validate(topology: Topology) -> None:
     """Raise ``TopologyError`` for the first mistake found."""
-    checks = (_named, _has_spout, _plain_functions, _subscriptions, _reads, _reachable, _acyclic)
+    checks = (_named, _has_spout, _plain_functions, _signatures, _subscriptions, _reads, _reachable, _acyclic)
     for check in (*checks, _plain_without_ticks, _parts_meet, _keys_meet):
         check(topology)
 
@@ -53,19 +55,80 @@ def _named(topology: Topology) -> None:
 def _plain_functions(topology: Topology) -> None:
     """A generator function or a coroutine function that is called runs nothing: what it emits would be lost."""
     for node in topology.nodes.values():
-        component = type(node.component)
-        called = {name for base in component.__mro__ if issubclass(base, Component) for name in vars(base)}
-        called &= {name for base in _CONTRACTS if issubclass(component, base) for name in vars(base)}
-        for name in sorted(called):
+        kind = type(node.component).__name__
+        for name in _called(node.component):
             function = getattr(node.component, name, None)
             for test, what in _NOT_PLAIN:
                 if test(function):
                     raise TopologyError(
                         _at(node),
-                        f"{component.__name__}.{name} is a plain function that does its work when it is called",
+                        f"{kind}.{name} is a plain function that does its work when it is called",
                         what,
                         "Call collector.emit for each tuple instead of yield, and wait for nothing with await.",
                     )
+
+
+def _signatures(topology: Topology) -> None:
+    """A method that cannot be called with the arguments it gets would fail for every tuple."""
+    for node in topology.nodes.values():
+        component = type(node.component)
+        for name in _called(node.component):
+            wanted = next(
+                vars(base)[name] for base in component.__mro__ if base in _CONTRACTS and name in vars(base)
+            )
+            function = getattr(node.component, name, None)
+            if not callable(wanted) or _takes(function, _arguments(wanted)):
+                continue
+            raise TopologyError(
+                _at(node),
+                f"{component.__name__}.{name} must be declared as {_shown(name, wanted)}",
+                _shown(name, function) + _defined_at(function),
+                _other_form(name, function),
+            )
+
+
+def _called(component: Component) -> list[str]:
+    """What the runtime uses of it: the attributes of the contracts it fulfils."""
+    contracts = [base for base in _CONTRACTS if isinstance(component, base)]
+    return sorted({name for base in contracts for name in vars(base) if not name.startswith("_")})
+
+
+def _takes(function: Any, arguments: int) -> bool:
+    """Also true where Python cannot tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _arguments(method: Any) -> int:
+    return len(inspect.signature(method).parameters) - 1  # without self
+
+
+def _shown(name: str, function: Any) -> str:
+    """As it was written, with self and without types."""
+    signature = inspect.signature(getattr(function, "__func__", function))
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return f"{name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
+
+
+def _defined_at(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+
+
+def _other_form(name: str, function: Any) -> str:
+    """The way out for a method that is right for another kind of component."""
+    for base in (Spout, BatchSpout, BasicBolt, RichBolt, BatchBolt):
+        method = vars(base).get(name)
+        if method is not None and _takes(function, _arguments(method)):
+            return f"Change its parameters, or derive the class from {base.__name__}."
+    return "Change its parameters."
 
 
 def _reads(topology: Topology) -> None:
@@ -124,7 +187,7 @@ def _subscription(topology: Topology, node: Node, subscription: Subscription) ->
         raise TopologyError(
             where,
             f"component '{source.id}' declares no stream '{subscription.stream}'",
-            f"streams {', '.join(source.streams)}" if source.streams else "no stream at all",
+            f"but only {', '.join(source.streams)}" if source.streams else "but no stream at all",
             f"Declare it in {type(source.component).__name__}.declare_output_fields"
             + (
                 f", or subscribe with stream={_nearest(subscription.stream, source.streams)!r}."
@@ -178,10 +241,13 @@ def _reachable(topology: Topology) -> None:
         if node.id not in reached:
             raise TopologyError(
                 _at(node),
-                "no spout reaches this bolt",
-                "it subscribes to nothing"
-                if not node.inputs
-                else "its inputs are " + ", ".join(sorted({i.component for i in node.inputs})),
+                "no spout reaches this bolt: "
+                + (
+                    "it subscribes to nothing"
+                    if not node.inputs
+                    else "its inputs are " + ", ".join(sorted({i.component for i in node.inputs}))
+                ),
+                "",
                 "Give it a grouping on a component that is fed, or remove it.",
             )
 

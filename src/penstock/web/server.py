@@ -43,8 +43,8 @@ class StatusServer:
         except OSError as error:
             raise PortInUse(
                 "HTTP endpoint",
-                f"must be able to listen on {_HOST}:{port or 'a free port'}",
-                str(error),
+                f"cannot listen on {_HOST}:{port or 'a free port'}: {error.strerror or error}",
+                "",
                 "Choose another with --http, or 0 for any free one.",
             ) from error
         self.url = f"http://{_HOST}:{self._server.server_address[1]}"
