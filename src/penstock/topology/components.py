@@ -330,9 +330,10 @@ class TransactionalSink(BaseBolt):
 
     A sink that cannot take anything now (a server that is down, a full disk) raises ``SinkBusy`` or an
     ``OSError``, from any call: the same call is made again, with growing pauses, until it succeeds. No tuple fails
-    meanwhile. Any other error is taken to be about rows: those that fail alone go to the dead letters, the rest is
-    written. An error that is not a ``PenstockError`` may be about the system too: while no row at all is taken it
-    is tried for half a minute first."""
+    meanwhile. A sink that rejects rows for good raises a ``ComponentError``: which rows it means is found by
+    halving, they go to the dead letters, and the rest is written. Any other exception may be about the system or
+    about a row. It counts as away, and is waited for, unless a row alone fails again while other rows are
+    taken."""
 
     commit_interval: ClassVar[float] = 1.0
     """Seconds between a task's own commits, other than exactly once; its tuples stay unacked for so long. 0: it
