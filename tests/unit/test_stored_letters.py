@@ -51,3 +51,21 @@ def test_dlq_lists_shows_and_drops_them_and_says_why_it_cannot_send_them_back(le
     assert "only letters of a ReplaySpout or a PersistBolt can be sent back" in capsys.readouterr().err
     assert main(["dlq", "drop", first, *place]) == 0
     assert values(letters) == [2]
+
+
+def test_letters_under_one_name_are_there_once_and_the_last_ones_hold(letters):
+    def records(*numbers):
+        return [Record((n,), 1, "boom", "sink", float(n)) for n in numbers]
+
+    letters.add_once(records(*range(1200)), "task.1")
+    letters.add(records(7))
+    found = letters.letters()
+    letters.remove([found[3].id])
+    later = [record._replace(first_failed=99.0) for record in records(*range(1200))]
+    assert letters.add_once(later, "task.1") == 0, "the same, failed again at another time"
+    assert [letter.id for letter in letters.letters()] == [
+        letter.id for letter in found if letter.id != found[3].id
+    ]
+    letters.add_once(records(5), "task.2")
+    assert letters.add_once(records(6), "task.2") == 1
+    assert values(letters)[-2:] == [7, 6]

@@ -86,6 +86,7 @@ class KafkaSink(StagedSink):
         self._published: int | None = None
         self._begun = False
         self._search, self._search_epoch = RecordSearch(), -1
+        self._reported_epoch = -1
         self._suspects: dict[Content, str] = {}
         """Records of the open transaction that Kafka refused, and what it said."""
         self._committing: int | None = None  # the epoch whose commit was asked for and not answered
@@ -195,23 +196,23 @@ class KafkaSink(StagedSink):
 
     def _bury(self, epoch: int, rows: pa.Table) -> None:
         """Make dead letters of the rows that Kafka will never take."""
-        rejected = self._search.rejected
-        numbers: dict[str, list[int]] = {}
-        for number, record in enumerate(self._all_records(rows)):
-            if (said := rejected.get(content_of(record))) is not None:
-                numbers.setdefault(said, []).append(number)
-        for said, which in numbers.items():
-            letters = [tuple(row.values()) for row in rows.take(which).to_pylist()]
-            failure = Failure(self.context.component, f"Kafka rejects the record: {said}")
-            self.context.add_dead_letters(letters, failure)
-            self.context.report(
-                ComponentError(
-                    f"{self._at}, Kafka at {self._bootstrap}",
-                    "Kafka accepts every record",
-                    f"{len(letters)} that it rejected: {said}",
-                    "They are among the dead letters: penstock dlq list. All other rows are written.",
-                )
+        found = [self._search.rejected.get(content_of(record)) for record in self._all_records(rows)]
+        rejected = [(number, said) for number, said in enumerate(found) if said is not None]
+        letters = [tuple(row.values()) for row in rows.take([number for number, _ in rejected]).to_pylist()]
+        failures = [Failure(self.context.component, f"Kafka rejects the record: {said}") for _, said in rejected]
+        # Of the same epoch there are none but those of an attempt that Kafka did not commit.
+        self.context.add_dead_letters(letters, failures, once=f"published.{epoch}")
+        if self._reported_epoch == epoch:
+            return
+        self._reported_epoch = epoch
+        self.context.report(
+            ComponentError(
+                f"{self._at}, Kafka at {self._bootstrap}",
+                "Kafka accepts every record",
+                f"{len(rejected)} that it rejected: {rejected[0][1]}",
+                "They are among the dead letters: penstock dlq list. All other rows are written.",
             )
+        )
 
     def _end(self, deadline: float) -> None:
         """End the open transaction. If this raises, the library wants the same call again."""

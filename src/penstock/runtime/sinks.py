@@ -240,6 +240,14 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         rows = [
             (_values(piece), str(blame(self.context.component, "write", error))) for piece, error in self._dead
         ]
+        if self.given_up is not None:  # stored before the epoch ends
+            for values, text in rows:
+                self.given_up.add(values, text, bounded=False)
+            for text in dict.fromkeys(text for _, text in rows):
+                count = sum(each == text for _, each in rows)
+                self.report(_rejected(self.context.component, count, text))
+            self._dead = []
+            return True
         try:
             for error in dict.fromkeys(text for _, text in rows):
                 same = [values for values, text in rows if text == error]

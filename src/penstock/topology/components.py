@@ -30,6 +30,17 @@ class Source:
     task: int
 
 
+class AddDeadLetters(Protocol):
+    """The type of ``Context.add_dead_letters``."""
+
+    def __call__(
+        self, rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = ""
+    ) -> None:
+        """``failure``: of all rows, or one for each. ``once``: letters that the task added earlier under the same
+        name are replaced, also by a later process: for what is done again after a restart, such as the publishing
+        of an epoch. Without it, letters may be there twice after a restart."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a task knows of itself and its topology."""
@@ -64,12 +75,10 @@ class Context:
     """Count messages that a spout does not emit again, or rows that a sink rejects: shown as ``given_up``."""
     late: Callable[[int], None] = field(default=lambda rows: None, compare=False)
     """Count so many tuples as too late for a window."""
-    add_dead_letters: Callable[[Sequence[Sequence[Any]], Failure], None] = field(
-        default=lambda rows, failure: None, compare=False
-    )
+    add_dead_letters: AddDeadLetters = field(default=lambda rows, failure, *, once="": None, compare=False)
     """Keep rows (values in the order of the fields) that are given up, with the reason: durable on return,
-    counted, shown by ``penstock dlq``. Raises ``StateError`` where they cannot be kept. At least once they may be
-    there twice, and exactly once too, after a restart. From the task's own thread or the one that commits."""
+    counted, shown by ``penstock dlq``. Raises ``StateError`` where they cannot be kept. From the task's own thread
+    or the one that commits."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows this task shows in the live view. For a few rows a few times a second, not for data:
     only the newest rows of each report interval travel."""
