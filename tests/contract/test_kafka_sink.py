@@ -1,6 +1,7 @@
 """KafkaSink against a real broker: an epoch is there once or not at all, whatever dies in between."""
 
 import json
+import secrets
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ import time
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.connectors.kafka import KafkaSink
 from penstock.errors import ComponentError, EnvironmentFault, SinkRefused
@@ -306,3 +308,40 @@ def test_a_topic_that_does_not_exist(kafka, sink):
     with pytest.raises((ComponentError, EnvironmentFault)) as caught:
         one.commit(epoch(one, 1, ["a"]))
     assert "that the topic exists" in str(caught.value)
+
+
+@pytest.fixture
+def strict_topic(kafka):
+    """A topic that accepts 2,000 bytes at a time, and no record without a key."""
+    name = f"strict-{secrets.token_hex(4)}"
+    config = {"max.message.bytes": "2000", "cleanup.policy": "compact"}
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([NewTopic(name, 1, config=config)])[name].result(PATIENCE)
+    return name
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_records_that_the_broker_rejects_are_dead_letters_alone(kafka, strict_topic, tmp_path, delivery):
+    dead, reported = [], []
+
+    def add(rows, failures, once):
+        for row, failure in zip(rows, failures, strict=True):
+            dead.append((row, failure.error.partition(": ")[2].partition(":")[0]))
+
+    one = KafkaSink(kafka.bootstrap, strict_topic, key_field="key", value_field="value")
+    more = {"add_dead_letters": add, "report": reported.append, "folder": str(tmp_path)}
+    one.prepare({}, context(delivery, component=strict_topic, **more))
+    one.recover([])
+    # Eight that fit alone and not together, two that are too large, one without a key.
+    fit = [(f"k{n}", secrets.token_hex(300)) for n in range(8)]
+    large = [(f"large{n}", secrets.token_hex(2000)) for n in range(2)]
+    rows = [*fit[:3], large[0], *fit[3:5], (None, "no key"), *fit[5:], large[1]]
+    keys, values = zip(*rows, strict=True)
+    one.write(pa.record_batch({"key": pa.array(keys, pa.string()), "value": list(values)}), SOURCE)
+    until_answered(one.commit, one.prepare_commit(1))
+    assert len(dead) == 3
+    assert set(dead) == {*((row, "MSG_SIZE_TOO_LARGE") for row in large), ((None, "no key"), "INVALID_RECORD")}
+    assert [(key.decode(), value.decode()) for key, value in read(kafka, strict_topic)] == fit
+    assert len(reported) == 1
+    assert one.published() == 1
+    one.cleanup()

@@ -281,8 +281,8 @@ def dead() -> list[tuple[Any, str]]:
 def rejecting(sink: PostgresSink, dead: list[tuple[Any, str]]) -> PostgresSink:
     """Collect what the sink gives up."""
 
-    def add(rows: Any, failure: Any) -> None:
-        dead.extend((row, failure.error) for row in rows)
+    def add(rows: Any, failures: Any, *, once: str) -> None:
+        dead.extend((row, failure.error) for row, failure in zip(rows, failures, strict=True))
 
     sink.context = dataclasses.replace(sink.context, add_dead_letters=add)
     return sink

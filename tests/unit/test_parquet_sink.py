@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,45 @@ def test_a_folder_that_is_away_and_a_row_that_does_not_fit_cost_no_other(tmp_pat
     assert [letter.record.payload for letter in dead] == [("not a number",)]
     assert spout.failed == 0
     assert runner.stats("sink")[0].given_up == 1
+
+
+@pytest.mark.parametrize("row_group", [1, 1 << 20])
+def test_a_stage_that_is_removed_is_made_again_where_no_row_is_lost(
+    tmp_path: Path, monkeypatch: Any, row_group: int
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", row_group)
+    sink = start(ParquetSink(tmp_path / "out"))
+    committed(sink, 1, n=[1])
+    shutil.rmtree(tmp_path / "out" / "_staged")
+    write(sink, n=[2])
+    committed(sink, 2, n=[3])
+    assert sorted(pyarrow.dataset.dataset(tmp_path / "out").to_table()["n"].to_pylist()) == [1, 2, 3]
+
+
+def test_a_stage_that_is_removed_with_rows_in_it_is_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    sink = start(ParquetSink(tmp_path / "out"))
+    write(sink, n=[1])
+    write(sink, n=[2])  # row 1 is in the staged file
+    assert staged(tmp_path)
+    shutil.rmtree(tmp_path / "out" / "_staged")
+    with pytest.raises(SinkRefused, match=r"1 files were removed from .*written again from the last commit"):
+        sink.prepare_commit(1)
+
+
+def test_a_target_folder_that_is_missing_is_waited_for_and_not_made_again(tmp_path: Path) -> None:
+    """It may only not be mounted."""
+    sink = start(ParquetSink(tmp_path / "out"))
+    write(sink, n=[1])
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with pytest.raises(SinkBusy):
+        sink.prepare_commit(1)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "elsewhere").rename(tmp_path / "out")
+    sink.commit(sink.prepare_commit(1))
+    assert len(files(tmp_path / "out")) == 1
 
 
 def test_a_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_errors_have_a_way_out(make, dlq):
     assert "topology 'shop' must have replay queues, a PersistBolt or dead letters here; got none of any" in said
     make()
     assert "got those of shop" in dlq("list", topology="other", code=2)
-    assert "must be a spout with replay queues or a PersistBolt; got lines. Name one" in dlq(
+    assert "must be one that keeps dead letters here; got lines. Name one" in dlq(
         "list", "--component", "x", code=2
     )
     assert "say which dead letters; got none. Name ids of the list, or give --all." in dlq("drop", code=2)

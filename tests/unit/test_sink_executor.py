@@ -247,15 +247,71 @@ def test_a_row_that_a_sink_rejects_is_a_dead_letter_alone(run, form, error, call
     assert "rejected" in str(runner.errors[-1])
 
 
-def test_a_sink_that_takes_nothing_for_long_and_does_not_say_why_gets_dead_letters_in_the_end(run, monkeypatch):
-    monkeypatch.setattr(rejection, "TRIES", 8)
+def test_a_sink_that_takes_nothing_and_does_not_say_why_is_waited_for_however_long(run, monkeypatch):
+    monkeypatch.setattr(rejection, "TRIES", 3)
     runner, spout, sink = run(Store(), count=5)
     sink.bad, sink.error = frozenset(range(5)), ValueError
-    runner.run(1.0)
-    assert letters(runner) == []
+    runner.run(8.0)
+    assert letters(runner) == spout.acked == spout.failed == []
+    assert runner.stats("sink")[0].away > 7
+    sink.bad = frozenset()
     runner.run(3.0)
-    assert letters(runner) == list(range(5))
-    assert sorted(spout.acked) == list(range(5))
+    assert sorted(sink.committed) == sorted(spout.acked) == list(range(5))
+
+
+@pytest.mark.parametrize("call", ["write", "prepare_commit", "commit"])
+@pytest.mark.parametrize("form", [Store, SlowStore])
+def test_an_outage_in_the_middle_of_a_search_makes_no_dead_letters(run, form, call, monkeypatch):
+    """Row 30 is bad; once some rows are taken the server goes down with an error of its own kind, for longer than
+    anything is tried."""
+    monkeypatch.setattr(rejection, "TRIES", 3)
+    runner, spout, sink = run(form())
+    sink.bad, sink.at, sink.error = frozenset({30}), call, ValueError
+    check, taken = sink._check, []
+
+    def check_and_fail(name, rows):
+        check(name, rows)
+        if name == call and rows and not taken:
+            taken.extend(rows)
+            sink.down = RuntimeError("a client library's own error")
+
+    sink._check = check_and_fail
+    runner.run(10.0)
+    assert 0 < len(taken) < 100, "or this shows nothing"
+    assert letters(runner) == []
+    sink.down = None
+    runner.run(6.0)
+    assert letters(runner) == [30]
+    assert sorted(sink.committed) == [n for n in range(100) if n != 30]
+    assert sorted(spout.acked) == list(range(100))
+    assert spout.failed == []
+
+
+@pytest.mark.parametrize("call", ["write", "prepare_commit", "commit"])
+@pytest.mark.parametrize("form", [Store, SlowStore])
+def test_a_bad_row_that_is_alone_is_a_dead_letter_as_soon_as_others_are_taken(run, form, call):
+    runner, spout, sink = run(form(), count=1)
+    sink.bad, sink.at, sink.error = frozenset({0}), call, ValueError
+    runner.run(2.0)
+    assert letters(runner) == spout.acked == []
+    spout.count = 50
+    runner.run(2.5)
+    assert letters(runner) == [0]
+    assert sorted(sink.committed) == list(range(1, 50))
+    assert sorted(spout.acked) == list(range(50))
+    (stats,) = runner.stats("sink")
+    assert (stats.executed, stats.written, stats.given_up, stats.away) == (50, 49, 1, 0)
+
+
+@pytest.mark.parametrize("bad", [{98, 99}, {*range(10, 20)}, {0, 1, 2, 3, 4}, {*range(0, 100, 2)}])
+@pytest.mark.parametrize("call", ["write", "commit"])
+def test_bad_rows_side_by_side_are_found(run, bad, call, monkeypatch):
+    monkeypatch.setattr(rejection, "TRIES", 8)
+    runner, _, sink = run(Store())
+    sink.bad, sink.at, sink.error = frozenset(bad), call, ValueError
+    runner.run(4.0)
+    assert letters(runner) == sorted(bad)
+    assert sorted(sink.committed) == [n for n in range(100) if n not in bad]
 
 
 def test_a_sink_that_is_away_when_the_topology_starts_is_waited_for(run):

@@ -42,7 +42,8 @@ class _Box:
     component: str
     index: int
     dead: DeadLetters
-    send_back: Callable[[Collection[int]], int]
+    send_back: Callable[[Collection[int]], int] | None
+    """None: no queue takes them."""
     close: Callable[[], None]
 
     @classmethod
@@ -62,20 +63,9 @@ class _Box:
 
     @classmethod
     def of_task(cls, component: str, index: int, dead: StoredLetters) -> _Box:
-        """Of a sink that rejected rows, or a spout without replay queues: there is no queue to send them back
-        to."""
-
-        def refuse(ids: Collection[int]) -> int:
-            if not ids:
-                return 0
-            raise LoadError(
-                f"penstock dlq send-back, component '{component}'",
-                "only letters of a ReplaySpout or a PersistBolt can be sent back",
-                f"{len(ids)} of a component without a queue",
-                "Show them, bring the rows in again by the source, and drop the letters.",
-            )
-
-        return cls(component, index, dead, refuse, dead.close)
+        """Of a sink or bolt that gave up rows, or a spout without replay queues: there is no queue to send them
+        back to."""
+        return cls(component, index, dead, None, dead.close)
 
     def id(self, letter: Letter) -> str:
         """What the user knows a letter by: unique in its topology."""
@@ -124,13 +114,15 @@ def handle(options: argparse.Namespace) -> int:
         if options.action == "show":
             _show(console, *next(iter(chosen.items())))
             return 0
+        if options.action == "send-back":
+            chosen = _with_queues(console, chosen, options.all)
         count = 0
         for box in boxes:
             ids = {letter.id for owner, letter in chosen.values() if owner is box}
-            if options.action == "send-back":
-                count += box.send_back(ids)
-            else:
+            if options.action == "drop":
                 count += drop(box.dead, ids)
+            elif box.send_back is not None:
+                count += box.send_back(ids)
         done = "sent back" if options.action == "send-back" else "dropped"
         console.print(f"{count} dead letter{'' if count == 1 else 's'} {done}", highlight=False)
         if count < len(chosen):
@@ -165,7 +157,7 @@ def _find(options: argparse.Namespace) -> list[_Box]:
     if component is not None and component not in owners:
         raise LoadError(
             f"topology '{topology}'",
-            f"component '{component}' must be a spout with replay queues or a PersistBolt",
+            f"component '{component}' must be one that keeps dead letters here",
             ", ".join(sorted(owners)),
             "Name one of these.",
         )
@@ -213,6 +205,32 @@ def _choose(found: dict[str, tuple[_Box, Letter]], ids: list[str]) -> dict[str, 
             "penstock dlq list shows what is there; nothing was changed.",
         )
     return {id: found[id] for id in ids}
+
+
+def _with_queues(
+    console: Terminal, chosen: dict[str, tuple[_Box, Letter]], everything: bool
+) -> dict[str, tuple[_Box, Letter]]:
+    """Those that a queue takes back. The others are an error before anything is changed, or, of all, stay."""
+    taken = {id: found for id, found in chosen.items() if found[0].send_back is not None}
+    stay = len(chosen) - len(taken)
+    if not stay:
+        return taken
+    owners = ", ".join(sorted({f"'{box.component}'" for box, _ in chosen.values() if box.send_back is None}))
+    instead = (
+        "Look at them with penstock dlq show, give the rows to the topology's source once more (a Kafka topic, a "
+        "file) or write them to the sink's system, then remove the letters with penstock dlq drop."
+    )
+    if not (everything and taken):
+        raise LoadError(
+            f"penstock dlq send-back, component {owners}",
+            "only letters of a ReplaySpout or a PersistBolt can be sent back",
+            f"{stay} of a component without a queue; nothing was changed",
+            instead,
+        )
+    console.print(
+        printable(f"{stay} of {owners} stay: no queue takes them. {instead}"), highlight=False, markup=False
+    )
+    return taken
 
 
 def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, Letter]]) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.connectors.kafka_client import BrokerErrors, Options, client_library, where
+from penstock.connectors.kafka_client import BrokerErrors, Options, client_library, library_error, where
 from penstock.connectors.kafka_encoding import Encoder, Payload, Row, produce
-from penstock.errors import ComponentError, SinkBusy
+from penstock.connectors.kafka_rejection import RECORDS_FAULT
+from penstock.errors import ComponentError, PenstockError, SinkBusy
 from penstock.topology.components import Conf, Context, Failure, Source, TransactionalSink
 
 _FLUSH_SECONDS = 2.0  # for which a commit blocks its slot, at most
-_RECORDS_FAULT = {"MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE", "TOPIC_EXCEPTION"}
-"""Errors that say: this record will never be accepted."""
 
 
 class KafkaBolt(TransactionalSink):
@@ -82,6 +81,14 @@ class KafkaBolt(TransactionalSink):
             produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
         except BufferError:
             raise self._busy(f"its queue is full and has not moved for {self._timeout:.0f} s") from None
+        except client_library().KafkaException as failed:
+            if failed.args[0].name() not in RECORDS_FAULT:
+                raise
+            raise self._rejected(failed) from failed
+        except (PenstockError, OSError):
+            raise
+        except Exception as failed:  # topic= and value= are the user's; the library checks what they return
+            raise self._rejected(failed) from failed
         self._written.append(batch)
         self._producer.poll(0)
 
@@ -92,14 +99,18 @@ class KafkaBolt(TransactionalSink):
             self._produce_again()
         if not self._written:
             return None
-        if self._producer.flush(_FLUSH_SECONDS):
-            raise self._busy(next(iter(self.errors.counts), "no answer"))
+        try:
+            if self._producer.flush(_FLUSH_SECONDS):
+                raise self._busy(next(iter(self.errors.counts), "no answer"))
+        except (client_library().KafkaException, SystemError) as failed:
+            self._lost = library_error(failed).args[0].str()
+            raise self._busy(self._lost) from failed
         try:
             self.errors.check()
         except ComponentError as hopeless:  # for this producer; a person may mend it
             self._lost = hopeless.got or hopeless.rule
         for error, _ in self._undelivered:
-            if error.name() not in _RECORDS_FAULT:
+            if error.name() not in RECORDS_FAULT:
                 self._lost = self._lost or f"{len(self._undelivered)} not accepted: {error.str()}"
         if self._lost:
             raise self._busy(self._lost)
@@ -135,15 +146,24 @@ class KafkaBolt(TransactionalSink):
             self._producer.produce(record.topic(), record.value(), record.key())
             if self._producer.flush(_FLUSH_SECONDS):
                 raise self._busy("no answer")
-            for error, _ in self._undelivered:
-                if error.name() not in _RECORDS_FAULT:
+            refusals = [error for error, _ in self._undelivered]
+            self._undelivered.clear()  # else it is offered twice where its letter cannot be stored now
+            for error in refusals:
+                if error.name() not in RECORDS_FAULT:
                     self._lost = error.str()
                     raise self._busy(self._lost)
                 failure = Failure(self._context.component, f"Kafka rejects the record: {error.str()}")
                 letter = (record.topic(), record.key(), record.value())
                 self._context.add_dead_letters([letter], failure)
-            self._undelivered.clear()
             self._suspects.pop(0)
+
+    def _rejected(self, error: Exception) -> ComponentError:
+        return ComponentError(
+            f"{self._where}, Kafka at {self._bootstrap}",
+            "a row becomes a record that Kafka may take",
+            f"{type(error).__name__}: {error}",
+            "Mend the row in a bolt before this one, or topic= and value=.",
+        )
 
     def _busy(self, got: str) -> SinkBusy:
         return SinkBusy(

@@ -89,6 +89,18 @@ _HOPELESS = {  # the same request will be refused again: a person has to do some
 }
 
 
+def library_error(raised: BaseException) -> Any:
+    """The ``KafkaException`` that something raised is, or hides: after a fatal error the library calls a delivery
+    callback with an exception set, and Python makes a ``SystemError`` of that. Raises what is neither."""
+    kafka = client_library()
+    found: BaseException | None = raised
+    while found is not None:
+        if isinstance(found, kafka.KafkaException):
+            return found
+        found = found.__cause__ or found.__context__
+    raise raised
+
+
 def fenced(error: Any) -> bool:
     """A newer owner has the transactional id: another process asked for it, or Kafka itself counted it up when it
     ended a transaction that was open for longer than ``transaction.timeout.ms``. A producer cannot tell which.

@@ -51,7 +51,7 @@ class Encoder:
     def check(self, batch: pa.RecordBatch, where: str, largest: int) -> None:
         """Raise what encoding these rows, or handing them to the client library, would raise later.
         ``largest``: bytes of a key and a value together that the library takes."""
-        for topic, value, key, *_ in self.records(batch, where):
+        for topic, value, key, *_ in self._made(batch, where):
             if not isinstance(topic, str) or not topic:
                 raise ComponentError(
                     where, "a topic is a name", repr(topic), "Let topic= return one for each row."
@@ -71,6 +71,24 @@ class Encoder:
                     f"{size} for topic '{topic}'",
                     "Raise options={'message.max.bytes': ...}, and the topic's max.message.bytes with it.",
                 )
+
+    def _made(self, batch: pa.RecordBatch, where: str) -> Iterator[Record]:
+        """The records; what the user's functions raise on a row is about the row."""
+        try:
+            for record in self.records(batch, where):
+                for part in record[1:3]:
+                    if isinstance(part, str):
+                        part.encode()  # half a surrogate pair cannot be
+                yield record
+        except ComponentError:
+            raise
+        except Exception as error:  # user code may raise anything
+            raise ComponentError(
+                where,
+                "topic= and value= make a record of every row",
+                f"{type(error).__name__}: {error}",
+                "Mend the function, or the row in a bolt before the sink.",
+            ) from error
 
     def _values(self, batch: pa.RecordBatch, rows: list[dict[str, Any]], where: str) -> Iterable[Payload]:
         if self._value is not None:

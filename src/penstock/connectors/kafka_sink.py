@@ -17,6 +17,7 @@ from penstock.connectors.kafka_client import (
     client_library,
     connecting,
     fenced,
+    library_error,
     log,
     no_answer,
     refused,
@@ -24,9 +25,10 @@ from penstock.connectors.kafka_client import (
 )
 from penstock.connectors.kafka_encoding import Encoder, Payload, Record, Row, produce
 from penstock.connectors.kafka_epochs import EpochNotes
+from penstock.connectors.kafka_rejection import RECORDS_FAULT, Content, RecordSearch, content_of, groups
 from penstock.connectors.staging import StagedSink
-from penstock.errors import PenstockError, SinkRefused
-from penstock.topology.components import Conf, Context, Source
+from penstock.errors import ComponentError, PenstockError, SinkRefused
+from penstock.topology.components import Conf, Context, Failure, Source
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds before trying again; doubled each time
 _MESSAGE_BYTES = 1_000_000  # librdkafka's default of message.max.bytes
@@ -45,6 +47,9 @@ class KafkaSink(StagedSink):
     and does not know it would push its successor out. What its one producer cannot mend - it is fenced, or the
     library calls it broken - is ``SinkRefused``: the topology's next start mends it. What Kafka did not answer in
     time is ``SystemAway``: the next ``commit`` goes on where this one stopped.
+
+    A record that Kafka will never accept (larger than the topic's ``max.message.bytes``, without a key in a
+    compacted topic) is a dead letter; all others are written. ``kafka_rejection`` says which errors mean that.
     """
 
     def __init__(
@@ -80,6 +85,10 @@ class KafkaSink(StagedSink):
         self._notes.create(context.parallelism, ANSWER_SECONDS)
         self._published: int | None = None
         self._begun = False
+        self._search, self._search_epoch = RecordSearch(), -1
+        self._reported_epoch = -1
+        self._suspects: dict[Content, str] = {}
+        """Records of the open transaction that Kafka refused, and what it said."""
         self._committing: int | None = None  # the epoch whose commit was asked for and not answered
         self._producer = self._new_producer()
 
@@ -95,16 +104,31 @@ class KafkaSink(StagedSink):
         super().write(batch, source)
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
-        """In numbered steps: (1) begin; (2) produce the rows; (3) produce the note of the epoch; (4) commit. What
-        fails is aborted and done again from step 1, unless the epoch turns out to be there; a commit that is not
-        answered is asked for again until it is."""
+        """In numbered steps: (1) begin; (2) produce the rows; (3) produce the note of the epoch; (4) store dead
+        letters of the rows that are left out; (5) commit. What fails is aborted and done again from step 1, unless
+        the epoch turns out to be there; a commit that is not answered is asked for again until it is. Between two
+        attempts, records that Kafka refused are looked at alone."""
         deadline = time.monotonic() + self._timeout
         pause = _FIRST_PAUSE
-        while self.published() < epoch:
+        if self._search_epoch != epoch:
+            group_bytes = self._search.group_bytes  # holds for the topic, not for the epoch
+            self._search, self._search_epoch = RecordSearch(), epoch
+            self._search.group_bytes = group_bytes
+        while (known := self.published()) < epoch:
             try:
-                self._transact(epoch, rows, deadline)
-            except self._kafka.KafkaException as failed:
-                error = self._undo(failed.args[0], deadline)
+                if self._search.piece is None or self._begun:
+                    self._transact(epoch, rows, deadline)
+                else:
+                    self._probe(self._search.piece, deadline)
+                    self._search.took()
+                    self._published = known
+            except (self._kafka.KafkaException, SystemError) as failed:
+                error = self._undo(library_error(failed).args[0], deadline)
+                if not self._begun and self._suspects and not _beyond_mending(error):
+                    self._note_suspects()
+                    self._published = known
+                    if time.monotonic() < deadline:
+                        continue
                 if _beyond_mending(error) or time.monotonic() + pause > deadline:
                     raise self._failure(error) from failed
                 log.warning("%s: epoch %d not written to Kafka: %s; trying again", self._at, epoch, error.str())
@@ -120,14 +144,75 @@ class KafkaSink(StagedSink):
         if self._begun:  # an earlier call left it open
             self._end(deadline)
             return
-        self._producer.begin_transaction()
-        self._begun = True
-        try:
-            produce(self._producer, self._records(epoch, rows), max(0.1, deadline - time.monotonic()))
-        except BufferError as full:
-            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError._QUEUE_FULL)) from full
+        self._begin()
+        self._send(self._records(epoch, rows), deadline)
+        if self._search.rejected:
+            self._bury(epoch, rows)
         self._committing = epoch
         self._end(deadline)
+
+    def _probe(self, piece: list[Content], deadline: float) -> None:
+        """Offer the records in a transaction of their own, which nobody will see."""
+        self._begin()
+        self._send(iter(piece), deadline)
+        if self._producer.flush(max(0.1, deadline - time.monotonic())):
+            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError._TIMED_OUT))
+        self._end(deadline)
+
+    def _begin(self) -> None:
+        self._suspects = {}
+        self._producer.begin_transaction()
+        self._begun = True
+
+    def _send(self, records: Iterator[Record], deadline: float) -> None:
+        """Produce records and wait for the answers, as long as there is time. Raises where Kafka refuses some."""
+        most = self._search.group_bytes
+        try:
+            for group in [records] if most is None else groups(records, most):
+                produce(self._producer, iter(group), max(0.1, deadline - time.monotonic()))
+                self._producer.flush(max(0.1, deadline - time.monotonic()))
+        except BufferError as full:
+            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError._QUEUE_FULL)) from full
+        except self._kafka.KafkaException as failed:
+            if failed.args[0].name() != "_STATE":
+                raise
+            self._producer.poll(0)  # for the answer because of which no more may be produced
+            refused = self._kafka.KafkaError(self._kafka.KafkaError._PURGE_QUEUE)
+            raise self._kafka.KafkaException(refused) from failed
+        if self._suspects:
+            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError._PURGE_QUEUE))
+
+    def _note_delivery(self, error: Any, message: Any) -> None:
+        """Called by the library for a record that was not written."""
+        if error is not None and error.name() in RECORDS_FAULT:
+            self._suspects[message.topic(), message.value(), message.key()] = f"{error.name()}: {error.str()}"
+
+    def _note_suspects(self) -> None:
+        if self._search.piece is None:
+            self._search.suspect(self._suspects)
+        else:
+            self._search.refused(next(iter(self._suspects.values())))
+        self._suspects = {}
+
+    def _bury(self, epoch: int, rows: pa.Table) -> None:
+        """Make dead letters of the rows that Kafka will never take."""
+        found = [self._search.rejected.get(content_of(record)) for record in self._all_records(rows)]
+        rejected = [(number, said) for number, said in enumerate(found) if said is not None]
+        letters = [tuple(row.values()) for row in rows.take([number for number, _ in rejected]).to_pylist()]
+        failures = [Failure(self.context.component, f"Kafka rejects the record: {said}") for _, said in rejected]
+        # Of the same epoch there are none but those of an attempt that Kafka did not commit.
+        self.context.add_dead_letters(letters, failures, once=f"published.{epoch}")
+        if self._reported_epoch == epoch:
+            return
+        self._reported_epoch = epoch
+        self.context.report(
+            ComponentError(
+                f"{self._at}, Kafka at {self._bootstrap}",
+                "Kafka accepts every record",
+                f"{len(rejected)} that it rejected: {rejected[0][1]}",
+                "They are among the dead letters: penstock dlq list. All other rows are written.",
+            )
+        )
 
     def _end(self, deadline: float) -> None:
         """End the open transaction. If this raises, the library wants the same call again."""
@@ -137,9 +222,16 @@ class KafkaSink(StagedSink):
         self._begun, self._committing = False, None
 
     def _records(self, epoch: int, rows: pa.Table) -> Iterator[Record]:
+        """What is to be written: the rows that Kafka does not reject, and the note of the epoch."""
+        rejected = self._search.rejected
+        for record in self._all_records(rows):
+            if not rejected or content_of(record) not in rejected:
+                yield record
+        yield self._notes.note(self.identity, epoch)
+
+    def _all_records(self, rows: pa.Table) -> Iterator[Record]:
         for batch in rows.to_batches(max_chunksize=10_000):
             yield from self._encoder.records(batch, self._at)
-        yield self._notes.note(self.identity, epoch)
 
     def _insist(self, call: Callable[[float], Any], deadline: float) -> None:
         """Call until it succeeds or fails for good; what Kafka calls retriable may be called again as it is."""
@@ -155,13 +247,13 @@ class KafkaSink(StagedSink):
 
     def _undo(self, error: Any, deadline: float) -> Any:
         """Abort the open transaction, unless its commit may yet be answered. Returns the error to go by."""
-        if error.txn_requires_abort():
+        if error.txn_requires_abort() or self._suspects:
             self._committing = None
         if self._begun and self._committing is None and not _beyond_mending(error):
             try:
                 self._end(deadline)
-            except self._kafka.KafkaException as failed:
-                return failed.args[0]
+            except (self._kafka.KafkaException, SystemError) as failed:
+                return library_error(failed).args[0]
         return error
 
     def _new_producer(self) -> Any:
@@ -171,6 +263,8 @@ class KafkaSink(StagedSink):
                 **self._shared,
                 "transactional.id": self._id,
                 "linger.ms": 5,
+                "delivery.report.only.error": True,
+                "on_delivery": self._note_delivery,
                 "message.timeout.ms": int(self._timeout * 1000),
                 "transaction.timeout.ms": int(self._timeout * 2000),
             }

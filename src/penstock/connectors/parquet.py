@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from penstock.connectors import incarnation
 from penstock.connectors.patient_file import PatientFile
 from penstock.connectors.staging import RowBuffer
-from penstock.errors import ComponentError, PenstockError, SinkBusy, TopologyError
+from penstock.errors import ComponentError, PenstockError, SinkBusy, SinkRefused, TopologyError
 from penstock.filesystems import open_url
 from penstock.state.failures import is_passing
 from penstock.state.store import StateStore
@@ -98,6 +98,7 @@ class ParquetSink(TransactionalSink):
         self._stage = posixpath.join(self._folder, below)
         with self._io():
             self._make_folder(self._stage)
+            self._device = os.stat(self._folder).st_dev if self._local else 0
         self._records = StateStore(posixpath.join(self._url, below))
         self._stem = "-".join(urllib.parse.quote(part, "") for part in task)
         self._buffer = RowBuffer(self.where)
@@ -147,6 +148,7 @@ class ParquetSink(TransactionalSink):
             with self._io():
                 for folder in list(self._open):
                     self._close(folder)
+                self._look_after_stage()
                 self._finish()
                 self._sync_folder(self._stage)
         except SinkBusy:
@@ -200,7 +202,8 @@ class ParquetSink(TransactionalSink):
         except FileNotFoundError:
             if self._fs.exists(target):
                 return
-            raise ComponentError(
+            # Exactly once the epoch is committed and its rows are gone: asking again would hide that.
+            raise (SinkRefused if self.incarnation.epochs else ComponentError)(
                 self.where,
                 "what was staged stays until it is committed",
                 f"neither {staged} nor {target}",
@@ -261,7 +264,11 @@ class ParquetSink(TransactionalSink):
     def _drain(self) -> None:
         with self._io():
             for file in (*self._open.values(), *self._finishing):
-                file.file.drain()
+                try:
+                    file.file.drain()
+                except FileNotFoundError:
+                    self._look_after_stage()
+                    file.file.drain()
 
     def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
         """The open file of a partition, made if there is none. It is on disk when there is something to write."""
@@ -292,6 +299,24 @@ class ParquetSink(TransactionalSink):
         while self._finishing:
             self._finishing[0].file.finish()
             self._closed.append(self._finishing.pop(0))
+
+    def _look_after_stage(self) -> None:
+        """Make the folder for staged files again where somebody has removed it. Raises ``SinkRefused`` where rows
+        went with it: they come again from the last commit. While the target folder itself is missing, or another
+        file system is in its place, this raises ``OSError``: it may only not be mounted."""
+        if not self._local:
+            return
+        if os.stat(self._folder).st_dev != self._device:
+            raise OSError(f"another file system is mounted at {self._folder} than at the start")
+        staged = (*self._open.values(), *self._finishing, *self._closed)
+        if lost := [file.name for file in staged if file.file.is_lost]:
+            raise SinkRefused(
+                self.where,
+                "what was staged stays until it is committed",
+                f"{len(lost)} files were removed from {self._stage}, as {lost[0]}",
+                "Their rows are written again from the last commit. Nothing else may change what is in _staged.",
+            )
+        self._make_folder(self._stage)
 
     def _make_folder(self, path: str) -> None:
         """Make a folder inside the target folder, each level durable in the one above."""

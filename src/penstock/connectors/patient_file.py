@@ -80,6 +80,11 @@ class PatientFile:
                 "The rows are written again from the last commit. Look at the disk.",
             ) from error
 
+    @property
+    def is_lost(self) -> bool:
+        """Somebody has removed it, with what it held."""
+        return self._local and self._on_disk > 0 and not os.path.exists(self._path)
+
     def discard(self) -> None:
         """Remove it, as far as that is possible."""
         self._let_go()

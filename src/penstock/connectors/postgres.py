@@ -140,13 +140,13 @@ class PostgresSink(StagedSink):
                 )
             if self._create:
                 postgres_rows.create_table(connection.execute, self._table, rows.schema, self._key)
-            self._write_all_but_rejected(connection, rows)
+            self._write_all_but_rejected(connection, epoch, rows)
             connection.execute(
                 "UPDATE penstock_epochs SET identity = %s, epoch = %s WHERE sink = %s",
                 (self.identity, epoch, self._sink),
             )
 
-    def _write_all_but_rejected(self, connection: psycopg.Connection, rows: pa.Table) -> None:
+    def _write_all_but_rejected(self, connection: psycopg.Connection, epoch: int, rows: pa.Table) -> None:
         """Write the rows, and make dead letters of those that PostgreSQL will never take. Which they are shows
         only here, against the table as it is now; an epoch must not fail with them at every restart."""
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # else a deferred one shows at COMMIT, without its row
@@ -161,11 +161,11 @@ class PostgresSink(StagedSink):
                 raise _RowRefused(str(self._refused(error))) from error
 
         rejected = write_all_but_rejected(rows, write, (_RowRefused, pa.ArrowException))
-        for each in rejected:
-            (values,) = rows.slice(each.row, 1).to_pylist()
-            failure = Failure(self.context.component, each.error)
-            self.context.add_dead_letters([tuple(values.values())], failure)
         if rejected:
+            letters = [tuple(row.values()) for row in rows.take([each.row for each in rejected]).to_pylist()]
+            failures = [Failure(self.context.component, each.error) for each in rejected]
+            # Of the same epoch there are none but those of an attempt that PostgreSQL did not commit.
+            self.context.add_dead_letters(letters, failures, once=f"published.{epoch}")
             self.context.report(
                 ComponentError(
                     self.where,

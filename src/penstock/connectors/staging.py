@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.columns import is_pickled, to_values
 from penstock.connectors import incarnation
-from penstock.errors import ComponentError, StateError
+from penstock.errors import ComponentError, SinkRefused, StateError
 from penstock.state.store import StateStore, is_missing
 from penstock.topology.components import Conf, Context, Source, TransactionalSink
 
@@ -215,7 +215,7 @@ class StagedSink(TransactionalSink):
         except StateError as error:
             if not is_missing(error):
                 raise
-            raise ComponentError(
+            raise (SinkRefused if self.incarnation.epochs else ComponentError)(
                 self.where,
                 f"the rows of epoch {token['epoch']} stay staged until they are published",
                 error.where + ": no such file",

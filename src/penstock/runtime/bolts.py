@@ -22,6 +22,7 @@ from penstock.frames.header import Header
 from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
 from penstock.runtime.executor import Executor
 from penstock.runtime.failures import USER_ERRORS, blame
+from penstock.runtime.given_up import GivenUp
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.parcel import Parcel
 from penstock.topology.components import (
@@ -53,6 +54,8 @@ class BoltExecutor(Executor[B]):
         timeout: float = math.inf,
     ) -> None:
         super().__init__(*args)
+        self.given_up = GivenUp(self.context, self._clock) if self.context.delivery == "exactly_once" else None
+        """Tuples that nobody emits again; None where spouts do, and where the guarantee allows to lose them."""
         self._timeout = timeout
         self._holds_timeouts = False
         self._timeouts_since = 0.0
@@ -79,7 +82,7 @@ class BoltExecutor(Executor[B]):
     @property
     def may_run(self) -> bool:
         """There is work, and what comes of it may leave."""
-        return self.busy and not self.outlets.held_back
+        return self.busy and not self.outlets.held_back and (self.given_up is None or not self.given_up.waits)
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
@@ -97,7 +100,7 @@ class BoltExecutor(Executor[B]):
             self.next_tick = self._clock.monotonic() + self.tick_interval
 
     def run(self) -> bool:
-        if self.outlets.held_back:
+        if self.outlets.held_back or not self._stores_letters():
             return False
         if self._parcel is None:
             parcel = self.inbox.take()
@@ -182,6 +185,13 @@ class BoltExecutor(Executor[B]):
         self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
         self._parcel = self._lineage = None
         self._left = 0
+
+    def _stores_letters(self) -> bool:
+        return self.given_up is None or not self.given_up.full or self.given_up.store()
+
+    def _give_up(self, values: Iterable[Any], error: str) -> None:
+        if self.given_up is not None:
+            self.given_up.add(tuple(values), error)
 
     def _given_up(self, header: Header) -> bool:
         """Every tuple of the parcel stems from roots that have timed out: their spouts send them again, so to
@@ -297,7 +307,9 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                     execute(tup, collector)
                 return
             except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
-                self.report(blame(self.context.component, "execute", error, tup))
+                blamed = blame(self.context.component, "execute", error, tup)
+                self.report(blamed)
+                self._give_up(tup, str(blamed))
 
     def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
         """The same, noting after each tuple how many rows wait: what it emitted stems from it."""
@@ -368,7 +380,9 @@ class RichExecutor(BoltExecutor[RichBolt]):
 
     def _open(self, conf: Conf) -> None:
         self._rows: Iterator[Tuple] = iter(())
-        self._collector = RichTupleCollector(self.context.component, self.outputs, self.stats, self.tracker)
+        self._collector = RichTupleCollector(
+            self.context.component, self.outputs, self.stats, self.tracker, self._give_up
+        )
         self._guard("prepare", self.component.prepare, conf, self.context, self._collector)
 
     def _tick(self) -> None:
@@ -420,6 +434,9 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
             blamed = blame(self.context.component, "execute_batch", error)
             self.report(blamed)
             self._fail_all(blamed)
+            if self.given_up is not None and self._batch is not None:
+                for values in zip(*map(to_values, self._batch.columns), strict=True):
+                    self._give_up(values, str(blamed))
         self._ack_all()
         self._batch = None
         return self._left

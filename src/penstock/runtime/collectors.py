@@ -126,9 +126,17 @@ class TupleCollector:
 class RichTupleCollector(TupleCollector):
     """For rich bolts. Where acks are not tracked they are only counted."""
 
-    def __init__(self, component: str, outputs: Outputs, stats: TaskStats, tracker: Tracker | None) -> None:
+    def __init__(
+        self,
+        component: str,
+        outputs: Outputs,
+        stats: TaskStats,
+        tracker: Tracker | None,
+        give_up: Callable[[Iterable[Any], str], None] = lambda values, error: None,
+    ) -> None:
+        """``give_up``: called for a tuple that fails where nobody emits it again."""
         super().__init__(component, outputs)
-        self._stats, self._tracker = stats, tracker
+        self._stats, self._tracker, self._give_up = stats, tracker, give_up
         if tracker is not None:
             plain = self.emit
 
@@ -155,6 +163,8 @@ class RichTupleCollector(TupleCollector):
         held = _held(tup)
         if held is not None:
             held.fail(tup, error or f"component '{self._component}' failed it")
+        elif not tup.is_tick:
+            self._give_up(tup, error or f"component '{self._component}' failed it")
         self._stats.failed += 1
 
     def _anchor(self, output: StreamOutput, anchors: Tuple | Sequence[Tuple] | None) -> None:

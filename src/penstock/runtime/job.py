@@ -17,7 +17,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
 from penstock.plan.owners import grouped_by
 from penstock.replay.records import Record
-from penstock.replay.stored_letters import FOLDER, StoredLetters
+from penstock.replay.stored_letters import FOLDER, StoredLetters, task_identity
 from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.runtime.detours import Detours
 from penstock.runtime.executor import Executor
@@ -32,6 +32,7 @@ from penstock.state.store import StateStore
 from penstock.state.values import TaskState
 from penstock.topology.builder import Node, Topology
 from penstock.topology.components import (
+    AddDeadLetters,
     BaseBolt,
     BaseSpout,
     BasicBolt,
@@ -164,21 +165,28 @@ def _counter(stats: TaskStats) -> Callable[[int], None]:
     return gave_up
 
 
-def _letters(
-    job: Job, task: int, stats: TaskStats, clock: Clock
-) -> Callable[[Sequence[Sequence[Any]], Failure], None]:
+def _letters(job: Job, task: int, stats: TaskStats, clock: Clock) -> AddDeadLetters:
     """Keeps a task's dead letters and counts them. Nothing is made before the first."""
     plan = job.plan
     component, index = plan.task[task].component, plan.task[task].index
 
-    def add(rows: Sequence[Sequence[Any]], failure: Failure) -> None:
+    def add(rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = "") -> None:
         if not rows:
             return
         letters = StoredLetters(StateStore(f"{job.letters or job.shared}/{component}/{FOLDER}/{index}"))
         letters.about(plan.topology, component, index)
         now = clock.now()
-        letters.add([Record(tuple(row), failure.attempts, failure.error, failure.component, now) for row in rows])
-        stats.given_up += len(rows)
+        failures = [failure] * len(rows) if isinstance(failure, Failure) else failure
+        records = [
+            Record(tuple(row), why.attempts, why.error, why.component, now)
+            for row, why in zip(rows, failures, strict=True)
+        ]
+        if once and job.folder:  # epochs of a start from scratch are others, though their numbers come again
+            identity = task_identity(StateStore(f"{job.folder}/tasks/{component}-{index}"))
+            stats.given_up += letters.add_once(records, f"{identity}.{once}")
+        else:
+            letters.add(records)
+            stats.given_up += len(rows)
 
     return add
 

@@ -1,11 +1,13 @@
 """Which rows a sink does not take: decided by halving, without knowing the sink.
 
-A batch or transaction that a sink refuses is offered in halves until single rows are left. Those are the rejected
-ones; all others are written.
+A batch or transaction that a sink refuses is offered in halves until single rows are left. A row is rejected where
+the sink says so (an error of Penstock's own), or where the row alone fails while the sink takes others: it failed,
+another row was taken, it failed again. Everything else looks like a sink that is away, and is waited for.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 import pyarrow as pa
@@ -14,9 +16,12 @@ from penstock.errors import PenstockError, SinkBusy, SinkRefused, StateError, St
 from penstock.topology.components import Source
 
 TRIES = 30
-"""How often a sink that took nothing at all, and did not say why, is tried before single rows are blamed: with the
-pauses in between half a minute, which most restarts of a server are done within."""
-_LEAVES = 3  # single rows that fail before it looks as if the sink took nothing: rarely are neighbours all bad
+"""How often the last few rows of a search are tried before they are blamed, where the sink took others just before
+and none is left to offer after them: with the pauses in between half a minute, which most restarts of a server are
+done within."""
+_LEAVES = 3
+"""Single rows in succession that fail before it looks as if the sink took nothing: more are rarely all bad."""
+_MOST_SUSPECTS = 64  # single rows set apart in an outage: each is offered alone when it is over
 
 Piece = list[tuple[pa.RecordBatch, Source]]
 """Rows in order, with where they come from."""
@@ -43,46 +48,94 @@ def fault_of(error: BaseException) -> Fault:
     return Fault.REJECTED if isinstance(error, PenstockError) else Fault.UNKNOWN
 
 
+@dataclass
+class _Part:
+    """Rows that the sink has not taken."""
+
+    rows: Piece
+    failed_at: int = 0
+    """Which offer it, or what it is a half of, failed at; 0 for none."""
+    suspect: bool = False
+    """A single row that failed for an unknown reason."""
+
+
 class RowSearch:
     """Of one batch or transaction. Offer ``piece`` to the sink, say what came of it, until there is none left."""
 
     def __init__(self, whole: Piece) -> None:
-        self._whole = whole
-        self._tries = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._todo = [self._whole]
-        self._taken = self._unexplained = 0
+        self._todo = [_Part(whole)] if whole else []
+        """The next one last."""
+        self._is_empty = not whole
+        self._offers = self._took_at = 0
+        """How many offers there were; which of them was taken last."""
+        self._in_a_row = self._tries = 0
+        self._doubts = False
+        """The sink has taken nothing since it seemed to take nothing at all."""
         self.rejected: list[tuple[Piece, BaseException]] = []
-        """Single rows that the sink does not take, in order."""
+        """Single rows that the sink does not take."""
 
     @property
     def piece(self) -> Piece | None:
-        """The rows to offer next."""
-        return self._todo[-1] if self._todo else None
+        """The rows to offer next. Of an empty transaction no rows, once."""
+        if self._is_empty:
+            return []
+        return self._todo[-1].rows if self._todo else None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Rows fail, and no others are left that could show that it is their fault: any more would help."""
+        return bool(self._todo) and all(part.suspect for part in self._todo)
+
+    def add(self, rows: Piece) -> None:
+        """Offer these too, first."""
+        self._todo.append(_Part(rows))
 
     def took(self) -> None:
         """The sink has the piece."""
+        self._offers += 1
+        if self._is_empty:
+            self._is_empty = False
+            return
         self._todo.pop()
-        self._taken += 1
+        self._took_at, self._in_a_row, self._doubts = self._offers, 0, False
 
     def refused(self, error: BaseException) -> bool:
-        """The sink has nothing of the piece. False: it seems to take nothing at all. Then pause; everything is
+        """The sink has nothing of the piece. False: it seems to take nothing at all. Then pause; what is left is
         offered once more."""
-        if not self._whole:
+        self._offers += 1
+        if self._is_empty:
             return False  # nothing was written, so it is not about rows
-        piece = self._todo.pop()
-        if rows_of(piece) > 1:
-            self._todo += reversed(_halves(piece))
+        part = self._todo.pop()
+        fault = fault_of(error)
+        if rows_of(part.rows) > 1:
+            if fault is Fault.UNKNOWN and self._doubts and self._suspects >= _MOST_SUSPECTS:
+                self._todo.insert(0, _Part(part.rows, self._offers))
+                return False
+            self._todo += [_Part(half, self._offers) for half in reversed(_halves(part.rows))]
             return True
-        self.rejected.append((piece, error))
-        self._unexplained += fault_of(error) is Fault.UNKNOWN
-        in_doubt = self._unexplained and not self._taken and (self._unexplained >= _LEAVES or not self._todo)
-        if in_doubt and self._tries < TRIES:
-            self._tries += 1
-            self._begin()
+        if fault is not Fault.UNKNOWN or 0 < part.failed_at < self._took_at:
+            self.rejected.append((part.rows, error))
+            return True
+        self._in_a_row += 1
+        self._todo.insert(0, _Part(part.rows, self._offers, suspect=True))
+        if not self._doubts and self._in_a_row < min(_LEAVES, len(self._todo)):
+            return True
+        self._in_a_row, self._doubts = 0, True
+        return self._blame_the_last(error)
+
+    @property
+    def _suspects(self) -> int:
+        return sum(part.suspect for part in self._todo)
+
+    def _blame_the_last(self, error: BaseException) -> bool:
+        """Where others were taken and only a few are left, those that still fail after many tries are blamed."""
+        if not self.in_doubt:
             return False
+        self._tries += 1
+        if not self._took_at or len(self._todo) > _LEAVES or self._tries < TRIES:
+            return False
+        self.rejected += [(part.rows, error) for part in reversed(self._todo)]
+        self._todo = []
         return True
 
 

@@ -2,7 +2,8 @@
 does not take them.
 
 A sink that is away is waited for: the same call is made again after a pause that grows, its inbox fills, and flow
-control does the rest. Rows that a sink rejects go to the dead letters; the rest is written.
+control does the rest. Rows that a sink rejects go to the dead letters; the rest is written. Where a sink does not
+say which of the two it is, it counts as away until it takes other rows.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._batch: pa.RecordBatch | None = None
         self._writing: RowSearch | None = None
         """The batch that the sink did not take at once."""
+        self._joined: list[Lineage] = []
+        """Of earlier parcels whose rows are in ``_writing`` too."""
         self._epochs = self.context.delivery == "exactly_once"
         self._unacked: list[Lineage] = []
         self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
@@ -171,16 +174,32 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
                 self._writing = RowSearch([(self._batch, source)])
             else:
                 self._hold(self._batch, source)
-        if self._writing is not None and not self._write_in_parts(self._writing):
-            return 0
+        if self._writing is not None:
+            self._join_next(self._writing)
+            if not self._write_in_parts(self._writing):
+                return 0
         if self._dead and not self._bury():
             return 0
         if self._away_since is not None:
             self._came_back()
         if self._lineage is not None:
-            self._unacked.append(self._lineage)
-        self._batch = self._writing = None
+            self._unacked += [*self._joined, self._lineage]
+        self._batch, self._writing, self._joined = None, None, []
         return self._left
+
+    def _join_next(self, search: RowSearch) -> None:
+        """Add the next parcel's rows to a search that is in doubt: whether the sink takes them decides whether it
+        is away."""
+        if not search.in_doubt or (parcel := self.inbox.take()) is None:
+            return
+        lineage, left = self._lineage, self._left
+        if self._parcel is not None:
+            self._end()
+        self._begin(parcel)
+        search.add([(self._decode(parcel), self._source())])
+        self._left += left
+        if lineage is not None:
+            self._joined.append(lineage)
 
     def _write_in_parts(self, search: RowSearch) -> bool:
         while search.piece is not None:
@@ -221,6 +240,14 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         rows = [
             (_values(piece), str(blame(self.context.component, "write", error))) for piece, error in self._dead
         ]
+        if self.given_up is not None:  # stored before the epoch ends
+            for values, text in rows:
+                self.given_up.add(values, text, bounded=False)
+            for text in dict.fromkeys(text for _, text in rows):
+                count = sum(each == text for _, each in rows)
+                self.report(_rejected(self.context.component, count, text))
+            self._dead = []
+            return True
         try:
             for error in dict.fromkeys(text for _, text in rows):
                 same = [values for values, text in rows if text == error]
@@ -247,6 +274,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if self._committing is None:
             self._committing = RowSearch(self._held)
             self._offer = _Offer(written=len(self._held))
+        elif self._parcel is None:
+            self._commit_next_too(self._committing)
         while (piece := self._committing.piece) is not None:
             try:
                 self._commit_piece(piece)
@@ -276,6 +305,17 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if self.tracker is not None:
             for lineage in unacked:
                 self.tracker.tally.add(lineage.entries())
+
+    def _commit_next_too(self, search: RowSearch) -> None:
+        """As ``_join_next``, for a transaction."""
+        self._join_next(search)
+        if self._parcel is None:
+            return
+        self._uncommitted += self._left
+        self.stats.executed += self._left
+        if self._lineage is not None:
+            self._unacked.append(self._lineage)
+        self._end()
 
     def _commit_piece(self, piece: Piece) -> None:
         offer = self._offer

@@ -181,6 +181,8 @@ class Slot:
             else:
                 state.inherit(begins.sources, begins.share)
             executor.report = self._note_error(executor.stats)
+            if isinstance(executor, BoltExecutor) and executor.given_up is not None:
+                executor.given_up.begin((epoch if memo is None else memo.epoch) + 1)
             executor.open(conf)
             if isinstance(executor, SinkExecutor):
                 executor.recover(begins.tokens, epoch)
@@ -331,7 +333,10 @@ class Slot:
             return 1.0
         if self._relay or any(bolt.may_run for bolt in self._bolts):
             return 0.0
-        if self._epoch_over and not any(bolt.busy for bolt in self._bolts) and not self._waits_for_sinks:
+        stores = [bolt.given_up for bolt in self._bolts if bolt.given_up is not None]
+        wakes = [store.wake_at for store in stores if store.wake_at is not None]
+        waits_for_stores = self._waits_for_sinks or bool(wakes)
+        if self._epoch_over and not any(bolt.busy for bolt in self._bolts) and not waits_for_stores:
             return 0.0
         waiting = self._alignment.next_task
         if waiting is not None and self._inboxes[waiting].has_room:
@@ -345,6 +350,7 @@ class Slot:
         ticking = [] if self._no_ticks else [b for b in self._bolts if b.next_tick and not b.outlets.held_back]
         waits += [bolt.next_tick - now for bolt in ticking if bolt.next_tick is not None]
         waits += [sink.wake_at - now for sink in self._sinks if sink.wake_at is not None]
+        waits += [wake_at - now for wake_at in wakes]
         emits = any(spout.room > 0 for spout in self._spouts)  # behind wait(): room found since then is not missed
         if emits:
             waits.append(pause)
@@ -558,12 +564,17 @@ class Slot:
         epoch = alignment.epoch
         leaves_with = self._departure.commit_at(epoch)
         if self._epochs:
+            if not self._store_letters():
+                return True
             ready = [sink.prepare_epoch(epoch) for sink in self._sinks]
             self._half_prepared = any(ready) and not all(ready)
             if not all(ready):
                 return True
             for executor in self.executors:
                 executor.epoch_ends(epoch)
+            for bolt in self._bolts:
+                if bolt.given_up is not None:
+                    bolt.given_up.begin(epoch + 1)
             self._cut(epoch, self.executors, epoch == self._last or leaves_with is not None)
         elif leaves_with is not None:
             for sink in self._sinks:
@@ -575,6 +586,11 @@ class Slot:
         else:
             self._departure.leave()
         return True
+
+    def _store_letters(self) -> bool:
+        """What was given up in the epoch is stored before the epoch is committed. False: not yet."""
+        stored = [bolt.given_up.store() for bolt in self._bolts if bolt.given_up is not None]
+        return all(stored)
 
     @property
     def _epoch_over(self) -> bool:

@@ -30,6 +30,17 @@ class Source:
     task: int
 
 
+class AddDeadLetters(Protocol):
+    """The type of ``Context.add_dead_letters``."""
+
+    def __call__(
+        self, rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = ""
+    ) -> None:
+        """``failure``: of all rows, or one for each. ``once``: letters that the task added earlier under the same
+        name are replaced, also by a later process: for what is done again after a restart, such as the publishing
+        of an epoch. Without it, letters may be there twice after a restart."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a task knows of itself and its topology."""
@@ -64,12 +75,10 @@ class Context:
     """Count messages that a spout does not emit again, or rows that a sink rejects: shown as ``given_up``."""
     late: Callable[[int], None] = field(default=lambda rows: None, compare=False)
     """Count so many tuples as too late for a window."""
-    add_dead_letters: Callable[[Sequence[Sequence[Any]], Failure], None] = field(
-        default=lambda rows, failure: None, compare=False
-    )
+    add_dead_letters: AddDeadLetters = field(default=lambda rows, failure, *, once="": None, compare=False)
     """Keep rows (values in the order of the fields) that are given up, with the reason: durable on return,
-    counted, shown by ``penstock dlq``. Raises ``StateError`` where they cannot be kept. At least once they may be
-    there twice, and exactly once too, after a restart. From the task's own thread or the one that commits."""
+    counted, shown by ``penstock dlq``. Raises ``StateError`` where they cannot be kept. From the task's own thread
+    or the one that commits."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows this task shows in the live view. For a few rows a few times a second, not for data:
     only the newest rows of each report interval travel."""
@@ -330,9 +339,10 @@ class TransactionalSink(BaseBolt):
 
     A sink that cannot take anything now (a server that is down, a full disk) raises ``SinkBusy`` or an
     ``OSError``, from any call: the same call is made again, with growing pauses, until it succeeds. No tuple fails
-    meanwhile. Any other error is taken to be about rows: those that fail alone go to the dead letters, the rest is
-    written. An error that is not a ``PenstockError`` may be about the system too: while no row at all is taken it
-    is tried for half a minute first."""
+    meanwhile. A sink that rejects rows for good raises a ``ComponentError``: which rows it means is found by
+    halving, they go to the dead letters, and the rest is written. Any other exception may be about the system or
+    about a row. It counts as away, and is waited for, unless a row alone fails again while other rows are
+    taken."""
 
     commit_interval: ClassVar[float] = 1.0
     """Seconds between a task's own commits, other than exactly once; its tuples stay unacked for so long. 0: it
