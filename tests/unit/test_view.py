@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console, ConsoleDimensions
 
-from penstock.cli.main import _ToStandardError
+from penstock.cli.main import _ToStandardError, main
 from penstock.cli.status import task_lines
 from penstock.cli.view import brief, compact, component_table, latency, result_table, screen, summary
 from penstock.metrics.bus import ComponentView
@@ -132,6 +132,14 @@ def test_warnings_go_where_standard_error_is_now(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stand_in)
     handler.emit(logging.makeLogRecord({"msg": "tuples are lost"}))
     assert stand_in.getvalue() == "tuples are lost\n"
+
+
+def test_a_warning_is_shown_once_however_often_main_is_called(capsys):
+    for _ in range(3):
+        assert main(["list"]) == 0
+    capsys.readouterr()
+    logging.getLogger("penstock").warning("a node's clock is off")
+    assert capsys.readouterr().err.count("a node's clock is off") == 1
 
 
 def test_text_of_users_can_neither_mark_up_nor_steer_the_terminal():

@@ -108,10 +108,14 @@ class _ToStandardError(logging.Handler):
 
 def _log_to_terminal() -> None:
     """Show warnings of ours. Others' stay silent unless the user's file sets up logging: py4j writes a stack
-    trace to the root logger when the JVM goes away, and the supervisor says that in a sentence."""
+    trace to the root logger when the JVM goes away, and the supervisor says that in a sentence. Whoever calls
+    ``main`` twice in a process sees each warning once."""
+    ours = logging.getLogger("penstock")
+    if any(isinstance(each, _ToStandardError) for each in ours.handlers):
+        return
     handler = _ToStandardError()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.getLogger("penstock").addHandler(handler)
+    ours.addHandler(handler)
     logging.getLogger().addHandler(logging.NullHandler())
 
 
