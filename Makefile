@@ -2,7 +2,7 @@
 PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
-TWO := -n 2 --dist loadgroup --durations 10
+TWO := -n 2 --dist loadfile --durations 10
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 

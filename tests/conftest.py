@@ -2,7 +2,11 @@
 limit. And servers that tests of several kinds want."""
 
 import faulthandler
+import fcntl
+import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -26,12 +30,6 @@ settings.load_profile("penstock")
 _LIMITS = {"contract": 300, "consistency": 300, "integration": 300, "fault": 600}
 _FULL_LIMIT = 3600  # of a fault test over a long list of faults
 _GRACE = 60  # seconds after the limit until a process whose main thread hears no signal is ended
-
-
-def pytest_itemcollected(item):
-    """Of two that run at a time each gets whole files; what counts the clusters of the machine runs one by one."""
-    cluster = item.path.name == "test_cluster.py"
-    item.add_marker(pytest.mark.xdist_group("clusters" if cluster else str(item.path)))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -92,3 +90,11 @@ def small_disk(tmp_path):
         pytest.skip("cannot mount a small tmpfs here")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def no_other_cluster():
+    """Of tests that run at a time, those that look for what clusters leave on the machine wait for each other."""
+    with open(Path(tempfile.gettempdir()) / f"penstock-test-clusters-{os.getuid()}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -12,7 +12,10 @@ from penstock.cluster import network
 from penstock.testing.cluster import SparkCluster
 from tests.fault.harness import Run
 
-pytestmark = pytest.mark.skipif(bool(network.usable()), reason=f"a cluster's network: {network.usable()}")
+pytestmark = [
+    pytest.mark.skipif(bool(network.usable()), reason=f"a cluster's network: {network.usable()}"),
+    pytest.mark.usefixtures("no_other_cluster"),
+]
 
 PATIENCE = 90.0  # seconds; a busy machine
 

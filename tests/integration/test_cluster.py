@@ -16,6 +16,7 @@ from penstock.testing.cluster import SparkCluster
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(bool(network.usable()), reason=f"a cluster's network: {network.usable()}"),
+    pytest.mark.usefixtures("no_other_cluster"),
 ]
 
 MBIT = 100

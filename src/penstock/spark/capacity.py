@@ -10,7 +10,8 @@ from collections.abc import Collection
 from pyspark.sql import SparkSession
 
 from penstock.errors import NotEnoughSlots
-from penstock.spark.session import expected, is_local, joined, total_slots
+from penstock.spark.nodes import nodes_of
+from penstock.spark.session import expected, is_local, total_slots
 
 _LOOK = 0.2  # seconds between two looks at a cluster whose nodes may still be joining
 _SETTLED = 3.0  # seconds without another node after which those that are there are all, where nobody knows
@@ -60,14 +61,15 @@ def alone(holders: Collection[int]) -> bool:
 
 
 def await_nodes(spark: SparkSession, timeout: float) -> None:
-    """Until all have joined that are known to come, or, where nobody knows, no more do; but no longer."""
+    """Wait until all expected nodes take tasks; if their number is unknown, until no further one has done so for a
+    while. At most ``timeout`` seconds."""
     master = spark.sparkContext.master
     if is_local(master):
         return
     wanted, now = expected(master), time.monotonic()
     begun, nodes, since = now, 0, now
     while now - begun < timeout:
-        found = joined(spark)
+        found = nodes_of(spark).present()
         if found > nodes:
             nodes, since = found, now
         if nodes and (nodes >= wanted if wanted else now - since > _SETTLED):
