@@ -189,7 +189,7 @@ class Settings:
 
         if not 0.5 < self.load_factor < 1:
             raise SettingError(
-                "setting load_factor", "lies between 0.5 and 1", repr(self.load_factor), "SPEC's value is 0.8."
+                "setting load_factor", "lies between 0.5 and 1", repr(self.load_factor), "The default is 0.8."
             )
         if not self.migration_alpha < 1:
             raise SettingError(

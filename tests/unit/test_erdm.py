@@ -153,7 +153,7 @@ def test_carried_out_it_wants_nothing_more():
 
 @pytest.mark.parametrize("wrong", [{"slack": 1.0}, {"slack": -0.1}, {"fill": 0.0}, {"fill": 1.1}])
 def test_settings_out_of_bounds_are_refused(wrong):
-    with pytest.raises(SettingError, match="Leave it out to get C's definition") as caught:
+    with pytest.raises(SettingError, match="Leave it out to get the default") as caught:
         ErdmPolicy(**wrong)
     assert repr(next(iter(wrong.values()))) in str(caught.value)
 

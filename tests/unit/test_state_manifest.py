@@ -294,10 +294,10 @@ def test_a_removed_directory_is_reported_as_such(store):
     owner.claim(store)
     store.remove("generations/00000002")
     for call in (owner.check, owner.claim, owner.beat):
-        with pytest.raises(StateRemoved, match=r"must stay while it runs; got a directory that was removed"):
+        with pytest.raises(StateRemoved, match=r"was removed while it ran: it holds no generation"):
             call(store)
     Ownership("words").claim(store)
-    with pytest.raises(StateRemoved, match=r"was put back to an earlier copy: it holds generation 1"):
+    with pytest.raises(StateRemoved, match=r"was put back to an earlier copy while it ran: it holds generation 1"):
         owner.check(store)
 
 

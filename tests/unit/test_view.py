@@ -174,18 +174,21 @@ def test_a_latency_has_at_most_nine_characters(seconds, text):
 
 
 def test_status_has_lag_written_rows_and_a_task_that_hangs():
-    quiet = {"in_call": 0.0, "lag": {}, "written": 0, "given_up": 0}
+    quiet = {"in_call": 0.0, "lag": {}, "written": 0, "given_up": 0, "away": 0.0, "late": 0}
     tasks = [
         {**quiet, "task": "lines/0", "lag": {"in/1": 1500, "in/0": 7}},
         {**quiet, "task": "count/2", "in_call": 12.4},
-        {**quiet, "task": "store/0", "written": 12_000, "given_up": 3},
+        {**quiet, "task": "store/0", "written": 12_000, "given_up": 3, "away": 8.0},
+        {**quiet, "task": "windows/1", "late": 1_234},
         {**quiet, "task": "show/0", "in_call": 0.4},
     ]
     assert task_lines(tasks) == [
         "lines/0 has 1,507 records to read: in/0 7, in/1 1,500",
         "count/2 has been in its component's code for 12 s",
         "store/0 has written 12,000 rows",
+        "store/0 has waited for its system for 8 s",
         "store/0 has given up 3",
+        "windows/1 got 1,234 tuples too late for their windows",
     ]
 
 

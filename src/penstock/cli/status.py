@@ -115,7 +115,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
 
 
 def task_lines(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the tables leave out: what a source has waiting, what sinks have written, who hangs."""
+    """What the tables leave out: what a source has waiting, what sinks have written, who hangs or waits, what was
+    late or given up."""
     lines = []
     for task in tasks:
         if task["in_call"] > _HANGS:
@@ -125,6 +126,10 @@ def task_lines(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(f"{task['task']} has {number(sum(task['lag'].values()))} records to read: {each}")
         if task["written"]:
             lines.append(f"{task['task']} has written {number(task['written'])} rows")
+        if task["away"]:
+            lines.append(f"{task['task']} has waited for its system for {duration(task['away'])}")
+        if task["late"]:
+            lines.append(f"{task['task']} got {number(task['late'])} tuples too late for their windows")
         if task["given_up"]:
             lines.append(f"{task['task']} has given up {number(task['given_up'])}")
     return lines

@@ -337,10 +337,5 @@ def millis(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
 
 
-def _latency(seconds: float | None) -> str:
-    """In nine characters at most, with its unit."""
-    return millis(seconds) if seconds is None or seconds < 0.9995 else f"{seconds:,.1f} s"
-
-
 def micros(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"

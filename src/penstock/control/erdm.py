@@ -239,4 +239,4 @@ _NAMED = 3
 
 def _check(name: str, value: float | None, rule: str, holds: bool) -> None:
     if not holds:
-        raise SettingError("placement", f"{name} {rule}", f"{value!r}", "Leave it out to get C's definition.")
+        raise SettingError("placement", f"{name} {rule}", f"{value!r}", "Leave it out to get the default.")

@@ -491,7 +491,8 @@ class SlotDriver:
 def _as_ours(slot: SlotId, error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
-    return PenstockError(f"slot {slot}", "penstock must not fail", "".join(traceback.format_exception(error)))
+    told = "".join(traceback.format_exception(error))
+    return PenstockError(f"slot {slot}", f"Internal error (please report it): {told}")
 
 
 def resident_bytes() -> int:

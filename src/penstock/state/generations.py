@@ -130,9 +130,10 @@ class Ownership:
             what = "was removed" if newest == 0 else "was put back to an earlier copy"
             return StateRemoved(
                 where,
-                f"its state directory {store.url} must stay while it runs",
-                f"a directory that {what}: it holds {f'generation {newest}' if newest else 'no generation'}, and "
-                f"this driver has generation {self.generation}",
+                f"its state directory {store.url} {what} while it ran: it holds "
+                f"{f'generation {newest}' if newest else 'no generation'}, and this driver has generation "
+                f"{self.generation}",
+                "",
                 "Restore it from a backup or start from a savepoint; an ordinary start begins with what is there.",
             )
         record = read_record(store, newest)
