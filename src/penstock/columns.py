@@ -3,11 +3,15 @@
 A field with a declared type takes what fits it. An untyped field becomes an Arrow column where all its values
 are of one plain type; anything else (mixed types, dicts, objects) travels pickled, so that what a bolt
 receives is what was emitted, to the type.
+
+Unpickling runs code. The Arrow type of pickled columns is therefore not registered with pyarrow: whatever reads an
+Arrow or Parquet file, a column that claims to be of this type is a column of bytes. Only ``trusted_schema`` and
+``trusted_batch`` give it the type. They are for bytes that were authenticated: frames of the shuffle and signed
+state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pickle
 from collections.abc import Sequence
@@ -26,11 +30,15 @@ PLAIN_TYPES: dict[type, pa.DataType] = {
 }
 
 
+_PICKLED_NAME = "penstock.pickled"
+_EXTENSION = b"ARROW:extension:name"  # field metadata in which Arrow keeps the name of a type it does not know
+
+
 class PickledType(pa.ExtensionType):  # type: ignore[misc] # pyarrow is untyped
-    """Arbitrary Python objects, one pickle each. Only ever decoded from authenticated slots of the same run."""
+    """Arbitrary Python objects, one pickle each. Made in this process, or from authenticated bytes."""
 
     def __init__(self) -> None:
-        super().__init__(pa.binary(), "penstock.pickled")
+        super().__init__(pa.binary(), _PICKLED_NAME)
 
     def __hash__(self) -> int:  # schemas are cached by value
         return hash(self.extension_name)
@@ -44,12 +52,39 @@ class PickledType(pa.ExtensionType):  # type: ignore[misc] # pyarrow is untyped
 
 
 PICKLED = PickledType()
-with contextlib.suppress(pa.ArrowKeyError):  # known already: a second copy of the package in one process
-    pa.register_extension_type(PICKLED)
 
 
 def is_pickled(column: pa.Array) -> bool:
-    return isinstance(column.type, pa.ExtensionType) and column.type.extension_name == "penstock.pickled"
+    return isinstance(column.type, PickledType)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema's names and types without the metadata of its fields. That may come from a file, and would make a
+    column of bytes a pickled one where it is read."""
+    return pa.schema([pa.field(field.name, field.type, field.nullable) for field in schema])
+
+
+def trusted_schema(schema: pa.Schema) -> pa.Schema:
+    """A schema as it was read, with pickled columns where it was written with them. Only for authenticated
+    bytes."""
+    fields = [pa.field(field.name, PICKLED, field.nullable) if _was_pickled(field) else field for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def trusted_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As ``trusted_schema``, for rows."""
+    if not any(map(_was_pickled, batch.schema)):
+        return batch
+    columns = [
+        pa.ExtensionArray.from_storage(PICKLED, column) if _was_pickled(field) else column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=trusted_schema(batch.schema))
+
+
+def _was_pickled(field: pa.Field) -> bool:
+    metadata = field.metadata
+    return bool(metadata) and metadata.get(_EXTENSION) == _PICKLED_NAME.encode() and field.type == pa.binary()
 
 
 def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:

@@ -10,6 +10,7 @@ root, and is writable for nobody else or has the sticky bit, as the shared tempo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -54,6 +55,17 @@ def make_folders(path: Path) -> None:
         path = path.parent
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_here(path: Path, flags: int) -> int:
+    """Open a file, created for its owner alone. A symbolic link in its place raises ``OSError``: it may lead to a
+    file of this user's elsewhere."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "It is a symbolic link, which is not followed", str(path)) from None
 
 
 class PrivateFolder:

@@ -2,13 +2,19 @@
 
 import datetime
 import enum
+import io
 import pickle
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.columns import PICKLED, is_pickled, to_column, to_values
+from penstock.runtime.collectors import as_batch
+from penstock.state.encoding import apply_map, encode_map
+from penstock.topology.streams import OutputDeclarer
 
 
 class Colour(enum.IntEnum):
@@ -88,3 +94,92 @@ def test_what_fits_a_declared_type():
 def test_a_value_nobody_can_pickle():
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         to_column([lambda: 0], None)
+
+
+# ---- where a pickled column may come from ----------------------------------------------------------------------
+
+
+class Bomb:
+    """Says so when it is unpickled."""
+
+    went_off = 0
+
+    def __reduce__(self):
+        return _explode, ()
+
+
+def _explode():
+    Bomb.went_off += 1
+
+
+def claiming(*objects):
+    """A table as anybody can write it without this package: bytes that claim to be a pickled column, also inside a
+    structure."""
+    claim = {b"ARROW:extension:name": b"penstock.pickled", b"ARROW:extension:metadata": b""}
+    field = pa.field("word", pa.binary(), metadata=claim)
+    data = pa.array([pickle.dumps(each) for each in objects], pa.binary())
+    inside = pa.StructArray.from_arrays([data], fields=[field])
+    schema = pa.schema([field, pa.field("inside", inside.type)])
+    return pa.table([data, inside], schema=schema)
+
+
+def through_parquet(table):
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return pq.read_table(file)
+
+
+def through_ipc(table):
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+    return pa.ipc.open_stream(out.getvalue()).read_all()
+
+
+def untyped(*names):
+    declarer = OutputDeclarer("spout")
+    declarer.declare(*names)
+    return declarer.streams["default"]
+
+
+@pytest.mark.parametrize("read", [through_parquet, through_ipc])
+def test_a_column_from_a_file_is_never_unpickled(read):
+    Bomb.went_off = 0
+    [found] = read(claiming(Bomb())).to_batches()
+    emitted = as_batch(untyped("word", "inside"), found)
+    for column in (*found.columns, *emitted.columns):
+        assert not is_pickled(column)
+        assert to_values(column) in ([pickle.dumps(Bomb())], [{"word": pickle.dumps(Bomb())}])
+    assert Bomb.went_off == 0
+
+
+def test_a_pickled_column_that_was_written_to_a_file_comes_back_as_bytes():
+    for read in (through_parquet, through_ipc):
+        column = read(pa.table({"word": to_column([{"a": 1}], None)})).column(0).chunk(0)
+        assert column.type == pa.binary()
+        assert to_values(column) == [pickle.dumps({"a": 1}, 5)]
+
+
+def test_a_bolt_may_pass_on_a_pickled_column_it_received():
+    values = [{"a": number} for number in range(4)]
+    batch = pa.record_batch({"word": to_column(values, None), "n": to_column([0, 1, 2, 3], None)})
+    large = pc.greater(batch.column("n"), 1)
+    for some in (
+        batch.filter(large),
+        batch.filter(pc.field("n") > 1),
+        batch.take(pa.array([2, 3])),
+        pa.concat_batches([batch.slice(2, 1), batch.slice(3)]),
+        pa.Table.from_batches([batch]).sort_by("n").slice(2).combine_chunks().to_batches()[0],
+        pickle.loads(pickle.dumps(batch.slice(2))),
+        pa.Table.from_batches([batch]).filter(large),
+        {"word": batch.column("word").slice(2), "n": [2, 3]},
+    ):
+        passed_on = as_batch(untyped("word", "n"), some)
+        assert to_values(passed_on.column(0)) == values[2:]
+
+
+def test_state_keeps_pickled_keys_and_values():
+    items = {(1, "a"): {"b": 2}, (2,): None, "c": 3}
+    found = {}
+    assert apply_map(encode_map("words", items), found) == 3
+    assert found == items

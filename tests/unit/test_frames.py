@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import FrameError
-from penstock.columns import to_column, to_values
+from penstock.columns import is_pickled, to_column, to_values
 from penstock.frames.codec import declared_schema, decode, encode
 from penstock.frames.header import HEADER_BYTES, Header, Kind, unpack
 
@@ -157,3 +157,27 @@ def test_a_frame_of_another_stream_s_schema():
     frame = encode(HEADER, batch_of(n=[1, 2]), batch_of(n=[1]).schema)
     with pytest.raises(FrameError):
         decode(unpack(frame), pa.py_buffer(frame), declared_schema([("a", pa.string()), ("b", pa.string())]))
+
+
+# ---- pickled columns ---------------------------------------------------------------------------------------
+
+
+def test_a_frame_brings_pickled_columns_as_such():
+    sent = batch_of(word=[{"a": 1}, None], n=[1, 2])
+    back = there_and_back(sent)
+    assert back.schema == sent.schema
+    assert is_pickled(back.column(0))
+    assert rows(back) == [({"a": 1}, 1), (None, 2)]
+
+
+def test_bytes_that_claim_to_be_pickled_are_bytes_behind_a_frame():
+    """A batch from a file may have such metadata. The schemas are cached, and equal to those without it."""
+    claim = {b"ARROW:extension:name": b"penstock.pickled"}
+    name = "only here"  # its schema is in no cache yet
+    field = pa.field(name, pa.binary(), metadata=claim)
+    inside = pa.field("inside", pa.struct([field]))
+    claimed = pa.record_batch([[b"x"], [{name: b"x"}]], schema=pa.schema([field, inside]))
+    for batch in (claimed, claimed.replace_schema_metadata({"a": "b"})):
+        back = there_and_back(batch)
+        assert not any(map(is_pickled, back.columns))
+        assert rows(back) == [(b"x", {name: b"x"})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -158,6 +159,55 @@ def test_a_crash_in_any_gap_leaves_a_whole_write(
     write(again, "two", "three", day=["tu"], n=[9], v=[9])
     own = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "_penstock").rglob("*") if path.is_file())
     assert own == ["_penstock/commits/000000000000003.json"]
+
+
+_HERE = "_penstock/staged/000000000000002-0123abcd-0.staged"
+
+
+@pytest.mark.parametrize(
+    ("staged", "target"),
+    [
+        ("evil", "rows.parquet"),
+        ("_penstock/staged/../../evil", "rows.parquet"),
+        ("{outside}/evil", "rows.parquet"),
+        (_HERE, "{outside}/rows.parquet"),
+        (_HERE, "../rows.parquet"),
+        (_HERE, "a=1/../../rows.parquet"),
+        (_HERE, "a=1//rows.parquet"),
+        (_HERE, ".bashrc"),
+        (_HERE, "_penstock/commits/000000000000009.json"),
+        (_HERE, "_penstock/rows.parquet"),
+        (_HERE, ""),
+        (_HERE, 3),
+    ],
+)
+def test_a_record_of_somebody_else_moves_no_file(tmp_path: Path, staged: str, target: Any) -> None:
+    """Records are not signed: whoever can write to the folder can make one. All paths here stay in the test's own
+    folder, also where the record is obeyed."""
+    outside, folder = tmp_path / "outside", tmp_path / "some" / "where" / "out"
+    outside.mkdir()
+    (outside / "evil").write_text("theirs")
+    staged = staged.format(outside=outside)
+    target = target.format(outside=outside) if isinstance(target, str) else target
+    store = ParquetStore(folder)
+    write(store.open(), "", "one", n=[1])
+    (folder / _HERE).write_text("theirs")
+    (folder / "evil").write_text("theirs")
+    [record] = (folder / "_penstock" / "commits").iterdir()
+    made = json.loads(record.read_text()) | {"files": [[staged, target]]}
+    record.with_name("000000000000002.json").write_text(json.dumps(made))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreAway, match="moves files of this store to where it keeps rows, and no others; got"):
+        store.open().progress("q")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_record_may_move_files_into_any_partition(tmp_path: Path) -> None:
+    odd = ["..", "a/b", "", None, "ü"]
+    store = ParquetStore(tmp_path, partition_by=["day", "a b"])
+    write(store.open(), "", "one", day=odd, **{"a b": odd}, n=[1, 2, 3, 4, 5])
+    assert store.open().progress("q") == "one"
+    assert sorted(read(tmp_path, "n")) == [(1,), (2,), (3,), (4,), (5,)]
 
 
 def test_readers_pass_over_what_is_staged(tmp_path: Path, monkeypatch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -71,7 +72,9 @@ def test_a_token_is_json_and_names_what_is_on_disk(tmp_path: Path) -> None:
     sink.write(batch(n=[1, 2]), A)
     sink.write(batch(n=[3]), B)
     token = sink.prepare_commit(7)
-    assert token == {"epoch": 7, "files": staged(tmp_path), "rows": 3}
+    data = [(tmp_path / "staged" / name).read_bytes() for name in staged(tmp_path)]
+    digests = [hashlib.blake2b(part, digest_size=32).hexdigest() for part in data]
+    assert token == {"epoch": 7, "files": staged(tmp_path), "digests": digests, "rows": 3}
     assert json.loads(json.dumps(token)) == token
     assert len(staged(tmp_path)) == 1
     sink.commit(token)
@@ -201,6 +204,23 @@ def test_staged_rows_that_vanished_are_an_error_not_a_loss(tmp_path: Path) -> No
     )
     assert token["files"][0] in message
     assert "All nodes must reach the same state_dir" in message
+
+
+def test_staged_rows_that_somebody_changed_are_not_published(tmp_path: Path) -> None:
+    shelf = Shelf()
+    sink = start(shelf, tmp_path)
+    sink.write(batch(n=[1]), A)
+    token = sink.prepare_commit(1)
+    [path] = (tmp_path / "staged").iterdir()
+    other = pa.table({"n": [2]})
+    with pa.ipc.new_file(str(path), other.schema) as writer:
+        writer.write_table(other)
+    with pytest.raises(ComponentError) as caught:
+        start(shelf, tmp_path, token)
+    message = str(caught.value)
+    assert f"{path} with other bytes than were written" in message
+    assert "nothing else may change or remove files in it" in message
+    assert shelf.rows == []
 
 
 def test_a_sink_is_pickled_before_it_is_prepared() -> None:

@@ -29,6 +29,7 @@ from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
 from penstock.replay.stored_letters import StoredLetters
 from penstock.settings import Settings
+from penstock.state.store import StateStore
 from penstock.texts import parse_json
 
 _PIPE_WIDTH = 250  # characters
@@ -104,6 +105,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def handle(options: argparse.Namespace) -> int:
     # In a pipe there is no edge to wrap at: a letter is a line, for grep.
     console = Terminal(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    try:
+        return _handle(console, options)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise LoadError(
+            "penstock dlq",
+            "the files of the queues can be read and written",
+            str(error),
+            "See to that file, then give the command again.",
+        ) from error
+
+
+def _handle(console: Terminal, options: argparse.Namespace) -> int:
     boxes = _find_on_kafka(options) if options.kafka else _find(options)
     try:
         found = {box.id(letter): (box, letter) for box in boxes for letter in box.dead.letters()}
@@ -134,8 +149,11 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _find(options: argparse.Namespace) -> list[_Box]:
-    """The dead letters of each task of the topology, wherever below the state directory its folder is."""
+    """The dead letters of each task of the topology, wherever below the state directory its folder is. None of
+    these folders may be one that another user can change."""
     state_dir, topology, component = Path(options.state_dir), options.topology, options.component
+    root = StateStore(options.state_dir)
+    root.child(topology).check_owner()
     abouts = {path: parse_json(path.read_text()) for path in sorted(state_dir.rglob(f"{FOLDER}/{ABOUT}"))}
     spouts = [(about, path.parent) for path, about in abouts.items() if about["topology"] == topology]
     bolts = find(options.state_dir, topology)
@@ -144,6 +162,10 @@ def _find(options: argparse.Namespace) -> list[_Box]:
         for about, store in stored_letters.find(options.state_dir)
         if about["topology"] == topology
     ]
+    for _, folder in spouts:
+        root.child(folder.relative_to(state_dir).as_posix()).check_owner()
+    for _, _, store in stored:
+        store.check_owner()
     owners = {about["component"] for about, _ in spouts} | {spec.component for spec in bolts}
     owners |= {owner for owner, _, _ in stored}
     if not owners:

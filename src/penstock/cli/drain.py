@@ -15,6 +15,7 @@ from penstock.persist.processor import Processor
 from penstock.persist.spec import ProcessorSpec, find
 from penstock.redaction import printable
 from penstock.settings import Settings
+from penstock.state.store import StateStore
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,6 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
+    StateStore(options.state_dir).child(options.topology).check_owner()
     specs = [
         spec for spec in find(options.state_dir, options.topology) if options.component in (None, spec.component)
     ]

@@ -41,6 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     store = StateStore(options.state_dir).child(options.topology)
+    store.check_owner()
     if not newest_generation(store):
         raise StateMissing(
             f"topology '{options.topology}'",

@@ -6,6 +6,7 @@ nothing twice, clearing up after a crash - is here, once for all of them.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -148,6 +149,7 @@ class StagedSink(TransactionalSink):
         self.identity = self.incarnation.identity
         self._buffer = RowBuffer(self.where)
         self._parts: list[str] = []
+        self._digests: list[str] = []
         self._rows = 0
         self._part_number = 0
         self._newest = -1
@@ -177,9 +179,10 @@ class StagedSink(TransactionalSink):
             return None
         # After a fall-back an epoch's number comes again: stay above what was published.
         self._newest = max(epoch, self._newest + 1)
-        token = {"epoch": self._newest, "files": self._parts, "rows": self._rows}
+        # The digests are as safe as the token: exactly once it is kept in the manifest, which is signed.
+        token = {"epoch": self._newest, "files": self._parts, "digests": self._digests, "rows": self._rows}
         self._prepared[self._newest] = self._parts
-        self._parts, self._rows = [], 0
+        self._parts, self._digests, self._rows = [], [], 0
         return token
 
     def commit(self, token: Any) -> None:
@@ -203,8 +206,10 @@ class StagedSink(TransactionalSink):
         with pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table.combine_chunks())
         name = f"{self.incarnation.prefix}-{self._part_number}.arrow"
-        self._staged.write(name, out.getvalue().to_pybytes())
+        data = out.getvalue().to_pybytes()
+        self._staged.write(name, data)
         self._parts.append(name)
+        self._digests.append(_digest(data))
         self._part_number += 1
         self._rows += table.num_rows
         self._buffer.clear()
@@ -215,12 +220,12 @@ class StagedSink(TransactionalSink):
         except StateError as error:
             if not is_missing(error):
                 raise
-            raise (SinkRefused if self.incarnation.epochs else ComponentError)(
-                self.where,
-                f"the rows of epoch {token['epoch']} stay staged until they are published",
-                error.where + ": no such file",
-                "All nodes must reach the same state_dir, and nothing else may remove files from it.",
-            ) from error
+            raise self._staged_rows_lost(token, error.where + ": no such file") from error
+        for name, part, digest in zip(token["files"], data, token["digests"], strict=True):
+            if _digest(part) != digest:
+                raise self._staged_rows_lost(
+                    token, f"{self._staged.url}/{name} with other bytes than were written"
+                )
         tables = [pa.ipc.open_file(pa.py_buffer(part)).read_all() for part in data]
         try:
             return pa.concat_tables(tables, promote_options="permissive")
@@ -231,6 +236,18 @@ class StagedSink(TransactionalSink):
                 f"{'; '.join(_types(table.schema) for table in tables)}: {error}",
                 "Declare the fields' types where they are emitted.",
             ) from error
+
+    def _staged_rows_lost(self, token: Any, got: str) -> ComponentError:
+        return (SinkRefused if self.incarnation.epochs else ComponentError)(
+            self.where,
+            f"the rows of epoch {token['epoch']} stay staged until they are published",
+            got,
+            "All nodes must reach the same state_dir, and nothing else may change or remove files in it.",
+        )
+
+
+def _digest(part: bytes) -> str:
+    return hashlib.blake2b(part, digest_size=32).hexdigest()
 
 
 def _name(source: Source) -> str:

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from penstock.connectors import postgres_rows
 from penstock.coordinator.load_window import Window
 from penstock.errors import EnvironmentFault, SettingError
-from penstock.private_folder import make_folders
+from penstock.private_folder import make_folders, open_here
 from penstock.redaction import described
+from penstock.state.store import StateStore
 
 log = logging.getLogger("penstock.monitor")
 
@@ -142,6 +143,7 @@ def open_store(target: str, folder: str, keep: float) -> LoadStore | None:
                 f"state_dir={folder}",
                 "Name a file, or a database as postgresql://…",
             )
+        StateStore(folder).check_owner()
         target = os.path.join(folder, "load.sqlite")
     elif "://" in target or not os.path.splitext(target)[1]:
         raise SettingError(
@@ -165,7 +167,7 @@ class SQLite:
         if self._connection is None:
             make_folders(Path(self.path).parent)
             # For its owner alone; SQLite gives the files beside it the same mode.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(open_here(Path(self.path), os.O_RDWR | os.O_CREAT))
             self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")

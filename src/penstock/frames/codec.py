@@ -1,7 +1,8 @@
 """Record batches to frames and back.
 
 A frame is header, schema (only where a field of the stream has no declared type), Arrow body. Schemas repeat
-from frame to frame, so both ends keep them by their bytes.
+from frame to frame, so both ends keep them by their bytes. A frame may hold pickled columns: it comes from the
+shuffle, whose ends have proved to each other that they belong to the session.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from penstock.columns import plain_schema, trusted_schema
 from penstock.errors import FrameError
 from penstock.frames.header import HEADER_BYTES, Header
 
@@ -58,10 +60,11 @@ def decode(header: Header, frame: pa.Buffer, schema: pa.Schema | None) -> pa.Rec
 
 @lru_cache(maxsize=256)
 def _schema_bytes(schema: pa.Schema) -> bytes:
-    data: bytes = schema.serialize().to_pybytes()
+    # Schemas that differ in metadata alone are one key of this cache: none of it may be written.
+    data: bytes = plain_schema(schema).serialize().to_pybytes()
     return data + bytes(-len(data) % _ALIGN)
 
 
 @lru_cache(maxsize=256)
 def _read_schema(data: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(data))
+    return trusted_schema(pa.ipc.read_schema(pa.py_buffer(data)))

@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.errors import EnvironmentFault
 from penstock.persist.names import safe
 from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
-from penstock.private_folder import make_folders
+from penstock.private_folder import make_folders, open_here
 from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, lock, replace_file
 
 _LEAST_SEGMENT = 64 << 10  # bytes
@@ -174,7 +174,7 @@ class EmbeddedClient(QueueClient):
     def _write_position(self, number: int, segment: int, done: int) -> None:
         slots = self._slots()
         packed = struct.pack("<QQQ", number, segment, done)
-        file = os.open(self._position_file, os.O_WRONLY | os.O_CLOEXEC)
+        file = open_here(self._position_file, os.O_WRONLY)
         try:
             os.pwrite(file, packed + struct.pack("<I", zlib.crc32(packed)), slots.index(min(slots)) * _SLOT_BYTES)
             os.fdatasync(file)
@@ -199,7 +199,7 @@ class EmbeddedClient(QueueClient):
     def _locked(self, what: str = "position", shared: bool = False) -> Iterator[None]:
         """Alone with it, among all processes, or together with others that only look."""
         make_folders(self._folder)
-        file = os.open(self._folder / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = open_here(self._folder / f"{what}.lock", os.O_RDWR | os.O_CREAT)
         try:
             lock(file, shared)
             yield

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import posixpath
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _OWN = "_penstock"
 _COMMITS = "commits"
 _STAGED = "staged"
 _KEYED = "rows.parquet"
+_STAGED_FILE = re.compile(rf"{_OWN}/{_STAGED}/\d{{15,}}-[0-9a-f]{{8}}-\d+\.staged")
+_TARGET_FILE = re.compile(rf"{re.escape(_KEYED)}|\d{{15,}}-[0-9a-f]{{8}}\.parquet")
 _SAME = (  # Arrow types that differ in how they are laid out alone
     {pa.string(), pa.large_string(), pa.string_view()},
     {pa.binary(), pa.large_binary(), pa.binary_view()},
@@ -138,10 +141,25 @@ class _Commit:
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> _Commit:
+        """Records are not signed, and files are moved as they say: only from and to where a commit has them."""
         content = parse_json(data)
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
-        files = [(staged, target) for staged, target in content["files"]]
+        files = [(str(staged), str(target)) for staged, target in content["files"]]
+        for staged, target in files:
+            if not _STAGED_FILE.fullmatch(staged) or not _is_target(target):
+                raise StateError(
+                    f"record {_OWN}/{name}",
+                    "moves files of this store to where it keeps rows, and no others",
+                    f"{staged!r} to {target!r}",
+                    "Find out who wrote it. Nothing was moved; restore the record from a backup.",
+                )
         return cls(int(posixpath.basename(name).partition(".")[0]), content["queues"], files, schema)
+
+
+def _is_target(name: str) -> bool:
+    """Is this a file of rows, in the folder or in one of its partitions?"""
+    *folders, file = name.split("/")
+    return bool(_TARGET_FILE.fullmatch(file)) and all("=" in folder for folder in folders)
 
 
 class _Client(StoreClient):

@@ -79,7 +79,7 @@ def keep(spec: ProcessorSpec) -> None:
         StateStore(spec.folder).write(_SPEC, spec.dumps())
     else:
         make_folders(path)
-        replace_file(path / _SPEC, spec.dumps(), 0o600)
+        replace_file(path / _SPEC, spec.dumps())
 
 
 def find(state_dir: str, topology: str) -> list[ProcessorSpec]:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.private_folder import open_here
 from penstock.replay.queues import Queue, Queues
 from penstock.replay.records import Record, decode_letter, encode_letter
 from penstock.replay.segments import LogReader, SegmentLog, lock
@@ -136,7 +137,7 @@ class DiskDeadLetters(DeadLetters):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """By a lock that the kernel drops when the process dies. Raises ``TimeoutError`` after some seconds."""
-        file = os.open(self.folder / "removal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = open_here(self.folder / "removal.lock", os.O_RDWR | os.O_CREAT)
         try:
             lock(file)
             yield

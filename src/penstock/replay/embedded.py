@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock.errors import EnvironmentFault
-from penstock.private_folder import make_folders
+from penstock.private_folder import make_folders, open_here
 from penstock.replay.dead_letters import DiskDeadLetters
 from penstock.replay.progress import Progress
 from penstock.replay.queues import Pointer, Queue, Queues, QueuesBusy, ReplayStore
@@ -162,7 +162,7 @@ class _Owner:
     """One process at a time works with a task's queues. The kernel lets go when that process dies."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = open_here(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

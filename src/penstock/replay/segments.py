@@ -13,6 +13,7 @@ import errno
 import fcntl
 import itertools
 import os
+import secrets
 import struct
 import threading
 import time
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.private_folder import make_folders
+from penstock.private_folder import make_folders, open_here
 from penstock.replay.queues import QueueDamaged
 
 SEGMENT_BYTES = 16 << 20  # a segment is scanned when it is opened: 16 MB take some 50 ms
@@ -41,7 +42,7 @@ class SegmentLog:
         make_folders(folder)
         self.folder = folder
         self._segment_bytes = segment_bytes
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = open_here(folder / "lock", os.O_RDWR | os.O_CREAT)
         self._mutex = threading.Lock()  # flock keeps out processes, not threads
         self._tail = -1  # descriptor of the newest segment, once appended to
         self._first = 0  # number of its first record
@@ -126,7 +127,7 @@ class SegmentLog:
             self._forget_tail()
             self._first = self._next = firsts[-1]
             self._size = 0
-            self._tail = os.open(self.path(self._first), os.O_RDWR | os.O_CLOEXEC)
+            self._tail = open_here(self.path(self._first), os.O_RDWR)
         length = os.fstat(self._tail).st_size
         if length > self._size:
             begin = self._size
@@ -155,7 +156,7 @@ class SegmentLog:
 
     def _begin_segment(self, first: int) -> None:
         self._forget_tail()
-        self._tail = os.open(self.path(first), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._tail = open_here(self.path(first), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._first = self._next = first
         self._size = 0
         sync_folder(self.folder)
@@ -255,7 +256,7 @@ class LogReader:
         return True
 
     def _open(self, first: int) -> None:
-        file = os.open(self._log.path(first), os.O_RDONLY | os.O_CLOEXEC)
+        file = open_here(self._log.path(first), os.O_RDONLY)
         self.close()
         self._file = file
         self._first, self._offset = first, 0
@@ -297,16 +298,22 @@ def lock(descriptor: int, shared: bool = False) -> None:
             time.sleep(_LOCK_POLL)  # flock has no time-out of its own
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Give a file new contents in one step: after a crash it has the old ones or these, durably."""
-    fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+def replace_file(path: Path, data: bytes) -> None:
+    """Give a file, for its owner alone, new contents in one step: after a crash it has the old ones or these,
+    durably."""
+    # A name that nobody can foresee: no link is in its place, and two processes never write to one file.
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    descriptor = open_here(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        _write_all(descriptor, data, 0)
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(fresh, path)
+        try:
+            _write_all(descriptor, data, 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import posixpath
 import shutil
@@ -65,9 +66,11 @@ class StateStore:
         self.exclusive = self._local or bool(protocols & _EXCLUSIVE)
         """Whether the store itself decides which of several callers of ``create`` gets a name. Where it does not,
         callers look first and then write, and two of them at the same moment may both succeed."""
+        self._above: tuple[str, ...] = ()
+        """The folders between this one and the store that it was reached from by ``child``, outermost first."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.url,)
+        return type(self), (self.url,), {"_above": self._above}
 
     def __repr__(self) -> str:
         return f"StateStore({redacted(self.url)!r})"
@@ -75,7 +78,10 @@ class StateStore:
     def child(self, name: str) -> StateStore:
         """The store of a folder inside this one."""
         _check(self.url, name)
-        return type(self)(f"{self.url}/{name}")
+        made = type(self)(f"{self.url}/{name}")
+        between = itertools.accumulate((self._root, *name.split("/")[:-1]), "{}/{}".format)
+        made._above = (*self._above, *between)
+        return made
 
     def overlaps(self, other: StateStore) -> bool:
         """Whether one of the two folders is the other, or inside it, however their paths are written."""
@@ -95,27 +101,16 @@ class StateStore:
 
     def check_owner(self) -> None:
         """Raises ``StateError`` if the folder is on a local disk and belongs to another user, or every user may
-        write to it: others could change or remove what is there. This holds for root as well."""
+        write to it: others could change or remove what is there. This holds for root as well.
+
+        Nor may others be able to replace a folder that was reached by ``child``: the folders above it, up to the
+        store where this began, belong to this user or root, and not every user may write to them unless they have
+        the sticky bit."""
         if not self._local:
             return
-        try:
-            seen = os.stat(self._root)
-        except OSError:
-            return  # not there yet, or the first read or write says what is wrong
-        if seen.st_uid != os.geteuid():
-            raise StateError(
-                f"state directory {self.url}",
-                "must belong to the user who runs the topology",
-                f"user {seen.st_uid}, while this process runs as user {os.geteuid()}",
-                "Run it as that user, set state_dir to another folder, or change the owner with chown -R.",
-            )
-        if seen.st_mode & stat.S_IWOTH:
-            raise StateError(
-                f"state directory {self.url}",
-                "must not be writable by every user",
-                f"mode {stat.S_IMODE(seen.st_mode):04o}",
-                f"Check what is in it, then: chmod -R go-rwx {self.url}",
-            )
+        for path in self._above:
+            _check_folder(path, {os.geteuid(), 0}, sticky=True)
+        _check_folder(self._root, {os.geteuid()}, sticky=False)
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file in place, whole and durable, replacing one of that name.
@@ -271,6 +266,35 @@ def _link(temporary: str, path: str) -> None:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())
+
+
+def _check_folder(path: str, owners: set[int], sticky: bool) -> None:
+    """See ``StateStore.check_owner``. ``sticky``: with that bit every user may write to it."""
+    try:
+        seen = os.lstat(path)
+        if stat.S_ISLNK(seen.st_mode):
+            _check_user(path, seen, {os.geteuid(), 0})  # who made the link decides where it leads
+            seen = os.stat(path)
+    except OSError:
+        return  # not there yet, or the first read or write says what is wrong
+    _check_user(path, seen, owners)
+    if seen.st_mode & stat.S_IWOTH and not (sticky and seen.st_mode & stat.S_ISVTX):
+        raise StateError(
+            f"state directory {path}",
+            "must not be writable by every user",
+            f"mode {stat.S_IMODE(seen.st_mode):04o}",
+            f"Check what is in it, then: chmod -R go-rwx {path}",
+        )
+
+
+def _check_user(path: str, seen: os.stat_result, owners: set[int]) -> None:
+    if seen.st_uid not in owners:
+        raise StateError(
+            f"state directory {path}",
+            "must belong to the user who runs the topology",
+            f"user {seen.st_uid}, while this process runs as user {os.geteuid()}",
+            "Run it as that user, set state_dir to another folder, or change the owner with chown -R.",
+        )
 
 
 def _make_folder(folder: str) -> None:
