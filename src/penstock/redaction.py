@@ -121,6 +121,8 @@ class _RedactingHandler(logging.Handler):
             record.exc_text = redacted(_formatter.formatException(record.exc_info))
         last = logging.lastResort
         if last is not None and record.levelno >= last.level and not self._written_elsewhere(record.name):
+            record.msg = printable(str(record.msg), multiline=True)
+            record.exc_text = record.exc_text and printable(record.exc_text, multiline=True)
             last.handle(record)  # as the logging module does for a logger without handlers
 
     def _written_elsewhere(self, name: str) -> bool:
@@ -150,4 +152,5 @@ def redact_tracebacks() -> None:
 
 def _print_redacted(kind: type[BaseException], error: BaseException | None, where: TracebackType | None) -> None:
     if sys.stderr is not None and not issubclass(kind, SystemExit):
-        print(redacted("".join(traceback.format_exception(kind, error, where))), end="", file=sys.stderr)
+        text = redacted("".join(traceback.format_exception(kind, error, where)))
+        print(printable(text, multiline=True), end="", file=sys.stderr)

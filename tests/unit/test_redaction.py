@@ -159,6 +159,22 @@ def test_tracebacks_of_own_processes_are_redacted() -> None:
     assert SECRET not in done.stderr
 
 
+def test_tracebacks_and_logs_of_own_processes_cannot_steer_the_terminal() -> None:
+    code = (
+        "import logging, penstock; from penstock.redaction import redact_tracebacks; redact_tracebacks()\n"
+        "log = logging.getLogger('penstock.x'); sent = chr(27) + '[2J'\n"
+        "log.warning('sent %s', sent)\n"
+        "try: raise OSError(sent)\n"
+        "except OSError: log.exception('failed')\n"
+        "raise OSError(sent)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stderr
+    assert done.stderr.count("sent \\x1b[2J\n") == 1
+    assert done.stderr.count("OSError: \\x1b[2J\n") == 2
+
+
 def test_describes_any_exception() -> None:
     assert described(ValueError("redis://:hunter2@h")) == "ValueError: redis://:***@h"
 
