@@ -213,6 +213,10 @@ def test_options_of_kafka():
     options = {"sasl.username": "bob", "sasl.password": "${DB_PASSWORD}", "ssl.key.password": "hunter2", "n": 3}
     assert connecting(options) == {**options, "sasl.password": SECRET}
     assert redaction.redacted(f"{SECRET} hunter2 bob") == "*** *** bob"
+    connecting(
+        {"ssl.key.pem": "-----BEGIN KEY-----\nMIISECRET\n-----END KEY-----", "ssl.certificate.pem": "MIIPUBLIC"}
+    )
+    assert redaction.redacted("bad key: MIISECRET, MIIPUBLIC") == "bad key: ***, MIIPUBLIC"
 
 
 class Telling(BasicBolt):
