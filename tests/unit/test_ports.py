@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.spark import class_archive, ports, session
@@ -36,6 +37,28 @@ def test_the_same_compiler_gives_the_same_classes():
     with zipfile.ZipFile(ports.JAR) as jar:
         committed = {name: jar.read(name) for name in jar.namelist() if name.endswith(".class")}
     assert build.compiled() == committed
+
+
+def test_a_reader_of_the_shuffle_handles_nothing_of_a_stranger(tmp_path):
+    """The checks are in Java; they need no Spark session."""
+    if shutil.which("javac") is None:
+        pytest.skip("no javac here")
+    path = f"{ports.JAR}:{Path(pyspark.__file__).parent}/jars/*"
+    source = ROOT / "java" / "test" / "penstock" / "shuffle" / "StrangersCheck.java"
+    compiler = ["javac", "--release", build.RELEASE, "-proc:none", "-nowarn", "-cp", path, "-d", tmp_path, source]
+    subprocess.run(compiler, check=True)
+    logs = f"-Dlog4j2.configurationFile={Path(session.__file__).with_name('log4j2.properties').as_uri()}"
+    java = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        logs,
+        "-cp",
+        f"{tmp_path}:{path}",
+        "penstock.shuffle.StrangersCheck",
+    ]
+    done = subprocess.run(java, capture_output=True, text=True, check=True, timeout=60)
+    assert [line for line in done.stdout.splitlines() if not line.startswith("ok ")] == []
+    assert done.stdout.count("ok ") == 6
 
 
 def test_what_a_process_listens_on():
