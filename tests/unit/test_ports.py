@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyspark
 import pytest
@@ -70,6 +71,28 @@ def test_what_a_process_listens_on():
         assert local not in ports.beyond_loopback(found)
         assert f"0.0.0.0:{exposed[1]}" in ports.exposure(os.getpid())
     assert not {local, exposed} & ports.listening(os.getpid())
+
+
+def test_processes_that_the_jvm_has_started_are_looked_at_too():
+    """In local-cluster: its executors."""
+    code = (
+        "import socket; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    command = f'{sys.executable} -c "{code}"; exit'
+    with subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as shell:
+        port = int(shell.stdout.readline())
+        told = ports.exposure(shell.pid)
+        ours = SimpleNamespace(sparkContext=SimpleNamespace(master="local-cluster[2,4,1024]"))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(session, "JVM", SimpleNamespace(pid=shell.pid))
+            assert session.exposure(ours) == told
+            ours.sparkContext.master = "spark://far:7077"
+            assert session.exposure(ours) == "", "on a cluster its nodes' addresses are meant"
+        shell.stdin.close()
+    assert f"0.0.0.0:{port}, which other machines can reach" in told
+    assert f"process {shell.pid})" not in told, "the process that listens is named"
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

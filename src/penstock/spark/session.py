@@ -242,8 +242,8 @@ def exposure(spark: SparkSession) -> str:
     """What to tell if a run on this machine listens on more than loopback; else an empty text. Asked when a query
     runs: its sockets are opened then."""
     pid = JVM.pid
-    if pid is None or not is_local(spark.sparkContext.master):
-        return ""  # on a cluster its nodes' addresses are meant; executors of other processes are not looked at
+    if pid is None or not one_machine(spark.sparkContext.master):
+        return ""  # on a cluster its nodes' addresses are meant
     return ports.exposure(pid)
 
 
