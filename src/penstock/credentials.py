@@ -15,9 +15,10 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import EnvironmentFault
-from penstock.redaction import hide, redacted
+from penstock.redaction import HIDDEN, hide, redacted
 
 _REFERENCE = re.compile(r"\$(\$\{|\{(file:[^}\s]+|[A-Za-z_][A-Za-z0-9_]*)\})")
+_QUOTED_REFERENCE = re.compile(rf"(['\"]){re.escape(HIDDEN)}\1")
 _PLACEHOLDER = "penstockreference{}x"  # letters and digits only: it passes through any parser as it is
 _MOST_BYTES = 65_536  # of a secret's file; the largest are certificates with their chain
 
@@ -81,12 +82,19 @@ class Placeholders:
 
 
 def literal_secrets(assignments: Iterable[str]) -> list[str]:
-    """The keys of ``KEY=VALUE`` texts whose value shows a secret: on a command line every user can read it."""
-    return [
-        text.partition("=")[0]
-        for text in assignments
-        if redacted(text) != text and not has_references(text.partition("=")[2])
-    ]
+    """The keys of ``KEY=VALUE`` texts whose value shows a secret: on a command line every user can read it. A
+    reference shows none, but the same value may also have a secret written out."""
+    found = []
+    for text in assignments:
+        key, _, value = text.partition("=")
+        shown = f"{key}={_QUOTED_REFERENCE.sub(HIDDEN, _REFERENCE.sub(_hidden_reference, value))}"
+        if redacted(shown) != shown:
+            found.append(key)
+    return found
+
+
+def _hidden_reference(found: re.Match[str]) -> str:
+    return HIDDEN if found[2] else "${"
 
 
 def _replaced(text: str, value: Callable[[str], str]) -> str:

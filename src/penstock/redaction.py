@@ -9,6 +9,7 @@ after ``password=``), and every value that ``hide`` was told.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -22,26 +23,73 @@ HIDDEN = "***"
 _SHORTEST = 4
 """Characters. A shorter secret is hidden only where it looks like one: it would be found in ordinary words."""
 
-# Repetitions have limits, or do not overlap: a text of any content is searched in linear time.
-_NAME = (
-    r"(?:passw(?:or)?d|passphrase|pwd|secret|token|credential|authorization|api[_.\-]?key|access[_.\-]?key"
-    r"|account[_.\-]?key|private[_.\-]?key|encryption[_.\-]?key|deployment[_.\-]?key)[\w.\-]{0,64}"
-)
-_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
-_IN_QUERY = r"[^&#\s'\"]+"
-_BARE = r"(?!\*\*\*)(?:(?!['\"](?:[\s,;.)\]}]|$))\S)+"  # to the next space or closing quotation mark
+_SHORTEST_LINE = 6
+"""Characters. The same for one line of a secret that has several: short ones are words and ends of Base64."""
 
-# The password of a URL ends at the last @ before a space or a quotation mark: people forget to encode @ and /.
-# A port number with a path behind it is not a password.
-_IN_URL = re.compile(
-    r"(\b[a-z][a-z0-9+.\-]{0,30}://[^\s:/@'\"?#]{0,256}):(?!\d{1,5}(?:[/?#,;\s'\")]|$))[^\s'\"]{0,1024}@", re.I
+# Repetitions have limits, or do not overlap: a text of any content is searched in linear time.
+_CERTAIN = (
+    r"passw(?:or)?d|passphrase|pwd|secret|credential|api[_.\-]?key|access[_.\-]?key|account[_.\-]?key"
+    r"|private[_.\-]?key|encryption[_.\-]?key|deployment[_.\-]?key"
 )
-_IN_PARAMETERS = re.compile(rf"([?&](?:[\w.\-]{{0,64}}?{_NAME}|key|sig|signature|auth)=)(?:{_IN_QUERY})", re.I)
-_ASSIGNED = re.compile(rf"({_NAME}\s{{0,8}}=\s{{0,8}})(?:{_QUOTED}|{_BARE})", re.I)
-_MAPPED = re.compile(rf"({_NAME}['\"]\s{{0,8}}:\s{{0,8}}b?)(?:{_QUOTED}|(?!\*\*\*)[^\s,}}]+)", re.I)
-_HEADER = re.compile(r"(\bauthorization:\s{0,8}(?:\w{1,32}\s{1,8})?)(?!(?:\w{1,32}\s{1,8})?\*\*\*)\S+", re.I)
+_NAME = rf"(?:{_CERTAIN}|token|authorization|key[_.\-]pem|amz[_.\-]signature)[\w.\-]{{0,64}}"
+# Before a colon only names without another ending (tokenizer.py:3), and not the token of a parser's error text.
+_TOKEN = r"token(?:(?<!\w\stoken)|(?<=api\stoken)|(?<=auth\stoken)|(?<=access\stoken)|(?<=session\stoken))"
+_LABEL = rf"(?:{_CERTAIN}|{_TOKEN}|ssl[_.\-]key[_.\-]pem)s?(?:[_.\-](?:key|value|hash|pem))?"
+
+_CLOSING = r"['\"](?:[\s,;.)\]}]|$)"
+_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
+_QUOTED_INSIDE = (
+    r"\\{1,4}['\"](?:(?!\\{1,4}['\"])[^\r\n])*(?:\\{1,4}['\"])?"  # JSON in a text that is quoted itself
+)
+_UNCLOSED = rf"(?!{_CLOSING})['\"][^\r\n]*"  # a text that was cut: to the end of the line
+_BARE = rf"(?!\*\*\*)(?:(?!{_CLOSING})\S)+"  # to the next space or closing quotation mark
+_VALUE = rf"(?:{_QUOTED}|{_QUOTED_INSIDE}|{_UNCLOSED}|{_BARE})"
+_IN_QUERY = rf"(?:(?!{_CLOSING})[^&#\s])+"
+
+# The password of a URL ends at the last @ before a space or a quotation mark: people forget to encode @ and /. If
+# there is none, it ends at the last @ before a space, else at the next @ in the line. A port number with a path
+# behind it is not a password.
+_PORT = r"(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+_USER = rf"(\b[a-z][a-z0-9+.\-]{{0,30}}://[^\s:/@'\"?#\[]{{0,256}}):(?!{_PORT}(?:[/?#,;\s'\")]|$))"
+_IN_URL = re.compile(rf"{_USER}[^\s'\"]{{0,1024}}@", re.I)
+_IN_URL_QUOTED = re.compile(rf"{_USER}(?!\*\*\*@)(?!{_PORT}\W)\S{{0,1024}}@", re.I)
+_IN_URL_SPACED = re.compile(
+    rf"{_USER}(?!\*\*\*@)(?!{_PORT}\W)(?:(?!://)[^@\r\n]){{0,256}}@(?:[^\s'\"@]{{0,256}}@){{0,16}}", re.I
+)
+_IN_PARAMETERS = re.compile(
+    rf"([?&](?:[\w.\-]{{0,64}}?(?:{_NAME}|signature)|key|sig|auth)=)(?!\*\*\*){_IN_QUERY}", re.I
+)
+_ASSIGNED = re.compile(rf"({_NAME}\s{{0,8}}(?:=>|:=|=(?!>))\s{{0,8}}){_VALUE}", re.I)
+_LABELLED = re.compile(rf"({_LABEL}:(?!//)[ \t]{{0,8}}){_VALUE}", re.I)
+_MAPPED = re.compile(
+    rf"({_NAME}\\{{0,4}}['\"]\s{{0,8}}:\s{{0,8}}b?)"
+    rf"(?:{_QUOTED}|{_QUOTED_INSIDE}|{_UNCLOSED}|(?!\*\*\*)[^\s,}}]+)",
+    re.I,
+)
+_PAIRED = re.compile(
+    rf"([(\[]\s{{0,8}}b?['\"][\w.\-]{{0,64}}?{_NAME}['\"]\s{{0,8}},\s{{0,8}}b?)(?:{_QUOTED})(?=\s{{0,8}}[)\]])",
+    re.I,
+)
+_SIGNATURE = re.compile(r"(signature=)[\w+/%=\-]{16,}", re.I)
+_HEADER = re.compile(
+    r"(\bauthorization:\s{0,8}(?:[\w\-]{1,32}\s{1,8})?)(?!(?:[\w\-]{1,32}\s{1,8})?\*\*\*)\S+", re.I
+)
+_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,8}-----)(?:(?!-----)[\s\S])+")
 _SUSPICIOUS = re.compile(
-    r"://|passw|passphrase|pwd|secret|token|credential|authorization|key|[?&](?:sig|auth)", re.I
+    r"://|passw|passphrase|pwd|secret|token|credential|authorization|key|signature|[?&](?:sig|auth)", re.I
+)
+_SHOWN_AS = (
+    (_PRIVATE_KEY, rf"\1{HIDDEN}"),
+    (_IN_URL, rf"\1:{HIDDEN}@"),
+    (_IN_URL_QUOTED, rf"\1:{HIDDEN}@"),
+    (_IN_URL_SPACED, rf"\1:{HIDDEN}@"),
+    (_IN_PARAMETERS, rf"\1{HIDDEN}"),
+    (_MAPPED, rf"\1{HIDDEN}"),
+    (_PAIRED, rf"\1{HIDDEN}"),
+    (_ASSIGNED, rf"\1{HIDDEN}"),
+    (_LABELLED, rf"\1{HIDDEN}"),
+    (_SIGNATURE, rf"\1{HIDDEN}"),
+    (_HEADER, rf"\1{HIDDEN}"),
 )
 
 _lock = threading.Lock()
@@ -55,20 +103,38 @@ def redacted(text: str) -> str:
             text = text.replace(secret, HIDDEN)
     if _SUSPICIOUS.search(text) is None:
         return text
-    text = _IN_URL.sub(rf"\1:{HIDDEN}@", text)
-    text = _IN_PARAMETERS.sub(rf"\1{HIDDEN}", text)
-    text = _MAPPED.sub(rf"\1{HIDDEN}", text)
-    text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
-    return _HEADER.sub(rf"\1{HIDDEN}", text)
+    for pattern, shown in _SHOWN_AS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def hide(secret: str) -> None:
-    """``redacted`` hides this value from now on, in this process, also in its URL-encoded forms."""
+    """``redacted`` hides this value from now on, in this process: as it is, encoded for a URL, as ``repr`` and
+    JSON write it, and each of its lines."""
     global _hidden
-    forms = {form for form in (secret, quote(secret, safe=""), quote_plus(secret)) if len(form) >= _SHORTEST}
+    forms = _forms(secret)
+    if len(lines := secret.splitlines()) > 1:
+        for line in lines:
+            if len(line.strip()) >= _SHORTEST_LINE:
+                forms |= _forms(line.strip())
     with _lock:
         # The longest first: of two secrets one may be the beginning of the other.
         _hidden = tuple(sorted({*_hidden, *forms}, key=len, reverse=True))
+
+
+def _forms(secret: str) -> set[str]:
+    """How a secret may be written in a text."""
+    try:
+        encoded = secret.encode(errors="surrogateescape")  # an environment variable may hold any bytes
+    except UnicodeEncodeError:
+        encoded = secret.encode(errors="surrogatepass")
+    forms = {secret, quote(encoded, safe=""), quote_plus(encoded)}
+    if len(secret) >= _SHORTEST:
+        # With both quotation marks before it, repr escapes the single one, as it does inside of a longer text.
+        forms |= {repr(secret)[1:-1], ascii(secret)[1:-1], repr("'\"" + secret)[4:-1], ascii("'\"" + secret)[4:-1]}
+        forms |= {repr(encoded)[2:-1], repr(b"'\"" + encoded)[5:-1]}
+        forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    return {form for form in forms if len(form) >= _SHORTEST}
 
 
 def described(error: BaseException) -> str:
@@ -121,6 +187,8 @@ class _RedactingHandler(logging.Handler):
             record.exc_text = redacted(_formatter.formatException(record.exc_info))
         last = logging.lastResort
         if last is not None and record.levelno >= last.level and not self._written_elsewhere(record.name):
+            record.msg = printable(str(record.msg), multiline=True)
+            record.exc_text = record.exc_text and printable(record.exc_text, multiline=True)
             last.handle(record)  # as the logging module does for a logger without handlers
 
     def _written_elsewhere(self, name: str) -> bool:
@@ -150,4 +218,5 @@ def redact_tracebacks() -> None:
 
 def _print_redacted(kind: type[BaseException], error: BaseException | None, where: TracebackType | None) -> None:
     if sys.stderr is not None and not issubclass(kind, SystemExit):
-        print(redacted("".join(traceback.format_exception(kind, error, where))), end="", file=sys.stderr)
+        text = redacted("".join(traceback.format_exception(kind, error, where)))
+        print(printable(text, multiline=True), end="", file=sys.stderr)

@@ -71,5 +71,5 @@ def test_secrets_are_not_on_a_command_line(spark):
     conf = spark.sparkContext.getConf()
     hidden = [conf.get("spark.penstock.shuffle.secret"), conf.get("spark.authenticate.secret")]
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker of the test before that has just ended
             assert not any(secret in word for secret in hidden for word in process.cmdline())

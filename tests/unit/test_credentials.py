@@ -213,6 +213,10 @@ def test_options_of_kafka():
     options = {"sasl.username": "bob", "sasl.password": "${DB_PASSWORD}", "ssl.key.password": "hunter2", "n": 3}
     assert connecting(options) == {**options, "sasl.password": SECRET}
     assert redaction.redacted(f"{SECRET} hunter2 bob") == "*** *** bob"
+    connecting(
+        {"ssl.key.pem": "-----BEGIN KEY-----\nMIISECRET\n-----END KEY-----", "ssl.certificate.pem": "MIIPUBLIC"}
+    )
+    assert redaction.redacted("bad key: MIISECRET, MIIPUBLIC") == "bad key: ***, MIIPUBLIC"
 
 
 class Telling(BasicBolt):
@@ -278,6 +282,14 @@ def test_a_secret_on_the_command_line_is_warned_of(caplog, capsys):
 def test_which_assignments_show_a_secret():
     given = ["monitor=postgresql://u:x@h/d", "conf.api_token=x", "conf.token=${TOKEN}", "seed=3", "state_dir=s"]
     assert literal_secrets(given) == ["monitor", "conf.api_token"]
+    mixed = ["monitor=postgresql://u:x@h/${NAME}", "conf.token=x${TOKEN}", "conf.a=host=${HOST} password=x"]
+    assert literal_secrets(mixed) == ["monitor", "conf.token", "conf.a"]
+    references = [
+        "monitor=postgresql://u:${P}@h/d",
+        "conf.a=password='${P}' token=${T}${U}",
+        "conf.token=${file:/x}",
+    ]
+    assert literal_secrets(references) == []
 
 
 def test_the_list_of_processes_does_not_show_what_a_processor_is_told(tmp_path):

@@ -5,15 +5,16 @@ import os
 import signal
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
 from penstock import Settings, Spout, TopologyBuilder
 from penstock.cli.main import main
-from penstock.errors import ComponentError, SinkRefused, TopologyError
+from penstock.errors import ComponentError, LoadError, SinkRefused, TopologyError
 from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
 from penstock.persist.keeper import Keeper
-from penstock.persist.spec import ProcessorSpec
+from penstock.persist.spec import ProcessorSpec, kept
 from penstock.persist.stores import StoreAway, StoreClient
 from penstock.testing import LocalRunner
 
@@ -258,6 +259,22 @@ def test_a_specification_that_is_not_signed_with_our_key_is_never_unpickled(star
         assert main(["drain", "shop", "--state-dir", str(tmp_path / "state")]) != 0
         assert "must be signed with this deployment's key" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_specification_that_was_copied_from_another_component_is_rejected(start, tmp_path, capsys):
+    """Its signature is right; but drain would write that one's queue, and a start would look for that one's."""
+    start(PersistBolt(sqlite(tmp_path))).close()
+    (path,) = (tmp_path / "state").rglob("spec.pickle")
+    for topology, component in (("shop", "other"), ("mall", "persist")):
+        copy = Path(str(path).replace("/shop/", f"/{topology}/").replace("/persist/", f"/{component}/"))
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(path.read_bytes())
+        assert main(["drain", topology, "--state-dir", str(tmp_path / "state")]) == 2
+        said = f"component '{component}' of topology '{topology}': its spec.pickle must be its own; got the one of"
+        assert f"{said} 'persist' of topology 'shop'." in capsys.readouterr().err
+        with pytest.raises(LoadError, match="must be its own"):
+            kept(str(copy.parent), topology, component)
+        copy.unlink()
 
 
 def test_the_processor_imports_nothing_from_the_folder_it_is_started_in(tmp_path, monkeypatch):

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyspark
 import pytest
 
 from penstock.spark import class_archive, ports, session
@@ -38,6 +40,28 @@ def test_the_same_compiler_gives_the_same_classes():
     assert build.compiled() == committed
 
 
+def test_a_reader_of_the_shuffle_handles_nothing_of_a_stranger(tmp_path):
+    """The checks are in Java; they need no Spark session."""
+    if shutil.which("javac") is None:
+        pytest.skip("no javac here")
+    path = f"{ports.JAR}:{Path(pyspark.__file__).parent}/jars/*"
+    source = ROOT / "java" / "test" / "penstock" / "shuffle" / "StrangersCheck.java"
+    compiler = ["javac", "--release", build.RELEASE, "-proc:none", "-nowarn", "-cp", path, "-d", tmp_path, source]
+    subprocess.run(compiler, check=True)
+    logs = f"-Dlog4j2.configurationFile={Path(session.__file__).with_name('log4j2.properties').as_uri()}"
+    java = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        logs,
+        "-cp",
+        f"{tmp_path}:{path}",
+        "penstock.shuffle.StrangersCheck",
+    ]
+    done = subprocess.run(java, capture_output=True, text=True, check=True, timeout=60)
+    assert [line for line in done.stdout.splitlines() if not line.startswith("ok ")] == []
+    assert done.stdout.count("ok ") == 6
+
+
 def test_what_a_process_listens_on():
     with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("0.0.0.0", 0)) as everywhere:
         local, exposed = here.getsockname(), everywhere.getsockname()
@@ -47,6 +71,28 @@ def test_what_a_process_listens_on():
         assert local not in ports.beyond_loopback(found)
         assert f"0.0.0.0:{exposed[1]}" in ports.exposure(os.getpid())
     assert not {local, exposed} & ports.listening(os.getpid())
+
+
+def test_processes_that_the_jvm_has_started_are_looked_at_too():
+    """In local-cluster: its executors."""
+    code = (
+        "import socket; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    command = f'{sys.executable} -c "{code}"; exit'
+    with subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as shell:
+        port = int(shell.stdout.readline())
+        told = ports.exposure(shell.pid)
+        ours = SimpleNamespace(sparkContext=SimpleNamespace(master="local-cluster[2,4,1024]"))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(session, "JVM", SimpleNamespace(pid=shell.pid))
+            assert session.exposure(ours) == told
+            ours.sparkContext.master = "spark://far:7077"
+            assert session.exposure(ours) == "", "on a cluster its nodes' addresses are meant"
+        shell.stdin.close()
+    assert f"0.0.0.0:{port}, which other machines can reach" in told
+    assert f"process {shell.pid})" not in told, "the process that listens is named"
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

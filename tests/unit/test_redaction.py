@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import subprocess
@@ -49,6 +50,34 @@ def no_hidden_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Sink(dsn='host=h password=hunter2', table='t')", "Sink(dsn='host=h password=***', table='t')"),
         ("spark.authenticate.secret=hunter2", "spark.authenticate.secret=***"),
         ("Authorization: Bearer hunter2", "Authorization: Bearer ***"),
+        ("Authorization: AWS4-HMAC-SHA256 Signature=hunter2hunter2hunter2", "Authorization: AWS4-HMAC-SHA256 ***"),
+        ("password: hunter2", "password: ***"),
+        ("password:hunter2", "password:***"),
+        ("sasl.password: hunter2 (a file)", "sasl.password: *** (a file)"),
+        ("x-api-key: hunter2", "x-api-key: ***"),
+        ("api token: hunter2", "api token: ***"),
+        ("client_secret => hunter2", "client_secret => ***"),
+        ("('sasl.password', 'hunter2')", "('sasl.password', ***)"),
+        ("[(b'sasl.password', b'hunter2'), (b'n', 1)]", "[(b'sasl.password', b***), (b'n', 1)]"),
+        ('password="a hunter2', "password=***"),
+        ("{'sasl.password': 'a hunter2 … cut", "{'sasl.password': ***"),
+        (r'"{\"password\": \"a hunter2\", \"n\": 1}"', r'"{\"password\": ***, \"n\": 1}"'),
+        ("postgresql://app:hun'hunter2@db/x", "postgresql://app:***@db/x"),
+        ("postgresql://app:a'b@hunter2@db/x", "postgresql://app:***@db/x"),
+        ('postgresql://app:hun"hunter2@db/x', "postgresql://app:***@db/x"),
+        ("sftp://u:pa hunter2@h/x", "sftp://u:***@h/x"),
+        ("sftp://u:pa x@hunter2@h/x", "sftp://u:***@h/x"),
+        ("redis://u:99999/hunter2@h", "redis://u:***@h"),
+        ("postgresql:///shop?user=a&password=it'hunter2", "postgresql:///shop?user=a&password=***"),
+        ("https://h/x?X-Amz-Signature=hunter2&n=1", "https://h/x?X-Amz-Signature=***&n=1"),
+        ("X-Amz-Signature=hunter2", "X-Amz-Signature=***"),
+        ("ssl.key.pem=hunter2", "ssl.key.pem=***"),
+        ("{'ssl.key.pem': '-----BEGIN\\nhunter2'}", "{'ssl.key.pem': ***}"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nDEK-Info: x\n\nhunter2\n-----END RSA PRIVATE KEY-----\nmore",
+            "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----\nmore",
+        ),
+        ("-----BEGIN PRIVATE KEY-----\nhunter2, and cut", "-----BEGIN PRIVATE KEY-----***"),
     ],
 )  # fmt: skip
 def test_hides(text: str, shown: str | None) -> None:
@@ -70,6 +99,11 @@ def test_hides(text: str, shown: str | None) -> None:
         "mode='insert', key=('word',)",
         "component 'tokenize' (wc.py:3): execute must not raise; got ValueError: unexpected token: ';'.",
         "the password must be set",
+        "component 'x' (tokenizer.py:118 in execute): Unrecognized token: 'x'",
+        "http://h:8080. Ask bob@example.org",
+        "http://[::1]:8080/x, bob@example.org",
+        "reads /etc/key.pem: no such file",
+        "signature=(self, tup)",
     ],
 )
 def test_leaves_the_rest_as_it_is(text: str) -> None:
@@ -89,6 +123,21 @@ def test_leaves_the_rest_as_it_is(text: str) -> None:
         "password='",
         "\\'",
         "authorization: ",
+        "x://",
+        "a://b:c ",
+        "a://b:' @",
+        "a://b:" + "' " * 200,
+        "session token",
+        "password: ",
+        'password="',
+        "password='\\\n",
+        "password=\\'",
+        "('password', '",
+        "('password',\"",
+        "-----BEGIN PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY----- ",
+        "signature=a",
+        "?signature",
     ],
 )
 def test_no_text_takes_long(part: str) -> None:
@@ -107,6 +156,29 @@ def test_hides_values_it_was_told_in_any_form() -> None:
     assert redacted("p@ss w/rd and more") == "***"
     hide("abc")  # too short: it would mutilate ordinary words
     assert redacted("abcissa") == "abcissa"
+
+
+@pytest.mark.parametrize(
+    "secret", ["p\"w'\\x", "it's s3cret", "two\\words", "pä$$wörd", "s3cret\x00\x1b", "caf\udce9-s3cret"]
+)
+def test_hides_values_as_repr_and_json_write_them(secret: str) -> None:
+    hide(secret)
+    encoded = secret.encode(errors="surrogateescape")
+    values = {"a": secret, "b": f"{secret} '", "c": f'{secret} "', "d": f"{secret} '\""}
+    for written in (str, repr, ascii, json.dumps, lambda value: json.dumps(value, ensure_ascii=False)):
+        for value in values.values():
+            assert redacted(written(value)).count("***") == 1, written(value)
+        assert redacted(written(values)).count("***") == 4
+    for data in (encoded, encoded + b"'", encoded + b'"', encoded + b"'\""):
+        assert redacted(str(data)).count("***") == 1, data
+
+
+def test_hides_each_line_of_a_value() -> None:
+    """A worker's output and a parser's error show lines."""
+    hide("-----BEGIN KEY-----\r\n  MIIEvQIBADANBg\nkqhkiG9w0BAQEF\ntrue\n-----END KEY-----\n")
+    assert redacted("line 2: MIIEvQIBADANBg") == "line 2: ***"
+    assert redacted("b'kqhkiG9w0BAQEF'") == "b'***'"
+    assert redacted("true") == "true"
 
 
 def test_no_part_of_an_error_has_a_secret_also_when_pickled() -> None:
@@ -157,6 +229,22 @@ def test_tracebacks_of_own_processes_are_redacted() -> None:
     assert done.returncode == 1
     assert done.stderr.count("OSError: redis://:***@h") == 2
     assert SECRET not in done.stderr
+
+
+def test_tracebacks_and_logs_of_own_processes_cannot_steer_the_terminal() -> None:
+    code = (
+        "import logging, penstock; from penstock.redaction import redact_tracebacks; redact_tracebacks()\n"
+        "log = logging.getLogger('penstock.x'); sent = chr(27) + '[2J'\n"
+        "log.warning('sent %s', sent)\n"
+        "try: raise OSError(sent)\n"
+        "except OSError: log.exception('failed')\n"
+        "raise OSError(sent)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stderr
+    assert done.stderr.count("sent \\x1b[2J\n") == 1
+    assert done.stderr.count("OSError: \\x1b[2J\n") == 2
 
 
 def test_describes_any_exception() -> None:

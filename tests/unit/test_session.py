@@ -25,6 +25,13 @@ def test_a_jvm_that_was_ended_in_the_middle_of_its_work_prints_no_stack_trace(sa
     assert said == ["a line"]
 
 
+def test_what_workers_and_the_jvm_print_cannot_steer_the_terminal(said, monkeypatch, capsys):
+    """Also before a live view is shown, and without one."""
+    monkeypatch.setattr(session, "_say", session._to_standard_error)
+    session._pump(io.BytesIO(b"\x1b[2Ja\tline\x07\r\n"))
+    assert capsys.readouterr().err == "\\x1b[2Ja\tline\\x07\n"
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_temporary_files_of_the_jvm_go_with_the_session(said, tmp_path, monkeypatch, at_once):
     monkeypatch.setattr(session, "_folder", tmp_path / "session of Alice")

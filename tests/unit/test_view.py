@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console, ConsoleDimensions
 
+from penstock.cli import drain, run
 from penstock.cli.main import _ToStandardError, main
 from penstock.cli.status import task_lines
 from penstock.cli.view import brief, compact, component_table, latency, result_table, screen, summary
+from penstock.coordinator.outcome import FRUITLESS, judge
 from penstock.metrics.bus import ComponentView
+from penstock.metrics.stats import TaskStats
 
 CELL = re.compile(r"\S+(?: m?s\b)?")
 """A word, or a number with its unit."""
@@ -132,6 +135,33 @@ def test_warnings_go_where_standard_error_is_now(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stand_in)
     handler.emit(logging.makeLogRecord({"msg": "tuples are lost"}))
     assert stand_in.getvalue() == "tuples are lost\n"
+
+
+def test_a_warning_cannot_steer_the_terminal(capsys):
+    _ToStandardError().emit(logging.makeLogRecord({"msg": "lost \x1b[2J\x9b1m\n\tat a row"}))
+    assert capsys.readouterr().err == "lost \\x1b[2J\\x9b1m\n\tat a row\n"
+
+
+def test_the_last_line_of_drain_cannot_steer_the_terminal(capsys):
+    """A store's answer is in it."""
+    report = SimpleNamespace(written=1, rejected=0, trouble="no table \x1b]0;title\x07", attempts=2, waiting=3)
+    processor = SimpleNamespace(empty=False, report=lambda: report, close=lambda: None)
+    spec = SimpleNamespace(component="save", store="a store", processor=lambda clock: processor)
+    assert drain._drain(spec, until=0.0) is False
+    assert capsys.readouterr().out == (
+        "save: 1 rows written to a store; attempt 2: no table \\x1b]0;title\\x07; not all of it is written\n"
+    )
+
+
+def test_what_penstock_run_says_at_the_end_cannot_steer_the_terminal(capsys):
+    total = TaskStats(executed=1, errors=1, last_error="ValueError: \x1b[2J")
+    running = SimpleNamespace(outcome=lambda: judge([], {"parse": total}, ""))
+    session = run._Command.__new__(run._Command)
+    session._running, session._console = running, Console(file=io.StringIO())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("penstock.cli.view.summary", lambda *ignored: "")
+        assert session._sum_up(1.0, 0.0) == FRUITLESS
+    assert "ValueError: \\x1b[2J" in capsys.readouterr().err
 
 
 def test_a_warning_is_shown_once_however_often_main_is_called(capsys):

@@ -68,7 +68,7 @@ def _drain(spec: ProcessorSpec, until: float) -> bool:
                 processor.turn(flush=True)
                 spinner.update(Text(printable(_line(spec, processor))))
                 time.sleep(min(processor.wait(), max(0.0, until - time.monotonic())))
-        print(_line(spec, processor) + ("" if processor.empty else "; not all of it is written"))
+        print(printable(_line(spec, processor)) + ("" if processor.empty else "; not all of it is written"))
         return processor.empty
     finally:
         processor.close()

@@ -101,7 +101,7 @@ class _ToStandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            print(printable(self.format(record), multiline=True), file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)
 

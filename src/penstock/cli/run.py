@@ -16,6 +16,7 @@ from penstock.coordinator.status import Status
 from penstock.credentials import literal_secrets
 from penstock.errors import PenstockError
 from penstock.interrupts import StopSignals
+from penstock.redaction import printable
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.cli")
@@ -195,7 +196,7 @@ class _Command:
         self._console.print(text, markup=False, highlight=False, soft_wrap=not wrapped_at_words)
         outcome = self._running.outcome()
         for sentence in outcome.sentences:
-            print(f"penstock: {sentence}", file=sys.stderr)
+            print(f"penstock: {printable(sentence, multiline=True)}", file=sys.stderr)
         return outcome.code
 
     def _stopped(self, sentence: str) -> int:

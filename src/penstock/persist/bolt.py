@@ -235,7 +235,7 @@ class PersistBolt(StagedSink):
 
     def _check_last_queue(self, spec: ProcessorSpec) -> None:
         """What waits in another queue than this would wait for ever."""
-        last = kept(spec.folder)
+        last = kept(spec.folder, spec.topology, spec.component)
         if last is None or str(last.queue) == str(spec.queue):
             return
         client = last.queue.open(last.name, last.folder)

@@ -85,13 +85,31 @@ def keep(spec: ProcessorSpec) -> None:
 def find(state_dir: str, topology: str) -> list[ProcessorSpec]:
     """Of each component of a topology that has, or had, a processor."""
     shared = StateStore(state_dir).child(topology).child("shared")
-    return [load(shared.read(name)) for name in shared.list() if name.endswith(f"/{_SPEC}")]
+    return [
+        _load_of(shared.read(name), topology, name.removesuffix(f"/{_SPEC}"))
+        for name in shared.list()
+        if name.endswith(f"/{_SPEC}")
+    ]
 
 
-def kept(folder: str) -> ProcessorSpec | None:
+def kept(folder: str, topology: str, component: str) -> ProcessorSpec | None:
     """The one of a component's shared folder."""
     store = StateStore(folder)
-    return load(store.read(_SPEC)) if _SPEC in store.list() else None
+    return _load_of(store.read(_SPEC), topology, component) if _SPEC in store.list() else None
+
+
+def _load_of(data: bytes, topology: str, component: str) -> ProcessorSpec:
+    """As ``load``. A signature shows who wrote it, not for which component: a file that was copied from another
+    would empty that one's queue into that one's store."""
+    spec = load(data)
+    if (spec.topology, spec.component) != (topology, component):
+        raise LoadError(
+            f"component '{component}' of topology '{topology}'",
+            f"its {_SPEC} must be its own",
+            f"the one of '{spec.component}' of topology '{spec.topology}'",
+            "Find out who put it there, and remove it; the next start of the topology writes it again.",
+        )
+    return spec
 
 
 def load(data: bytes) -> ProcessorSpec:

@@ -7,6 +7,7 @@ one machine, it also makes the JVM listen on 127.0.0.1 only.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import struct
@@ -110,13 +111,30 @@ def beyond_loopback(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(each for each in found if not each[0].startswith("127.") and each[0] != "::1")
 
 
+def descendants(pid: int) -> list[int]:
+    """The process and all that it has started, with theirs: in ``local-cluster`` the executors. Empty where /proc
+    does not tell."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
+                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
+
+
 def exposure(pid: int) -> str:
-    """For a run on one machine: what to tell if its JVM listens on more than loopback; else an empty text."""
-    reachable = beyond_loopback(listening(pid))
-    if not reachable:
-        return ""
-    ports = ", ".join(f"{address}:{port}" for address, port in reachable[:5])
-    return (
-        f"Spark's JVM (process {pid}) listens on {ports}, which other machines can reach. Connections must prove "
-        "that they know the session's secret; block these ports with a firewall to be safe."
-    )
+    """For a run on one machine: what to tell if its JVM, or a process that it has started, listens on more than
+    loopback; else an empty text."""
+    for each in descendants(pid):
+        reachable = beyond_loopback(listening(each))
+        if reachable:
+            ports = ", ".join(f"{address}:{port}" for address, port in reachable[:5])
+            return (
+                f"Spark's JVM (process {each}) listens on {ports}, which other machines can reach. Connections "
+                "must prove that they know the session's secret; block these ports with a firewall to be safe."
+            )
+    return ""

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cluster import record as cluster_record
 from penstock.errors import MasterUnreachable
-from penstock.redaction import redacted
+from penstock.redaction import printable, redacted
 from penstock.spark import class_archive, ports
 from penstock.spark.exits import note_exit
 from penstock.spark.java import ensure_java
@@ -85,7 +85,13 @@ _folder: Path | None = None
 _sockets: Path | None = None
 _local_ip: str | None = None
 _opening = threading.Lock()
-_say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
+
+
+def _to_standard_error(line: str) -> None:
+    print(printable(line, multiline=True), file=sys.stderr)
+
+
+_say: Callable[[str], None] = _to_standard_error
 
 
 def log_lines() -> list[str]:
@@ -236,8 +242,8 @@ def exposure(spark: SparkSession) -> str:
     """What to tell if a run on this machine listens on more than loopback; else an empty text. Asked when a query
     runs: its sockets are opened then."""
     pid = JVM.pid
-    if pid is None or not is_local(spark.sparkContext.master):
-        return ""  # on a cluster its nodes' addresses are meant; executors of other processes are not looked at
+    if pid is None or not one_machine(spark.sparkContext.master):
+        return ""  # on a cluster its nodes' addresses are meant
     return ports.exposure(pid)
 
 
@@ -384,7 +390,7 @@ def _pump(stream: IO[bytes]) -> None:
     """Pass on what the JVM and the workers print, except what is known to be noise, and the stack traces of a JVM
     that was ended in the middle of its work."""
     for raw in _lines(stream):
-        line = raw.decode(errors="replace").rstrip("\n")
+        line = raw.decode(errors="replace").rstrip("\r\n")
         if not _NOISE.match(line) and not note_exit(line):
             line = redacted(line)
             _log.append(line)

@@ -28,8 +28,8 @@ _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
     ("penstock_expired", "Tuples not executed because their messages had timed out.", lambda t: t.total.expired),
     (
         "penstock_given_up",
-        "Messages that a spout gave up, tuples that a bolt gave up (exactly once), and rows that a sink rejected; each is "
-        "a dead letter or was handed over.",
+        "Messages that a spout gave up, tuples that a bolt gave up, and rows that a sink rejected; each is a dead "
+        "letter or was handed over.",
         lambda t: t.total.given_up,
     ),
     ("penstock_sink_rows", "Rows of a sink that the other system has.", lambda t: t.total.written),

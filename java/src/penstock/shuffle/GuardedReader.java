@@ -2,7 +2,6 @@ package penstock.shuffle;
 
 import java.io.IOException;
 import java.lang.reflect.Method;
-import java.nio.ByteBuffer;
 import java.util.concurrent.ConcurrentLinkedQueue;
 
 import org.apache.spark.SparkConf;
@@ -15,7 +14,6 @@ import org.apache.spark.network.netty.SparkTransportConf;
 import org.apache.spark.network.netty.SparkTransportConf$;
 import org.apache.spark.network.util.TransportConf;
 import org.apache.spark.shuffle.ShuffleHandle;
-import org.apache.spark.shuffle.streaming.StreamingShuffleClientHandler;
 import org.apache.spark.shuffle.streaming.StreamingShuffleReader;
 import org.apache.spark.util.ErrorNotifier;
 import org.apache.spark.util.TaskCompletionListener;
@@ -26,7 +24,6 @@ import scala.runtime.BoxedUnit;
 
 /** The reader's end: proves to each writer that it knows the secret before it says that it is ready. */
 final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
-  private static final long TIMEOUT_MS = 30_000;
   /** Spark computes it from spark.shuffle.streaming.readerMaxMemory and the number of writers. */
   private static final Method BYTES_PER_WRITER = bytesPerWriter();
 
@@ -55,8 +52,9 @@ final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
       while (!ready) {
         Thread.sleep(1);
       }
-      Handler handler = new Handler(
-          mapId, context().partitionId(), shuffleId, (Long) BYTES_PER_WRITER.invoke(this));
+      GuardedClientHandler handler = new GuardedClientHandler(
+          mapId, context().partitionId(), messageQueue(), shuffleId, (Long) BYTES_PER_WRITER.invoke(this), context(),
+          errorNotifier());
       handler.setOnTermAckResponseHandler(new AbstractFunction1<Object, BoxedUnit>() {
         @Override
         public BoxedUnit apply(Object writer) {
@@ -66,26 +64,10 @@ final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
       });
       TransportClientFactory factory = new TransportContext(conf(), handler).createClientFactory();
       factories.add(factory);
-      TransportClient client = factory.createClient(host, port);
-      prove(client, host, port);
-      client.getChannel().eventLoop().submit(() -> handler.begin(client)).sync();
-      return client;
+      return handler.connect(factory, handshake, host, port, GuardedClientHandler.PAUSES_MS);
     } catch (InterruptedException | IOException | ReflectiveOperationException error) {
       throw new IllegalStateException("cannot connect to the streaming shuffle at " + host + ":" + port, error);
     }
-  }
-
-  private void prove(TransportClient client, String host, int port) {
-    byte[] mine = handshake.nonce();
-    ByteBuffer answer = client.sendRpcSync(Handshake.hello(mine), TIMEOUT_MS);
-    byte[] theirs = new byte[answer.remaining()];
-    answer.get(theirs);
-    if (!handshake.fromWriter(mine, theirs)) {
-      client.close();
-      throw new SecurityException("the streaming shuffle at " + host + ":" + port + " does not know the secret");
-    }
-    byte[] nonce = java.util.Arrays.copyOf(theirs, Handshake.NONCE);
-    client.sendRpcSync(ByteBuffer.wrap(handshake.proof("reader", mine, nonce)), TIMEOUT_MS);
   }
 
   /** As Spark's reader makes it. */
@@ -104,20 +86,6 @@ final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
       return found;
     } catch (ReflectiveOperationException error) {
       throw new ExceptionInInitializerError(error);
-    }
-  }
-
-  private final class Handler extends StreamingShuffleClientHandler {
-    Handler(int writer, int reader, int shuffleId, long bytes) {
-      super(writer, reader, messageQueue(), shuffleId, bytes, GuardedReader.this.context(), errorNotifier());
-    }
-
-    /** Spark's handler sends its first message here: not before the proof. */
-    @Override
-    public void channelActive(TransportClient client) {}
-
-    void begin(TransportClient client) {
-      super.channelActive(client);
     }
   }
 }

@@ -4,12 +4,8 @@ import java.nio.ByteBuffer;
 import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.TimeUnit;
 
-import io.netty.buffer.ByteBuf;
 import io.netty.channel.Channel;
-import io.netty.channel.ChannelHandlerContext;
-import io.netty.channel.ChannelInboundHandlerAdapter;
 import io.netty.util.AttributeKey;
-import io.netty.util.ReferenceCountUtil;
 
 import org.apache.spark.TaskContext;
 import org.apache.spark.network.client.RpcResponseCallback;
@@ -29,8 +25,6 @@ import scala.runtime.BoxedUnit;
 final class GuardedServerHandler extends StreamingShuffleServerHandler {
   /** Seconds a connection has for its proof. */
   private static final int HANDSHAKE_SECONDS = 10;
-  /** Bytes that are read of a connection before its proof; with TLS its handshake is among them. */
-  private static final long MOST_BYTES = 64 * 1024;
   /** Connections without proof at a time, beside those of the readers; one more, and the oldest is closed. */
   private static final int MOST_STRANGERS = 64;
   private static final AttributeKey<Handshake.Session> SESSION = AttributeKey.valueOf("penstock.session");
@@ -53,7 +47,7 @@ final class GuardedServerHandler extends StreamingShuffleServerHandler {
     Channel channel = client.getChannel();
     Handshake.Session session = handshake.new Session();
     channel.attr(SESSION).set(session);
-    channel.pipeline().addFirst("penstock-limit", new Limit(session));
+    channel.pipeline().addFirst(Limit.NAME, new Limit(() -> session.proven));
     strangers.addLast(channel);
     if (strangers.size() > mostStrangers) {
       Channel oldest = strangers.pollFirst();
@@ -105,32 +99,6 @@ final class GuardedServerHandler extends StreamingShuffleServerHandler {
       LOG.warn("Closed a connection to the streaming shuffle from {} before its proof: {}",
           client.getChannel().remoteAddress(), cause.toString());
       client.getChannel().close();
-    }
-  }
-
-  /** Closes a connection that sends too much before its proof: a frame may announce 2 GB, and would be kept. */
-  private static final class Limit extends ChannelInboundHandlerAdapter {
-    private final Handshake.Session session;
-    private long read;
-
-    Limit(Handshake.Session session) {
-      this.session = session;
-    }
-
-    @Override
-    public void channelRead(ChannelHandlerContext context, Object message) {
-      if (session.proven) {
-        context.fireChannelRead(message);
-        context.pipeline().remove(this);
-        return;
-      }
-      read += message instanceof ByteBuf ? ((ByteBuf) message).readableBytes() : 0;
-      if (read > MOST_BYTES) {
-        ReferenceCountUtil.release(message);
-        context.close();
-      } else {
-        context.fireChannelRead(message);
-      }
     }
   }
 }
