@@ -17,8 +17,8 @@ from penstock.topology.components import Source
 
 TRIES = 30
 """How often up to ``_LEAVES`` rows are tried before they are blamed, where the sink took others before and none is
-left to offer after them: with the pauses in between half a minute, which most restarts of a server are done within.
-The more rows, the more it looks like an outage: six are tried twice as often, and so on."""
+left to offer after them: with the pauses in between half a minute, within which most servers have restarted. The
+more rows, the more it looks like an outage: six are tried twice as often, and so on."""
 _LEAVES = 3
 """Single rows in succession that fail before it looks as if the sink took nothing: more are rarely all bad."""
 _MOST_SUSPECTS = 64  # single rows set apart in an outage: each is offered alone when it is over

@@ -41,9 +41,7 @@ class Transaction:
     """``rows``: all that the sink has in its open transaction. ``took_before``: it has committed rows since the
     process began. ``number``: gives the next transaction's number."""
 
-    def __init__(
-        self, sink: TransactionalSink, rows: Piece, took_before: bool, number: Callable[[], int]
-    ) -> None:
+    def __init__(self, sink: TransactionalSink, rows: Piece, took_before: bool, number: Callable[[], int]) -> None:
         self._sink, self._number = sink, number
         self._search = RowSearch(rows, took_before)
         self._offer = _Offer(OfferState.WRITTEN)
