@@ -4,7 +4,6 @@ Pauses are a twentieth of their usual length: rows are blamed after 1.4 s instea
 seeded, not drawn by Hypothesis, which needs minutes to shrink one. The message names the seed that failed.
 """
 
-import os
 import random
 import tempfile
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ AWAY = {
 UNKNOWN = {"unknown": lambda: RuntimeError("a client library's own error")}
 BLAMED_AFTER = 1.5  # s, for three rows at most
 LONGEST_OUTAGE = 0.7  # s
-LIVES = int(os.environ.get("LIVES", "24"))
+SEEDS = (*range(20), 182, 212)  # in the last two a commit is in doubt while a parcel waits to be written
 
 
 class Fed(Spout):
@@ -135,10 +134,10 @@ def any_life(rnd, exactly_once):
     rnd.shuffle(kinds)
     time, outages = 0.3, []
     for kind in kinds:
-        begin = time + rnd.choice([0.0, 0.0, 0.0, 0.3])
+        begin = max(time, rnd.choice([time, rnd.choice(arrivals)[0] + 0.001]))
         time = begin + rnd.uniform(0.001, LONGEST_OUTAGE)
         calls = at if kind == "unknown" else CALLS
-        outages.append((begin, time, rnd.choice([calls, calls, (rnd.choice(calls),)]), kind))
+        outages.append((begin, time, rnd.choice([calls, (rnd.choice(calls),)]), kind))
     # A sink that has never taken anything is waited for: it gets a good row first, or at last.
     first = exactly_once or rnd.random() < 0.5
     arrivals.append((0.0 if first else max(time, *arrivals[-1][:1]) + 0.5, 0))
@@ -194,7 +193,7 @@ def live(life, form, delivery, folder):
 )
 def test_every_good_row_is_visible_once_and_every_bad_one_is_a_dead_letter(form, delivery, monkeypatch):
     monkeypatch.setattr(sinks, "_LONGEST_PAUSE", 0.05)
-    for seed in range(LIVES):
+    for seed in SEEDS:
         life = any_life(random.Random(seed), delivery == "exactly_once")
         with tempfile.TemporaryDirectory() as folder:
             try:
