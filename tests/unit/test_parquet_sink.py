@@ -410,3 +410,21 @@ def test_a_partition_field_that_is_missing_or_the_only_one(tmp_path: Path) -> No
 def test_partition_by_is_not_one_string() -> None:
     with pytest.raises(TopologyError, match=r"partition_by is a sequence of fields; got 'day'. Write .*\['day'\]"):
         ParquetSink("out", partition_by="day")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_time_that_does_not_fit_parquet_is_rejected_when_it_is_written(tmp_path: Path, nested: bool) -> None:
+    """In seconds: Parquet keeps it in milliseconds. Later it could not be said which row it was."""
+    sink = start(ParquetSink(tmp_path))
+    kind = pa.timestamp("s")
+
+    def batch(seconds: int) -> pa.RecordBatch:
+        times = pa.array([[seconds]], pa.list_(kind)) if nested else pa.array([seconds], kind)
+        return pa.record_batch({"at": times})
+
+    sink.write(batch(1), SOURCE)
+    with pytest.raises(ComponentError, match=r"Parquet has the fields' types.*4611686018427387904"):
+        sink.write(batch(2**62), SOURCE)
+    sink.write(batch(2), SOURCE)
+    sink.commit(sink.prepare_commit(1))
+    assert pq.read_table(tmp_path / files(tmp_path)[0]).num_rows == 2

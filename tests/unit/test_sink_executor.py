@@ -504,3 +504,142 @@ def test_exactly_once_what_a_sink_publishes_after_its_slot_has_left_is_counted(e
     assert runner.stats("sink")[0].written == 0
     (task,) = Memo.of(runner._slots[SlotId(1, 0)], 1).data["tasks"].values()
     assert task["stats"]["written"] == 100
+
+
+class Scripted(Store):
+    """Raises what the test has put down for the next calls of ``at``, before it looks at the rows."""
+
+    def prepare(self, conf, context):
+        super().prepare(conf, context)
+        self.script = []
+
+    def _check(self, call, rows):
+        if call == self.at and rows and self.script:
+            raise self.script.pop(0)
+        super()._check(call, rows)
+
+
+class SlowScripted(Scripted):
+    commit_interval = 0.5
+
+
+@pytest.mark.parametrize("call", ["prepare_commit", "commit"])
+@pytest.mark.parametrize("away", AWAY[:2], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("form", [Scripted, SlowScripted])
+def test_rows_that_come_while_a_piece_is_half_committed_are_not_taken_for_it(run, form, away, call):
+    """A row alone fails for an unknown reason; the next time it is written, and the sink goes away before it is
+    committed. The rows that come now are another piece."""
+    runner, spout, sink = run(form(), count=1)
+    sink.at, sink.script = call, [RuntimeError("HTTP 500"), away]
+    while sink.script:
+        runner.run(0.001)
+    assert sink.committed == []
+    spout.count = 3
+    runner.run(5.0)
+    assert sorted(sink.committed) == sorted(spout.acked) == [0, 1, 2]
+    assert letters(runner) == spout.failed == []
+
+
+@pytest.mark.parametrize("form", [Store, SlowStore])
+@pytest.mark.parametrize("call", ["write", "commit"])
+@pytest.mark.parametrize("error", [ComponentError, ValueError])
+def test_a_parcel_whose_rows_are_all_rejected_is_acked(run, form, error, call, monkeypatch):
+    monkeypatch.setattr(rejection, "TRIES", 8)
+    runner, spout, sink = run(form(), count=1)
+    runner.run(1.0)
+    sink.bad, sink.at, sink.error = frozenset({1, 2}), call, error
+    spout.count = 3
+    runner.run(5.0)
+    assert letters(runner) == [1, 2]
+    assert sorted(spout.acked) == [0, 1, 2]
+    assert spout.failed == []
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_exactly_once_bad_rows_at_the_end_of_an_epoch_do_not_stop_the_topology(exactly_once, rows, monkeypatch):
+    """The rows behind them belong to the next epoch, and do not come before this one has ended."""
+    monkeypatch.setattr(rejection, "TRIES", 8)
+    runner, sink = exactly_once(Store(), count=10)
+    runner.run(1.0)
+    sink.bad, sink.at, sink.error = frozenset(range(10, 10 + rows)), "write", ValueError
+    spout = runner.component("numbers")[0]
+    spout.count = 10 + rows
+    runner.run(1.0)
+    assert runner.stats("sink")[0].away > 0
+    spout.count = 50
+    runner.run(20.0)
+    assert letters(runner) == sorted(sink.bad)
+    assert sink.committed == [n for n in range(50) if n not in sink.bad]
+
+
+def test_exactly_once_a_sink_that_has_never_taken_anything_is_waited_for(exactly_once, monkeypatch):
+    monkeypatch.setattr(rejection, "TRIES", 3)
+    runner, sink = exactly_once(Store(), count=1)
+    sink.bad, sink.at, sink.error = frozenset({0}), "write", ValueError
+    runner.run(8.0)
+    assert letters(runner) == []
+    assert runner.stats("sink")[0].away > 7
+    sink.bad = frozenset()
+    runner.run(3.0)
+    assert sink.committed == [0]
+
+
+def test_a_sink_that_has_committed_nothing_has_taken_nothing_whatever_it_wrote(run, monkeypatch):
+    monkeypatch.setattr(rejection, "TRIES", 3)
+    runner, _, sink = run(SlowStore(), count=1)
+    sink.bad, sink.error = frozenset({0}), ValueError
+    runner.run(8.0)
+    assert letters(runner) == []
+
+
+@pytest.mark.parametrize("write", ["away", "in doubt"])
+def test_a_commit_in_doubt_tries_the_parcel_that_waits_to_be_written(run, write):
+    """Row 0 is written and will never be committed. The sink does not take row 1 in ``write`` until after the
+    commit has begun."""
+    runner, spout, sink = run(SlowStore(), count=1)
+    sink.bad, sink.error = frozenset({0}), ValueError
+    runner.run(0.1)
+    assert sink.begun == [0]
+    write_rows, until = sink.write, runner.clock.now() + 0.6
+
+    def late(batch, source):
+        if 1 in batch.column(0).to_pylist() and runner.clock.now() < until:
+            raise OSError("a blip") if write == "away" else RuntimeError("a client library's own error")
+        write_rows(batch, source)
+
+    sink.write = late
+    spout.count = 2
+    runner.run(10.0)
+    spout.count = 20
+    runner.run(5.0)
+    assert letters(runner) == [0]
+    assert sorted(sink.committed) == list(range(1, 20))
+    assert sorted(spout.acked) == list(range(20))
+    (stats,) = runner.stats("sink")
+    assert (stats.executed, stats.written, stats.given_up, stats.away) == (20, 19, 1, 0)
+
+
+def test_what_a_refused_piece_left_in_the_open_transaction_blames_no_other_row(run):
+    """Three parcels are one transaction; it is refused because of row 0. When it is offered in parts, ``write``
+    fails for an unknown reason after row 0's parcel was written again: that is still in the transaction."""
+    runner, spout, sink = run(SlowStore(), count=1)
+    sink.bad = frozenset({0})
+    for count in (2, 3, 4):
+        runner.run(0.05)
+        spout.count = count
+    runner.run(0.1)
+    assert sink.begun == [0, 1, 2, 3]
+    write_rows, writes = sink.write, []
+
+    def failing(batch, source):
+        writes.extend(batch.column(0).to_pylist())
+        if writes == [0, 1] or (writes[:2] == [0, 1] and runner.clock.now() < until):
+            raise RuntimeError("a client library's own error")
+        write_rows(batch, source)
+
+    sink.write, until = failing, runner.clock.now() + 1.0
+    runner.run(8.0)
+    assert writes[:2] == [0, 1], "or this shows nothing"
+    assert letters(runner) == [0]
+    assert sorted(sink.committed) == [1, 2, 3]
+    assert sorted(spout.acked) == [0, 1, 2, 3]

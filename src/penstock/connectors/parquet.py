@@ -235,6 +235,8 @@ class ParquetSink(TransactionalSink):
             if batch.schema != self._checked:
                 pq.ParquetWriter(io.BytesIO(), batch.schema, compression=self._compression).close()
                 self._checked = batch.schema
+            if any(_has_seconds(field.type) for field in batch.schema):
+                pq.write_table(pa.Table.from_batches([batch]), io.BytesIO(), compression="none")
         except pa.ArrowException as error:
             raise ComponentError(
                 self.where,
@@ -385,6 +387,13 @@ def _has_text(kind: pa.DataType) -> bool:
     """Every value of the type can be cast to a text."""
     types = pa.types
     return bool(types.is_string(kind) or (types.is_primitive(kind) and not types.is_duration(kind)))
+
+
+def _has_seconds(kind: pa.DataType) -> bool:
+    """Parquet stores times in seconds as milliseconds, and not every one fits. Also inside lists and structs."""
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit == "s")
+    return any(_has_seconds(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def sync_folder(path: str) -> None:

@@ -16,9 +16,9 @@ from penstock.errors import PenstockError, SinkBusy, SinkRefused, StateError, St
 from penstock.topology.components import Source
 
 TRIES = 30
-"""How often the last few rows of a search are tried before they are blamed, where the sink took others just before
-and none is left to offer after them: with the pauses in between half a minute, which most restarts of a server are
-done within."""
+"""How often up to ``_LEAVES`` rows are tried before they are blamed, where the sink took others before and none is
+left to offer after them: with the pauses in between half a minute, within which most servers have restarted. The
+more rows, the more it looks like an outage: six are tried twice as often, and so on."""
 _LEAVES = 3
 """Single rows in succession that fail before it looks as if the sink took nothing: more are rarely all bad."""
 _MOST_SUSPECTS = 64  # single rows set apart in an outage: each is offered alone when it is over
@@ -57,17 +57,21 @@ class _Part:
     """Which offer it, or what it is a half of, failed at; 0 for none."""
     suspect: bool = False
     """A single row that failed for an unknown reason."""
+    since: int = 0
+    """Of a suspect: how many tries had been made when it became one, or when the sink last took something."""
 
 
 class RowSearch:
     """Of one batch or transaction. Offer ``piece`` to the sink, say what came of it, until there is none left."""
 
-    def __init__(self, whole: Piece) -> None:
+    def __init__(self, whole: Piece, took_before: bool = False) -> None:
+        """``took_before``: the sink has taken other rows since the process began."""
         self._todo = [_Part(whole)] if whole else []
         """The next one last."""
         self._is_empty = not whole
         self._offers = self._took_at = 0
         """How many offers there were; which of them was taken last."""
+        self._took_before = took_before
         self._in_a_row = self._tries = 0
         self._doubts = False
         """The sink has taken nothing since it seemed to take nothing at all."""
@@ -80,6 +84,11 @@ class RowSearch:
         if self._is_empty:
             return []
         return self._todo[-1].rows if self._todo else None
+
+    @property
+    def has_taken(self) -> bool:
+        """The sink has taken rows, of this search or before it."""
+        return self._took_before or self._took_at > 0
 
     @property
     def in_doubt(self) -> bool:
@@ -98,6 +107,29 @@ class RowSearch:
             return
         self._todo.pop()
         self._took_at, self._in_a_row, self._doubts = self._offers, 0, False
+        for part in self._todo:
+            part.since = self._tries
+
+    def was_away(self) -> None:
+        """The sink said so. What failed as a part of more rows may have failed because of them, and may now fail
+        because of an outage: that alone does not blame it."""
+        for part in self._todo:
+            if not part.suspect:
+                part.failed_at = 0
+
+    def split(self, batches: int) -> None:
+        """The sink has these batches of the piece and refused the next one: the first of two pieces from now
+        on."""
+        self._offers += 1
+        part = self._todo.pop()
+        self._todo.append(_Part(part.rows[batches:], self._offers))
+        self._todo.append(_Part(part.rows[:batches], part.failed_at))
+
+    def take_rest(self) -> Piece:
+        """Give up the search: all rows that the sink has not taken, in no order."""
+        rest = [each for part in reversed(self._todo) for each in part.rows]
+        self._todo = []
+        return rest
 
     def refused(self, error: BaseException) -> bool:
         """The sink has nothing of the piece. False: it seems to take nothing at all. Then pause; what is left is
@@ -117,7 +149,8 @@ class RowSearch:
             self.rejected.append((part.rows, error))
             return True
         self._in_a_row += 1
-        self._todo.insert(0, _Part(part.rows, self._offers, suspect=True))
+        since = part.since if part.suspect else self._tries
+        self._todo.insert(0, _Part(part.rows, self._offers, suspect=True, since=since))
         if not self._doubts and self._in_a_row < min(_LEAVES, len(self._todo)):
             return True
         self._in_a_row, self._doubts = 0, True
@@ -128,15 +161,15 @@ class RowSearch:
         return sum(part.suspect for part in self._todo)
 
     def _blame_the_last(self, error: BaseException) -> bool:
-        """Where others were taken and only a few are left, those that still fail after many tries are blamed."""
+        """Where the sink took others, those that are left and still fail after many tries are blamed."""
         if not self.in_doubt:
             return False
         self._tries += 1
-        if not self._took_at or len(self._todo) > _LEAVES or self._tries < TRIES:
-            return False
-        self.rejected += [(part.rows, error) for part in reversed(self._todo)]
-        self._todo = []
-        return True
+        before = self._tries - TRIES * -(-len(self._todo) // _LEAVES)
+        blamed = [part for part in self._todo if part.since <= before] if self.has_taken else []
+        self.rejected += [(part.rows, error) for part in reversed(blamed)]
+        self._todo = [part for part in self._todo if part not in blamed]
+        return bool(blamed)
 
 
 def rows_of(piece: Piece) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +19,8 @@ from penstock.columns import to_values
 from penstock.errors import ComponentError, PenstockError, SinkBusy, SinkRefused
 from penstock.runtime.bolts import BoltExecutor
 from penstock.runtime.failures import USER_ERRORS, blame
-from penstock.runtime.rejection import Fault, Piece, RowSearch, fault_of
+from penstock.runtime.rejection import Fault, Piece, RowSearch, fault_of, rows_of
+from penstock.runtime.transaction import Transaction
 from penstock.topology.components import Conf, Failure, Source, TransactionalSink
 
 _PAUSE = 0.01  # s until a sink that is not ready is asked again
@@ -30,16 +30,6 @@ _COMMIT_BYTES = 4 << 20  # the same in bytes, for large rows
 _HELD_BYTES = (
     64 << 20
 )  # of rows that are kept until their commit is done, to offer them again: then it is made now
-
-
-@dataclass
-class _Offer:
-    """A transaction that is being committed, as far as that has come."""
-
-    written: int = 0
-    """How many batches of the piece the sink has."""
-    prepared: bool = False
-    token: Any = None
 
 
 class SinkExecutor(BoltExecutor[TransactionalSink]):
@@ -64,8 +54,9 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         """Rows written since the last commit, and their bytes."""
         self._held: Piece = []
         """The same rows, other than exactly once: a transaction that is refused is offered again in parts."""
-        self._committing: RowSearch | None = None
-        self._offer = _Offer()
+        self._committing: Transaction | None = None
+        self._has_written = self._has_committed = False
+        """The sink has taken rows in ``write``, and in a commit of its own, since the process began."""
         self._dead: list[tuple[Piece, BaseException]] = []
         """Rejected rows that are not among the dead letters yet."""
         self._prepared_epoch = 0
@@ -111,7 +102,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             return False
         ran = super().run()
         many = self._uncommitted >= _COMMIT_ROWS or self._uncommitted_bytes >= _COMMIT_BYTES
-        due = self._eager and self._uncommitted and (many or not self.busy)
+        # A parcel whose rows were all rejected left nothing to commit, and is acked all the same.
+        due = self._eager and (self._uncommitted or self._unacked) and (many or not self.busy)
         if due or (self._uncommitted_bytes >= _HELD_BYTES and not self._epochs):
             self._commit()
         return ran
@@ -122,6 +114,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if not self._is_recovered:
             self._enter()
         elif self._committing is not None:
+            self._commit_more_too(self._committing)
             self._commit()
 
     # ---- a sink that is away ---------------------------------------------------------------------------
@@ -171,7 +164,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             except USER_ERRORS as error:  # user code may raise anything
                 if not self._is_rows_fault("write", error):
                     return 0
-                self._writing = RowSearch([(self._batch, source)])
+                self._writing = RowSearch([(self._batch, source)], self._has_written)
             else:
                 self._hold(self._batch, source)
         if self._writing is not None:
@@ -193,8 +186,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if not search.in_doubt or (parcel := self.inbox.take()) is None:
             return
         lineage, left = self._lineage, self._left
-        if self._parcel is not None:
-            self._end()
+        self._end()
         self._begin(parcel)
         search.add([(self._decode(parcel), self._source())])
         self._left += left
@@ -208,6 +200,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
                 self.component.write(batch, source)
             except USER_ERRORS as error:  # user code may raise anything
                 if not self._is_rows_fault("write", error):
+                    search.was_away()
                     return False
                 if not search.refused(error):
                     self._wait("write", error)
@@ -220,6 +213,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return True
 
     def _hold(self, batch: pa.RecordBatch, source: Source) -> None:
+        self._has_written = True
         self._uncommitted += batch.num_rows
         self._uncommitted_bytes += batch.nbytes
         if not self._epochs:
@@ -272,30 +266,22 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if not self._is_recovered:
             return
         if self._committing is None:
-            self._committing = RowSearch(self._held)
-            self._offer = _Offer(written=len(self._held))
-        elif self._parcel is None:
-            self._commit_next_too(self._committing)
-        while (piece := self._committing.piece) is not None:
-            try:
-                self._commit_piece(piece)
-            except USER_ERRORS as error:  # the other system may answer with anything
-                try:
-                    if not self._is_rows_fault("commit", error):
-                        return
-                except SinkRefused as refused:  # trying again will not help, starting again may
-                    self._fail_transaction(refused)
-                    raise
-                self._offer = _Offer()
-                if not self._committing.refused(error):
-                    self._wait("commit", error)
-                    return
-            else:
-                self._offer = _Offer()
-                self._committing.took()
-        self._not_taken += len(self._committing.rejected)
-        self._dead += self._committing.rejected
-        self._committing.rejected = []
+            self._committing = Transaction(self.component, self._held, self._has_committed, self._next_number)
+        transaction = self._committing
+        try:
+            transaction.run()
+        except USER_ERRORS as error:  # the other system may answer with anything
+            if fault_of(error) is Fault.SUPERSEDED:  # trying again will not help, starting again may
+                refused = blame(self.context.component, "commit", error)
+                self._fail_transaction(refused)
+                raise refused from error
+            self._wait("commit", error)
+            return
+        finally:
+            self._has_committed = transaction.has_taken
+        rejected = transaction.take_rejected()
+        self._not_taken += len(rejected)
+        self._dead += rejected
         if self._dead and not self._bury():
             return
         if self._held or self._batch is None:  # else it may still refuse the batch that it has not taken
@@ -306,28 +292,34 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             for lineage in unacked:
                 self.tracker.tally.add(lineage.entries())
 
-    def _commit_next_too(self, search: RowSearch) -> None:
-        """As ``_join_next``, for a transaction."""
-        self._join_next(search)
-        if self._parcel is None:
+    def _commit_more_too(self, transaction: Transaction) -> None:
+        """As ``_join_next``, for a transaction. A parcel that the sink has not taken yet is the next one: nothing
+        is written while a commit waits."""
+        if not transaction.wants_more:
             return
-        self._uncommitted += self._left
+        if self._parcel is None:
+            if (parcel := self.inbox.take()) is None:
+                return
+            self._begin(parcel)
+            self._batch = self._decode(parcel)
+        assert self._batch is not None
+        if self._writing is None:
+            rows = [(self._batch, self._source())]
+        else:
+            rows = self._writing.take_rest()
+            self._dead += self._writing.rejected
+        if rows:
+            transaction.add(rows)
+        self._uncommitted += rows_of(rows)
         self.stats.executed += self._left
         if self._lineage is not None:
-            self._unacked.append(self._lineage)
+            self._unacked += [*self._joined, self._lineage]
+        self._batch, self._writing, self._joined = None, None, []
         self._end()
 
-    def _commit_piece(self, piece: Piece) -> None:
-        offer = self._offer
-        while offer.written < len(piece):
-            self.component.write(*piece[offer.written])
-            offer.written += 1
-        if not offer.prepared:
-            self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
-            offer.token = self.component.prepare_commit(self._commits)
-            offer.prepared = True
-        if offer.token is not None:
-            self.component.commit(offer.token)
+    def _next_number(self) -> int:
+        self._commits = max(int(self._clock.now() * 1000), self._commits + 1)
+        return self._commits
 
     def _fail_transaction(self, error: Exception) -> None:
         unacked = self._begin_anew()
@@ -339,7 +331,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
     def _begin_anew(self) -> list[Lineage]:
         """After a commit, or one that failed for good; gives what was in it."""
         unacked, self._unacked = self._unacked, []
-        self._held, self._committing, self._offer, self._not_taken = [], None, _Offer(), 0
+        self._held, self._committing, self._not_taken = [], None, 0
         self._uncommitted = self._uncommitted_bytes = 0
         return unacked
 
