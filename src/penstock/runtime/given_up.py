@@ -1,7 +1,8 @@
 """Tuples that a bolt gives up exactly once: dead letters of the epoch in which that happened.
 
 Nobody emits such a tuple again, so its dead letter must be stored before the epoch is committed. An epoch that is
-done again after a restart gives up its tuples again: letters carry the epoch's number, and replace themselves.
+done again after a restart gives up its tuples again: letters carry the generation and the epoch, and count only if
+that generation committed that epoch (``replay.stored_letters``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from penstock.clock import Clock
 from penstock.errors import ComponentError, PenstockError
+from penstock.replay.stored_letters import epoch_letters
 from penstock.texts import bounded_repr
 from penstock.topology.components import Context, Failure
 
@@ -58,7 +60,7 @@ class GivenUp:
             return False
         rows, failures = zip(*self._letters, strict=True)
         try:
-            self._context.add_dead_letters(rows, failures, once=f"{self.epoch}.{self._part}")
+            self._context.add_dead_letters(rows, failures, once=epoch_letters(self.epoch, self._part))
         except (OSError, PenstockError) as error:
             self.wake_at = now + _PAUSE
             if not self._is_reported:
