@@ -1,15 +1,17 @@
-"""Exactly once, a tuple that a bolt gives up is a dead letter of its epoch, once."""
+"""Exactly once, a tuple that a task gives up is a dead letter of its epoch, once."""
+
+import threading
 
 import pytest
 
-from penstock import BasicBolt, BatchBolt, RichBolt, Settings, Spout, TopologyBuilder
+from penstock import BasicBolt, BatchBolt, CustomGrouping, RichBolt, Settings, Spout, TopologyBuilder
 from penstock.errors import Superseded
 from penstock.replay.stored_letters import FOLDER, StoredLetters
 from penstock.runtime import given_up
 from penstock.state.manifest import newest
 from penstock.state.savepoints import write_savepoint
 from penstock.state.store import StateStore
-from penstock.testing import LocalRunner
+from penstock.testing import CaptureBolt, LocalRunner
 
 BAD = [7, 17, 27]
 
@@ -280,3 +282,159 @@ def test_at_most_once_it_is_counted_and_dropped(start):
     runner.run(1.0)
     assert letters(runner) == []
     assert runner.stats("bolt")[0].errors == 3
+
+
+class Odd:
+    """Neither a key nor a number; it can be pickled."""
+
+
+class Picky(CustomGrouping):
+    def prepare(self, targets):
+        self.tasks = targets.tasks
+
+    def choose(self, values):
+        if values[1] == "bad":
+            raise LookupError("no task for it")
+        return [self.tasks[values[0] % 2]]
+
+
+CASES = {  # how the bad value is made, the field's type, the grouping, and words of the error
+    "key": (Odd, None, lambda bolt, source: bolt.fields_grouping(source, "k"), "Odd"),
+    "type": (lambda: "three", int, lambda bolt, source: bolt.shuffle_grouping(source), "declared int"),
+    "pickle": (threading.Lock, None, lambda bolt, source: bolt.shuffle_grouping(source), "can be pickled"),
+    "grouping": (
+        lambda: "bad",
+        None,
+        lambda bolt, source: bolt.grouping(source, Picky()),
+        "no task for it",
+    ),
+}
+
+
+class Feed(Spout):
+    """Emits six rows; of a case, the fourth is bad."""
+
+    def __init__(self, case=None):
+        self.case = case
+
+    def declare_output_fields(self, declarer):
+        declare(declarer, self.case)
+
+    def open(self, conf, context, collector):
+        self.collector, self.next = collector, 0
+        self.failed, self.acked = [], []
+
+    def next_tuple(self):
+        if self.next < 6:
+            self.collector.emit(row(self.next, self.case), msg_id=self.next)
+            self.next += 1
+
+    def ack(self, msg_id):
+        self.acked.append(msg_id)
+
+    def fail(self, msg_id, failure):
+        self.failed.append((msg_id, failure.error))
+
+
+class Passing(BasicBolt):
+    """Emits them too."""
+
+    def __init__(self, case):
+        self.case = case
+
+    def declare_output_fields(self, declarer):
+        declare(declarer, self.case)
+
+    def execute(self, tup, collector):
+        collector.emit(row(tup.n, self.case))
+
+
+def declare(declarer, case):
+    type = CASES[case][1] if case else None
+    declarer.declare("n", ("k", type) if type else "k")
+
+
+def row(n, case):
+    return [n, CASES[case][0]() if case and n == 3 else n]
+
+
+@pytest.fixture(params=["spout", "bolt"])
+def emitting(request, tmp_path):
+    """Start a topology in which a spout or a bolt emits a row that cannot be sent. Returns it and which."""
+
+    def make(case, delivery):
+        source = request.param
+        builder = TopologyBuilder()
+        builder.set_spout("spout", Feed(case if source == "spout" else None))
+        if source == "bolt":
+            builder.set_bolt("bolt", Passing(case)).shuffle_grouping("spout")
+        CASES[case][2](builder.set_bolt("end", CaptureBolt(), 2), source)
+        settings = Settings(delivery=delivery, epoch_interval=1e6)
+        return LocalRunner(builder.build("emitting", settings), folder=str(tmp_path)), source
+
+    return make
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_that_cannot_be_sent_is_a_dead_letter_alone(emitting, case):
+    runner, source = emitting(case, "exactly_once")
+    runner.run(0.1)
+    runner.commit()
+    assert sorted(tup.n for tup in runner.captured("end")) == [0, 1, 2, 4, 5]
+    store = StateStore(f"{runner._job.shared}/{source}/{FOLDER}/0")
+    (letter,) = StoredLetters(store).letters()
+    assert letter.record.payload[0] == 3
+    assert CASES[case][3] in letter.record.error
+    assert runner.stats(source)[0].given_up == runner.stats(source)[0].errors == 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_at_least_once_only_the_row_that_cannot_be_sent_fails(emitting, case):
+    runner, source = emitting(case, "at_least_once")
+    runner.run(1.0)
+    (spout,) = runner.component("spout")
+    ((failed, error),) = spout.failed
+    assert failed == 3
+    assert CASES[case][3] in error
+    assert sorted(spout.acked) == [0, 1, 2, 4, 5]
+    assert sorted(tup.n for tup in runner.captured("end")) == [0, 1, 2, 4, 5]
+    assert runner.stats(source)[0].given_up == 0
+
+
+def test_a_row_that_two_receivers_cannot_be_sent_is_one_dead_letter(tmp_path):
+    builder = TopologyBuilder()
+    builder.set_spout("spout", Feed("grouping"))
+    builder.set_bolt("one", CaptureBolt(), 2).grouping("spout", Picky())
+    builder.set_bolt("two", CaptureBolt(), 2).grouping("spout", Picky())
+    builder.set_bolt("all", CaptureBolt()).shuffle_grouping("spout")
+    settings = Settings(delivery="exactly_once", epoch_interval=1e6)
+    runner = LocalRunner(builder.build("emitting", settings), folder=str(tmp_path))
+    runner.run(0.1)
+    runner.commit()
+    assert sorted(tup.n for tup in runner.captured("one")) == [0, 1, 2, 4, 5]
+    assert sorted(tup.n for tup in runner.captured("all")) == [0, 1, 2, 3, 4, 5]
+    assert runner.stats("spout")[0].given_up == 1
+
+
+def test_a_spout_whose_letters_cannot_be_stored_waits_and_loses_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(given_up, "_MOST_LETTERS", 1)
+
+    def full(self, records, once):
+        raise OSError(28, "No space left on device")
+
+    builder = TopologyBuilder()
+    builder.set_spout("spout", Feed("grouping"))
+    builder.set_bolt("end", CaptureBolt(), 2).grouping("spout", Picky())
+    settings = Settings(delivery="exactly_once", epoch_interval=0.5)
+    runner = LocalRunner(builder.build("emitting", settings), folder=str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredLetters, "add_once", full)
+        runner.run(2.0)
+        assert runner.commits.committed == 0
+        (slot,) = [slot for slot in runner._slots.values() if slot._spouts]
+        (spout,) = slot._spouts
+        assert slot.idle_for() == spout.given_up.wake_at - runner.clock.monotonic(), "it does not turn idly"
+    runner.run(2.0)
+    assert runner.commits.committed
+    assert runner.stats("spout")[0].given_up == 1
+    assert sorted(tup.n for tup in runner.captured("end")) == [0, 1, 2, 4, 5]
