@@ -7,7 +7,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.replay.embedded import EmbeddedStore
 from penstock.replay.records import Record
-from penstock.replay.stored_letters import FOLDER, StoredLetters
+from penstock.replay.stored_letters import FOLDER, StoredLetters, epoch_letters
 from penstock.state.store import StateStore
 from penstock.topology.components import Context
 
@@ -72,7 +72,60 @@ def test_letters_under_one_name_are_there_once_and_the_last_ones_hold(letters):
     ]
     letters.add_once(records(5), "task.2")
     assert letters.add_once(records(6), "task.2") == 1
-    assert values(letters)[-2:] == [7, 6]
+    assert sorted(values(letters)) == sorted([*set(range(1200)) - {2}, 7, 6])
+    assert letters.add_once([], "task.2") == 0
+    assert letters.add_once([], "task.3") == 0
+    assert sorted(values(letters)) == sorted([*set(range(1200)) - {2}, 7]), "replaced by none"
+
+
+def test_of_two_generations_the_newer_ones_letters_hold_whoever_writes_last(letters):
+    def of(generation):
+        return StoredLetters(letters._store, generation)
+
+    def records(*numbers):
+        return [Record((n,), 1, "boom", "sink", 1.0) for n in numbers]
+
+    old, new = of(1), of(2)
+    assert old.add_once(records(1, 2), "a.published.7") == 2
+    assert new.add_once(records(1, 2), "a.published.7") == 0, "the same: nothing to do"
+    assert new.add_once(records(2), "a.published.7") == 1
+    assert values(letters) == [2]
+    assert old.add_once(records(1, 2, 3), "a.published.7") == 3, "the old one wakes up"
+    assert values(letters) == [2]
+    assert of(3).add_once([], "a.published.7") == 0
+    assert values(letters) == []
+    old.add_once(records(4), "a.published.7")
+    assert values(letters) == [], "none hold, and the old process cannot change that"
+
+
+def test_letters_whose_write_was_not_answered_are_there_once(letters, monkeypatch):
+    writer, create = StoredLetters(letters._store, 1), StateStore.create
+
+    def unanswered(self, name, data):
+        create(self, name, data)
+        raise OSError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateStore, "create", unanswered)
+        with pytest.raises(OSError, match="no answer"):
+            writer.add_once([Record((1,), 1, "boom", "sink", 1.0)], "a.published.1")
+    writer.add_once([Record((n,), 1, "boom", "sink", 1.0) for n in (1, 2)], "a.published.1")
+    assert values(letters) == [1, 2]
+
+
+def test_a_writer_lists_the_folder_once(letters, monkeypatch):
+    writer, listed, list_ = StoredLetters(letters._store, 1), [], StateStore.list
+
+    def count(self, prefix=""):
+        listed.append(prefix)
+        return list_(self, prefix)
+
+    monkeypatch.setattr(StateStore, "list", count)
+    for epoch in range(200):
+        writer.add_once([Record((epoch,), 1, "boom", "sink", 1.0)], epoch_letters(epoch, 0))
+        writer.add_once([], f"a.published.{epoch}")
+    assert listed.count("added/") == 1
+    assert len(writer._former) <= 64, "bounded"
 
 
 def test_send_back_of_all_sends_those_that_have_a_queue_and_says_what_to_do_with_the_others(

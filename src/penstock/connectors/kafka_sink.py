@@ -146,8 +146,7 @@ class KafkaSink(StagedSink):
             return
         self._begin()
         self._send(self._records(epoch, rows), deadline)
-        if self._search.rejected:
-            self._bury(epoch, rows)
+        self._bury(epoch, rows)
         self._committing = epoch
         self._end(deadline)
 
@@ -195,13 +194,16 @@ class KafkaSink(StagedSink):
         self._suspects = {}
 
     def _bury(self, epoch: int, rows: pa.Table) -> None:
-        """Make dead letters of the rows that Kafka will never take."""
+        """Make dead letters of the rows that Kafka will never take. Also without any: letters that there are of
+        this epoch are of an attempt that Kafka did not commit."""
+        if not self._search.rejected:
+            self.context.add_dead_letters([], [], once=self.publishing(epoch))
+            return
         found = [self._search.rejected.get(content_of(record)) for record in self._all_records(rows)]
         rejected = [(number, said) for number, said in enumerate(found) if said is not None]
         letters = [tuple(row.values()) for row in rows.take([number for number, _ in rejected]).to_pylist()]
         failures = [Failure(self.context.component, f"Kafka rejects the record: {said}") for _, said in rejected]
-        # Of the same epoch there are none but those of an attempt that Kafka did not commit.
-        self.context.add_dead_letters(letters, failures, once=f"published.{epoch}")
+        self.context.add_dead_letters(letters, failures, once=self.publishing(epoch))
         if self._reported_epoch == epoch:
             return
         self._reported_epoch = epoch

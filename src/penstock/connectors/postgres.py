@@ -161,11 +161,12 @@ class PostgresSink(StagedSink):
                 raise _RowRefused(str(self._refused(error))) from error
 
         rejected = write_all_but_rejected(rows, write, (_RowRefused, pa.ArrowException))
+        numbers = pa.array([each.row for each in rejected], pa.int64())
+        letters = [tuple(row.values()) for row in rows.take(numbers).to_pylist()]
+        failures = [Failure(self.context.component, each.error) for each in rejected]
+        # Also without any: those that there are of this epoch are of an attempt that PostgreSQL did not commit.
+        self.context.add_dead_letters(letters, failures, once=self.publishing(epoch))
         if rejected:
-            letters = [tuple(row.values()) for row in rows.take([each.row for each in rejected]).to_pylist()]
-            failures = [Failure(self.context.component, each.error) for each in rejected]
-            # Of the same epoch there are none but those of an attempt that PostgreSQL did not commit.
-            self.context.add_dead_letters(letters, failures, once=f"published.{epoch}")
             self.context.report(
                 ComponentError(
                     self.where,

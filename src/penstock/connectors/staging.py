@@ -138,6 +138,11 @@ class StagedSink(TransactionalSink):
     def publish(self, epoch: int, rows: pa.Table) -> None:
         """Write the rows and record the epoch, both or neither."""
 
+    def publishing(self, epoch: int) -> str:
+        """The name of the dead letters of an attempt to publish the epoch, for ``context.add_dead_letters``. The
+        next attempt replaces them; under one identity no other epoch has that number."""
+        return f"{self.identity}.published.{epoch}"
+
     def prepare(self, conf: Conf, context: Context) -> None:
         self.context = context
         self.where = f"component '{context.component}' (task {context.task})"

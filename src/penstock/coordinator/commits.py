@@ -89,8 +89,8 @@ class Commits:
         self._plan, self._delivery, self._store = plan, delivery, store
         self._owner, self._send, self._crash = owner, send, crash
         self._generation = owner.generation
-        self._base: tuple[int, int] | None = None
-        """Of this generation's manifests: known from the one it began with, once that was read."""
+        self._origin: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
+        """``base`` and ``letters`` of this generation's manifests, from its first one once that was read."""
         self._last = False
         """The last epoch of this start has begun."""
         self._moves = 0
@@ -233,19 +233,22 @@ class Commits:
             )
             for key, entry in commit.tasks.items()
         }
+        base, letters = self._find_origin()
         return Manifest(
             self._plan.topology,
             commit.epoch,
             self._delivery,
             self._generation,
-            self._find_base(),
+            base,
             time.time(),
             entries,
             {component: len(tasks) for component, tasks in self._plan.tasks_of.items()},
+            letters,
         )
 
-    def _find_base(self) -> tuple[int, int]:
-        if self._base is None:
+    def _find_origin(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
+        if self._origin is None:
             own = [name for name in manifests.history(self._store) if name.generation == self._generation]
-            self._base = own[0].base if own else (0, 0)
-        return self._base
+            first = Manifest.read(self._store, own[-1]) if own else None
+            self._origin = ((0, 0), ()) if first is None else (first.base, first.letters)
+        return self._origin

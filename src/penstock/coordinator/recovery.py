@@ -73,7 +73,8 @@ class StateDirectory:
         if found is not None and self._known_published(found) >= found.epoch > 0:
             write_published(self.store, generation, found.epoch)
         if found is None:
-            made = manifests.nothing(self._plan.topology, self._delivery, generation, time.time())
+            letters = manifests.letters_so_far(self.store)
+            made = manifests.nothing(self._plan.topology, self._delivery, generation, time.time(), letters)
         else:
             made = found.taken_over(generation)
         made.write(self.store)
@@ -148,7 +149,8 @@ class StateDirectory:
         self._checked(found, 0, of_savepoint=True)
         savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
         generation = self.owner.claim(self.store)
-        savepoints.copy_files(savepoint, found, self.store, generation).write(self.store)
+        copied = savepoints.copy_files(savepoint, found, self.store, generation)
+        replace(copied, letters=manifests.letters_so_far(self.store)).write(self.store)
         self.owner.check(self.store)
         self._clean_up(generation)
         return found.epoch

@@ -22,7 +22,6 @@ from penstock.frames.header import Header
 from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
 from penstock.runtime.executor import Executor
 from penstock.runtime.failures import USER_ERRORS, blame
-from penstock.runtime.given_up import GivenUp
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.parcel import Parcel
 from penstock.topology.components import (
@@ -54,8 +53,6 @@ class BoltExecutor(Executor[B]):
         timeout: float = math.inf,
     ) -> None:
         super().__init__(*args)
-        self.given_up = GivenUp(self.context, self._clock) if self.context.delivery == "exactly_once" else None
-        """Tuples that nobody emits again; None where spouts do, and where the guarantee allows to lose them."""
         self._timeout = timeout
         self._holds_timeouts = False
         self._timeouts_since = 0.0
@@ -185,13 +182,6 @@ class BoltExecutor(Executor[B]):
         self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
         self._parcel = self._lineage = None
         self._left = 0
-
-    def _stores_letters(self) -> bool:
-        return self.given_up is None or not self.given_up.full or self.given_up.store()
-
-    def _give_up(self, values: Iterable[Any], error: str) -> None:
-        if self.given_up is not None:
-            self.given_up.add(tuple(values), error)
 
     def _given_up(self, header: Header) -> bool:
         """Every tuple of the parcel stems from roots that have timed out: their spouts send them again, so to

@@ -7,13 +7,14 @@ send what is due and serve the other tasks. How many calls fit is learnt from ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from penstock.clock import Clock
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.failures import USER_ERRORS, blame
 from penstock.runtime.flow import Outlets
+from penstock.runtime.given_up import GivenUp
 from penstock.runtime.outputs import StreamOutput
 from penstock.runtime.tracking import Tracker
 from penstock.state.values import Cut
@@ -49,6 +50,11 @@ class Executor(ABC, Generic[C]):
             self._buffers[0].waiting if len(self._buffers) == 1 else self._count_waiting
         )
         """Rows emitted and not yet sent. Asked after every ``next_tuple``, hence the short way for one."""
+        self.given_up = GivenUp(context, clock) if context.delivery == "exactly_once" else None
+        """Tuples that nobody emits again; None where spouts do, and where the guarantee allows to lose them."""
+        if self.given_up is not None:
+            for buffer in self._buffers:
+                buffer.give_up = self._give_up
         self._calls = 16
         self.calling_since: float | None = None
         """When the component's code was called that has not returned yet, on the monotonic clock. Set once for a
@@ -94,6 +100,14 @@ class Executor(ABC, Generic[C]):
         self._guard("after_commit", self.component.after_commit)
 
     # ---- shared ----------------------------------------------------------------------------------------
+
+    def _stores_letters(self) -> bool:
+        """There is room for tuples that are given up."""
+        return self.given_up is None or not self.given_up.full or self.given_up.store()
+
+    def _give_up(self, values: Iterable[Any], error: str) -> None:
+        if self.given_up is not None:
+            self.given_up.add(tuple(values), error)
 
     def _count_waiting(self) -> int:
         return sum(buffer.waiting() for buffer in self._buffers)

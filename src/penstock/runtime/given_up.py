@@ -1,7 +1,8 @@
-"""Tuples that a bolt gives up exactly once: dead letters of the epoch in which that happened.
+"""Tuples that a task gives up exactly once: dead letters of the epoch in which that happened.
 
 Nobody emits such a tuple again, so its dead letter must be stored before the epoch is committed. An epoch that is
-done again after a restart gives up its tuples again: letters carry the epoch's number, and replace themselves.
+done again after a restart gives up its tuples again: letters carry the generation and the epoch, and count only if
+that generation committed that epoch (``replay.stored_letters``).
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import Any
 
 from penstock.clock import Clock
 from penstock.errors import ComponentError, PenstockError
+from penstock.replay.records import Record, encode
+from penstock.replay.stored_letters import epoch_letters
 from penstock.texts import bounded_repr
 from penstock.topology.components import Context, Failure
 
 _MOST_LETTERS = 1000  # kept in memory: one file of the store
 _MOST_BYTES = 8 << 20  # the same in bytes, roughly
 _MOST_VALUE = 64 << 10  # bytes or characters of one value in a letter; of a longer one its beginning is kept
+_STORABLE = frozenset((str, bytes, int, float, bool, type(None)))
 _PAUSE = 0.5  # s until a store that failed is asked again
 
 
@@ -58,7 +62,7 @@ class GivenUp:
             return False
         rows, failures = zip(*self._letters, strict=True)
         try:
-            self._context.add_dead_letters(rows, failures, once=f"{self.epoch}.{self._part}")
+            self._context.add_dead_letters(rows, failures, once=epoch_letters(self.epoch, self._part))
         except (OSError, PenstockError) as error:
             self.wake_at = now + _PAUSE
             if not self._is_reported:
@@ -82,7 +86,16 @@ def _bounded(value: Any) -> Any:
         return value[:_MOST_VALUE] + cut if isinstance(value, str) else value[:_MOST_VALUE] + cut.encode()
     if isinstance(value, list | tuple | dict | set | frozenset) and len(value) > _MOST_VALUE // 64:
         return f"{bounded_repr(value)} (cut: {len(value):,} elements)"
-    return value
+    return value if type(value) in _STORABLE or _can_be_stored(value) else bounded_repr(value)
+
+
+def _can_be_stored(value: Any) -> bool:
+    """A value that a component emitted may be one that cannot be pickled."""
+    try:
+        encode(Record((value,), 0, "", "", 0.0))
+    except Exception:  # pickling runs users' code
+        return False
+    return True
 
 
 def _not_stored(context: Context, error: Exception) -> ComponentError:

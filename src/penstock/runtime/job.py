@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Edge, Plan, SlotId
 from penstock.plan.owners import grouped_by
 from penstock.replay.records import Record
-from penstock.replay.stored_letters import FOLDER, StoredLetters, task_identity
+from penstock.replay.stored_letters import FOLDER, StoredLetters
 from penstock.runtime.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.runtime.detours import Detours
 from penstock.runtime.executor import Executor
@@ -113,7 +114,7 @@ def make_executor(
         shared=f"{job.shared}/{component}",
         grouped_by=grouped_by(plan, component),
         report=around.report(stats, False),
-        add_dead_letters=_letters(job, task, stats, around.clock),
+        add_dead_letters=_letters(job, task, stats, around),
         gave_up=_counter(stats),
         late=_late_counter(stats),
         publish=around.publish(task),
@@ -165,28 +166,34 @@ def _counter(stats: TaskStats) -> Callable[[int], None]:
     return gave_up
 
 
-def _letters(job: Job, task: int, stats: TaskStats, clock: Clock) -> AddDeadLetters:
+def _letters(job: Job, task: int, stats: TaskStats, around: Surroundings) -> AddDeadLetters:
     """Keeps a task's dead letters and counts them. Nothing is made before the first."""
     plan = job.plan
     component, index = plan.task[task].component, plan.task[task].index
+    place = f"{job.letters or job.shared}/{component}/{FOLDER}/{index}"
+    lock = threading.Lock()  # a sink publishes in another thread than it writes in
+    letters: StoredLetters | None = None
 
     def add(rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = "") -> None:
-        if not rows:
+        nonlocal letters
+        if not rows and not once:
             return
-        letters = StoredLetters(StateStore(f"{job.letters or job.shared}/{component}/{FOLDER}/{index}"))
-        letters.about(plan.topology, component, index)
-        now = clock.now()
+        now = around.clock.now()
         failures = [failure] * len(rows) if isinstance(failure, Failure) else failure
         records = [
             Record(tuple(row), why.attempts, why.error, why.component, now)
             for row, why in zip(rows, failures, strict=True)
         ]
-        if once and job.folder:  # epochs of a start from scratch are others, though their numbers come again
-            identity = task_identity(StateStore(f"{job.folder}/tasks/{component}-{index}"))
-            stats.given_up += letters.add_once(records, f"{identity}.{once}")
-        else:
-            letters.add(records)
-            stats.given_up += len(rows)
+        with lock:
+            if letters is None:
+                letters = StoredLetters(StateStore(place), around.generation)
+            if rows:
+                letters.about(plan.topology, component, index)
+            if once and job.folder:
+                stats.given_up += letters.add_once(records, once)
+            else:
+                letters.add(records)
+                stats.given_up += len(rows)
 
     return add
 

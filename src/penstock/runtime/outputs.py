@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.acking.lineage import Anchors, Lineage
 from penstock.columns import to_column, to_values
 from penstock.control.migration import Segment
-from penstock.errors import FieldTypeError, KeyTypeError
+from penstock.errors import FieldTypeError
 from penstock.metrics.stats import TaskStats
 from penstock.runtime.detours import Detours
 from penstock.runtime.failures import USER_ERRORS, blame
@@ -44,6 +44,10 @@ Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
 """send(stream number, target task, tuples, born, lineage) -> bytes: hands one frame's worth to the slot."""
 
 
+GiveUp = Callable[[Sequence[Any], str], None]
+"""give_up(values, error): makes a dead letter of one row."""
+
+
 class StreamOutput:
     """One stream of one task. Rows wait in columns (tuple components) or batches (batch components) until
     ``flush``; how long they may wait is the slot's affair."""
@@ -63,6 +67,8 @@ class StreamOutput:
         self.stream = stream
         self.origins = origins
         """What the waiting rows stem from; None where acks are not tracked."""
+        self.give_up: GiveUp | None = None
+        """Takes rows that cannot be sent where nobody emits them again (exactly once)."""
         self.columns: list[list[Any]] = [[] for _ in stream.fields]
         self.tasks: list[int] = []
         """Target tasks of the rows, on a direct stream only."""
@@ -151,42 +157,46 @@ class StreamOutput:
             target_of = np.array(tasks)
             return [(task, np.flatnonzero(target_of == task)) for task in dict.fromkeys(tasks)]
         shares: list[tuple[int, Rows]] = []
+        unsent: dict[int, Exception] = {}
         for edge in self._edges:
             assert edge.router is not None
             try:
                 split = edge.router.split(batch)
-            except KeyTypeError:
-                split = self._split_keys(edge, edge.router, batch, anchors)
-            except USER_ERRORS as error:  # a grouping of the user's own may raise anything
-                blamed = blame(self.stream.component, f"grouping {edge.grouping}", error)
-                self._report(blamed)
-                self._fail(anchors, blamed)
-                continue
+            except USER_ERRORS:  # a key of another type; a grouping of the user's own may raise anything
+                split = self._split_each(edge, edge.router, batch, unsent)
             spread = [(edge.tasks[position], chosen) for position, chosen in split]
             shares += spread if edge.detours is None else edge.detours.apply(spread, batch.num_rows)
+        if unsent:
+            columns = [to_values(column) for column in batch.take(pa.array(list(unsent))).columns]
+            for (row, error), *values in zip(unsent.items(), *columns, strict=True):
+                self._fail(anchors, row, values, error)
         return shares
 
-    def _split_keys(
-        self, edge: Connection, router: Router, batch: pa.RecordBatch, anchors: Anchors | None
+    def _split_each(
+        self, edge: Connection, router: Router, batch: pa.RecordBatch, unsent: dict[int, Exception]
     ) -> Split:
-        """The split of the rows whose keys can be hashed; each other row is reported and fails."""
-        kept = []
+        """The split row by row, where that of all raised. Each row on which it raises again is reported and added
+        to ``unsent``; the others go their way."""
+        rows_of: dict[int, list[int]] = {}
         for row in range(batch.num_rows):
             try:
-                router.split(batch.slice(row, 1))
-                kept.append(row)
-            except KeyTypeError as error:
+                split = router.split(batch.slice(row, 1))
+            except USER_ERRORS as error:
                 blamed = blame(self.stream.component, f"grouping {edge.grouping}", error)
                 self._report(blamed)
-                self._fail(None if anchors is None else anchors.take(np.array([row])), blamed)
-        if not kept:
-            return []
-        rows = np.array(kept, np.int64)
-        return [(position, rows[chosen]) for position, chosen in router.split(batch.take(pa.array(rows)))]
+                unsent.setdefault(row, blamed)
+            else:
+                for position, chosen in split:
+                    copies = len(range(1)[chosen]) if isinstance(chosen, slice) else len(chosen)
+                    rows_of.setdefault(position, []).extend([row] * copies)
+        return [(position, np.array(rows, np.int64)) for position, rows in sorted(rows_of.items())]
 
-    def _fail(self, anchors: Anchors | None, error: Exception) -> None:
+    def _fail(self, anchors: Anchors | None, row: int, values: Sequence[Any], error: Exception) -> None:
+        """A row does not reach all its receivers: what it stems from fails, or it becomes a dead letter."""
         if anchors is not None and self.origins is not None:
-            self.origins.tracker.fail_rows(anchors, str(error))
+            self.origins.tracker.fail_rows(anchors.take(np.array([row])), str(error))
+        if self.give_up is not None:
+            self.give_up(values, str(error))
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """One batch out of several. Inferred types may differ between them; such a column is put together
@@ -224,7 +234,7 @@ class StreamOutput:
                     )
         for row, error in misfits.items():
             self._report(error)
-            self._fail(None if anchors is None else anchors.take(np.array([row])), error)
+            self._fail(anchors, row, [column[row] for column in self.columns], error)
         return [row for row in range(len(self.columns[0])) if row not in misfits]
 
     def _cut(self, task: int, batch: pa.RecordBatch, anchors: Anchors | None) -> None:

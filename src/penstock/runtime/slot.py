@@ -181,7 +181,7 @@ class Slot:
             else:
                 state.inherit(begins.sources, begins.share)
             executor.report = self._note_error(executor.stats)
-            if isinstance(executor, BoltExecutor) and executor.given_up is not None:
+            if executor.given_up is not None:
                 executor.given_up.begin((epoch if memo is None else memo.epoch) + 1)
             executor.open(conf)
             if isinstance(executor, SinkExecutor):
@@ -333,7 +333,7 @@ class Slot:
             return 1.0
         if self._relay or any(bolt.may_run for bolt in self._bolts):
             return 0.0
-        stores = [bolt.given_up for bolt in self._bolts if bolt.given_up is not None]
+        stores = [executor.given_up for executor in self.executors if executor.given_up is not None]
         wakes = [store.wake_at for store in stores if store.wake_at is not None]
         waits_for_stores = self._waits_for_sinks or bool(wakes)
         if self._epoch_over and not any(bolt.busy for bolt in self._bolts) and not waits_for_stores:
@@ -572,9 +572,8 @@ class Slot:
                 return True
             for executor in self.executors:
                 executor.epoch_ends(epoch)
-            for bolt in self._bolts:
-                if bolt.given_up is not None:
-                    bolt.given_up.begin(epoch + 1)
+                if executor.given_up is not None:
+                    executor.given_up.begin(epoch + 1)
             self._cut(epoch, self.executors, epoch == self._last or leaves_with is not None)
         elif leaves_with is not None:
             for sink in self._sinks:
@@ -589,7 +588,7 @@ class Slot:
 
     def _store_letters(self) -> bool:
         """What was given up in the epoch is stored before the epoch is committed. False: not yet."""
-        stored = [bolt.given_up.store() for bolt in self._bolts if bolt.given_up is not None]
+        stored = [executor.given_up.store() for executor in self.executors if executor.given_up is not None]
         return all(stored)
 
     @property

@@ -78,7 +78,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         nothing at all is on its way. A spout that was held back goes on when a fifth of its limit is free: a few
         large frames cost less than many small ones. Asked at least once a turn, so it is here that the time is
         measured in which others hold the spout back; the user's own limit and a pause are not counted."""
-        if not self.active:
+        if not self.active or (self.given_up is not None and self.given_up.waits):
             return 0
         now = self._clock.monotonic()
         paced = self.pace.room(now)
@@ -110,7 +110,7 @@ class SpoutExecutor(Executor[BaseSpout]):
 
     def run(self) -> bool:
         room = self.room
-        if room <= 0:
+        if room <= 0 or not self._stores_letters():
             return False
         before = rows = self.waiting()
         calls = 0

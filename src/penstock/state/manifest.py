@@ -87,6 +87,9 @@ class Manifest:
     """By ``component/index``."""
     parallelism: Mapping[str, int]
     """Component → number of its tasks."""
+    letters: tuple[tuple[int, int], ...] = ()
+    """⟨generation, epoch⟩ of each earlier generation that committed epochs in this directory: the newest of them
+    that still holds. Dead letters of its later epochs are void. One pair for each start that committed any."""
 
     @property
     def name(self) -> Name:
@@ -149,6 +152,7 @@ class Manifest:
         except ValueError as error:
             raise SnapshotCorrupt(where, "must be JSON", str(error)) from error
         fields["base"] = tuple(fields["base"])
+        fields["letters"] = tuple((generation, epoch) for generation, epoch in fields.get("letters", ()))
         fields["tasks"] = {
             task: TaskEntry(
                 {state: [Part.from_json(part) for part in chain] for state, chain in entry["parts"].items()},
@@ -163,7 +167,20 @@ class Manifest:
 
     def taken_over(self, generation: int) -> Manifest:
         """What another generation writes that begins with it."""
-        return dataclasses.replace(self, generation=generation, base=(self.generation, self.epoch))
+        base = (self.generation, self.epoch)
+        return dataclasses.replace(self, generation=generation, base=base, letters=self.letters_after)
+
+    @property
+    def letters_after(self) -> tuple[tuple[int, int], ...]:
+        """``letters`` of the generation that follows this manifest, also if that begins from nothing."""
+        committed = self.epoch > self.base[1]
+        return (*self.letters, (self.generation, self.epoch)) if committed else self.letters
+
+    def holds(self, generation: int, epoch: int) -> bool:
+        """This generation committed the epoch, and no later start does it again."""
+        if generation == self.generation:
+            return epoch <= self.epoch
+        return epoch <= dict(self.letters).get(generation, -1)
 
     @property
     def chains(self) -> dict[str, Mapping[str, list[Part]]]:
@@ -181,9 +198,23 @@ class Manifest:
         return found
 
 
-def nothing(topology: str, delivery: str, generation: int, created: float) -> Manifest:
-    """What a generation writes that begins from nothing."""
-    return Manifest(topology, 0, delivery, generation, (0, 0), created, {}, {})
+def nothing(
+    topology: str, delivery: str, generation: int, created: float, letters: tuple[tuple[int, int], ...] = ()
+) -> Manifest:
+    """What a generation writes that begins from nothing. Dead letters of earlier runs stay."""
+    return Manifest(topology, 0, delivery, generation, (0, 0), created, {}, {}, letters)
+
+
+def letters_so_far(store: StateStore) -> tuple[tuple[int, int], ...]:
+    """``Manifest.letters`` for a generation that follows what is here and begins with something else."""
+    try:
+        found = newest(store)
+    except SnapshotCorrupt:  # their names say at least what the newest generations committed
+        highest: dict[int, int] = {}
+        for name in history(store):
+            highest[name.generation] = max(name.epoch, highest.get(name.generation, 0))
+        return tuple(sorted(highest.items()))
+    return () if found is None else found.letters_after
 
 
 def history(store: StateStore) -> list[Name]:

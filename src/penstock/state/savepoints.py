@@ -51,7 +51,7 @@ def copy_files(source: StateStore, manifest: Manifest, target: StateStore, gener
         )
         for key, entry in manifest.tasks.items()
     }
-    return dataclasses.replace(manifest, tasks=tasks, generation=generation, base=(0, 0))
+    return dataclasses.replace(manifest, tasks=tasks, generation=generation, base=(0, 0), letters=())
 
 
 def find(savepoint: StateStore) -> Manifest:

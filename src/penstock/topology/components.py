@@ -37,8 +37,9 @@ class AddDeadLetters(Protocol):
         self, rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = ""
     ) -> None:
         """``failure``: of all rows, or one for each. ``once``: letters that the task added earlier under the same
-        name are replaced, also by a later process: for what is done again after a restart, such as the publishing
-        of an epoch. Without it, letters may be there twice after a restart."""
+        name are replaced, also by a later process, and also by no rows: for what is done again after a restart,
+        such as the publishing of an epoch. Of two starts at a time, the letters of the newer one hold. Without it,
+        letters may be there twice after a restart."""
 
 
 @dataclass(frozen=True)
