@@ -2,7 +2,8 @@
 PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
-TWO := -n 2 --dist loadfile --durations 10
+FILES := --dist loadfile --durations 10
+TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 
@@ -19,11 +20,12 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-unit: .venv/ready  ## two at a time, file by file: half of them wait for servers
-	$(MEMORY) $(BIN)/pytest $(TWO) tests/unit tests/property tests/contract tests/consistency
+unit: .venv/ready  ## three files at a time, first those that wait for servers
+	$(MEMORY) $(BIN)/pytest -n 3 $(FILES) --no-loadscope-reorder tests/contract tests/consistency tests/property tests/unit
 
-on-spark: .venv/ready  ## the next two at once: half of the time they wait for processes to start and end
-	$(BIN)/pytest $(TWO) tests/integration tests/fault
+on-spark: .venv/ready  ## the next two at once: half of the time they wait for processes to start and end; those that judge rates alone
+	$(BIN)/pytest $(TWO) tests/integration tests/fault --ignore tests/integration/test_flow.py
+	$(BIN)/pytest tests/integration/test_flow.py
 
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest $(TWO) tests/integration
