@@ -2,6 +2,8 @@
 PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
+# These judge rates, or start several nodes: on two cores only one at a time.
+ALONE := tests/integration/test_flow.py tests/integration/test_cluster.py tests/fault/test_cluster.py
 FILES := --dist loadfile --durations 10
 TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
@@ -23,9 +25,9 @@ lint: .venv/ready
 unit: .venv/ready  ## three files at a time, first those that wait for servers
 	$(MEMORY) $(BIN)/pytest -n 3 $(FILES) --no-loadscope-reorder tests/contract tests/consistency tests/property tests/unit
 
-on-spark: .venv/ready  ## the next two at once: half of the time they wait for processes to start and end; those that judge rates alone
-	$(BIN)/pytest $(TWO) tests/integration tests/fault --ignore tests/integration/test_flow.py
-	$(BIN)/pytest tests/integration/test_flow.py
+on-spark: .venv/ready  ## the next two at once: half of the time they wait for processes to start and end
+	$(BIN)/pytest $(TWO) tests/integration tests/fault $(addprefix --ignore ,$(ALONE))
+	$(BIN)/pytest --durations 10 $(ALONE)
 
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest $(TWO) tests/integration

@@ -42,7 +42,8 @@ def test_a_run_listens_on_loopback_only_and_on_what_is_documented(running, reque
     workers = {slot.hello.pid for slot in running.slots.values()}
     assert workers
     assert ports.listening(os.getpid()) >= {running.coordinator.address}
-    for process in psutil.Process().children(recursive=True):
+    jvm = psutil.Process(JVM.process.pid)  # not servers that other tests of this process have started
+    for process in [jvm, *jvm.children(recursive=True)]:
         found = ports.listening(process.pid)
         assert ports.beyond_loopback(found) == [], process.cmdline()
         assert process.pid == JVM.process.pid or not found, "only the driver and its JVM listen"
