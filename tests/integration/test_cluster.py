@@ -1,6 +1,7 @@
 """A standalone cluster with a network of its own: what runs on it, what its links let through, what it leaves."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -64,9 +65,11 @@ def cluster():
     assert traces() == before
 
 
-def penstock(*arguments, **options):
+def penstock(*arguments):
+    """As from a shell: without the address that a session of Spark in this process has chosen for itself."""
     command = [sys.executable, "-m", "penstock.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, **options)
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=environment)
 
 
 @pytest.mark.parametrize("how", ["namespaces", "plain"])
