@@ -7,12 +7,16 @@ handlers explicitly.
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Any
 
 _CLEANING = 10.0  # seconds after a signal in which others are ignored: removing what was started takes a few
+_WAKE_AFTER = (0.05, 0.5, 2.0)  # seconds after a signal: more than once, as the first may come too early as well
 
 
 class Interrupted(KeyboardInterrupt):
@@ -38,15 +42,50 @@ def raise_on_signals() -> None:
             quiet_until = now + _CLEANING
             raise Interrupted(number)
 
+    _wake_the_main_thread()
+    atexit.register(_ignore)  # the first to be registered is the last to be called
     for number in _heard():
         signal.signal(number, interrupt)
 
 
-def end_on_signals() -> None:
-    """The signals end the process without a word. For its last moments, when nothing is left to clean up and
-    Python's own shutdown would print a traceback."""
+def leave_on_signals(code: int) -> None:
+    """The signals end the process at once, with this exit code and without a word. For its last moments, when
+    nothing is left to clean up and Python's own shutdown would print a traceback."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os._exit(code)
+
     for number in _heard():
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, leave)
+
+
+def _ignore() -> None:
+    """Behind the calls of ``atexit`` Python takes its handlers away, and nothing of it can hang any more."""
+    for number in _heard():
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _wake_the_main_thread() -> None:
+    """See to it that handlers run soon. Python runs them in the main thread, between two steps of it: a signal that
+    arrives just before that thread blocks in a system call, or in another thread, would wait for the call's end. So
+    a thread is told of every signal and, a moment later, interrupts the main thread's call by a signal that means
+    nothing: SIGURG."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGURG, lambda number, frame: None)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def wake() -> None:
+        while heard := os.read(reader, 1):
+            if heard[0] == signal.SIGURG:
+                continue
+            for pause in _WAKE_AFTER:
+                time.sleep(pause)
+                signal.pthread_kill(main, signal.SIGURG)
+
+    threading.Thread(target=wake, name="signals", daemon=True).start()
 
 
 class StopSignals:

@@ -46,6 +46,48 @@ def test_nohup_keeps_its_meaning(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_a_signal_that_does_not_interrupt_the_main_threads_call_is_heard(tmp_path):
+    """As one that arrives just before the call, which no test can time: here another thread gets it."""
+    path = tmp_path / "slow.py"
+    path.write_text("""
+import signal, sys, threading, time
+print("here", flush=True)
+sleeper = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+sleeper.start()
+threading.Timer(0.5, signal.pthread_kill, (sleeper.ident, signal.SIGTERM)).start()
+time.sleep(60)
+""")
+    process = _plan(path, [])
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (128 + signal.SIGTERM, "penstock: stopped\n")
+
+
+@pytest.mark.parametrize("last", ["atexit", "thread"])
+def test_a_signal_behind_the_commands_end_does_not_change_its_exit_code(tmp_path, last):
+    """A user's own thread or exit handler may hang: a signal ends it, and the code is the command's."""
+    path = tmp_path / "slow.py"
+    begin = {
+        "atexit": "import atexit; atexit.register(wait)",
+        "thread": "import threading; threading.Thread(target=wait).start()",
+    }[last]
+    path.write_text(f"""
+import sys, threading, time
+print("here", flush=True)
+def wait():
+    while threading.main_thread().is_alive() and {last == "thread"}:
+        time.sleep(0.01)
+    print("behind", flush=True)
+    time.sleep(60)
+{begin}
+""")
+    process = _plan(path, [])
+    assert process.stdout.readline() == "behind\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 2, error  # no topology in that file
+    assert "Traceback" not in error
+
+
 def test_the_exit_code_is_the_shells():
     assert Interrupted(signal.SIGINT).exit_code == 130
 

@@ -35,12 +35,30 @@ from penstock.cli import (
 from penstock.cli import list as list_
 from penstock.cli import set as set_
 from penstock.errors import PenstockError
-from penstock.interrupts import Interrupted, end_on_signals, raise_on_signals
+from penstock.interrupts import Interrupted, leave_on_signals, raise_on_signals
 from penstock.redaction import printable, redact_tracebacks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    if arguments is not None:  # a test that calls us, not a process of our own
+        return _run(arguments)
+    raise_on_signals()
+    try:
+        redact_tracebacks()
+        try:
+            code = _run(None)
+        finally:
+            _end_spark()
+        leave_on_signals(code)
+    except Interrupted as interrupt:  # before the command began, or behind its end
+        code = _stopped(interrupt)
+        _end_spark()
+        leave_on_signals(code)
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="penstock",
         description="Storm's topologies in Python, on Spark's Real-Time Mode.",
@@ -52,33 +70,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running = (list_, status, queues, placement, set_, scale, activation, kill)
     for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
         command.add_parser(commands)
-    own = arguments is None  # a process of our own, not a test that calls us
-    if own:
-        raise_on_signals()
     try:
         options = parser.parse_args(arguments)
         _log_to_terminal()
-        if own:
-            redact_tracebacks()
         code: int = options.handler(options)
         sys.stdout.flush()  # here, where a broken pipe is expected, and not when Python ends
         return code
     except PenstockError as error:
         print(f"penstock: {printable(str(error), multiline=True)}", file=sys.stderr)
         return error.exit_code
-    except Interrupted as interrupt:
-        print("penstock: stopped", file=sys.stderr)
-        return interrupt.exit_code
-    except KeyboardInterrupt:
-        print("penstock: stopped", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        return _stopped(interrupt)
     except BrokenPipeError:
         _discard_output()
         return 128 + signal.SIGPIPE
-    finally:
-        if own:
-            _end_spark()
-            end_on_signals()
+
+
+def _stopped(interrupt: KeyboardInterrupt) -> int:
+    print("penstock: stopped", file=sys.stderr)
+    return interrupt.exit_code if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
 
 
 def _end_spark() -> None:
