@@ -68,8 +68,8 @@ def _ignore() -> None:
 def _wake_the_main_thread() -> None:
     """See to it that handlers run soon. Python runs them in the main thread, between two steps of it: a signal
     that arrives just before that thread blocks in a system call, or in another thread, would wait for the call's
-    end. So a thread is told of every signal and, a moment later, interrupts the main thread's call by a signal that
-    means nothing: SIGURG."""
+    end. So a thread is told of every signal and, a moment later, interrupts the main thread's call by a signal
+    that means nothing: SIGURG."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
