@@ -20,8 +20,9 @@ def write(kafka, topic, values, partition=0, keys=None):
     assert producer.flush(PATIENCE) == 0
 
 
-def read(kafka, topic, isolation="read_committed"):
-    """All records there are now, as ⟨key, value⟩, in order of partition and offset."""
+def read(kafka, topic, isolation="read_committed", under_way=False):
+    """All records there are now, as ⟨key, value⟩, in order of partition and offset. Kafka acknowledges a commit
+    before its markers are in the partitions: they are waited for, unless a transaction is ``under_way``."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap,
@@ -34,7 +35,10 @@ def read(kafka, topic, isolation="read_committed"):
         }
     )
     numbers = list(consumer.list_topics(topic, timeout=PATIENCE).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+    partitions = [TopicPartition(topic, number, 0) for number in numbers]
+    if isolation == "read_committed" and not under_way:
+        _await_markers(kafka, consumer, partitions)
+    consumer.assign(partitions)
     rows, ended = [], set()
     while len(ended) < len(numbers):
         for message in consumer.consume(1000, 0.02):
@@ -44,6 +48,24 @@ def read(kafka, topic, isolation="read_committed"):
                 ended.add(message.partition())
     consumer.close()
     return [(key, value) for _, _, key, value in sorted(rows, key=lambda row: row[:2])]
+
+
+def _await_markers(kafka, consumer, partitions):
+    everything = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": "end",
+            "isolation.level": "read_uncommitted",
+            "log_level": 2,
+        }
+    )
+    deadline = time.monotonic() + PATIENCE
+    for partition in partitions:
+        _, end = everything.get_watermark_offsets(partition, PATIENCE)
+        while consumer.get_watermark_offsets(partition, PATIENCE)[1] < end:  # the last stable offset
+            assert time.monotonic() < deadline, f"a transaction is still open in {partition}"
+            time.sleep(0.005)
+    everything.close()
 
 
 def context(delivery="at_most_once", index=0, parallelism=1, state=None, component="kafka", **more):
