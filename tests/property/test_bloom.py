@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.dedup.bloom import BloomFilter, Shape
@@ -26,6 +26,7 @@ def most(rate, trials):
 
 
 @given(st.integers(1, 100_000), st.floats(1e-9, 0.5))
+@example(10_000, 0.36)  # log2 is 1.47, and yet two places for a key are better than one
 def test_a_shape_is_large_enough_and_hardly_larger(count, rate):
     shape = Shape.fit(count, rate)
     assert shape.bits % 8 == 0

@@ -19,6 +19,10 @@ Frozen: TypeAlias = tuple[int, int, int, bytes]
 _FIRST, _STEP = 1, 2  # which of a key's further hashes say where it begins and how it goes on
 
 
+def _bits(keys: int, error_rate: float, probes: int) -> int:
+    return math.ceil(-probes * keys / math.log1p(-(error_rate ** (1 / probes))))
+
+
 @dataclass(frozen=True)
 class Shape:
     """How many bits a filter has, and how many of them stand for one key."""
@@ -28,10 +32,11 @@ class Shape:
 
     @classmethod
     def fit(cls, keys: int, error_rate: float) -> Shape:
-        """The smallest for so many keys: a filter that is half full is the smallest there is, so k = log2 1/p, in
-        whole numbers; with that, p = (1 - e^(-kn/m))^k solved for m."""
-        probes = max(1, round(-math.log2(error_rate)))
-        bits = math.ceil(-probes * keys / math.log1p(-(error_rate ** (1 / probes))))
+        """The smallest for so many keys: a filter that is half full is the smallest there is, so k = log2 1/p, of
+        whole numbers the better neighbour; with that, p = (1 - e^(-kn/m))^k solved for m."""
+        ideal = -math.log2(error_rate)
+        neighbours = {max(1, math.floor(ideal)), max(1, math.ceil(ideal))}
+        bits, probes = min((_bits(keys, error_rate, probes), probes) for probes in neighbours)
         return cls(max(64, -(-bits // 8) * 8), probes)
 
     def error_rate(self, keys: int) -> float:
