@@ -14,7 +14,7 @@ from penstock.cli.view import duration
 from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import SettingError, TopologyFailed
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.spark.operator import Operator
 from penstock.spark.replacement import Replaced
 from tests.unit.watched import Watched, busy

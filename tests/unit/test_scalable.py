@@ -9,7 +9,7 @@ from penstock import BasicBolt, DedupBolt, Spout, TopologyBuilder, TopologyError
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
 from penstock.plan.scalable import kept_numbers, why_fixed
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.spark.operator import Operator
 from penstock.spark.replacement import Replaced
 from penstock.topology.groupings import CustomGrouping, Shuffle

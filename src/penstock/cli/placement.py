@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from penstock.driver import runs
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
 

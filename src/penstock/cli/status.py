@@ -31,7 +31,7 @@ from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import ComponentView
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 

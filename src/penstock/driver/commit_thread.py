@@ -21,9 +21,9 @@ from typing import Any
 
 from penstock import signing
 from penstock.driver.commits import Commits, read_published
+from penstock.driver.registry import EpochEvent
 from penstock.errors import PenstockError, StateError
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import EpochPublished, Message, SnapshotFailed, SnapshotWritten, SpoutsSnapshotted
 from penstock.redaction import described
 from penstock.state import manifest as manifests
 from penstock.state import savepoints
@@ -59,7 +59,7 @@ class CommitThread:
         self,
         commits: Commits,
         store: StateStore,
-        events: queue.SimpleQueue[tuple[WorkerId, Message] | tuple[()] | None],
+        events: queue.SimpleQueue[tuple[WorkerId, EpochEvent] | tuple[()] | None],
         notify: Callable[[], None],
     ) -> None:
         self.commits = commits
@@ -152,7 +152,7 @@ class CommitThread:
                 if event is None:
                     break
                 if event:
-                    self._take(*event)
+                    self.commits.handle(*event)
                 self._look(time.monotonic())
                 self._notify()
         except PenstockError as error:
@@ -164,17 +164,6 @@ class CommitThread:
         for waiting in self._waiting:
             waiting.done(self.error or StateError("commits", "the topology ended before the epoch was committed"))
         self._notify()
-
-    def _take(self, worker: WorkerId, message: Message) -> None:
-        commits = self.commits
-        if isinstance(message, SpoutsSnapshotted):
-            commits.spouts_snapshotted(worker, message.epoch)
-        elif isinstance(message, SnapshotWritten):
-            commits.snapshot_written(worker, message.epoch, message.tasks)
-        elif isinstance(message, SnapshotFailed):
-            commits.snapshot_failed(worker, message.epoch, message.error)
-        elif isinstance(message, EpochPublished):
-            commits.epoch_published(worker, message.epoch)
 
     def _look(self, now: float) -> None:
         with self._looking:

@@ -35,7 +35,7 @@ from penstock.driver.registry import WorkerConnection
 from penstock.errors import PenstockError, StateError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import (
+from penstock.protocol.commands import (
     CancelLeave,
     CloseTasks,
     OpenTasks,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, SettingError
 from penstock.plan.scalable import kept_numbers
-from penstock.protocol.messages import OperatorAnswer, OperatorRequest
+from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 from penstock.spark.move import Moved
 from penstock.spark.replacement import Replaced
 

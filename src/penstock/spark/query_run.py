@@ -31,7 +31,7 @@ from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import WorkerId
 from penstock.plan.slot_placement import SlotPlacement, assign_slots, fitted
-from penstock.protocol.messages import ActivateSpouts, CloseTasks, DeactivateSpouts
+from penstock.protocol.commands import ActivateSpouts, CloseTasks, DeactivateSpouts
 from penstock.redaction import redacted
 from penstock.spark import shipping
 from penstock.spark.capacity import alone, free, release, reserve

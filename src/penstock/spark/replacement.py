@@ -38,7 +38,7 @@ from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyE
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.slot_placement import SlotPlacement
-from penstock.protocol.messages import StopTicks
+from penstock.protocol.commands import StopTicks
 from penstock.spark.capacity import free
 from penstock.spark.deployment import Deployment, make_deployment
 from penstock.spark.nodes import executor_of

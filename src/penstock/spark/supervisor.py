@@ -27,8 +27,8 @@ from penstock.errors import PenstockError, SettingError, StateUnavailable, Topol
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, WorkerId
 from penstock.plan.slot_placement import SlotPlacement
+from penstock.protocol.commands import SetSpoutRate
 from penstock.protocol.message_board import check_message_board
-from penstock.protocol.messages import SetSpoutRate
 from penstock.spark.capacity import await_nodes
 from penstock.spark.changes import Changes
 from penstock.spark.deployment import make_deployment
