@@ -29,8 +29,10 @@ PACKAGES = {
     "penstock.aggregates": "reference/api/aggregates.md",
     "penstock.bolts": "reference/api/bolts.md",
     "penstock.connectors": "reference/api/connectors.md",
+    "penstock.control": "reference/api/control.md",
     "penstock.persist": "reference/api/persist.md",
     "penstock.replay": "reference/api/replay.md",
+    "penstock.sim": "reference/api/sim.md",
     "penstock.testing": "reference/api/testing.md",
     "penstock.testing.servers": "reference/api/servers.md",
 }
