@@ -65,7 +65,7 @@ jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstoc
 	$(BIN)/python java/build.py
 
 kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; TOPICS="a b:4" creates topics; needs Maven the first time
-	$(BIN)/python -m penstock.testing.kafka $(addprefix --topic ,$(TOPICS))
+	$(BIN)/python -m penstock.testing.servers.kafka $(addprefix --topic ,$(TOPICS))
 
 setup: .venv/ready
 

@@ -25,9 +25,9 @@ from benchmarks.alice_topology import kafka_word_count
 from benchmarks.book import book, micros
 from benchmarks.harness import Results, median, running, say
 from benchmarks.peers.bench import build_storm, run_storm_kafka
-from penstock import Settings
+from penstock import Delivery, Settings
 from penstock.spark.session import close_session
-from penstock.testing.kafka import KafkaServer
+from penstock.testing.servers.kafka import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = ("penstock batch", "penstock tuple", "storm", "storm tuned")
@@ -155,9 +155,9 @@ def _run_storm(tuned: bool, load: Load, folder: str) -> Outcome:
 def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
     times = f"{folder}/times.npy"
     conf = {"since": load.since, "out": f"{folder}/counts", "times": times}
-    settings = Settings(delivery="at_least_once", state_dir=folder, conf=conf)
+    settings = Settings(delivery=Delivery("at_least_once", state_dir=folder), conf=conf)
     if load.pending:
-        settings = replace(settings, max_spout_pending=load.pending)
+        settings = replace(settings, delivery=replace(settings.delivery, max_spout_pending=load.pending))
     name = f"alice-{micros()}"  # of this run alone: so are its replay topics
     with running(kafka_word_count(load.bootstrap, load.topic, load.start, batch, settings, name)) as handle:
 

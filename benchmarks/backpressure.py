@@ -20,7 +20,7 @@ from benchmarks.harness import Results, median, processes, run_parts, running, s
 from benchmarks.overload import one_branch, two_branches
 from benchmarks.series import Series, plot
 from benchmarks.words import fast_word_count
-from penstock import Settings
+from penstock import Delivery, Flow, Settings
 from penstock.spark.supervisor import RunningTopology, submit
 
 PARTS = ("uneven", "burst", "overhead", "memory", "words", "alice")
@@ -59,7 +59,7 @@ def measure_uneven(results: Results, options: argparse.Namespace) -> None:
     for number in range(options.repeats or (1 if options.quick else 3)):
         for case in ("undisturbed", *MODES):
             slow = 0.0 if case == "undisturbed" else SLOW
-            settings = Settings(flow="step" if case == "undisturbed" else case)
+            settings = Settings(flow=Flow("step" if case == "undisturbed" else case))
             with running(two_branches(slow, RATE, settings)) as handle, Series(handle) as seen:
                 time.sleep(warm_up + seconds)
             series[case] = seen.points
@@ -95,7 +95,7 @@ def measure_burst(results: Results, options: argparse.Namespace) -> None:
     repeats = options.repeats or (1 if options.quick else 3)
     for number in range(repeats):
         for mode in MODES:
-            topology = one_branch(WORK, BASE, (2.0, begin, begin + length), Settings(flow=mode))
+            topology = one_branch(WORK, BASE, (2.0, begin, begin + length), Settings(flow=Flow(mode)))
             with running(topology) as handle, Series(handle) as seen:
                 time.sleep(begin)
                 before = handle.bus.totals()["work"]
@@ -157,10 +157,8 @@ def _by_turns(handles: Mapping[str, RunningTopology], turns: int, seconds: float
 
 def _acked_words(flow: str, folder: str) -> RunningTopology:
     settings = Settings(
-        flow=flow,
-        delivery="at_least_once",
-        max_spout_pending=5_000,
-        state_dir=folder,
+        flow=Flow(flow),
+        delivery=Delivery("at_least_once", max_spout_pending=5_000, state_dir=folder),
         conf={"batch": 1_000},
     )
     topology = fast_word_count(1, 1, 1, True, settings)
@@ -182,7 +180,7 @@ def _turn(handle: RunningTopology, seconds: float) -> float:
 
 
 def measure_memory(results: Results, options: argparse.Namespace) -> None:
-    """Resident memory of the driver, the JVM and the slots, with one branch overloaded tenfold all the time."""
+    """Resident memory of the driver, the JVM and the workers, with one branch overloaded tenfold all the time."""
     minutes = 0.5 if options.quick else 10.0
     sizes: list[tuple[float, float]] = []
     with running(two_branches(SLOW, RATE, Settings())) as handle:

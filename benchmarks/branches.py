@@ -19,7 +19,10 @@ from penstock import (
     Collector,
     Conf,
     Context,
+    Flow,
     Grouping,
+    Lifecycle,
+    Migration,
     OutputDeclarer,
     Router,
     Settings,
@@ -27,6 +30,7 @@ from penstock import (
     Targets,
     Topology,
     TopologyBuilder,
+    Transport,
     Tuple,
 )
 from penstock.topology.groupings import Split, by_position
@@ -124,7 +128,7 @@ class _ByShare(Router):
 class Work(BatchBolt):
     """Takes its branch's time for a packet and hands on how many there were and their sum: parts to be merged."""
 
-    in_parts = True
+    emits_partials = True
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(("packets", int), ("total", int))
@@ -140,7 +144,7 @@ class Work(BatchBolt):
 class Merge(BasicBolt):
     """The output node."""
 
-    merges_parts = True
+    merges_partials = True
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._context, self._packets, self._total = context, 0, 0
@@ -154,16 +158,15 @@ class Merge(BasicBolt):
 def three_branches(count: int, seed: int, strategy: str, conf: dict[str, Any] | None = None) -> Topology:
     """``strategy``: credit, static or migration. Queues hold ``QUEUE`` packets."""
     settings = Settings(
-        flow="step" if strategy == "migration" else "credit",
-        migration=strategy == "migration",
-        inbox_capacity=QUEUE,
-        overflow_bytes=0,  # queues of a fixed length, as in D
-        frame_bytes=2 * PAYLOAD,
-        linger=0.0,
-        metrics_interval=0.1,
-        migration_interval=0.2,
-        **(conf or {}),
-    )
+        flow=Flow(
+            "step" if strategy == "migration" else "credit",
+            inbox_capacity=QUEUE,
+            overflow_bytes=0,  # queues of a fixed length, as in D
+        ),
+        migration=Migration(strategy == "migration", interval=0.2),
+        transport=Transport(0.0, frame_bytes=2 * PAYLOAD),
+        lifecycle=Lifecycle(metrics_interval=0.1),
+    ).with_values(conf or {})
     builder = TopologyBuilder()
     builder.set_spout("source", Packets(count, seed))
     grouping = ByShare() if strategy == "static" else ByBranch()

@@ -26,6 +26,7 @@ from penstock import (
     Collector,
     Conf,
     Context,
+    Delivery,
     OutputDeclarer,
     Settings,
     Source,
@@ -82,7 +83,8 @@ def _acked_rate(system: str, warm_up: int, seconds: int) -> float:
     try:
         with tempfile.TemporaryDirectory() as folder:
             settings = Settings(
-                delivery="at_least_once", max_spout_pending=PENDING, state_dir=folder, conf={"batch": BATCH}
+                delivery=Delivery("at_least_once", max_spout_pending=PENDING, state_dir=folder),
+                conf={"batch": BATCH},
             )
             with running(fast_word_count(1, 1, 1, system.endswith("batch"), settings)) as handle:
                 rate = rate_of(handle, "count", warm_up, seconds)
@@ -138,7 +140,7 @@ def measure_latency(results: Results, options: argparse.Namespace) -> None:
         builder.set_spout("spout", PacedAcked(1_000))
         builder.set_bolt("middle", Identity("due", float)).shuffle_grouping("spout")
         builder.set_bolt("sink", Take()).shuffle_grouping("middle")
-        settings = Settings(delivery="at_least_once", state_dir=folder, conf={"result": path})
+        settings = Settings(delivery=Delivery("at_least_once", state_dir=folder), conf={"result": path})
         due, acked = _run(builder.build("paced-acks", settings), 5 + seconds, path)
     waited = (acked - due)[due > due[0] + 5] * 1000
     p50, p99 = np.percentile(waited, [50, 99])
@@ -177,13 +179,13 @@ class StatefulBatchCount(BatchCount):
 
 
 class Timing(BasicBolt):
-    """Counts random keys in state; notes when each tuple was due and came, and when the state was cut."""
+    """Counts random keys in state; notes when each tuple was due and came, and when the state was snapshotted."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._counts = context.state.map("counts", 0)
         self._path = str(conf["result"])
         self._times: list[tuple[float, float]] = []
-        self._cuts: list[float] = []
+        self._snapshots: list[float] = []
         self._random = random.Random(1).random
         self._counts.update(dict.fromkeys(range(KEYS), 0))
 
@@ -192,11 +194,11 @@ class Timing(BasicBolt):
         self._times.append((tup[0], time.time()))
 
     def before_snapshot(self) -> None:
-        self._cuts.append(time.time())
+        self._snapshots.append(time.time())
 
     def cleanup(self) -> None:
         np.save(self._path, np.array(self._times).T)
-        np.save(self._path + ".cuts.npy", np.array(self._cuts))
+        np.save(self._path + ".snapshots.npy", np.array(self._snapshots))
 
 
 class Paced(PacedAcked):
@@ -226,7 +228,7 @@ def _measure_epoch_throughput(results: Results, options: argparse.Namespace) -> 
             for batch in (True, False):
                 rates = []
                 for delivery in ("at_most_once", "exactly_once"):
-                    settings = Settings(delivery=delivery, state_dir=f"{folder}/{number}")
+                    settings = Settings(delivery=Delivery(delivery, state_dir=f"{folder}/{number}"))
                     with running(_stateful_count(batch, settings)) as handle:
                         rates.append(rate_of(handle, "count", warm_up, seconds))
                         committed = handle.committed
@@ -254,7 +256,7 @@ def _stateful_count(batch: bool, settings: Settings) -> Topology:
 
 
 def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> None:
-    """Tuples that come within 100 ms after a cut, against all others."""
+    """Tuples that come within 100 ms after a snapshot, against all others."""
     seconds = 45 if options.quick else 300
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/times.npy"
@@ -262,17 +264,17 @@ def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> Non
         builder.set_spout("spout", Paced(1_000))
         builder.set_bolt("middle", Identity("due", float)).shuffle_grouping("spout")
         builder.set_bolt("sink", Timing()).shuffle_grouping("middle")
-        settings = Settings(delivery="exactly_once", state_dir=folder, conf={"result": path})
+        settings = Settings(delivery=Delivery("exactly_once", state_dir=folder), conf={"result": path})
         due, came = _run(builder.build("paced-epochs", settings), 8 + seconds, path)
-        cuts = np.load(path + ".cuts.npy")
+        snapshots = np.load(path + ".snapshots.npy")
     settled = due > due[0] + 5
     due, came = due[settled], came[settled]
-    last_cut = np.concatenate([[-np.inf], cuts])[np.searchsorted(cuts, came)]
-    after, waited = came - last_cut < 0.1, (came - due) * 1000
+    last_snapshot = np.concatenate([[-np.inf], snapshots])[np.searchsorted(snapshots, came)]
+    after, waited = came - last_snapshot < 0.1, (came - due) * 1000
     near, far = np.percentile(waited[after], 99), np.percentile(waited[~after], 99)
     results.row(
         what="p99 at 1,000/s, within 100 ms after a marker / elsewhere",
-        markers=len(cuts),
+        markers=len(snapshots),
         tuples=int(after.sum()),
         after_ms=float(near),
         elsewhere_ms=float(far),
@@ -316,7 +318,7 @@ class CountAndTell(BatchBolt):
 def measure_kafka(results: Results, options: argparse.Namespace) -> None:
     """Lines from Kafka, split, counted, counts to Kafka, at least once, at a steady rate: does the lag grow?"""
     from penstock.connectors.kafka import KafkaBolt, KafkaSpout
-    from penstock.testing.kafka import KafkaServer
+    from penstock.testing.servers.kafka import KafkaServer
 
     seconds, rate = (25 if options.quick else 120), 50_000
     with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
@@ -327,7 +329,7 @@ def measure_kafka(results: Results, options: argparse.Namespace) -> None:
         builder.set_bolt("split", BatchSplit()).shuffle_grouping("lines")
         builder.set_bolt("count", CountAndTell()).fields_grouping("split", "word")
         builder.set_bolt("sink", KafkaBolt(kafka.bootstrap, "counts")).shuffle_grouping("count")
-        settings = Settings(delivery="at_least_once", state_dir=folder)
+        settings = Settings(delivery=Delivery("at_least_once", state_dir=folder))
         with running(builder.build("kafka-word-count", settings)) as handle:
             producer = _Producer(kafka.bootstrap, rate)
             time.sleep(5)

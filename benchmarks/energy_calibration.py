@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from benchmarks.energy_cluster import UNLIMITED, Phase, Watch, rearranged, submitted
 from benchmarks.erdm_topologies import FOUR_NODES, LEVELS, sol
 from benchmarks.harness import Results, say
-from penstock.coordinator.load_window import Window
+from penstock.driver.load_sample import MonitorSample
 from penstock.sim.cluster import run
-from penstock.sim.executor import Part
+from penstock.sim.executor import SimComponent
 from penstock.sim.machine import MachineSpec
-from penstock.sim.outcome import SetUp
+from penstock.sim.outcome import ClusterSetUp
 
 FEWER = 50  # messages of a spout that may be under way: one batch
 SIMULATED = 60  # s
@@ -38,13 +38,13 @@ class Measured:
     """All nodes together had: the machine's, without what driver and kernel take."""
 
     @classmethod
-    def of(cls, window: Window, rate: float) -> Measured:
-        executors, moving = window.executors, sum(node.other.cpu for node in window.nodes)
+    def of(cls, sample: MonitorSample, rate: float) -> Measured:
+        executors, moving = sample.executors, sum(node.other.cpu for node in sample.nodes)
         components = list(dict.fromkeys(each.component for each in executors))
         cpu = {name: sum(each.cpu for each in executors if each.component == name) for name in components}
         sizes = {}
         for name in components:
-            streams = [stream for stream in window.streams if stream.source.startswith(f"{name}@")]
+            streams = [stream for stream in sample.streams if stream.source.startswith(f"{name}@")]
             tuples = sum(stream.tuples for stream in streams)
             sizes[name] = sum(stream.bytes for stream in streams) / tuples if tuples else 0.0
         services = {name: (cpu[name] + moving / len(components)) / rate for name in components}
@@ -52,15 +52,15 @@ class Measured:
         services[components[0]] = 0.0
         return cls(services, sizes, sum(cpu.values()) + moving)
 
-    def set_up(self, nodes: int, pending: int, delay: float = 0.0) -> SetUp:
+    def set_up(self, nodes: int, pending: int, delay: float = 0.0) -> ClusterSetUp:
         """``delay`` of a hop between nodes. All nodes are on one machine, so each has an equal part of its cores,
         however many there are."""
         slower = nodes / self.cores
         names = list(self.services)
-        parts = []
+        components = []
         for place, name in enumerate(names):
-            parts.append(
-                Part(
+            components.append(
+                SimComponent(
                     name,
                     FOUR_NODES.spouts if place == 0 else FOUR_NODES.bolts,
                     self.services[name] * slower,
@@ -69,8 +69,8 @@ class Measured:
                     emits=1 if place < len(names) - 1 else 0,
                 )
             )
-        return SetUp(
-            tuple(parts),
+        return ClusterSetUp(
+            tuple(components),
             SIMULATED,
             MachineSpec(cores=1, delay=delay),
             machines=nodes,
@@ -84,17 +84,17 @@ def measure_energy_calibration(results: Results, options: argparse.Namespace) ->
     seconds = 10.0 if options.quick else 30.0
     many, few = FOUR_NODES.pending, FEWER
     phases: dict[int, tuple[Phase, Phase]] = {}
-    windows: dict[int, Window] = {}
+    samples: dict[int, MonitorSample] = {}
     for pending in (many, few):
         topology = sol(dataclasses.replace(FOUR_NODES, pending=pending), UNLIMITED)
         with submitted(topology) as (handle, cluster), Watch(handle, cluster) as watch:
             default = watch.measure("default", seconds)
-            window = handle.monitor.newest(handle.bus)
-            assert window is not None, "a measurement takes longer than a window"
-            windows[pending] = window
+            sample = handle.monitor.newest(handle.bus)
+            assert sample is not None, "a measurement takes longer than a window"
+            samples[pending] = sample
             rearranged(handle)
             phases[pending] = default, watch.measure("erdm", seconds)
-    measured = Measured.of(windows[many], phases[many][0].rate)
+    measured = Measured.of(samples[many], phases[many][0].rate)
     delay = _delay(measured, phases[few][0], few)
     say(f"  a hop between nodes takes {1e3 * delay:.1f} ms")
     worst = {"rate": 0.0, "latency": 0.0}
@@ -122,7 +122,7 @@ def measure_energy_calibration(results: Results, options: argparse.Namespace) ->
         results.bar(f"sim.calibration.{name}", off_by, f"% off at most, with {many} pending")
 
 
-def _simulated(set_up: SetUp) -> tuple[float, float]:
+def _simulated(set_up: ClusterSetUp) -> tuple[float, float]:
     """Messages a second, and their mean latency."""
     outcome = run(set_up, seed=_SEED)
     return outcome.mean_rate(_BEGIN, SIMULATED) / (LEVELS - 1), outcome.mean_latency(_BEGIN, SIMULATED)

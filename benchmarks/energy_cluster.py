@@ -26,7 +26,7 @@ from benchmarks.replacement_topology import word_count as numbered_words
 from penstock.spark.replacement import Replaced
 from penstock.spark.session import close_session
 from penstock.spark.supervisor import RunningTopology, submit
-from penstock.testing.cluster import SparkCluster
+from penstock.testing.servers.cluster import SparkCluster
 from penstock.topology.builder import Topology
 
 FOLDER = Path("results")
@@ -39,7 +39,7 @@ ROUNDS = 4  # windows in a row after which ERDM has done what it can
 MESSAGE_SCALE = 1.0  # C's sizes: 2,000 bytes a message of Sol
 UNLIMITED = 1e9  # messages a second: the spouts wait for acks, 200 messages each (C table 3)
 MOVED_RATE, MOVED_KEYS, MOVED_TASKS = 1_000, 10_000, 6
-MOVED_SPARE = 1  # seat kept free on each node for each stage of bolts, to move into
+MOVED_SPARE = 1  # slot kept free on each node for each stage of bolts, to move into
 DUPLICATES, DUPLICATE_RATE = 0.5, 400.0
 _PATIENCE = 180.0  # s for whatever should take seconds
 _CATCH_UP = 1.0  # s behind a move that still count as its own
@@ -118,7 +118,7 @@ class Watch:
         handle, network = self._handle, self._record.network
         assert network is not None
         view = next(each for each in handle.bus.view() if each.component == self._spout)
-        nodes = [node for node in handle.monitor.energy.nodes if node.slots]
+        nodes = [node for node in handle.monitor.energy.nodes if node.workers]
         return Sample(
             time.monotonic() - self._begun,
             handle.bus.totals()[self._spout].acked,
@@ -126,7 +126,7 @@ class Watch:
             view.latency_p50,
             sum(node.base_watts for node in nodes),
             sum(node.dynamic_watts for node in nodes),
-            len({slot.hello.node for slot in handle.slots.values()}),
+            len({worker.hello.node for worker in handle.workers.values()}),
             self.phase,
         )
 
@@ -140,7 +140,7 @@ class Watch:
         self.phase, seen = "between", self.samples[first:]
         begin, end = seen[0], seen[-1]
         tuples, passed = end.acked - begin.acked, end.time - begin.time
-        window = self._handle.monitor.window
+        sample = self._handle.monitor.sample
         return Phase(
             name,
             tuples / passed,
@@ -149,7 +149,7 @@ class Watch:
             acked.seconds / acked.count,
             float(np.mean([each.base + each.dynamic for each in seen])),
             end.nodes,
-            {} if window is None else {n.node: (n.used.cpu + n.other.cpu) / n.capacity.cpu for n in window.nodes},
+            {} if sample is None else {n.node: (n.used.cpu + n.other.cpu) / n.capacity.cpu for n in sample.nodes},
         )
 
 
@@ -188,12 +188,12 @@ def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> t
 
 
 def rearranged(handle: RunningTopology, spans: dict[str, list[Span]] | None = None) -> int:
-    """Have ERDM place the slots, window by window, until it finds nothing more to do; how often it did, and when,
-    a second of catching up included: slots that ``moved`` one by one, and those that were ``replaced``."""
+    """Have ERDM place the workers, window by window, until it finds nothing more to do; how often it did, and
+    when, a second of catching up included: workers that ``moved`` one by one, and those that were ``replaced``."""
     moved = idle = 0
-    seen: object = handle.monitor.window
+    seen: object = handle.monitor.sample
     while idle < ROUNDS // 2 and moved < ROUNDS:
-        seen = _next_window(handle, seen)
+        seen = _next_sample(handle, seen)
         begin = micros()
         done = handle.rearrange()
         if done is None:
@@ -209,7 +209,7 @@ def rearranged(handle: RunningTopology, spans: dict[str, list[Span]] | None = No
     return moved
 
 
-def _next_window(handle: RunningTopology, last: object) -> object:
+def _next_sample(handle: RunningTopology, last: object) -> object:
     """Of the start that runs now."""
 
     def newest() -> object:
@@ -321,7 +321,12 @@ def _numbered(folder: Path, commits: bool) -> Topology:
     schedule = Schedule(((3 * 3600.0, MOVED_RATE),))
     topology = numbered_words(folder, "exactly_once", MOVED_KEYS, schedule, load=False, commits=commits)
     topology = topology.scaled({"count": MOVED_TASKS})
-    return dataclasses.replace(topology, settings=dataclasses.replace(topology.settings, spare_seats=MOVED_SPARE))
+    return dataclasses.replace(
+        topology,
+        settings=dataclasses.replace(
+            topology.settings, placement=dataclasses.replace(topology.settings.placement, spare_slots=MOVED_SPARE)
+        ),
+    )
 
 
 # ---- duplicates ----------------------------------------------------------------------------------------
@@ -372,11 +377,9 @@ def _on_cluster(
 ) -> Iterator[tuple[RunningTopology, SparkCluster]]:
     settings = dataclasses.replace(
         topology.settings,
-        state_dir=state,
-        monitor="memory",
-        monitor_window=WINDOW,
-        node_cores=CORES,
-        node_bandwidth=BANDWIDTH,
+        delivery=dataclasses.replace(topology.settings.delivery, state_dir=state),
+        monitor=dataclasses.replace(topology.settings.monitor, store="memory", window=WINDOW),
+        placement=dataclasses.replace(topology.settings.placement, node_cores=CORES, node_bandwidth=BANDWIDTH),
         conf={**topology.settings.conf, "scale": MESSAGE_SCALE, **(conf or {})},
     )
     with SparkCluster(nodes=NODES, link=LINK, slots=SLOTS) as cluster:

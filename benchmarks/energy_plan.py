@@ -9,8 +9,8 @@ import time
 
 from benchmarks.harness import Results, say
 from benchmarks.large_cluster import large
-from penstock.control.erdm import Plan, plan
-from penstock.control.placement import Snapshot
+from penstock.control.erdm import PlacementPlan, plan
+from penstock.control.placement import PlacementSnapshot
 
 SIZES = (2_500, 5_000, 10_000, 20_000)
 """Executors, on a tenth as many nodes."""
@@ -45,13 +45,13 @@ def measure_energy_plan(results: Results, options: argparse.Namespace) -> None:
     )
 
 
-def plan_seconds(drawn: Snapshot, fill: float | None, runs: int = RUNS) -> tuple[float, Plan]:
+def plan_seconds(drawn: PlacementSnapshot, fill: float | None, runs: int = RUNS) -> tuple[float, PlacementPlan]:
     """The median of a few runs, the snapshot's own checks included. CPU time: the plan is one thread that waits
     for nothing, and other processes of the machine are not its business."""
     times = []
     for _ in range(runs):
         gc.collect()
         begun = time.process_time()
-        found = plan(Snapshot(drawn.nodes, drawn.executors, drawn.streams), fill=fill)
+        found = plan(PlacementSnapshot(drawn.nodes, drawn.executors, drawn.streams), fill=fill)
         times.append(time.process_time() - begun)
     return statistics.median(times), found

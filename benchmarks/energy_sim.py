@@ -17,8 +17,8 @@ from benchmarks.harness import Results, run_parts, say
 from penstock.control.energy import PowerModel
 from penstock.control.erdm import InterNode, inter_node
 from penstock.sim.cluster import run
-from penstock.sim.outcome import Outcome, SetUp, Tick
-from penstock.sim.storm_benchmarks import BENCHMARKS, IN_C, STRATEGIES, erdm
+from penstock.sim.outcome import ClusterOutcome, ClusterSetUp, ClusterTick
+from penstock.sim.storm_benchmarks import BENCHMARKS, PUBLISHED, STRATEGIES, erdm
 
 PARTS = ("sim", "sim-seeds", "sim-scale")
 FOLDER = Path("results")
@@ -46,13 +46,13 @@ class Case:
 
     name: str
     strategy: str
-    outcome: Outcome
+    outcome: ClusterOutcome
     wall: float
 
     @property
     def before(self) -> tuple[float, float]:
         set_up = self.outcome.set_up
-        return set_up.switch - set_up.window, set_up.switch
+        return set_up.switch - set_up.sample_seconds, set_up.switch
 
     @property
     def after(self) -> tuple[float, float]:
@@ -163,7 +163,7 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
             frame=20,
             seconds=seconds,
             switch=seconds / 2,
-            window=seconds / 4,
+            sample_seconds=seconds / 4,
         )
         planned: list[float] = []
 
@@ -198,14 +198,14 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
 MEASURES = (measure_energy_sim, measure_energy_sim_seeds, measure_energy_sim_scale)
 
 
-def _length(name: str, set_up: SetUp, quick: bool) -> SetUp:
+def _length(name: str, set_up: ClusterSetUp, quick: bool) -> ClusterSetUp:
     if quick:
-        return replace(set_up, seconds=120, switch=40.0, window=20.0, frame=20)
+        return replace(set_up, seconds=120, switch=40.0, sample_seconds=20.0, frame=20)
     # Long enough for C's tuples from the switch on.
     return replace(set_up, seconds=420) if name == "rollingcount" else set_up
 
 
-def _case(name: str, strategy: str, set_up: SetUp, seed: int = SEED) -> Case:
+def _case(name: str, strategy: str, set_up: ClusterSetUp, seed: int = SEED) -> Case:
     begun = time.monotonic()
     outcome = run(set_up, STRATEGIES[strategy], seed, _teller(f"{name}, {strategy}, seed {seed}", 60))
     if outcome.emitted != outcome.completed + outcome.pending:
@@ -257,7 +257,7 @@ def _report(results: Results, case: Case, default: Case) -> None:
 
 
 def _bars(results: Results, name: str, cases: Mapping[str, Case]) -> None:
-    ours, default, there = cases["erdm"], cases["default"], IN_C[name]
+    ours, default, there = cases["erdm"], cases["default"], PUBLISHED[name]
     rate, base = ours.outcome.mean_rate(*ours.after), default.outcome.mean_rate(*ours.after)
     latency = ours.outcome.mean_latency(*ours.after) / default.outcome.mean_latency(*ours.after)
     switch = ours.outcome.switch
@@ -332,7 +332,7 @@ def _span(values: Sequence[float]) -> str:
     return f"{100 * min(values):.0f}–{100 * max(values):.0f}"
 
 
-def _unsteady(ticks: Sequence[Tick]) -> float:
+def _unsteady(ticks: Sequence[ClusterTick]) -> float:
     """Standard deviation of the rate, as a share of its mean."""
     rates = [tick.processed for tick in ticks]
     mean = sum(rates) / len(rates)

@@ -42,6 +42,7 @@ from penstock import (
     Conf,
     Context,
     DedupBolt,
+    Delivery,
     Failure,
     OutputDeclarer,
     Reduce,
@@ -50,7 +51,7 @@ from penstock import (
     Topology,
     TopologyBuilder,
 )
-from penstock.merging import Count
+from penstock.aggregates import Count
 from penstock.topology.hashing import rehash
 
 IntArray = npt.NDArray[np.int64]
@@ -74,7 +75,7 @@ class Shape:
 FULL = Shape(50, 100, 16, 16)
 """C table 3."""
 FOUR_NODES = Shape(4, 8, 4, 4)
-"""Two tasks of each bolt a node, two for each spout as in C: 20 to 28 slots."""
+"""Two tasks of each bolt a node, two for each spout as in C: 20 to 28 workers."""
 LAPTOP = Shape(1, 2, 1, 1)
 
 LEVELS = 3  # of Sol; the spouts are the first
@@ -124,13 +125,13 @@ def rolling_sort(shape: Shape = LAPTOP, rate: float = 200.0, dedup: bool = False
 
 
 def rolling_count(shape: Shape = LAPTOP, rate: float = 2_000.0, dedup: bool = False) -> Topology:
-    """Words counted over a sliding window. "parts" shares the tasks' slots with "split": C's benchmark has no such
-    bolt, and so no more slots than this."""
+    """Words counted over a sliding window. "parts" shares the tasks' workers with "split": C's benchmark has no
+    such bolt, and so no more workers than this."""
     counts = Reduce("word", count=Count()).window("time", WINDOW, COUNT_EVERY)
     builder = _begin(Lines(), shape, rate, dedup)
     builder.set_bolt("split", Split(), shape.bolts).shuffle_grouping(_first(dedup))
-    builder.set_bolt("parts", counts.parts(), shape.bolts).local_or_shuffle_grouping("split")
-    builder.set_bolt("rolling_count", counts.merged(), shape.bolts).fields_grouping("parts", "word")
+    builder.set_bolt("partials", counts.partials(), shape.bolts).local_or_shuffle_grouping("split")
+    builder.set_bolt("rolling_count", counts.merged(), shape.bolts).fields_grouping("partials", "word")
     return builder.build("erdm-rolling-count", _settings(shape))
 
 
@@ -153,7 +154,7 @@ def _first(dedup: bool) -> str:
 
 
 def _settings(shape: Shape) -> Settings:
-    return Settings(delivery="at_least_once", max_spout_pending=shape.pending)
+    return Settings(delivery=Delivery("at_least_once", max_spout_pending=shape.pending))
 
 
 def scale_of(conf: Conf) -> float:
@@ -181,8 +182,8 @@ class Generated(BatchSpout):
         if not 0 <= self._share < 1 or not self._scale > 0:
             raise ComponentError(
                 f"component '{context.component}'",
-                "conf.duplicates is at least 0 and less than 1, conf.scale greater than 0",
-                f"{self._share:g} and {self._scale:g}",
+                "conf.duplicates must be at least 0 and less than 1 and conf.scale greater than "
+                f"0, not {self._share:g} and {self._scale:g}",
                 "Leave them out for 0 and 0.1.",
             )
         self._tracked = context.delivery == "at_least_once"

@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.harness import Results, median, rate_of, running, say
 from benchmarks.peers.bench import CASES, build_storm, run_storm
 from benchmarks.words import SENTENCES, BatchCount, BatchSplit, Count, Split, sentences
-from penstock import Conf, Context, Settings, Topology, TopologyBuilder
+from penstock import Conf, Context, Delivery, Settings, Topology, TopologyBuilder
 from penstock.replay import Eden, ReplaySpout
-from penstock.replay.progress import Progress
+from penstock.replay.progress import ReadProgress
 from penstock.spark.session import close_session
 
 SYSTEMS = ("penstock batch", "penstock tuple", "storm")
@@ -30,7 +30,7 @@ class RandomSentences(Eden):
     def open(self, conf: Conf, context: Context) -> None:
         self._pool = sentences()
         self._kept = context.state.value("eden", 0)
-        self._progress = Progress(self._kept.value)
+        self._progress = ReadProgress(self._kept.value)
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         start = self._progress.end
@@ -97,7 +97,7 @@ def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seco
         return float(found["words_per_s"]), int(found["failed"])
     try:
         with tempfile.TemporaryDirectory() as folder:
-            settings = Settings(delivery="at_least_once", max_spout_pending=PENDING, state_dir=folder)
+            settings = Settings(delivery=Delivery("at_least_once", max_spout_pending=PENDING, state_dir=folder))
             with running(replayed_word_count(case, system.endswith("batch"), settings)) as handle:
                 rate = rate_of(handle, "count", warm_up, seconds)
                 return rate, handle.bus.totals()["sentences"].failed

@@ -1,4 +1,4 @@
-"""Starts a topology of 4 slots from nothing and ends with its first result: what a cold start costs."""
+"""Starts a topology of 4 workers from nothing and ends with its first result: what a cold start costs."""
 
 from __future__ import annotations
 

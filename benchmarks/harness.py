@@ -135,11 +135,11 @@ def rate_of(handle: RunningTopology, component: str, warm_up: float, seconds: fl
 
 
 def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
-    """This process, the JVM below it and the topology's slots, by a name to print."""
+    """This process, the JVM below it and the topology's workers, by a name to print."""
     me = psutil.Process()
     jvm = next(child for child in me.children(recursive=True) if child.name() == "java")
     found = {"driver": me, "jvm": jvm}
-    found |= {f"slot {id}": psutil.Process(slot.hello.pid) for id, slot in sorted(handle.slots.items())}
+    found |= {f"worker {id}": psutil.Process(worker.hello.pid) for id, worker in sorted(handle.workers.items())}
     return found
 
 

@@ -150,7 +150,7 @@ class SlowSink(BasicBolt):
 
 
 def flood(batch: bool, bolts: int, hops: bool, settings: Settings) -> Topology:
-    """A flooding spout and so many bolts, the last of them null; without hops they are chained."""
+    """A flooding spout and so many bolts, the last of them null; without hops they are fused."""
     builder = TopologyBuilder()
     builder.set_spout("spout", BatchFlood() if batch else Flood())
     last = "spout"

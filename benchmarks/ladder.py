@@ -45,8 +45,8 @@ def measure_rates(results: Results, options: argparse.Namespace) -> None:
     plain = Settings()
     rungs: list[tuple[str, str, list[Topology]]] = [
         ("spout alone", "spout", [_alone(False), _alone(True)]),
-        ("null bolt, chained", "sink", [flood(False, 1, False, plain), flood(True, 1, False, plain)]),
-        ("identity bolt, chained", "sink", [flood(False, 2, False, plain), flood(True, 2, False, plain)]),
+        ("null bolt, fused", "sink", [flood(False, 1, False, plain), flood(True, 1, False, plain)]),
+        ("identity bolt, fused", "sink", [flood(False, 2, False, plain), flood(True, 2, False, plain)]),
         ("one hop", "sink", [flood(False, 1, True, plain), flood(True, 1, True, plain)]),
         ("three hops", "sink", [flood(False, 3, True, plain), flood(True, 3, True, plain)]),
         (
@@ -91,7 +91,7 @@ def measure_single(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_start(results: Results, options: argparse.Namespace) -> None:
-    """From nothing, and with Spark up, to the first result of a topology of 4 slots."""
+    """From nothing, and with Spark up, to the first result of a topology of 4 workers."""
     repeats = options.repeats or (1 if options.quick else 3)
     cold = []
     for _ in range(repeats):
@@ -107,13 +107,13 @@ def measure_start(results: Results, options: argparse.Namespace) -> None:
             handle.coordinator.wait(lambda: "sink" in handle.bus.published(), 30)
             warm.append(time.monotonic() - begun)
         say(f"  warm: {warm[-1]:.2f} s")
-    results.row(what="start to first result, 4 slots", cold_s=median(cold), warm_s=median(warm[1:]))
+    results.row(what="start to first result, 4 workers", cold_s=median(cold), warm_s=median(warm[1:]))
     results.bar("start.warm_s", median(warm[1:]), "s")
     results.bar("start.cold_s", median(cold), "s")
 
 
 def measure_idle(results: Results, options: argparse.Namespace) -> None:
-    """CPU of all processes while a topology of 4 slots has nothing to do."""
+    """CPU of all processes while a topology of 4 workers has nothing to do."""
     builder = TopologyBuilder()
     builder.set_spout("spout", Silent())
     for name, source in (("a", "spout"), ("b", "a0"), ("c", "b0")):
@@ -124,7 +124,7 @@ def measure_idle(results: Results, options: argparse.Namespace) -> None:
         before, begun = cpu_seconds(chosen), time.monotonic()
         time.sleep(3 if options.quick else 30)
         share = (cpu_seconds(chosen) - before) / (time.monotonic() - begun)
-    results.row(what="idle, 4 slots", core_share=share)
+    results.row(what="idle, 4 workers", core_share=share)
     results.bar("idle.core_share", share, "of one core")
 
 

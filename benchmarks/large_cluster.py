@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import random
 
-from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
+from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot, Use
 
 NODE = Use(cpu=4.0, memory=8e9, bandwidth=12.5e6)
 """C table 1: four cores, 8 GB, 100 Mb/s."""
 
 
-def large(executors: int, nodes: int, components: int = 4, fan_out: int = 10, seed: int = 1) -> Snapshot:
+def large(executors: int, nodes: int, components: int = 4, fan_out: int = 10, seed: int = 1) -> PlacementSnapshot:
     """Executors spread round robin, each with ``fan_out`` readers; nodes at about 60 % CPU."""
     draw, each = random.Random(seed), executors // components
     share = 0.6 * NODE.cpu * nodes / executors
-    return Snapshot(
-        tuple(Node(f"n{index}", NODE) for index in range(nodes)),
+    return PlacementSnapshot(
+        tuple(PlacementNode(f"n{index}", NODE) for index in range(nodes)),
         tuple(
-            Executor(
+            PlacedExecutor(
                 f"c{component}/{index}",
                 f"c{component}",
                 f"n{(component * each + index) % nodes}",
@@ -28,7 +28,7 @@ def large(executors: int, nodes: int, components: int = 4, fan_out: int = 10, se
             for index in range(each)
         ),
         tuple(
-            Stream(
+            ExecutorStream(
                 f"c{component}/{index}",
                 f"c{component + 1}/{(index * 7 + step) % each}",
                 100.0,

@@ -63,7 +63,7 @@ def measure_spark_grid(results: Results, options: argparse.Namespace) -> None:
     count = 300 if options.quick else SIZES["1GB"]
     for alpha in alphas:
         for beta in betas:
-            seconds, _ = complete(count, 0, "migration", {"migration_alpha": alpha, "migration_beta": beta})
+            seconds, _ = complete(count, 0, "migration", {"migration.alpha": alpha, "migration.beta": beta})
             results.row(where="spark", size=f"{count} packets", alpha=alpha, beta=beta, **{"migration s": seconds})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.harness import Results, median, run_parts, say
 from penstock.control.migration import MigrationPolicy
-from penstock.sim.branching import TICK, Outcome, oracle, run
+from penstock.sim.branching import TICK, BranchingOutcome, oracle, run
 from penstock.sim.strategies import CreditStrategy, MigrationStrategy, StaticStrategy, Strategy
 
 PARTS = ("sim", "grid")
@@ -102,7 +102,7 @@ def measure_sim_grid(results: Results, options: argparse.Namespace) -> None:
     say(f"  {_plot_grid(seconds)}")
 
 
-def _checked(strategy: Strategy, count: int, seed: int) -> Outcome:
+def _checked(strategy: Strategy, count: int, seed: int) -> BranchingOutcome:
     outcome = run(strategy, count, seed)
     if outcome.totals != oracle(count, seed):
         raise AssertionError(
@@ -111,7 +111,7 @@ def _checked(strategy: Strategy, count: int, seed: int) -> Outcome:
     return outcome
 
 
-def _plot_shares(size: str, outcomes: Mapping[str, Outcome]) -> Path:
+def _plot_shares(size: str, outcomes: Mapping[str, BranchingOutcome]) -> Path:
     """D figures 7 and 8, of the first seed."""
     figure, axes = _figure()
     for name, outcome in outcomes.items():

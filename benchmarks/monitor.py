@@ -1,5 +1,5 @@
-"""What the load monitor costs (C table 4): bytes that slots tell it, CPU on both sides, time on a frame's way, all
-without Spark: the reports are real, of a topology as large as C's; what they say is made up. And on Spark the
+"""What the load monitor costs (C table 4): bytes that workers tell it, CPU on both sides, time on a frame's way,
+all without Spark: the reports are real, of a topology as large as C's; what they say is made up. And on Spark the
 delay."""
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from benchmarks.erdm_topologies import LAPTOP, word_count
 from benchmarks.harness import Results, median, run_parts, running, say
-from penstock import Settings, SimulatedClock, TopologyBuilder
-from penstock.coordinator.crew import Connection
-from penstock.coordinator.load_monitor import LoadMonitor
-from penstock.coordinator.messages import Hello, Report, dumps, loads
+from penstock import Monitor, Settings, SimulatedClock, TopologyBuilder
+from penstock.driver.load_monitor import LoadMonitor
+from penstock.driver.registry import WorkerConnection
 from penstock.metrics.bus import MetricsBus
-from penstock.metrics.machine import Machine
+from penstock.metrics.machine import MachineProbe
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import Plan, SlotId
+from penstock.plan.model import Plan, WorkerId
 from penstock.plan.planner import make_plan
-from penstock.runtime.slot import Streams
-from penstock.spark.slot_driver import LOADS_IN_A_WINDOW
+from penstock.protocol.messages import Hello, WorkerReport, dumps, loads
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.topology.builder import Topology
+from penstock.worker.host import REPORTS_PER_SAMPLE
+from penstock.worker.worker import Streams
 
 WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; C's
 NODES = 16
@@ -49,27 +49,27 @@ def topology(spouts: int, bolts: int) -> Topology:
 
 @dataclass
 class Cluster:
-    """The reports of one moment, by slot; as large as after some hours of work."""
+    """The reports of one moment, by worker; as large as after some hours of work."""
 
     plan: Plan
-    plain: dict[SlotId, Report]
-    full: dict[SlotId, Report]
+    plain: dict[WorkerId, WorkerReport]
+    full: dict[WorkerId, WorkerReport]
     """The same with what only the monitor wants."""
 
     @property
-    def connections(self) -> dict[SlotId, Connection]:
+    def connections(self) -> dict[WorkerId, WorkerConnection]:
         return {
-            slot: Connection(Hello(slot.stage, slot.slot, 0, number, f"host/{number % NODES}"), None)  # type: ignore[arg-type]
-            for number, slot in enumerate(self.plan.slot_ids())
+            worker: WorkerConnection(Hello(worker.stage, worker.index, 0, number, f"host/{number % NODES}"), None)  # type: ignore[arg-type]
+            for number, worker in enumerate(self.plan.worker_ids())
         }
 
 
 def cluster(spouts: int, bolts: int) -> Cluster:
     plan = make_plan(topology(spouts, bolts))
-    machine = Machine().read() | {"jvm": [4242, 12_345.67, 987_654_321]}
+    machine = MachineProbe().read() | {"jvm": [4242, 12_345.67, 987_654_321]}
     plain, full = {}, {}
-    for slot in plan.slot_ids():
-        tasks = plan.routes.tasks_of(slot)
+    for worker in plan.worker_ids():
+        tasks = plan.routes.tasks_of(worker)
         stats = TaskStats(*(1_234_567,) * 5, busy=1234.567, capacity=16_384)
         stats.latency.record(0.003, 5)
         stats.latency.record(0.005, 5)
@@ -80,64 +80,64 @@ def cluster(spouts: int, bolts: int) -> Cluster:
             for follower in plan.downstream_of[plan.task[task].component]
             for target in plan.tasks_of[follower]
         ]
-        plain[slot] = Report(1_234_567, 1_234_567, 123, 1234.567, 123_456_789, data)
-        full[slot] = replace(plain[slot], streams=streams, machine=machine)
+        plain[worker] = WorkerReport(1_234_567, 1_234_567, 123, 1234.567, 123_456_789, data)
+        full[worker] = replace(plain[worker], streams=streams, machine=machine)
     return Cluster(plan, plain, full)
 
 
 def measure_reports(results: Results, options: argparse.Namespace) -> None:
-    """Bytes a second on a node's link, and CPU of the slots and of the driver."""
+    """Bytes a second on a node's link, and CPU of the workers and of the driver."""
     repeats = options.repeats or (1 if options.quick else 3)
     found = cluster(*((10, 20) if options.quick else (50, 100)))
-    slots = len(found.full)
+    workers = len(found.full)
     plain, full = (sum(len(dumps(each)) for each in reports.values()) for reports in (found.plain, found.full))
     make = median([_seconds(lambda: [dumps(each) for each in found.full.values()]) for _ in range(repeats)])
-    texts = {slot: dumps(each) for slot, each in found.full.items()}
+    texts = {worker: dumps(each) for worker, each in found.full.items()}
     bus = MetricsBus(found.plan)
 
     def take() -> None:
-        for slot, text in texts.items():
+        for worker, text in texts.items():
             message = loads(text)
-            assert isinstance(message, Report)
-            bus.record(0, slot, message)
+            assert isinstance(message, WorkerReport)
+            bus.record(0, worker, message)
 
     taken = median([_seconds(take) for _ in range(repeats)])
-    look = median([_window(found) for _ in range(repeats)])
+    sampling = median([_sampling_cost(found) for _ in range(repeats)])
     say(
-        f"  {slots} slots: {full / slots:,.0f} bytes with streams, {plain / slots:,.0f} without; look {look:.3f} s"
+        f"  {workers} workers: {full / workers:,.0f} bytes with streams, {plain / workers:,.0f} without; sampling {sampling:.3f} s"
     )
-    interval = Settings().metrics_interval
+    interval = Settings().lifecycle.metrics_interval
     for window in WINDOWS:
-        told = LOADS_IN_A_WINDOW / window
+        told = REPORTS_PER_SAMPLE / window
         more = (full - plain) * told / NODES
         results.row(
             what=f"window of {window:g} s",
-            slots=slots,
+            workers=workers,
             monitor_bytes_s_node=more,
             other_reports_bytes_s_node=plain / interval / NODES,
             share_of_100_mbit=more / LINK,
-            slots_cpu=make * told / slots,
-            driver_cpu=taken * told + look / window,
+            workers_cpu=make * told / workers,
+            driver_cpu=taken * told + sampling / window,
         )
-    at = LOADS_IN_A_WINDOW / Settings().monitor_window
+    at = REPORTS_PER_SAMPLE / Settings().monitor.window
     results.bar("monitor.bytes_share", (full - plain) * at / NODES / LINK, "of a 100 Mb/s link, windows of 30 s")
-    results.bar("monitor.driver_cpu", taken * at + look / Settings().monitor_window, "cores, windows of 30 s")
+    results.bar("monitor.driver_cpu", taken * at + sampling / Settings().monitor.window, "cores, windows of 30 s")
 
 
-def _window(found: Cluster) -> float:
+def _sampling_cost(found: Cluster) -> float:
     """CPU seconds until a window is made and in SQLite."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(monitor=str(Path(folder) / "load.sqlite"))
+        settings = Settings(monitor=Monitor(str(Path(folder) / "load.sqlite")))
         clock = SimulatedClock(0.0)
         monitor, bus = LoadMonitor(settings, clock), MetricsBus(found.plan, clock.monotonic)
-        slots = found.connections
-        for second in (0.0, settings.monitor_window):
+        workers = found.connections
+        for second in (0.0, settings.monitor.window):
             clock.advance(second)
-            for slot, report in found.full.items():
+            for worker, report in found.full.items():
                 streams = [[*row[:2], row[2] + int(second), row[3]] for row in report.streams or ()]
-                bus.record(0, slot, replace(report, streams=streams))
+                bus.record(0, worker, replace(report, streams=streams))
             begun = time.process_time()
-            made = monitor.look(clock.monotonic(), bus, slots)
+            made = monitor.poll(clock.monotonic(), bus, workers)
         monitor.close()
         spent = time.process_time() - begun
     if made is None or len(made.executors) != len(found.full):
@@ -146,7 +146,7 @@ def _window(found: Cluster) -> float:
 
 
 def measure_frame(results: Results, options: argparse.Namespace) -> None:
-    """What counting adds to a frame's way, whatever the window: a slot counts each frame it sends."""
+    """What counting adds to a frame's way, whatever the window: a worker counts each frame it sends."""
     frames = 20_000 if options.quick else 200_000
     streams = Streams()
 
@@ -180,9 +180,9 @@ def measure_delay(results: Results, options: argparse.Namespace) -> None:
 
 
 def _p50(window: float, seconds: float) -> float:
-    settings = {"monitor": "memory", "monitor_window": window} if window else {"monitor": "off"}
+    settings = {"monitor": "memory", "monitor.window": window} if window else {"monitor": "off"}
     topology = word_count(LAPTOP, DELAY_RATE)
-    topology = replace(topology, settings=replace(topology.settings, **settings))
+    topology = replace(topology, settings=topology.settings.with_values(settings))
     seen = []
     with running(topology) as handle:
         time.sleep(8.0)  # cold code

@@ -32,7 +32,7 @@ from benchmarks.persistence_topology import (
 )
 from penstock.clock import SystemClock
 from penstock.persist.processor import drained
-from penstock.persist.queues import Queue
+from penstock.persist.queues import PersistentQueue
 from penstock.persist.spec import find
 from penstock.spark.supervisor import RunningTopology, submit
 
@@ -82,7 +82,12 @@ def measure_sleep(results: Results, options: argparse.Namespace) -> None:
         courses: dict[str, Course] = {}
         with contextlib.ExitStack() as servers:
             others = {} if options.quick else servers.enter_context(queue_servers())
-            queues: dict[str, Queue | None] = {"delayed": None, "instant": None, "direct": None, "inner": None}
+            queues: dict[str, PersistentQueue | None] = {
+                "delayed": None,
+                "instant": None,
+                "direct": None,
+                "inner": None,
+            }
             queues |= {f"delayed {name.lower()}": queue for name, queue in others.items()}
             for case, mrwq in queues.items():
                 folder = Path(root) / case.replace(" ", "-")
@@ -143,7 +148,9 @@ def _turn(handle: RunningTopology, folder: Path, settle: float, seconds: float) 
     return float(np.percentile((came - since)[chosen], 95)) / 1000
 
 
-def _alone(case: str, folder: Path, mrwq: Queue | None, warm_up: float, seconds: float) -> tuple[Course, int]:
+def _alone(
+    case: str, folder: Path, mrwq: PersistentQueue | None, warm_up: float, seconds: float
+) -> tuple[Course, int]:
     """A case over time, and how many acked results are missing from the store, or doubled there, in the end."""
     course = Course()
     say(f"  {case}: {warm_up + seconds:g} s")
@@ -184,7 +191,7 @@ def _look(handle: RunningTopology, folder: Path) -> dict[str, float]:
 
 def _persist_pid(handle: RunningTopology) -> int:
     (task,) = handle.plan.tasks_of["persist"]
-    return int(handle.slots[handle.plan.routes.slot_of[task]].hello.pid)
+    return int(handle.workers[handle.plan.routes.worker_of[task]].hello.pid)
 
 
 def _row(results: Results, case: str, course: Course, wrong: int) -> None:

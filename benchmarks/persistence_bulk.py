@@ -28,13 +28,13 @@ from penstock.persist.entries import pack
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.processor import drained
-from penstock.persist.queues import ENTRY_BYTES, Queue
+from penstock.persist.queues import ENTRY_BYTES, PersistentQueue
 from penstock.persist.spec import ProcessorSpec
 from penstock.persist.sqlite import SQLiteStore
 from penstock.persist.stores import Store
-from penstock.testing.memcached import MemcachedServer
-from penstock.testing.postgres import PostgresServer
-from penstock.testing.redis import RedisServer
+from penstock.testing.servers.memcached import MemcachedServer
+from penstock.testing.servers.postgres import PostgresServer
+from penstock.testing.servers.redis import RedisServer
 
 ENTRY_ROWS = 1_000  # rows a writer puts at a time; a bolt with all it can do puts 16,384
 _PATIENCE = 600.0  # s; none comes near
@@ -122,9 +122,9 @@ def delayed(folder: Path, store: Store, count: int) -> float:
     tables = [_table(list(itertools.islice(source, ENTRY_ROWS))) for _ in range(count // ENTRY_ROWS)]
     begun = time.perf_counter()
     writer = spec.queue.open(spec.name, spec.folder)
-    life = writer.register("bench/0")
+    incarnation = writer.register("bench/0")
     for number, table in enumerate(tables):
-        writer.put([pack("bench/0", life, number, table)])
+        writer.put([pack("bench/0", incarnation, number, table)])
     writer.close()
     processor = spec.processor(clock)
     if not drained(processor, clock.monotonic() + _PATIENCE, clock, time.sleep):
@@ -201,7 +201,7 @@ def measure_queues(results: Results, options: argparse.Namespace) -> None:
     puts, large = (200, 16) if options.quick else (5_000, 48)  # 24 MB: memcached's queue takes 32
     repeats = options.repeats or (1 if options.quick else 3)
     with tempfile.TemporaryDirectory(prefix="penstock-queues-") as root, queue_servers() as servers:
-        queues: dict[str, Queue] = {"embedded": EmbeddedQueue(), **servers}
+        queues: dict[str, PersistentQueue] = {"embedded": EmbeddedQueue(), **servers}
         found: dict[str, list[tuple[float, ...]]] = {name: [] for name in queues}
         for number in range(repeats):
             for name, mrwq in queues.items():
@@ -216,7 +216,7 @@ def measure_queues(results: Results, options: argparse.Namespace) -> None:
         results.bar(f"queue.{name}.put_p50_ms", p50, "ms for 2 KB")
 
 
-def queue_speed(mrwq: Queue, folder: str, puts: int, large: int) -> tuple[float, float, float, float]:
+def queue_speed(mrwq: PersistentQueue, folder: str, puts: int, large: int) -> tuple[float, float, float, float]:
     """Put latency, p50 and p95 in ms; then so many entries of the largest size: MB/s put, MB/s read and
     released."""
     client = mrwq.open(os.path.basename(folder), folder)
@@ -238,7 +238,7 @@ def queue_speed(mrwq: Queue, folder: str, puts: int, large: int) -> tuple[float,
     return float(p50), float(p95), megabytes / into, megabytes / out
 
 
-def _empty(mrwq: Queue, folder: str) -> float:
+def _empty(mrwq: PersistentQueue, folder: str) -> float:
     """Read and release all that is there; seconds."""
     client = mrwq.open(os.path.basename(folder), folder)
     begun = time.perf_counter()
@@ -250,12 +250,12 @@ def _empty(mrwq: Queue, folder: str) -> float:
 
 
 @contextlib.contextmanager
-def queue_servers() -> Iterator[dict[str, Queue]]:
+def queue_servers() -> Iterator[dict[str, PersistentQueue]]:
     """Queues on servers started for it, by name. Without one that cannot be had here: it says so."""
     from penstock.persist.memcached import MemcachedQueue
     from penstock.persist.redis import RedisQueue
 
-    queues: dict[str, Queue] = {}
+    queues: dict[str, PersistentQueue] = {}
     with contextlib.ExitStack() as stack:
         try:
             queues["redis"] = RedisQueue(stack.enter_context(RedisServer()).url)

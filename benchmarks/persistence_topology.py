@@ -29,6 +29,7 @@ from penstock import (
     Collector,
     Conf,
     Context,
+    Delivery,
     Failure,
     OutputDeclarer,
     Settings,
@@ -38,7 +39,7 @@ from penstock import (
     Tuple,
 )
 from penstock.persist.bolt import PersistBolt
-from penstock.persist.queues import Queue
+from penstock.persist.queues import PersistentQueue
 from penstock.persist.stores import Overtaken, Reject, Store, StoreClient
 
 WORDS = 10  # a line has; a result is known by its line's number times this plus its place in the line
@@ -50,7 +51,7 @@ _FIELDS: tuple[tuple[str, type], ...] = (("result", int), ("word", str), ("count
 IntArray = npt.NDArray[np.int64]
 
 
-def words_to_store(case: str, folder: Path, rate: float, mrwq: Queue | None = None) -> Topology:
+def words_to_store(case: str, folder: Path, rate: float, mrwq: PersistentQueue | None = None) -> Topology:
     """Lines at a rate of ``rate`` words a second → split → count → persist in one of four ways: delayed
     (by any queue), instant, direct, inner. All it leaves is in
     ``folder``: see ``acked``, ``times``, ``times_stored`` and ``stored``."""
@@ -63,9 +64,7 @@ def words_to_store(case: str, folder: Path, rate: float, mrwq: Queue | None = No
     bolt = others[case](store) if case in others else TimedPersistBolt(store, mrwq)
     builder.set_bolt("persist", bolt).shuffle_grouping("count")
     settings = Settings(
-        delivery="at_least_once",
-        message_timeout=_PATIENCE,
-        state_dir=str(folder / "state"),
+        delivery=Delivery("at_least_once", message_timeout=_PATIENCE, state_dir=str(folder / "state")),
         conf={"folder": str(folder)},
     )
     return builder.build(f"{case.replace(' ', '-')}-{folder.name}", settings)
@@ -160,7 +159,7 @@ class SleepingClient(StoreClient):
         number, total, recorded = _newest(self._folder)
         time.sleep(self._seconds)
         if recorded != before or not self._add(number + 1, rows, total + rows.num_rows, after):
-            raise Overtaken(self._folder, f"one processor at a time writes for '{queue}'", "a write of another")
+            raise Overtaken(self._folder, f"another processor also writes for '{queue}'")
 
     def keep(self, row: Sequence[Any]) -> None:
         """Write one result, without a queue whose progress there would be to record."""

@@ -13,7 +13,7 @@ from benchmarks.persistence import by_second
 from benchmarks.persistence_topology import IntArray
 from benchmarks.replacement_topology import COUNT, SPLIT, WORDS, Arrivals, Floats, Schedule, key_of
 from penstock.control.scaling import Scale
-from penstock.sim.scaling import BoltSpec, Change, Outcome, SetUp
+from penstock.sim.scaling import BoltSpec, ScalingChange, ScalingOutcome, ScalingSetUp
 
 # ---- gaps ----------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Course:
 
     schedule: Schedule
     arrived: Arrivals
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ScalingChange] = field(default_factory=list)
     failed: int = 0
     """Time-outs."""
 
@@ -100,10 +100,10 @@ class Course:
         return int(self.schedule.ends[-1])
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ScalingOutcome:
         """For steps and overshoot as the simulation has them: by its very code."""
         came, gap = len(self.arrived), self.longest_gap()
-        return Outcome(set_up(self.schedule), (), tuple(self.changes), gap, came, came, self.failed, 0)
+        return ScalingOutcome(set_up(self.schedule), (), tuple(self.changes), gap, came, came, self.failed, 0)
 
     def longest_gap(self) -> float:
         """In the whole run."""
@@ -164,11 +164,11 @@ class Course:
         }
 
 
-def set_up(schedule: Schedule) -> SetUp:
+def set_up(schedule: Schedule) -> ScalingSetUp:
     """The slow word count as the simulation knows it: what is enough, and which phase is which."""
     load = tuple((float(begin), rate) for begin, (_, rate) in zip(schedule.ends, schedule.steps, strict=False))
     bolts = (BoltSpec("split", SPLIT, emits=WORDS), BoltSpec("count", COUNT, fields=True))
-    return SetUp(bolts, load, int(schedule.ends[-1]))
+    return ScalingSetUp(bolts, load, int(schedule.ends[-1]))
 
 
 def rises(schedule: Schedule) -> list[int]:
@@ -177,7 +177,7 @@ def rises(schedule: Schedule) -> list[int]:
     return [phase for phase in range(1, len(rates)) if rates[phase] > rates[phase - 1]]
 
 
-def right_changes(schedule: Schedule, noticed: float) -> list[Change]:
+def right_changes(schedule: Schedule, noticed: float) -> list[ScalingChange]:
     """What somebody does who knows the load: enough tasks, so many seconds after each step."""
     wanted = set_up(schedule)
     now, found = {bolt.name: bolt.parallelism for bolt in wanted.bolts}, []
@@ -185,7 +185,9 @@ def right_changes(schedule: Schedule, noticed: float) -> list[Change]:
         enough = wanted.enough(rate)
         if enough != now:
             now = enough
-            found.append(Change(begin + noticed, begin + noticed, Scale(enough, f"{rate:g} lines a second")))
+            found.append(
+                ScalingChange(begin + noticed, begin + noticed, Scale(enough, f"{rate:g} lines a second"))
+            )
     return found
 
 

@@ -20,7 +20,7 @@ from benchmarks.replacement_topology import COUNT, SPLIT, WORDS, Schedule, arriv
 from benchmarks.scaling_sim import COOL_DOWN
 from penstock.control.scaling import Scale
 from penstock.sim.scaling import WORDS as SIMULATED
-from penstock.sim.scaling import Change
+from penstock.sim.scaling import ScalingChange
 from penstock.spark.session import close_session
 from penstock.spark.supervisor import submit
 
@@ -68,16 +68,16 @@ def measure_scaling(results: Results, options: argparse.Namespace) -> None:
 
 def settings_of(policy: str) -> dict[str, Any]:
     """As simulated, so that the two can be compared."""
-    look = SIMULATED.look
+    interval = SIMULATED.sample_interval
     return {
         "scaling": policy,
-        "scaling_window": look,
-        "scaling_cool_down": COOL_DOWN
+        "scaling.window": interval,
+        "scaling.cool_down": COOL_DOWN
         if policy == "rate"
-        else 6 * look,  # the ring of ``failures`` has six windows
-        "scaling_most": MOST,
-        "message_timeout": TIME_OUT,
-        "max_spout_pending": PENDING,
+        else 6 * interval,  # the ring of ``failures`` has six windows
+        "scaling.most": MOST,
+        "delivery.message_timeout": TIME_OUT,
+        "delivery.max_spout_pending": PENDING,
     }
 
 
@@ -92,7 +92,7 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
                 replaced.append((micros(), each))
                 tasks = ", ".join(f"{name} {count}" for name, count in each.parallelism.items())
                 say(f"    {tasks}; spouts silent {each.gap:.3f} s, took {each.seconds:.1f} s: {each.reason}")
-            failures.look(handle.bus)
+            failures.update(handle.bus)
             time.sleep(_LOOK)
     finally:
         handle.kill(drain=False)
@@ -101,12 +101,12 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
     return course
 
 
-def _changes(replaced: Sequence[tuple[int, Any]], begun: int) -> list[Change]:
+def _changes(replaced: Sequence[tuple[int, Any]], begun: int) -> list[ScalingChange]:
     """Replacements as they were seen, in seconds since the load began."""
     found = []
     for seen, each in replaced:
         done = (seen - begun) / 1e6
-        found.append(Change(done - each.seconds, done, Scale(each.parallelism, each.reason)))
+        found.append(ScalingChange(done - each.seconds, done, Scale(each.parallelism, each.reason)))
     return found
 
 
@@ -117,7 +117,7 @@ class _Failures:
         self._before, self._now = 0, 0
         self._bus: Any = None
 
-    def look(self, bus: Any) -> None:
+    def update(self, bus: Any) -> None:
         if bus is not self._bus:
             self._before, self._now, self._bus = self.total, 0, bus
         spout = bus.totals().get("numbers")

@@ -27,6 +27,7 @@ from penstock import (
     BatchSpoutCollector,
     Conf,
     Context,
+    Delivery,
     Failure,
     OutputDeclarer,
     Settings,
@@ -100,9 +101,11 @@ def word_count(
     last = ParquetSink(folder / "committed") if commits else NoteArrivals()
     builder.set_bolt("arrivals", last).global_grouping("count")
     settings = Settings(
-        delivery=delivery,
-        epoch_interval=2.0 if commits else 10.0,  # the default, except where a test waits for it
-        state_dir=str(folder / "state"),
+        delivery=Delivery(
+            delivery,
+            epoch_interval=2.0 if commits else 10.0,  # the default, except where a test waits for it
+            state_dir=str(folder / "state"),
+        ),
         conf={"folder": str(folder)},
     )
     return builder.build(f"replacement-{folder.name}", settings)
@@ -115,8 +118,12 @@ def slow_word_count(folder: Path, schedule: Schedule, settings: Mapping[str, Any
     builder.set_bolt("split", SplitNumbers(SPLIT)).shuffle_grouping("numbers")
     builder.set_bolt("count", CountNumbers(COUNT)).fields_grouping("split", "word")
     builder.set_bolt("arrivals", NoteArrivals()).global_grouping("count")
-    values: dict[str, Any] = {"delivery": "at_least_once", "state_dir": str(folder / "state"), **(settings or {})}
-    return builder.build(f"scaling-{folder.name}", Settings(conf={"folder": str(folder)}, **values))
+    values: dict[str, Any] = {
+        "delivery": "at_least_once",
+        "delivery.state_dir": str(folder / "state"),
+        **(settings or {}),
+    }
+    return builder.build(f"scaling-{folder.name}", Settings(conf={"folder": str(folder)}).with_values(values))
 
 
 # ---- what is left of a run -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.harness import Results, median, run_parts, say
 from penstock.control.scaling import Bounds, FailurePolicy, RatePolicy, ScalingPolicy
-from penstock.sim.scaling import WORDS, Outcome, SetUp, run
+from penstock.sim.scaling import WORDS, ScalingOutcome, ScalingSetUp, run
 
 PARTS = ("sim",)
 FOLDER = Path("results")
@@ -28,7 +28,7 @@ STORM_STOP = 22.0
 class Case:
     name: str
     policy: Callable[[], ScalingPolicy | None]
-    set_up: SetUp = WORDS
+    set_up: ScalingSetUp = WORDS
     plotted: bool = True
 
 
@@ -37,7 +37,7 @@ def rate() -> ScalingPolicy:
 
 
 def failures() -> ScalingPolicy:
-    return FailurePolicy(Bounds(cool_down=6 * WORDS.look), windows=6)
+    return FailurePolicy(Bounds(cool_down=6 * WORDS.sample_interval), windows=6)
 
 
 CASES: Sequence[Case] = (
@@ -91,13 +91,13 @@ def measure_scaling_sim(results: Results, options: argparse.Namespace) -> None:
     say(f"  {_plot(plotted)}")
 
 
-def _check(outcomes: Sequence[Outcome]) -> None:
+def _check(outcomes: Sequence[ScalingOutcome]) -> None:
     for each in outcomes:
         if each.came != each.completed + each.left:
             raise AssertionError(f"{each.came} tuples came, {each.completed} were completed, {each.left} are left")
 
 
-def _peak(outcome: Outcome) -> float:
+def _peak(outcome: ScalingOutcome) -> float:
     """The worst second's mean latency."""
     return max(tick.latency for tick in outcome.ticks if tick.latency is not None)
 
@@ -106,7 +106,7 @@ def _range(values: Sequence[int]) -> str:
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)}–{max(values)}"
 
 
-def _plot(outcomes: Mapping[str, Outcome]) -> Path:
+def _plot(outcomes: Mapping[str, ScalingOutcome]) -> Path:
     """Latency and tasks over time, of the first seed."""
     import matplotlib
 

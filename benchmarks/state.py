@@ -51,7 +51,7 @@ def measure_incremental(results: Results, options: argparse.Namespace) -> None:
                 counts[word] += 1
             delta.append(_snapshot(state, writer, 2 * repeat + 1, full=False))
             say(f"  full {full[-1]['seconds']:.3f} s, 1 % {delta[-1]['seconds']:.4f} s")
-        chains = writer.write("nothing new", {TASK: state.cut()})
+        chains = writer.write("nothing new", {TASK: state.snapshot()})
         begun = time.perf_counter()
         again = TaskState()
         again.restore(read_parts(store, chains)[TASK])
@@ -76,7 +76,8 @@ def measure_incremental(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_increment(results: Results, options: argparse.Namespace) -> None:
-    """Nanoseconds per ``counts[word] += 1``, with a cut after each pass so that changes are really followed."""
+    """Nanoseconds per ``counts[word] += 1``, with a snapshot after each pass so that changes are really
+    followed."""
     repeats = options.repeats or (5 if options.quick else 15)
     chance = random.Random(1)
     words = [f"word-{number}" for number in range(10_000)]
@@ -95,7 +96,7 @@ def measure_increment(results: Results, options: argparse.Namespace) -> None:
         for batch in batches:
             columns.add_columns(batch)
         times["add_columns, batches of 4,096"].append((time.perf_counter() - begun) / len(stream))
-        state.cut()
+        state.snapshot()
     if not (dict(counts) == plain == dict(columns)):
         raise SystemExit("the three did not count the same")
     base = median(times["dict"])
@@ -107,9 +108,9 @@ def measure_increment(results: Results, options: argparse.Namespace) -> None:
 def _snapshot(state: TaskState, writer: SnapshotWriter, epoch: int, full: bool) -> dict[str, float]:
     gc.collect()
     begun = time.perf_counter()
-    cut = state.cut(full)
+    snapshot = state.snapshot(full)
     paused = time.perf_counter()
-    chains = writer.write(snapshot_name(epoch, 1, 0, 0), {TASK: cut})
+    chains = writer.write(snapshot_name(epoch, 1, 0, 0), {TASK: snapshot})
     ended = time.perf_counter()
     part = chains[TASK]["counts"][-1]
     if part.kind != ("full" if full else "delta"):

@@ -7,7 +7,7 @@ worst. What it dropped is in the live view.
 import random
 
 from penstock import DedupBolt, Reduce, ShowBolt, Spout, TopologyBuilder
-from penstock.merging import Count, Sum
+from penstock.aggregates import Count, Sum
 
 
 class Orders(Spout):
@@ -34,7 +34,7 @@ once = DedupBolt(("order", int), ("customer", str), ("cents", int), by="order", 
 builder = TopologyBuilder()
 builder.set_spout("orders", Orders()).set_max_rate(500)
 builder.set_bolt("once", once, 2).fields_grouping("orders", "order")
-builder.set_bolt("count", revenue.parts(), 2).shuffle_grouping("once")
+builder.set_bolt("count", revenue.partials(), 2).shuffle_grouping("once")
 builder.set_bolt("total", revenue.merged()).fields_grouping("count", "customer")
 builder.set_bolt("show", ShowBolt()).local_or_shuffle_grouping("total")
 topology = builder.build("clean-orders")

@@ -1,6 +1,6 @@
 """Exactly once from end to end: orders from a file, totals in state, rows in Parquet files, epoch by epoch.
 
-    penstock run examples/exactly_once.py --set delivery=exactly_once --set epoch_interval=2
+    penstock run examples/exactly_once.py --set delivery=exactly_once --set delivery.epoch_interval=2
 
 Kill it in any way, start it again with the same command: it goes on where the last commit left it, and
 ``exactly-once-demo/orders`` holds every order once. The file of orders is made on the first start.
@@ -10,8 +10,7 @@ import random
 from pathlib import Path
 
 from penstock import BasicBolt, TopologyBuilder
-from penstock.connectors.files import FileSpout
-from penstock.connectors.parquet import ParquetSink
+from penstock.connectors import FileSpout, ParquetSink
 
 FOLDER = Path("exactly-once-demo")
 

@@ -32,7 +32,7 @@ class Clicks(Spout):
 
 
 class ActionCount(BasicBolt):
-    """How often each action happened. Partial key grouping: two tasks may hold a part of each count."""
+    """How often each action happened. Partial key grouping: two tasks may hold a partial of each count."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("action", str), ("count", int))
@@ -50,7 +50,7 @@ class ActionCount(BasicBolt):
 
 
 class Total(BasicBolt):
-    """Adds up the parts."""
+    """Adds up the partials."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("name", str), ("count", int))

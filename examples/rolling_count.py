@@ -1,14 +1,14 @@
 """Rolling count: how often each word came in the last ten seconds, told every two seconds.
 
-The words are counted in parts: any task may count any word, and "total" puts the parts together. So a task that
-cannot keep up with a popular word can hand some of its tuples to another, and the counts stay exact.
+The words are counted as partials: any task may count any word, and "total" puts the partials together. So a task
+that cannot keep up with a popular word can hand some of its tuples to another, and the counts stay exact.
 """
 
 import random
 import time
 
 from penstock import Reduce, ShowBolt, Spout, TopologyBuilder
-from penstock.merging import Count
+from penstock.aggregates import Count
 
 
 class Words(Spout):
@@ -33,7 +33,7 @@ counts = Reduce("word", count=Count()).window("time", length=10, slide=2)
 
 builder = TopologyBuilder()
 builder.set_spout("words", Words())
-builder.set_bolt("count", counts.parts(), 2).fields_grouping("words", "word")
+builder.set_bolt("count", counts.partials(), 2).fields_grouping("words", "word")
 builder.set_bolt("total", counts.merged()).fields_grouping("count", "word")
 builder.set_bolt("show", ShowBolt()).local_or_shuffle_grouping("total")
 topology = builder.build("rolling-count")

@@ -7,7 +7,7 @@ The rows wait in a queue on disk and are written in bulk. Watch them arrive:
 import random
 import time
 
-from penstock import BasicBolt, Settings, Spout, TopologyBuilder
+from penstock import BasicBolt, Delivery, Settings, Spout, TopologyBuilder
 from penstock.persist import PersistBolt, SQLiteStore
 
 
@@ -45,4 +45,4 @@ builder = TopologyBuilder()
 builder.set_spout("sensors", Sensors()).set_max_rate(2_000)
 builder.set_bolt("average", Average(), 2).fields_grouping("sensors", "sensor")
 builder.set_bolt("store", PersistBolt(store)).fields_grouping("average", "sensor")
-topology = builder.build("stored-averages", Settings(delivery="at_least_once"))
+topology = builder.build("stored-averages", Settings(delivery=Delivery("at_least_once")))

@@ -1,9 +1,9 @@
-"""Word count: sentences, split into words, counted in parts, added up; the most frequent words are shown."""
+"""Word count: sentences, split into words, counted as partials, added up; the most frequent words are shown."""
 
 import random
 
 from penstock import BasicBolt, Reduce, ShowBolt, Spout, TopologyBuilder
-from penstock.merging import Count
+from penstock.aggregates import Count
 
 LINES = ["the cow jumped over the moon", "an apple a day keeps the doctor away", "four score and seven years ago"]
 
@@ -33,7 +33,7 @@ counts = Reduce("word", count=Count())
 builder = TopologyBuilder()
 builder.set_spout("sentences", Sentences())
 builder.set_bolt("split", Split(), 2).shuffle_grouping("sentences")
-builder.set_bolt("count", counts.parts(), 2).fields_grouping("split", "word")
+builder.set_bolt("count", counts.partials(), 2).fields_grouping("split", "word")
 builder.set_bolt("total", counts.merged()).fields_grouping("count", "word")
 builder.set_bolt("show", ShowBolt()).local_or_shuffle_grouping("total")
 topology = builder.build("word-count")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from penstock import signing
 from penstock.errors import EnvironmentFault
-from penstock.testing.zookeeper import ZooKeeperServer
+from penstock.testing.servers.zookeeper import ZooKeeperServer
 
 settings.register_profile(
     "penstock",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from penstock import BasicBolt, BatchBolt, BatchSpout, RichBolt, Settings, TopologyBuilder
+from penstock.settings import BY_NAME
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 
 
@@ -104,6 +105,18 @@ def per_task(runner, component):
     return [[tuple(tup) for tup in bolt.tuples] for bolt in runner.component(component)]
 
 
-def slots_of(runner):
-    """The runner's slots by id, for what only the slots know: frames sent, published rows."""
-    return runner._slots
+def workers_of(runner):
+    """The runner's workers by id, for what only the workers know: frames sent, published rows."""
+    return runner._workers
+
+
+def settings_with(**values):
+    """Settings by short names: a group's name for its first setting, else the setting's name. Where two groups
+    have it, the group comes first: ``settings_with(delivery="exactly_once", seed=3, scaling_window=1.0)``."""
+    return Settings().with_values({_dotted(name): value for name, value in values.items()})
+
+
+def _dotted(name):
+    full = [each for each in BY_NAME if name in (each.partition(".")[2], each.replace(".", "_"))]
+    (found,) = full or [name]
+    return found

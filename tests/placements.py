@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.large_cluster import NODE, large
-from penstock.control.placement import Executor, Node, Snapshot, Stream
+from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot
 
 __all__ = ["NODE", "c_example", "large"]
 
@@ -35,8 +35,9 @@ def c_example(cpu=None, places=None, limits=None, memory=None):
     places = FIGURE_3 | (places or {})
     busy = {name: 0.5 if name in ON_FIGURE_4 else 0.1 for name in FIGURE_3} | (cpu or {})
     executors = tuple(
-        Executor(name, name[0], node, busy[name], (memory or {}).get(name, 1e8)) for name, node in places.items()
+        PlacedExecutor(name, name[0], node, busy[name], (memory or {}).get(name, 1e8))
+        for name, node in places.items()
     )
-    streams = tuple(Stream(source, target, 100.0, 1e4) for source, to in FIGURE_2.items() for target in to)
-    nodes = tuple(Node(name, (limits or {}).get(name, NODE)) for name in ("n1", "n2", "n3"))
-    return Snapshot(nodes, executors, streams)
+    streams = tuple(ExecutorStream(source, target, 100.0, 1e4) for source, to in FIGURE_2.items() for target in to)
+    nodes = tuple(PlacementNode(name, (limits or {}).get(name, NODE)) for name in ("n1", "n2", "n3"))
+    return PlacementSnapshot(nodes, executors, streams)

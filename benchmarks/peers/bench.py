@@ -71,7 +71,7 @@ def build_storm() -> None:
         return
     if shutil.which("mvn") is None:
         raise EnvironmentFault(
-            "penstock bench peers", "builds Storm's peer with Maven", "no mvn on the PATH", "Install maven."
+            "penstock bench peers", "Maven, which builds Storm's peer, is not on the PATH", "Install maven."
         )
     say("building Storm's peer; the first time fetches Storm 2.8.2, about 150 MB …")
     shutil.rmtree(STORM / "target", ignore_errors=True)  # libraries of an older pom would stay

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.bolts import ShowBolt
+from penstock.aggregates import Merge, Reduce
+from penstock.bolts import DedupBolt, ShowBolt
 from penstock.clock import Clock, SimulatedClock, SystemClock
-from penstock.dedup import DedupBolt
 from penstock.errors import (
     ComponentError,
     ControlRefused,
@@ -31,12 +31,20 @@ from penstock.errors import (
     TopologyFailed,
     UserCodeError,
 )
-from penstock.merging import Merge
 from penstock.plan.model import Plan
 from penstock.plan.planner import make_plan
 from penstock.redaction import redact_logs
-from penstock.reduce import Reduce
-from penstock.settings import Settings
+from penstock.settings import (
+    Delivery,
+    Flow,
+    Lifecycle,
+    Migration,
+    Monitor,
+    Placement,
+    Scaling,
+    Settings,
+    Transport,
+)
 from penstock.state.maps import MapState
 from penstock.state.values import TaskState, ValueState
 from penstock.topology.builder import BoltDeclarer, SpoutDeclarer, Topology, TopologyBuilder
@@ -84,20 +92,26 @@ __all__ = [
     "ControlRefused",
     "CustomGrouping",
     "DedupBolt",
+    "Delivery",
     "EnvironmentFault",
     "Failure",
     "FieldCountError",
     "FieldTypeError",
+    "Flow",
     "FrameError",
     "Grouping",
     "JavaMissing",
+    "Lifecycle",
     "LoadError",
     "MapState",
     "MasterUnreachable",
     "Merge",
+    "Migration",
+    "Monitor",
     "NotEnoughSlots",
     "OutputDeclarer",
     "PenstockError",
+    "Placement",
     "Plan",
     "PortInUse",
     "Reduce",
@@ -105,6 +119,7 @@ __all__ = [
     "RichCollector",
     "Router",
     "RunningTopology",
+    "Scaling",
     "SettingError",
     "Settings",
     "ShowBolt",
@@ -124,6 +139,7 @@ __all__ = [
     "TopologyError",
     "TopologyFailed",
     "TransactionalSink",
+    "Transport",
     "Tuple",
     "UserCodeError",
     "ValueState",

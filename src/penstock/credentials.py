@@ -106,8 +106,7 @@ def _value(name: str, where: str) -> str:
     if value is None:
         raise EnvironmentFault(
             where,
-            f"needs the environment variable {name} in every process that connects",
-            "but it is not set",
+            f"the environment variable {name} is not set in this process",
             f"Set {name} where Spark's workers start, or use ${{file:PATH}} with a file that every node has.",
         )
     hide(value)
@@ -121,10 +120,12 @@ def _from_file(path: str, where: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentFault(
             where,
-            f"needs the file {path} on every node that connects",
-            f"{type(error).__name__}: {getattr(error, 'strerror', None) or 'not a text'}",
+            f"the file {path} cannot be read on this node ({type(error).__name__}: "
+            f"{getattr(error, 'strerror', None) or 'not a text'})",
             "Put it there, readable by the user that the workers run as.",
         ) from error
     if len(text) > _MOST_BYTES:
-        raise EnvironmentFault(where, f"a file with a secret has at most {_MOST_BYTES} characters", path)
+        raise EnvironmentFault(
+            where, f"the file {path} has more than {_MOST_BYTES} characters, too many for a secret"
+        )
     return text.rstrip("\r\n")

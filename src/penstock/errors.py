@@ -1,7 +1,38 @@
-"""The exception tree. Every error has four parts: where, the rule, what came instead, the way out.
+"""The errors that Penstock raises on purpose.
 
-All of them survive pickling (their parts are the exception's ``args``), so an error raised inside a
-Spark task reaches the user as it was. ``exit_code`` is what the command line ends with.
+    PenstockError
+    ├── LoadError               a topology file cannot be imported or holds no topology
+    ├── SettingError            a setting is unknown or its value does not fit
+    ├── TopologyError           a topology is wrong
+    ├── NotRunning              no topology of that name runs here, or more than one
+    ├── EnvironmentFault        the environment lacks something
+    │   ├── JavaMissing
+    │   ├── MasterUnreachable
+    │   ├── PortInUse
+    │   ├── NotEnoughSlots
+    │   └── SystemAway          another system did not answer in time
+    ├── ComponentError          a component broke its contract
+    │   ├── UserCodeError
+    │   ├── FieldCountError
+    │   ├── FieldTypeError
+    │   ├── KeyTypeError
+    │   ├── SinkRefused
+    │   ├── SinkBusy
+    │   └── FramesLost
+    ├── FrameError              bytes are not a frame
+    ├── StateError              state cannot be stored or read back
+    │   ├── StateUnavailable
+    │   ├── Superseded
+    │   ├── StateRemoved
+    │   ├── AlreadyRunning
+    │   ├── StateMissing
+    │   └── SnapshotCorrupt
+    ├── ControlRefused          a control connection was refused
+    └── TopologyFailed          a running topology ended because of an error
+
+An error has three parts: ``where`` it happened, the ``problem``, and a ``hint`` what to do. They are the
+exception's ``args``, so an error raised in a Spark task is pickled and reaches the user unchanged. The command
+line ends with the error's ``exit_code``.
 """
 
 from __future__ import annotations
@@ -12,37 +43,36 @@ from penstock.redaction import redacted
 from penstock.texts import shortened
 
 _MOST_READ = 100_000
-"""Characters of a part in which passwords are looked for. Longer parts are cut twice: a password that the first
-cut splits lies in what the second cut leaves out."""
+"""Characters of a part that are searched for passwords. A longer part is shortened before and after the search: if
+the first shortening splits a password, the second one removes both halves."""
+
+_ENDS = (".", "!", "?", "…")
 
 
 class PenstockError(Exception):
-    """Base of everything Penstock raises on purpose. ``got`` is a thing ("; got 7") or a clause that begins with
-    "but" (", but it is not installed"). ``penstock.redaction`` hides passwords in all its parts; parts that are
-    too long are cut (``penstock.texts``)."""
+    """Base of all errors that Penstock raises on purpose.
+
+    ``problem`` is one clause that states what is wrong and contains the offending value, without a full stop at
+    its end: "it reads from 'lnog', which does not exist". ``hint`` is a sentence that says what to do: "Did you
+    mean 'long'?" Passwords are hidden in all parts (``penstock.redaction``), and long parts are shortened
+    (``penstock.texts``).
+    """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, where: str, rule: str, got: str = "", way_out: str = "") -> None:
-        where, rule, got, way_out = (
-            shortened(redacted(shortened(part, _MOST_READ))) for part in (where, rule, got, way_out)
+    def __init__(self, where: str, problem: str, hint: str = "") -> None:
+        where, problem, hint = (
+            shortened(redacted(shortened(part, _MOST_READ))) for part in (where, problem, hint)
         )
-        super().__init__(where, rule, got, way_out)
+        super().__init__(where, problem, hint)
         self.where = where
-        self.rule = rule
-        self.got = got
-        self.way_out = way_out
+        self.problem = problem
+        self.hint = hint
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.rule}"
-        if self.got.startswith("but "):
-            text += f", {self.got}"
-        elif self.got:
-            text += f"; got {self.got}"
-        text += "."
-        if self.way_out:
-            text += f" {self.way_out}"
-        return text
+        problem = self.problem.rstrip()
+        text = f"{self.where}: {problem}" + ("" if problem.endswith(_ENDS) else ".")
+        return f"{text} {self.hint}" if self.hint else text
 
 
 class LoadError(PenstockError):
@@ -58,7 +88,7 @@ class SettingError(PenstockError):
 
 
 class TopologyError(PenstockError):
-    """A topology is wrong; raised while it is built, before anything runs."""
+    """A topology is wrong. Raised while it is built, before anything runs."""
 
     exit_code = 2
 
@@ -70,7 +100,7 @@ class NotRunning(PenstockError):
 
 
 class EnvironmentFault(PenstockError):
-    """The surroundings lack something: Java, a master, a free port, enough slots."""
+    """The environment lacks something: Java, a master, a free port, enough task slots."""
 
     exit_code = 3
 
@@ -84,29 +114,29 @@ class MasterUnreachable(EnvironmentFault):
 
 
 class PortInUse(EnvironmentFault):
-    """The coordinator cannot listen where it was told to."""
+    """The driver or the HTTP endpoint cannot listen on the given port."""
 
 
 class NotEnoughSlots(EnvironmentFault):
-    """The master offers fewer task slots than the topology holds for as long as it runs."""
+    """The master offers fewer task slots than the topology needs."""
 
 
 class SystemAway(EnvironmentFault):
-    """Another system did not answer in time. Asking again is right."""
+    """Another system did not answer in time. The request can be repeated."""
 
 
 class ComponentError(PenstockError):
-    """A component broke its contract; ``where`` names it and the user's line."""
+    """A component broke its contract. ``where`` names the component and the user's line."""
 
     exit_code = 4
 
 
 class UserCodeError(ComponentError):
-    """User code raised."""
+    """User code raised an exception."""
 
 
 class FieldCountError(ComponentError):
-    """A tuple was emitted with another number of values than its stream has fields."""
+    """A tuple was emitted with more or fewer values than its stream has fields."""
 
 
 class FieldTypeError(ComponentError):
@@ -114,64 +144,64 @@ class FieldTypeError(ComponentError):
 
 
 class KeyTypeError(ComponentError):
-    """A value of a field that tuples are grouped by is of a type that cannot be a key."""
+    """A value of a field that tuples are grouped by has a type that cannot be a key."""
 
 
 class SinkRefused(ComponentError):
-    """Another system did not take what an epoch was to bring it. Starting again may help."""
+    """Another system refused what an epoch was to write. Restarting the topology may help."""
 
 
 class SinkBusy(ComponentError):
-    """Another system takes nothing just now. Nothing is lost, and asking again is right."""
+    """Another system accepts nothing at the moment. Nothing is lost, and the request can be repeated."""
 
 
 class FramesLost(ComponentError):
-    """Frames between two tasks were lost, doubled or overtaken. Exactly once the topology must start again from
-    its last commit."""
+    """Frames between two tasks were lost, doubled or overtaken. With exactly-once delivery the topology must
+    restart from its last commit."""
 
 
 class FrameError(PenstockError):
-    """Bytes that arrived at a slot are not a frame, or not one it can decode."""
+    """Bytes that arrived at a worker are not a frame, or cannot be decoded."""
 
     exit_code = 4
 
 
 class StateError(PenstockError):
-    """State cannot be kept or read back: the disk, the store, or a value that cannot be stored."""
+    """State cannot be stored or read back: because of the disk, the store, or a value that cannot be stored."""
 
     exit_code = 4
 
 
 class StateUnavailable(StateError):
-    """The state store did not answer, or has no room at the moment. Trying again may help."""
+    """The state store did not answer, or has no space at the moment. The request can be repeated."""
 
 
 class Superseded(StateError):
-    """Another driver has taken over the state directory. This one must not write to it again."""
+    """Another driver has taken over the state directory. This driver must not write to it again."""
 
 
 class StateRemoved(StateError):
-    """The state directory was removed or put back to an earlier copy while the topology ran."""
+    """The state directory was removed or replaced by an earlier copy while the topology ran."""
 
 
 class AlreadyRunning(StateError):
-    """A driver that is alive runs the topology on the same state directory."""
+    """Another live driver runs the topology on the same state directory."""
 
     exit_code = 2
 
 
 class StateMissing(StateError):
-    """There is no state where a command was told to find it: a wrong path or name."""
+    """A command found no state under the given path and name."""
 
     exit_code = 2
 
 
 class SnapshotCorrupt(StateError):
-    """Stored state is not what was written: a file is missing, cut short or changed."""
+    """Stored state is not what was written: a file is missing, truncated or changed."""
 
 
 class ControlRefused(PenstockError):
-    """A control connection did not prove that it knows the run's secret."""
+    """A control connection was refused: its other end does not know the secret of this run or the protocol."""
 
     exit_code = 4
 

@@ -1,7 +1,7 @@
 """Points where a process can be told to die, for the crash tests of each gap between two steps of a commit, of a
-replacement or of a slot's move.
+replacement or of a worker's move.
 
-Off unless the setting ``crash_at`` names a step and an epoch, such as ``written:3``; a slot may follow
+Off unless the setting ``lifecycle.crash_at`` names a step and an epoch, such as ``written:3``; a worker may follow
 (``written:3:1.0``). Only the first start of a topology dies: what it is started again for is to live. For a step
 of a replacement (``spark.replacement``) or a move (``spark.moving``) the number is that of it, and the driver
 dies.
@@ -14,7 +14,17 @@ import signal
 from collections.abc import Callable
 from typing import NoReturn
 
-STEPS = ("announced", "marked", "cut", "written", "reported", "collected", "committed", "told", "published")
+STEPS = (
+    "announced",
+    "marked",
+    "snapshotted",
+    "written",
+    "reported",
+    "collected",
+    "committed",
+    "notified",
+    "published",
+)
 """In the order of a commit; see ``coordinator.commits``."""
 
 
@@ -29,8 +39,8 @@ class CrashPoint:
 
     def __init__(self, spec: str, where: str = "", die: Callable[[], NoReturn] = die) -> None:
         step, _, rest = spec.partition(":")
-        epoch, _, slot = rest.partition(":")
-        self._at = (step, int(epoch)) if spec and slot in ("", where) else None
+        epoch, _, worker = rest.partition(":")
+        self._at = (step, int(epoch)) if spec and worker in ("", where) else None
         self._die = die
 
     def __call__(self, step: str, epoch: int) -> None:

@@ -96,7 +96,7 @@ class PrivateFolder:
         seen = os.fstat(descriptor)
         if seen.st_uid != os.getuid() or seen.st_mode & _OTHERS:
             os.close(descriptor)
-            raise _not_private(path, seen, "nobody else may read or write what is in it")
+            raise _not_private(path, seen, "nobody else can read or write what is in it")
         return cls(path, descriptor)
 
     def close(self) -> None:
@@ -124,19 +124,18 @@ class PrivateFolder:
         except OSError as error:
             raise EnvironmentFault(
                 f"file {self.path / name}",
-                "must be a plain file of this user",
-                f"one that cannot be opened: {error.strerror}",
+                f"it cannot be opened as a plain file of this user ({error.strerror})",
                 "Find out who put it there, and remove it.",
             ) from error
         with open(descriptor, "rb") as file:
             seen = os.fstat(descriptor)
             plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink <= 1  # 0: removed since it was opened
             if not plain or seen.st_uid != os.getuid() or seen.st_mode & _OTHERS_WRITE:
-                raise _not_private(self.path / name, seen, "it must be a plain file that nobody else has written")
+                raise _not_private(self.path / name, seen, "nobody else can have written to it")
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise EnvironmentFault(
-                f"file {self.path / name}", f"must have at most {_MOST_BYTES} bytes", "more", "Remove it."
+                f"file {self.path / name}", f"it has more than {_MOST_BYTES} bytes", "Remove it."
             )
         return data
 
@@ -187,7 +186,7 @@ def _above(path: Path) -> Iterator[int]:
         seen = os.fstat(above)
         protected = not seen.st_mode & _OTHERS_WRITE or seen.st_mode & stat.S_ISVTX
         if seen.st_uid not in (os.getuid(), 0) or not protected:
-            raise _not_private(path.parent, seen, "nobody else may be able to replace what is in it")
+            raise _not_private(path.parent, seen, "nobody else can replace what is in it")
         yield above
     finally:
         os.close(above)
@@ -201,16 +200,15 @@ def _opened(path: Path, above: int | None, flags: int) -> int:
     except OSError as error:  # ELOOP or ENOTDIR: a symbolic link, or no folder
         raise EnvironmentFault(
             f"folder {path}",
-            "must be a folder of this user, not a symbolic link or a file",
-            str(error.strerror),
+            f"it is not a folder of this user, but a symbolic link or a file ({error.strerror})",
             "Find out who put it there, and remove it; or set XDG_RUNTIME_DIR to a folder of yours.",
         ) from error
 
 
-def _not_private(path: Path, seen: os.stat_result, rule: str) -> EnvironmentFault:
+def _not_private(path: Path, seen: os.stat_result, why: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"{path}",
-        f"must be this user's alone: {rule}",
-        f"owner {seen.st_uid}, mode {stat.S_IMODE(seen.st_mode):o}",
+        f"it must belong to this user alone, so that {why}, but its owner is "
+        f"{seen.st_uid} and its mode {stat.S_IMODE(seen.st_mode):o}",
         "Find out who put it there, and remove it; or set XDG_RUNTIME_DIR to a folder of yours.",
     )

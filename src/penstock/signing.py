@@ -94,9 +94,9 @@ def _read(path: Path) -> bytes:
         if seen.st_uid not in (os.getuid(), 0) or stat.S_IMODE(seen.st_mode) & 0o077:
             raise EnvironmentFault(
                 f"key file {path}",
-                "must belong to this user and be readable by its owner alone",
-                f"owner {seen.st_uid}, mode {stat.S_IMODE(seen.st_mode):03o}",
-                f"Check who wrote it, then: chmod 600 {path}",
+                "it must belong to this user and be readable by its owner alone, but its owner "
+                f"is {seen.st_uid} and its mode {stat.S_IMODE(seen.st_mode):03o}",
+                f"Check who wrote it, then: chmod 600 {path}.",
             )
         text = file.read().strip()
     try:
@@ -106,8 +106,7 @@ def _read(path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise EnvironmentFault(
             f"key file {path}",
-            f"must hold {KEY_BYTES} bytes in hexadecimal",
-            f"{len(text)} characters that are not",
+            f"it must hold {KEY_BYTES} bytes in hexadecimal, but has {len(text)} other characters",
             "Restore it from a backup. What was signed with another key cannot be read.",
         )
     return key

@@ -17,6 +17,8 @@ from penstock import (
     BasicBolt,
     BatchBolt,
     BatchSpout,
+    Delivery,
+    Lifecycle,
     RichBolt,
     Settings,
     Spout,
@@ -29,9 +31,9 @@ from penstock.testing import LocalRunner
 
 KEYS = 7
 SPOUTS = ("numbers", "quick", "slow")
-INTERVAL = 0.004  # simulated seconds between two epochs: five of them in a run, or more where slots are slow
-SLOT_STEPS = ("marked", "cut", "written", "published")
-"""Those that each slot takes on its own: the first in the first stage, the second in the others."""
+INTERVAL = 0.004  # simulated seconds between two epochs: five of them in a run, or more where workers are slow
+WORKER_STEPS = ("marked", "snapshotted", "written", "published")
+"""Those that each worker takes on its own: the first in the first stage, the second in the others."""
 
 
 class Crash(Exception):
@@ -299,7 +301,7 @@ class Outside(TransactionalSink):
 
 
 def diamond(builder, count, sink):
-    """Two ways to the counts: over the middle, and past it, relayed by the slots in between."""
+    """Two ways to the counts: over the middle, and past it, relayed by the workers in between."""
     builder.set_spout("numbers", Numbers(count), 2)
     builder.set_bolt("middle", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("middle", "key").fields_grouping("numbers", "key")
@@ -307,8 +309,8 @@ def diamond(builder, count, sink):
     return {"numbers": 2 * 2}
 
 
-def chained(builder, count, sink):
-    """Chains in the first stage, and of counts with their sinks."""
+def fused(builder, count, sink):
+    """Fused groups in the first stage, and of counts with their sinks."""
     builder.set_spout("numbers", Numbers(count), 2)
     builder.set_bolt("one", Pass(), 2).local_or_shuffle_grouping("numbers")
     builder.set_bolt("two", BatchPass(), 2).local_or_shuffle_grouping("one")
@@ -328,7 +330,7 @@ def speeds(builder, count, sink):
     return {"quick": 1, "slow": 1}
 
 
-SHAPES = {"diamond": diamond, "chained": chained, "speeds": speeds}
+SHAPES = {"diamond": diamond, "fused": fused, "speeds": speeds}
 
 
 def build(shape, count, sink, crash_at="") -> tuple[Topology, Counter[str]]:
@@ -338,7 +340,9 @@ def build(shape, count, sink, crash_at="") -> tuple[Topology, Counter[str]]:
     oracle: Counter[str] = Counter()
     for n in range(count):
         oracle[key_of(n)] += sum(copies.values())
-    settings = Settings(delivery="exactly_once", epoch_interval=INTERVAL, crash_at=crash_at)
+    settings = Settings(
+        delivery=Delivery("exactly_once", epoch_interval=INTERVAL), lifecycle=Lifecycle(crash_at=crash_at)
+    )
     return builder.build("t", settings), oracle
 
 

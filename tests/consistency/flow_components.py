@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock import BasicBolt, SimulatedClock, Spout
-from penstock.plan.model import SlotId
+from penstock.plan.model import WorkerId
 from penstock.testing import LocalRunner
 
 CLOCK = SimulatedClock()
@@ -57,14 +57,14 @@ class Worker(BasicBolt):
 
 
 class BoundedRunner(LocalRunner):
-    """A slot waits while a channel it may send to is full, as a Spark task does: what the mode ``none`` is."""
+    """A worker waits while a channel it may send to is full, as a Spark task does: what the mode ``none`` is."""
 
     most = 4
     """Frames in a channel."""
 
     def _round(self):
-        for id in self._slots:
-            ahead = [channel for slot, channel in self._channels.items() if slot.stage == id.stage + 1]
+        for id in self._workers:
+            ahead = [channel for worker, channel in self._channels.items() if worker.stage == id.stage + 1]
             self._pace[id] = 0.0 if any(len(channel) > self.most for channel in ahead) else 1.0
         super()._round()
 
@@ -72,11 +72,11 @@ class BoundedRunner(LocalRunner):
 def inbox_of(runner, component, index=0):
     """The inbox of one task."""
     task = runner.plan.tasks_of[component][index]
-    return runner._slots[runner.plan.routes.slot_of[task]]._inboxes[task]
+    return runner._workers[runner.plan.routes.worker_of[task]]._inboxes[task]
 
 
-def lane_of(runner, source, target, index=0):
-    """The lane from one task to a component."""
+def send_queue_of(runner, source, target, index=0):
+    """The send queue from one task to a component."""
     task = runner.plan.tasks_of[source][index]
-    slot: SlotId = runner.plan.routes.slot_of[task]
-    return runner._slots[slot].flow.lane(task, runner.plan.tasks_of[target][0])
+    worker: WorkerId = runner.plan.routes.worker_of[task]
+    return runner._workers[worker].flow.send_queue(task, runner.plan.tasks_of[target][0])

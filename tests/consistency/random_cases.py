@@ -1,9 +1,9 @@
 """Random topologies and a sequential oracle for them.
 
 A case is drawn from its seed and is plain data: spouts, bolts, groupings, settings, and what happens while it runs
-(crashes, other numbers of tasks, moves of slots, migration routes). Every bolt is a pure function of a row, so the
-multiset of rows that each stream carries follows from the graph alone, whatever the order: ``expected`` computes
-it in one loop. Counting and reducing bolts are checked by what they emit.
+(crashes, other numbers of tasks, moves of workers, migration routes). Every bolt is a pure function of a row, so
+the multiset of rows that each stream carries follows from the graph alone, whatever the order: ``expected``
+computes it in one loop. Counting and reducing bolts are checked by what they emit.
 
 The result of a window depends on the order of its input: a tuple may be late. So the rows of a case with windows
 are divided into eras. The next era begins when everything of the last one is committed; within an era the lateness

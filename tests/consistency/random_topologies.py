@@ -33,15 +33,14 @@ from penstock import (
     CustomGrouping,
     Reduce,
     RichBolt,
-    Settings,
     Spout,
     Topology,
     TopologyBuilder,
     signing,
 )
+from penstock.aggregates import Count as Counting
+from penstock.aggregates import Sum
 from penstock.columns import to_values
-from penstock.merging import Count as Counting
-from penstock.merging import Sum
 from penstock.state.maps import whole_key
 from penstock.testing import LocalRunner
 from tests.consistency.components import INTERVAL, WORLDS, Crash, Outside, World, die
@@ -58,6 +57,7 @@ from tests.consistency.random_cases import (
     streams_of,
     targets_of,
 )
+from tests.helpers import settings_with
 
 # ---- components ------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ def build(case: Case, tasks: dict[str, int], crash_at: str = "") -> Topology:
     forms = {"basic": Basic, "rich": Rich, "batch": Batch}
     for step in case.steps:
         if step.does in ("parts", "panes"):
-            bolt = _reduce(case, step).parts()
+            bolt = _reduce(case, step).partials()
         elif step.does in ("merged", "windows"):
             bolt = _reduce(case, step).merged()
         else:
@@ -338,7 +338,7 @@ def build(case: Case, tasks: dict[str, int], crash_at: str = "") -> Topology:
         declarer = builder.set_bolt(f"sink{index}", RowSink(case.name), 1 + index % 2)
         node = next((step for step in case.steps if step.name == component), None)
         _group(declarer, component, stream, "direct" if node and node.does == "direct" else "shuffle")
-    return builder.build("t", Settings(**{**case.settings, "crash_at": crash_at}))
+    return builder.build("t", settings_with(**{**case.settings, "crash_at": crash_at}))
 
 
 def _reduce(case: Case, step: Step) -> Reduce:
@@ -411,8 +411,8 @@ class Run:
                 self._tasks |= what
                 self._runner = self._start()
             case "move":
-                slots = [slot for slot in runner.plan.slot_ids() if slot.stage]
-                runner.move(slots[what % len(slots)])
+                workers = [worker for worker in runner.plan.worker_ids() if worker.stage]
+                runner.move(workers[what % len(workers)])
             case "route":
                 self._route(random.Random(what))
             case "next era":

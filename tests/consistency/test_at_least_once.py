@@ -6,13 +6,13 @@ from collections import deque
 
 import pytest
 
-from penstock import Settings, TopologyBuilder
-from penstock.coordinator.messages import CutState
+from penstock import Delivery, Lifecycle, Settings, TopologyBuilder, Transport
 from penstock.faults import STEPS
+from penstock.protocol.messages import TakeSnapshot
 from penstock.testing import LocalRunner
 from tests.consistency.components import (
     INTERVAL,
-    SLOT_STEPS,
+    WORKER_STEPS,
     WORLDS,
     Crash,
     Outside,
@@ -36,26 +36,27 @@ def plain(builder):
     return 2
 
 
-def chained(builder):
-    """Bolts with state in the slots of the spouts: those slots write twice in an epoch."""
+def fused(builder):
+    """Bolts with state in the workers of the spouts: those workers write twice in an epoch."""
     builder.set_spout("numbers", Replays(COUNT), TASKS)
     builder.set_bolt("middle", Pass(), TASKS).local_or_shuffle_grouping("numbers")
     builder.set_bolt("seen", Seen(), TASKS).local_or_shuffle_grouping("middle")
     return 1
 
 
-SHAPES = {"plain": plain, "chained": chained}
+SHAPES = {"plain": plain, "fused": fused}
 
 
 def start(shape, folder, crash_at="", seed=0, kind=LocalRunner):
     builder = TopologyBuilder()
     copies = SHAPES[shape](builder)
     settings = Settings(
-        delivery="at_least_once",
-        epoch_interval=INTERVAL,
-        crash_at=crash_at,
-        linger=0.0,
-        busy_linger=INTERVAL / 4,  # several rounds of acks in an epoch
+        delivery=Delivery("at_least_once", epoch_interval=INTERVAL),
+        lifecycle=Lifecycle(crash_at=crash_at),
+        transport=Transport(
+            0.0,
+            busy_linger=INTERVAL / 4,  # several rounds of acks in an epoch
+        ),
     )
     return kind(builder.build("t", settings), seed=seed, folder=folder, die=die, uneven=True), copies * TASKS
 
@@ -80,7 +81,7 @@ def finish(shape, folder, seed=0):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("crash_at", crash_points(epochs=(1, 3)))
 def test_a_crash_at_every_step_loses_nothing(shape, crash_at, folder):
-    if shape == "chained" and crash_at.startswith("cut"):
+    if shape == "fused" and crash_at.startswith("snapshotted"):
         return  # a step of later stages
     with pytest.raises(Crash):
         start(shape, folder, crash_at, zlib.crc32(crash_at.encode()))[0].run(0.2)
@@ -88,14 +89,14 @@ def test_a_crash_at_every_step_loses_nothing(shape, crash_at, folder):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("step", SLOT_STEPS)
-def test_a_crash_of_each_slot_loses_nothing(shape, step, folder):
-    for slot in start(shape, folder)[0].plan.slot_ids():
-        if (step == "marked" and slot.stage) or (step == "cut" and not slot.stage):
+@pytest.mark.parametrize("step", WORKER_STEPS)
+def test_a_crash_of_each_worker_loses_nothing(shape, step, folder):
+    for worker in start(shape, folder)[0].plan.worker_ids():
+        if (step == "marked" and worker.stage) or (step == "snapshotted" and not worker.stage):
             continue
         with pytest.raises(Crash):
-            start(shape, f"{folder}/{slot}", f"{step}:2:{slot}", slot.slot)[0].run(0.2)
-        assert not finish(shape, f"{folder}/{slot}")
+            start(shape, f"{folder}/{worker}", f"{step}:2:{worker}", worker.index)[0].run(0.2)
+        assert not finish(shape, f"{folder}/{worker}")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -126,7 +127,9 @@ def test_sinks_lose_nothing(crash_at, folder):
         builder = TopologyBuilder()
         builder.set_spout("numbers", Replays(COUNT, burst=2))
         builder.set_bolt("sink", OutsideOften(folder), 2).shuffle_grouping("numbers")
-        settings = Settings(delivery="at_least_once", epoch_interval=INTERVAL, crash_at=crash_at)
+        settings = Settings(
+            delivery=Delivery("at_least_once", epoch_interval=INTERVAL), lifecycle=Lifecycle(crash_at=crash_at)
+        )
         return LocalRunner(builder.build("t", settings), folder=folder, die=die, uneven=True)
 
     with pytest.raises(Crash):
@@ -145,7 +148,7 @@ def test_a_sinks_own_commits_have_growing_numbers():
     builder = TopologyBuilder()
     builder.set_spout("numbers", Replays(COUNT))
     builder.set_bolt("sink", OutsideOften("often")).shuffle_grouping("numbers")
-    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once")))
+    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("at_least_once"))))
     (sink,) = runner.component("sink")
     numbers = []
     sink.prepare_commit = numbers.append
@@ -158,31 +161,31 @@ def test_a_sinks_own_commits_have_growing_numbers():
 
 
 class BoltsFirst(LocalRunner):
-    """Cuts in the wrong order: the bolts' state at once, the spouts' a while later."""
+    """Snapshots in the wrong order: the bolts' state at once, the spouts' a while later."""
 
     def __init__(self, *args, **more):
         self._answers = deque()
         super().__init__(*args, **more)
 
     def _command(self, message, to):
-        if not isinstance(message, CutState):
+        if not isinstance(message, TakeSnapshot):
             super()._command(message, to)
         elif message.what == "bolts":
-            super()._command(CutState(message.epoch, "spouts"), None)
+            super()._command(TakeSnapshot(message.epoch, "spouts"), None)
         else:
-            if to == next(iter(self._slots)):
-                super()._command(CutState(message.epoch, "bolts"), None)
+            if to == next(iter(self._workers)):
+                super()._command(TakeSnapshot(message.epoch, "bolts"), None)
             self._answers.append((self.clock.now() + 3 * INTERVAL, to, message.epoch))
 
-    def _keep(self, id, slot):
-        super()._keep(id, slot)
+    def _keep(self, id, worker):
+        super()._keep(id, worker)
         while self._answers and self._answers[0][0] <= self.clock.now():
-            self.commits.cut(*self._answers.popleft()[1:])
+            self.commits.spouts_snapshotted(*self._answers.popleft()[1:])
 
 
-def test_why_spouts_are_cut_before_bolts(folder):
-    """What is acked between the two cuts is in the spouts' low-water mark and not in the bolts' state: after a
-    restart nobody counts it. In the right order it is in the state and not under the mark: counted twice."""
+def test_why_spouts_are_snapshotted_before_bolts(folder):
+    """What is acked between the two snapshots is in the spouts' low-water mark and not in the bolts' state: after
+    a restart nobody counts it. In the right order it is in the state and not under the mark: counted twice."""
     with pytest.raises(Crash):
         start("plain", folder, "committed:2", kind=BoltsFirst)[0].run(0.2)
     lost = finish("plain", folder)

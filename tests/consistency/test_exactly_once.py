@@ -13,7 +13,7 @@ from penstock.state.store import StateStore
 from penstock.testing import LocalRunner
 from tests.consistency.components import (
     SHAPES,
-    SLOT_STEPS,
+    WORKER_STEPS,
     WORLDS,
     Crash,
     Outside,
@@ -81,16 +81,16 @@ def test_a_crash_at_every_step(shape, crash_at, world, folder):
     topology.finish(seed + 1)
 
 
-@pytest.mark.parametrize("step", SLOT_STEPS)
+@pytest.mark.parametrize("step", WORKER_STEPS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_crash_of_each_slot(shape, step, world, folder):
-    """How far the others are then differs from slot to slot."""
-    for slot in LocalRunner(build(shape, 1, Outside(world))[0]).plan.slot_ids():
-        if (step == "marked" and slot.stage) or (step == "cut" and not slot.stage):
+def test_a_crash_of_each_worker(shape, step, world, folder):
+    """How far the others are then differs from worker to worker."""
+    for worker in LocalRunner(build(shape, 1, Outside(world))[0]).plan.worker_ids():
+        if (step == "marked" and worker.stage) or (step == "snapshotted" and not worker.stage):
             continue
         WORLDS[world] = World()
-        topology = Restarts(shape, world, f"{folder}/{slot}", count=40, uneven=False)
-        assert topology.crashes(f"{step}:2:{slot}", seed=slot.slot)
+        topology = Restarts(shape, world, f"{folder}/{worker}", count=40, uneven=False)
+        assert topology.crashes(f"{step}:2:{worker}", seed=worker.index)
         topology.finish(seed=2)
 
 

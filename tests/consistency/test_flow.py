@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from penstock import BasicBolt, Settings, TopologyBuilder
+from penstock import BasicBolt, Delivery, Flow, Settings, TopologyBuilder, Transport
 from penstock.testing import CaptureBolt, LocalRunner
 from tests.consistency.components import (
     INTERVAL,
@@ -21,7 +21,8 @@ from tests.consistency.components import (
     run_to_the_end,
     run_until_idle,
 )
-from tests.consistency.flow_components import CLOCK, BoundedRunner, Branches, Worker, inbox_of, lane_of
+from tests.consistency.flow_components import CLOCK, BoundedRunner, Branches, Worker, inbox_of, send_queue_of
+from tests.helpers import settings_with
 
 MODES = ("step", "spout", "credit", "none")
 LEVELS = ("at_most_once", "at_least_once", "exactly_once")
@@ -37,7 +38,7 @@ def two_branches(mode, slow=0.01, rate=1000, frame_bytes=1000, **settings):
     builder.set_spout("source", Branches(a=rate, b=rate))
     builder.set_bolt("slow", Worker(slow)).shuffle_grouping("source", stream="a")
     builder.set_bolt("fast", Worker()).shuffle_grouping("source", stream="b")
-    settings = Settings(flow=mode, inbox_capacity=100, inbox_time=0.0, frame_bytes=frame_bytes, **settings)
+    settings = settings_with(flow=mode, inbox_capacity=100, inbox_time=0.0, frame_bytes=frame_bytes, **settings)
     return BoundedRunner(builder.build("t", settings), clock=CLOCK)
 
 
@@ -71,10 +72,10 @@ def test_undisturbed_both_branches_get_what_the_source_offers():
 def test_after_the_overload_the_source_is_as_fast_as_before():
     runner = two_branches("step")
     runner.run(3.0)
-    assert lane_of(runner, "source", "slow").gate.rate < 1000
+    assert send_queue_of(runner, "source", "slow").limiter.rate < 1000
     runner.component("slow")[0]._seconds = 0.0
     runner.run(2.0)
-    assert lane_of(runner, "source", "slow").gate.rate == math.inf
+    assert send_queue_of(runner, "source", "slow").limiter.rate == math.inf
     assert inbox_of(runner, "slow").length < 20
 
 
@@ -83,7 +84,7 @@ def test_the_queue_of_a_slow_task_stays_bounded():
     longest = 0
     for _ in range(60):
         runner.run(0.1)
-        longest = max(longest, inbox_of(runner, "slow").length + lane_of(runner, "source", "slow").held)
+        longest = max(longest, inbox_of(runner, "slow").length + send_queue_of(runner, "source", "slow").held)
     assert longest < 300, "what was on its way when the signals went is the only excess"
 
 
@@ -98,15 +99,17 @@ def test_acks_of_the_healthy_branch_come_while_the_other_is_stuck():
 
 @pytest.mark.parametrize("mode", ["step", "none"])
 def test_frames_for_others_pass_a_task_whose_inbox_is_full(mode):
-    """Both streams reach the slot of the slow task; one is only relayed there. Without flow control the full inbox
-    stops the reader, and what is behind in the channel waits with it."""
+    """Both streams reach the worker of the slow task; one is only relayed there. Without flow control the full
+    inbox stops the reader, and what is behind in the channel waits with it."""
     builder = TopologyBuilder()
     builder.set_spout("source", Branches(asks=False, a=1000, b=1000))
     builder.set_bolt("slow", Worker(0.05)).shuffle_grouping("source", stream="a")
     builder.set_bolt("far", Worker()).shuffle_grouping("slow").shuffle_grouping("source", stream="b")
     # Relays leave when the slow task has returned, 50 tuples or more at once: the far inbox must be larger, and
     # may still ask for a step now and then.
-    settings = Settings(flow=mode, inbox_capacity=1000, inbox_time=0.0, frame_bytes=1000)
+    settings = Settings(
+        flow=Flow(mode, inbox_capacity=1000, inbox_time=0.0), transport=Transport(frame_bytes=1000)
+    )
     runner = LocalRunner(builder.build("t", settings), clock=CLOCK)
     runner.run(10.0)
     assert inbox_of(runner, "slow").full
@@ -114,11 +117,14 @@ def test_frames_for_others_pass_a_task_whose_inbox_is_full(mode):
     assert relayed > 9_000 if mode == "step" else relayed < 5_000
 
 
-def test_frames_for_another_task_of_the_same_slot_pass_too():
+def test_frames_for_another_task_of_the_same_worker_pass_too():
     builder = TopologyBuilder()
     builder.set_spout("source", Branches(asks=False, a=1000))
     builder.set_bolt("work", Unequal()).set_num_tasks(2).shuffle_grouping("source", stream="a")
-    runner = LocalRunner(builder.build("t", Settings(inbox_capacity=100, frame_bytes=1000)), clock=CLOCK)
+    runner = LocalRunner(
+        builder.build("t", Settings(flow=Flow(inbox_capacity=100), transport=Transport(frame_bytes=1000))),
+        clock=CLOCK,
+    )
     (slow, fast), longest = (inbox_of(runner, "work", index) for index in (0, 1)), 0
     for _ in range(20):
         runner.run(0.1)
@@ -144,11 +150,13 @@ def test_a_finite_overload_of_a_shared_stream_goes_to_disk(delivery):
     builder.set_spout("source", Branches(asks=False, until=1.0, a=2000))
     builder.set_bolt("slow", Worker(0.002)).shuffle_grouping("source", stream="a")
     builder.set_bolt("fast", Worker()).shuffle_grouping("source", stream="a")
-    settings = Settings(inbox_capacity=100, frame_bytes=1000, delivery=delivery)
+    settings = Settings(
+        flow=Flow(inbox_capacity=100), transport=Transport(frame_bytes=1000), delivery=Delivery(delivery)
+    )
     runner = LocalRunner(builder.build("t", settings), clock=CLOCK)
     runner.run(1.5)
     assert len(runner.component("fast")[0].got) == 2000, "not held back by the other"
-    assert lane_of(runner, "source", "slow").held + inbox_of(runner, "slow").length > 1000
+    assert send_queue_of(runner, "source", "slow").held + inbox_of(runner, "slow").length > 1000
     runner.run_until_idle()
     assert runner.component("slow")[0].got == runner.component("fast")[0].got == list(range(2000))
 
@@ -160,39 +168,44 @@ def test_what_waits_on_disk_has_a_limit(limit):
     builder.set_spout("source", Branches(asks=False, until=1.0, a=2000))
     builder.set_bolt("slow", Worker(0.002)).shuffle_grouping("source", stream="a")
     builder.set_bolt("fast", Worker()).shuffle_grouping("source", stream="a")
-    settings = Settings(inbox_capacity=100, frame_bytes=1000, overflow_bytes=limit)
+    settings = Settings(flow=Flow(inbox_capacity=100, overflow_bytes=limit), transport=Transport(frame_bytes=1000))
     runner = LocalRunner(builder.build("t", settings), clock=CLOCK)
-    (fast,), (slow,), lane = runner.component("fast"), runner.component("slow"), lane_of(runner, "source", "slow")
+    (fast,), (slow,), send_queue = (
+        runner.component("fast"),
+        runner.component("slow"),
+        send_queue_of(runner, "source", "slow"),
+    )
     for _ in range(500):
         runner.run(0.01)
         turn = 4096 * 40  # bytes the source may emit between two looks
-        assert lane._held.bytes <= limit + turn
+        assert send_queue._held.bytes <= limit + turn
         assert inbox_of(runner, "slow")._overflow.bytes <= limit + 2_000
     runner.run_until_idle()
     assert fast.got == slow.got == list(range(2000))
 
 
-# ---- chains ------------------------------------------------------------------------------------------------
+# ---- fused groups
+# ------------------------------------------------------------------------------------------------
 
 
-def test_mode_spout_stops_a_spout_whose_tuples_all_stay_in_its_slot():
-    """They leave the slot with the bolt that is chained to it."""
+def test_mode_spout_stops_a_spout_whose_tuples_all_stay_in_its_worker():
+    """They leave the worker with the bolt that is fused with it."""
     builder = TopologyBuilder()
     builder.set_spout("source", Branches(a=1000))
-    builder.set_bolt("chained", Worker()).local_or_shuffle_grouping("source", stream="a")
-    builder.set_bolt("slow", Worker(0.01)).fields_grouping("chained", "n")
-    settings = Settings(flow="spout", inbox_capacity=100, frame_bytes=1000)
+    builder.set_bolt("fused", Worker()).local_or_shuffle_grouping("source", stream="a")
+    builder.set_bolt("slow", Worker(0.01)).fields_grouping("fused", "n")
+    settings = Settings(flow=Flow("spout", inbox_capacity=100), transport=Transport(frame_bytes=1000))
     runner = LocalRunner(builder.build("t", settings), clock=CLOCK)
     runner.run(5.0)
     assert runner.component("source")[0].emitted["a"] < 2000, "of 5,000: it is stopped most of the time"
 
 
-def test_a_chained_branch_keeps_its_rate_too():
+def test_a_fused_branch_keeps_its_rate_too():
     builder = TopologyBuilder()
     builder.set_spout("source", Branches(a=1000, b=1000))
     builder.set_bolt("slow", Worker(0.01)).shuffle_grouping("source", stream="a")
     builder.set_bolt("fast", Worker()).local_or_shuffle_grouping("source", stream="b")
-    settings = Settings(inbox_capacity=100, frame_bytes=1000)
+    settings = Settings(flow=Flow(inbox_capacity=100), transport=Transport(frame_bytes=1000))
     runner = LocalRunner(builder.build("t", settings), clock=CLOCK)
     fast, slow = rates(runner, 5.0, "fast", "slow")
     assert fast / 1000 >= 0.95
@@ -245,8 +258,8 @@ def check_results(shape, world, **settings):
     oracle = Counter()
     for n in range(count):
         oracle[key_of(n)] += sum(copies.values())
-    settings = Settings(frame_bytes=200, epoch_interval=INTERVAL, **settings)
-    exact, capacity = settings.delivery == "exactly_once", settings.inbox_capacity
+    settings = settings_with(frame_bytes=200, epoch_interval=INTERVAL, **settings)
+    exact, capacity = settings.delivery.guarantee == "exactly_once", settings.flow.inbox_capacity
     folder = f"memory://{world}/{capacity}" if exact else None
     runner = LocalRunner(builder.build("t", settings), seed=capacity, folder=folder, uneven=True)
     run_until_idle(runner)
@@ -259,7 +272,7 @@ def check_results(shape, world, **settings):
     assert counts(runner) == oracle
     assert sorted(WORLDS[world].rows) == pairs(oracle)
     assert runner.errors == []
-    if settings.delivery == "at_least_once" and "numbers" in copies:
+    if settings.delivery.guarantee == "at_least_once" and "numbers" in copies:
         assert all(sorted(spout.acked) == list(range(count)) for spout in runner.component("numbers"))
 
 
@@ -280,10 +293,10 @@ def test_max_rate_holds_and_can_be_changed(tasks):
 
     assert emitted(2.0) == pytest.approx(1200, abs=4 * tasks)
     for rate in (6000, 60):
-        for slot in runner._slots.values():
-            slot.set_rate("numbers", rate)
+        for worker in runner._workers.values():
+            worker.set_rate("numbers", rate)
         emitted(0.1)
         assert emitted(1.0) == pytest.approx(rate, rel=0.02, abs=4 * tasks)
-    for slot in runner._slots.values():
-        slot.set_rate("numbers", math.inf)
+    for worker in runner._workers.values():
+        worker.set_rate("numbers", math.inf)
     assert emitted(0.1) > 500, "as fast as it can"

@@ -7,11 +7,11 @@ from collections import defaultdict
 
 import pytest
 
-from penstock import BasicBolt, Settings, Spout, TopologyBuilder
-from penstock.merging import Count, Max, Mean, Sum, Variance
-from penstock.reduce import Reduce
+from penstock import BasicBolt, Flow, Migration, Settings, Spout, TopologyBuilder, Transport
+from penstock.aggregates import Count, Max, Mean, Reduce, Sum, Variance
 from penstock.testing import LocalRunner
 from tests.consistency.components import Crash, die, run_until
+from tests.helpers import settings_with
 
 COUNT = 150
 TASKS = 3
@@ -60,11 +60,11 @@ def topology(delivery="at_most_once", count=COUNT, group="fields", rate=10_000, 
     reduce = Reduce("key", **MERGES)
     builder = TopologyBuilder()
     builder.set_spout("values", Values(count), 2).set_max_rate(rate)
-    parts = builder.set_bolt("parts", reduce.parts(), TASKS)
-    parts.fields_grouping("values", "key") if group == "fields" else parts.shuffle_grouping("values")
-    builder.set_bolt("total", reduce.merged(), 2).fields_grouping("parts", "key")
+    partials = builder.set_bolt("partials", reduce.partials(), TASKS)
+    partials.fields_grouping("values", "key") if group == "fields" else partials.shuffle_grouping("values")
+    builder.set_bolt("total", reduce.merged(), 2).fields_grouping("partials", "key")
     given = {"delivery": delivery, "frame_bytes": 400, "inbox_capacity": 20, "epoch_interval": 0.004, **options}
-    return builder.build("t", Settings(**given))
+    return builder.build("t", settings_with(**given))
 
 
 def results(runner):
@@ -72,7 +72,7 @@ def results(runner):
     found = {}
     for bolt in runner.component("total"):
         for name, merge in MERGES.items():
-            for key, part in bolt.parts[name].items():
+            for key, part in bolt.partials[name].items():
                 assert (key, name) not in found, "all parts of a key are merged by one task"
                 found[key, name] = merge.result(part)
     return found
@@ -104,7 +104,7 @@ def flap(runner, draw, until, seconds=0.002):
         assert runner.clock.now() < end, "stuck"
         heavy = draw.sample(range(TASKS), draw.randrange(TASKS))
         light = [task for task in range(TASKS) if task not in heavy]
-        runner.reroute("parts", {task: draw.choice(light) for task in heavy})
+        runner.reroute("partials", {task: draw.choice(light) for task in heavy})
         runner.run(draw.uniform(0.0, seconds))
 
 
@@ -121,13 +121,13 @@ def all_sent(runner):
 def test_results_are_equal_with_and_without(delivery, how, group):
     runner = LocalRunner(topology(delivery, group=group, migration=False), seed=3, uneven=True)
     if how == "on":
-        runner.reroute("parts", {0: 2, 1: 2})
+        runner.reroute("partials", {0: 2, 1: 2})
     if how == "flapping":
         flap(runner, random.Random(delivery + group), all_sent(runner))
     run_until(runner, all_sent(runner))
     runner.run_until_idle()
     check(runner)
-    executed = [stats.executed for stats in runner.stats("parts")]
+    executed = [stats.executed for stats in runner.stats("partials")]
     assert sum(executed) == 2 * COUNT
     if how == "on":
         assert executed == [0, 0, 2 * COUNT]
@@ -141,10 +141,10 @@ def test_the_ledger_says_what_went_another_way(seed):
     runner = LocalRunner(topology(migration=False), seed=seed)
     flap(runner, random.Random(seed), all_sent(runner))
     runner.run_until_idle()
-    runner.reroute("parts", {})
+    runner.reroute("partials", {})
     by_sender = defaultdict(list)
-    for slot in runner._slots.values():
-        for task, segment in slot.segments:
+    for worker in runner._workers.values():
+        for task, segment in worker.segments:
             by_sender[task, segment.branch].append(segment)
     assert by_sender
     for segments in by_sender.values():
@@ -154,11 +154,11 @@ def test_the_ledger_says_what_went_another_way(seed):
             assert segment.offset >= ends
             assert segment.branch != segment.target
             ends = segment.offset + segment.length
-    executed = {f"parts/{index}": stats.executed for index, stats in enumerate(runner.stats("parts"))}
+    executed = {f"partials/{index}": stats.executed for index, stats in enumerate(runner.stats("partials"))}
     plain = LocalRunner(topology(migration=False), seed=seed)
     plain.run_until_idle()
-    for index, stats in enumerate(plain.stats("parts")):
-        name = f"parts/{index}"
+    for index, stats in enumerate(plain.stats("partials")):
+        name = f"partials/{index}"
         lost = sum(segment.length for segment in runner.segments if segment.branch == name)
         won = sum(segment.length for segment in runner.segments if segment.target == name)
         assert executed[name] == stats.executed - lost + won
@@ -170,7 +170,7 @@ def state():
     return f"memory://{uuid.uuid4().hex}"
 
 
-@pytest.mark.parametrize("step", ["marked", "cut", "written", "reported", "committed", "published"])
+@pytest.mark.parametrize("step", ["marked", "snapshotted", "written", "reported", "committed", "published"])
 def test_exactly_once_with_crashes_in_between(step, state):
     draw = random.Random(step)
     crashed = 0
@@ -198,8 +198,8 @@ def test_exactly_once_with_crashes_in_between(step, state):
 
 
 def slow_down(runner, component, index, share):
-    """A task's slot takes its turn in so few rounds."""
-    runner._pace[runner.plan.routes.slot_of[runner.plan.tasks_of[component][index]]] = share
+    """A task's worker takes its turn in so few rounds."""
+    runner._pace[runner.plan.routes.worker_of[runner.plan.tasks_of[component][index]]] = share
 
 
 QUICK = {
@@ -216,19 +216,19 @@ QUICK = {
 def test_an_overloaded_task_is_migrated_and_restored(delivery):
     count = 1500
     runner = LocalRunner(topology(delivery, count, "shuffle", **QUICK))
-    slow_down(runner, "parts", 0, 0.005)
+    slow_down(runner, "partials", 0, 0.005)
     run_until(runner, all_sent(runner))
     (text,) = (decision.text for decision in runner.migrations.decisions)
-    assert text.startswith("parts/0 → parts/")
+    assert text.startswith("partials/0 → partials/")
     assert "100% of a queue in use, above 80%" in text
-    executed = [stats.executed for stats in runner.stats("parts")]
+    executed = [stats.executed for stats in runner.stats("partials")]
     assert executed[0] < 100
     assert max(executed) > 1.3 * sorted(executed)[1], "one of them does the work of two"
-    slow_down(runner, "parts", 0, 1.0)
+    slow_down(runner, "partials", 0, 1.0)
     runner.run_until_idle()
     runner.run(0.2)
     text = runner.migrations.decisions[-1].text
-    assert text.startswith("parts/0 restored")
+    assert text.startswith("partials/0 restored")
     assert "below 50%" in text
     check(runner, count)
     assert sum(segment.length for segment in runner.segments) > 500
@@ -240,7 +240,7 @@ def test_migration_shortens_the_time_to_the_end():
     def seconds(migration):
         options = {**QUICK, "inbox_capacity": 100, "migration": migration}
         runner = LocalRunner(topology(count=600, group="shuffle", **options))
-        slow_down(runner, "parts", 0, 0.02)
+        slow_down(runner, "partials", 0, 0.02)
         runner.run_until_idle()
         check(runner, 600)
         return runner.clock.now()
@@ -258,26 +258,28 @@ class Whole(BasicBolt):
         self.counts[tup.key] += 1
 
 
-def test_a_bolt_that_does_not_work_in_parts_is_never_migrated():
+def test_a_bolt_that_does_not_emit_partials_is_never_migrated():
     builder = TopologyBuilder()
     builder.set_spout("values", Values(200), 2).set_max_rate(2000)
-    builder.set_bolt("parts", Whole(), TASKS).fields_grouping("values", "key")
-    settings = Settings(inbox_capacity=50, frame_bytes=400, migration_interval=0.02)
+    builder.set_bolt("partials", Whole(), TASKS).fields_grouping("values", "key")
+    settings = Settings(
+        flow=Flow(inbox_capacity=50), transport=Transport(frame_bytes=400), migration=Migration(interval=0.02)
+    )
     runner = LocalRunner(builder.build("t", settings))
     hot = max(range(TASKS), key=lambda index: _keys_of(index).count("hot"))
-    slow_down(runner, "parts", hot, 0.02)
+    slow_down(runner, "partials", hot, 0.02)
     full = False
     end = runner.clock.now() + 60.0
     while not all_sent(runner)() and runner.clock.now() < end:
         runner.run(0.02)
-        full = full or runner.stats("parts")[hot].peak > 0.8 * 50
+        full = full or runner.stats("partials")[hot].peak > 0.8 * 50
     runner.run_until_idle()
     assert full
-    assert runner.plan.not_migrated["parts"] == "does not work in parts"
+    assert runner.plan.not_migrated["partials"] == "does not emit partials"
     assert runner.migrations.idle
     assert not runner.migrations.decisions
     assert runner.segments == []
-    keys = [set(bolt.counts) for bolt in runner.component("parts")]
+    keys = [set(bolt.counts) for bolt in runner.component("partials")]
     assert sum(map(len, keys)) == len(set.union(*keys)), "each key at one task"
 
 
@@ -285,7 +287,7 @@ def _keys_of(index):
     """The keys of one task, by the grouping itself."""
     builder = TopologyBuilder()
     builder.set_spout("values", Values(60), 1)
-    builder.set_bolt("parts", Whole(), TASKS).fields_grouping("values", "key")
+    builder.set_bolt("partials", Whole(), TASKS).fields_grouping("values", "key")
     runner = LocalRunner(builder.build("t", Settings()))
     runner.run_until_idle()
-    return list(runner.component("parts")[index].counts)
+    return list(runner.component("partials")[index].counts)

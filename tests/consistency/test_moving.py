@@ -1,4 +1,4 @@
-"""Slots that go on in another process while the rest runs: the outcome is that of a run in which none moves."""
+"""Workers that go on in another process while the rest runs: the outcome is that of a run in which none moves."""
 
 import random
 import zlib
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from penstock import Settings, TopologyBuilder
+from penstock import TopologyBuilder
 from penstock.faults import STEPS
 from penstock.testing import LocalRunner
 from tests.consistency.components import (
@@ -24,6 +24,7 @@ from tests.consistency.components import (
     run_to_the_end,
     run_until_idle,
 )
+from tests.helpers import settings_with
 
 LEVELS = ("at_most_once", "at_least_once", "exactly_once")
 MODES = ("step", "spout", "credit", "none")
@@ -35,13 +36,13 @@ def start(shape, world, seed=0, count=120, folder=None, **settings):
     oracle: Counter[str] = Counter()
     for n in range(count):
         oracle[key_of(n)] += sum(copies.values())
-    topology = builder.build("t", Settings(**{"frame_bytes": 200, "epoch_interval": INTERVAL, **settings}))
+    topology = builder.build("t", settings_with(**{"frame_bytes": 200, "epoch_interval": INTERVAL, **settings}))
     folder = folder or f"memory://{world}/{seed}"
     return LocalRunner(topology, seed=seed, folder=folder, die=die, uneven=True), oracle
 
 
 def movable(runner):
-    return [slot for slot in runner.plan.slot_ids() if slot.stage]
+    return [worker for worker in runner.plan.worker_ids() if worker.stage]
 
 
 def check(runner, oracle, world, exact):
@@ -83,7 +84,7 @@ def test_results_are_those_of_a_run_without_moves(shape, mode, delivery, world):
 @pytest.mark.parametrize("delivery", LEVELS)
 @pytest.mark.parametrize("seed", range(6))
 def test_who_cannot_leave_in_time_stays(delivery, seed, world):
-    """Given up before it has left, or after it has cut its state and before that is committed."""
+    """Given up before it has left, or after it has snapshotted its state and before that is committed."""
     draw = random.Random(seed)
     runner, oracle = start("diamond", world, seed, delivery=delivery)
     moved = []
@@ -115,11 +116,11 @@ def test_a_crash_at_every_step_of_the_commit_with_which_it_leaves(shape, crash_a
 @pytest.mark.parametrize("epoch", [2, 3])
 def test_a_crash_after_a_move_finds_what_the_mover_wrote(epoch, world, folder):
     settings = {"delivery": "exactly_once", "folder": folder}
-    runner, oracle = start("diamond", world, crash_at=f"told:{epoch}", **settings)
+    runner, oracle = start("diamond", world, crash_at=f"notified:{epoch}", **settings)
 
     def moves():
-        for slot in movable(runner) * 3:
-            runner.move(slot)
+        for worker in movable(runner) * 3:
+            runner.move(worker)
             runner.run(0.002)
 
     with pytest.raises(Crash):
@@ -130,13 +131,13 @@ def test_a_crash_after_a_move_finds_what_the_mover_wrote(epoch, world, folder):
 
 
 def test_what_goes_to_it_meanwhile_is_held_and_not_lost(world):
-    """With a spout that has all its tuples on their way before the slot opens in its new place."""
+    """With a spout that has all its tuples on their way before the worker opens in its new place."""
     runner, oracle = start("diamond", world, count=60, delivery="at_least_once")
     assert isinstance(runner.component("numbers")[0], Numbers)
     run_until_idle(runner)
     before = runner.stats("count")[0].received
     assert before
-    for slot in movable(runner):
-        assert runner.move(slot)
+    for worker in movable(runner):
+        assert runner.move(worker)
     assert runner.stats("count")[0].received == before
     check(runner, oracle, world, exact=False)

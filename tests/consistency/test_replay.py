@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock import BasicBolt, Settings, TopologyBuilder
+from penstock import BasicBolt, Delivery, Lifecycle, Settings, TopologyBuilder, Transport
 from penstock.connectors.files import FileEden
-from penstock.replay import Record, ReplaySpout, spout
+from penstock.replay import ReplayRecord, ReplaySpout, spout
 from penstock.replay.embedded import open_beside
 from penstock.testing import LocalRunner
-from tests.consistency.components import INTERVAL, SLOT_STEPS, Crash, crash_points, die
+from tests.consistency.components import INTERVAL, WORKER_STEPS, Crash, crash_points, die
 
 LINES = [f"line {number}" for number in range(60)]
 FAILING = frozenset(LINES[::7])
@@ -66,7 +66,9 @@ def start(tmp_path):
         builder.set_spout("lines", Paced(FileEden(str(source)), max_attempts=20))
         builder.set_bolt("count", Count(), 2).fields_grouping("lines", "line")
         settings = Settings(
-            delivery="at_least_once", epoch_interval=INTERVAL, crash_at=crash_at, linger=0.0, max_spout_pending=8
+            delivery=Delivery("at_least_once", epoch_interval=INTERVAL, max_spout_pending=8),
+            lifecycle=Lifecycle(crash_at=crash_at),
+            transport=Transport(0.0),
         )
         topology = builder.build("t", settings)
         runner = LocalRunner(topology, seed=seed, folder=str(folder), die=die, uneven=True)
@@ -98,19 +100,19 @@ def test_a_crash_at_every_step_loses_nothing(start, crash_at):
     assert not finish(start())
 
 
-@pytest.mark.parametrize("step", SLOT_STEPS)
-def test_a_crash_of_each_slot_loses_nothing(start, step, tmp_path):
-    for slot in start().plan.slot_ids():
-        if (step == "marked" and slot.stage) or (step == "cut" and not slot.stage):
+@pytest.mark.parametrize("step", WORKER_STEPS)
+def test_a_crash_of_each_worker_loses_nothing(start, step, tmp_path):
+    for worker in start().plan.worker_ids():
+        if (step == "marked" and worker.stage) or (step == "snapshotted" and not worker.stage):
             continue
-        folder = tmp_path / str(slot)
+        folder = tmp_path / str(worker)
         with pytest.raises(Crash):
-            start(f"{step}:4:{slot}", slot.slot, folder).run(1.0)
+            start(f"{step}:4:{worker}", worker.index, folder).run(1.0)
         assert not finish(start(folder=folder))
 
 
 def test_one_crash_after_the_other_loses_nothing(start):
-    for seed, step in enumerate(("reported", "cut", "collected", "told", "written")):
+    for seed, step in enumerate(("reported", "snapshotted", "collected", "notified", "written")):
         runner = start()
         committed = runner.commits.committed
         runner = start(f"{step}:{committed + 2 + seed % 2}", seed)
@@ -139,7 +141,7 @@ def test_a_fresh_start_reads_from_the_beginning_and_keeps_what_had_failed(start,
     start(folder=tmp_path / "other")  # lets go of the first
     [folder] = {path.parent for path in (tmp_path / "state").rglob("about.json")}
     beside = open_beside(folder)
-    beside.from_.append([Record(("owed",), 1)])
+    beside.from_.append([ReplayRecord(("owed",), 1)])
     beside.close()
     runner._state.clear()
     fresh = start()

@@ -7,21 +7,21 @@ from collections import Counter
 import pyarrow.dataset as ds
 import pytest
 
-from penstock import Reduce, Settings, StateError, TopologyBuilder
+from penstock import Delivery, Lifecycle, Reduce, Settings, StateError, TopologyBuilder, Transport
+from penstock.aggregates import Count as Counting
+from penstock.aggregates import Distinct, Sum
 from penstock.clock import SimulatedClock
 from penstock.connectors.parquet import ParquetSink
-from penstock.coordinator.commit_thread import save_at_rest
-from penstock.coordinator.recovery import StateDirectory
+from penstock.driver.commit_thread import save_at_rest
+from penstock.driver.recovery import StateDirectory
 from penstock.faults import CrashPoint
-from penstock.merging import Count as Counting
-from penstock.merging import Distinct, Sum
 from penstock.plan.planner import make_plan
-from penstock.runtime.archive import SlotArchive
-from penstock.runtime.job import make_job
-from penstock.runtime.slot import Slot
 from penstock.spark.pickling import dumps
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+from penstock.worker.archive import WorkerArchive
+from penstock.worker.job import make_job
+from penstock.worker.worker import Worker
 from tests.consistency.components import (
     INTERVAL,
     WORLDS,
@@ -54,7 +54,12 @@ def words(world, tasks, count=Count, crash_at="", sinks=None, sink=None):
     builder.set_bolt("middle", Pass(), tasks).shuffle_grouping("numbers")
     builder.set_bolt("count", count(), tasks).fields_grouping("middle", "key").fields_grouping("numbers", "key")
     builder.set_bolt("sink", sink or Outside(world), sinks or tasks).shuffle_grouping("count")
-    return builder.build("t", Settings(delivery="exactly_once", epoch_interval=INTERVAL, crash_at=crash_at))
+    return builder.build(
+        "t",
+        Settings(
+            delivery=Delivery("exactly_once", epoch_interval=INTERVAL), lifecycle=Lifecycle(crash_at=crash_at)
+        ),
+    )
 
 
 ORACLE = Counter(key_of(n) for _ in range(4) for n in range(COUNT))
@@ -89,7 +94,7 @@ def test_exactly_once_with_one_number_of_tasks_after_the_other(numbers, count, w
     assert not runner.errors
 
 
-@pytest.mark.parametrize("step", ["announced", "marked", "cut", "written", "reported", "collected"])
+@pytest.mark.parametrize("step", ["announced", "marked", "snapshotted", "written", "reported", "collected"])
 def test_a_crash_in_the_first_epoch_with_another_number_of_tasks(step, world, folder):
     runner = start(world, folder, 2)
     epoch = go_on(runner)
@@ -106,7 +111,7 @@ def test_sinks_publish_before_their_number_changes(world, folder):
     with pytest.raises(Crash):
         start(world, folder, 2, crash_at="committed:2").run(0.2)
     with pytest.raises(
-        StateError, match=r"'sink': what its 2 tasks prepared in epoch 2 must be published .* 3 tasks now.*Ctrl-C"
+        StateError, match=r"'sink': it has 3 tasks now, but what its 2 tasks prepared in epoch 2 .*Ctrl-C"
     ):
         LocalRunner(words(world, 3), folder=folder)
     LocalRunner(words(world, 3, sinks=2), folder=folder).close()  # the others may have another number
@@ -135,7 +140,8 @@ def test_at_least_once_with_one_number_of_tasks_after_the_other(numbers, folder)
         builder.set_bolt("middle", Pass(), tasks).shuffle_grouping("numbers")
         builder.set_bolt("seen", Seen(), tasks).fields_grouping("middle", "n")
         settings = Settings(
-            delivery="at_least_once", epoch_interval=INTERVAL, linger=0.0, busy_linger=INTERVAL / 4
+            delivery=Delivery("at_least_once", epoch_interval=INTERVAL),
+            transport=Transport(0.0, busy_linger=INTERVAL / 4),
         )
         return LocalRunner(builder.build("t", settings), seed=seed, folder=folder, uneven=True)
 
@@ -171,7 +177,7 @@ def test_state_is_read_ahead_while_the_others_still_run(now, world, folder):
     plan = make_plan(topology)
     state = StateDirectory(plan, topology, folder)
     point = CrashPoint("", "driver")
-    archives = {id: SlotArchive(state.store.url, id, 0, point) for id in plan.slot_ids()}
+    archives = {id: WorkerArchive(state.store.url, id, 0, point) for id in plan.worker_ids()}
 
     def of(id):
         keys = {plan.task[task].key for task in plan.routes.tasks_of(id)}
@@ -188,9 +194,9 @@ def test_state_is_read_ahead_while_the_others_still_run(now, world, folder):
     found = Counter()
     for id, archive in archives.items():
         archive.generation = state.generation
-        slot = Slot(id, make_job(topology, plan, state.store.url, dumps), SimulatedClock())
-        slot.open({}, archive.restore(of(id)), state.epoch)
-        for executor in slot.executors:
+        worker = Worker(id, make_job(topology, plan, state.store.url, dumps), SimulatedClock())
+        worker.open({}, archive.restore(of(id)), state.epoch)
+        for executor in worker.executors:
             if executor.context.component == "count":
                 found.update(dict(executor.component.counts))
     assert found == expected
@@ -214,13 +220,16 @@ def reduced(reduce, tasks, by):
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout(*FIELDS))
     windows = reduce._window is not None  # whose rows must stay in order
-    builder.set_bolt("parts", reduce.parts(), 1 if windows else 1 + tasks % 2).shuffle_grouping("rows")
+    builder.set_bolt("partials", reduce.partials(), 1 if windows else 1 + tasks % 2).shuffle_grouping("rows")
     total = builder.set_bolt("total", reduce.merged(), tasks)
-    total = total.fields_grouping("parts", *by) if by else total.global_grouping("parts")
+    total = total.fields_grouping("partials", *by) if by else total.global_grouping("partials")
     builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
     if windows:
         builder.set_bolt("late", CaptureBolt()).global_grouping("total", stream="late")
-    return builder.build("t", Settings(delivery="exactly_once", epoch_interval=1000.0, frame_bytes=200))
+    return builder.build(
+        "t",
+        Settings(delivery=Delivery("exactly_once", epoch_interval=1000.0), transport=Transport(frame_bytes=200)),
+    )
 
 
 def in_turns(reduce, rows, numbers, by, folder):

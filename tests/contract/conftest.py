@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from penstock.errors import EnvironmentFault
-from penstock.testing.kafka import KafkaServer
-from penstock.testing.memcached import MemcachedServer
-from penstock.testing.postgres import PostgresServer
-from penstock.testing.redis import RedisServer
+from penstock.testing.servers.kafka import KafkaServer
+from penstock.testing.servers.memcached import MemcachedServer
+from penstock.testing.servers.postgres import PostgresServer
+from penstock.testing.servers.redis import RedisServer
 from tests.conftest import started
 
 _numbers = itertools.count(1)

@@ -77,7 +77,7 @@ def context(delivery="at_most_once", index=0, parallelism=1, state=None, compone
 def restarted(state):
     """A task's state as a later process finds it."""
     later = TaskState()
-    later.restore({name: [data] for name, (_, _, data) in state.cut(full=True).encode().items()})
+    later.restore({name: [data] for name, (_, _, data) in state.snapshot(full=True).encode().items()})
     return later
 
 

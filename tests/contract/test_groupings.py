@@ -13,14 +13,13 @@ from penstock import (
     CustomGrouping,
     Grouping,
     Router,
-    Settings,
     Targets,
     TopologyBuilder,
     UserCodeError,
 )
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, NumberSpout
 from penstock.topology.groupings import LocalOrShuffle
-from tests.helpers import BatchFeeder, BatchPass, Pass, per_task, slots_of
+from tests.helpers import BatchFeeder, BatchPass, Pass, per_task, settings_with, workers_of
 
 TASKS = [1, 2, 3, 8]
 SEEDS = [0, 1, 7]
@@ -35,7 +34,7 @@ def spread(spout, subscribe, tasks, seed=0, sources=1, middle=None, bolt=None, *
     if middle is not None:
         builder.set_bolt("middle", middle, sources).local_or_shuffle_grouping("source")
     subscribe(builder.set_bolt("sink", bolt or CaptureBolt(), tasks), "source" if middle is None else "middle")
-    made = builder.build("t", Settings(**{"seed": seed, "frame_bytes": 600, **settings}))
+    made = builder.build("t", settings_with(**{"seed": seed, "frame_bytes": 600, **settings}))
     runner = LocalRunner(made, seed=seed)
     runner.run_until_idle()
     assert runner.errors == []
@@ -322,16 +321,16 @@ def test_direct_in_batches(tasks):
 
 
 @over_all
-def test_local_or_shuffle_chained_stays_in_its_slot(tasks, seed):
+def test_local_or_shuffle_fused_stays_in_its_worker(tasks, seed):
     runner = spread(NumberSpout(40), lambda b, s: b.local_or_shuffle_grouping(s), tasks, seed, sources=tasks)
     for position, rows in enumerate(per_task(runner, "sink")):
         assert rows == [(position + 1, n) for n in range(40)]
-    assert sum(slot.frames_sent for slot in slots_of(runner).values()) == 0
+    assert sum(worker.frames_sent for worker in workers_of(runner).values()) == 0
 
 
 @pytest.mark.parametrize(("sources", "tasks"), [(1, 2), (2, 3), (3, 1), (2, 8)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_local_or_shuffle_spreads_evenly_where_nothing_is_chained(sources, tasks, seed):
+def test_local_or_shuffle_spreads_evenly_where_nothing_is_fused(sources, tasks, seed):
     runner = spread(NumberSpout(50), lambda b, s: b.local_or_shuffle_grouping(s), tasks, seed, sources=sources)
     got = per_task(runner, "sink")
     assert numbers(got) == {(task, n): 1 for task in range(1, sources + 1) for n in range(50)}
@@ -341,11 +340,11 @@ def test_local_or_shuffle_spreads_evenly_where_nothing_is_chained(sources, tasks
 
 
 @pytest.mark.parametrize(
-    ("same_slot", "same_node", "expected"),
+    ("same_worker", "same_node", "expected"),
     [((), (), {0, 1, 2, 3}), ((), (1, 3), {1, 3}), ((2,), (1, 2, 3), {2}), ((0, 2), (), {0, 2})],
 )
-def test_local_or_shuffle_prefers_the_slot_then_the_node(same_slot, same_node, expected):
-    router = LocalOrShuffle().router(Targets((5, 6, 7, 8), 1, same_slot, same_node))
+def test_local_or_shuffle_prefers_the_worker_then_the_node(same_worker, same_node, expected):
+    router = LocalOrShuffle().router(Targets((5, 6, 7, 8), 1, same_worker, same_node))
     batch = pa.RecordBatch.from_pydict({"n": list(range(10))})
     counts = Counter()
     for _ in range(7):

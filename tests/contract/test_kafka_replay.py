@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from penstock.cli.main import main
 from penstock.connectors.kafka_replay import Broker, KafkaEden, KafkaStore, stores_of
 from penstock.errors import EnvironmentFault
-from penstock.replay import QueueEden, Record, ReplaySpout
+from penstock.replay import QueueEden, ReplayRecord, ReplaySpout
 from penstock.replay.records import encode
 from penstock.state.values import TaskState
 from penstock.topology.components import Context, Failure
@@ -72,7 +72,7 @@ class Bench:
     def snapshot(self):
         """What a committed snapshot leaves for the next process."""
         self.spout.before_snapshot()
-        parts = {name: [data] for name, (_, _, data) in self.state.cut(full=True).encode().items()}
+        parts = {name: [data] for name, (_, _, data) in self.state.snapshot(full=True).encode().items()}
         self.state = TaskState()
         self.state.restore(parts)
 
@@ -156,7 +156,7 @@ def test_topics_are_made_once_with_a_partition_for_each_task(bench, kafka):
     store = KafkaStore(kafka.bootstrap, "clicks")
     bench.tasks = 2
     queues = store.open(bench.context(0))
-    queues.from_.append([Record(("x",))])
+    queues.from_.append([ReplayRecord(("x",))])
     queues.pointer.store(True)
     queues.close()
     names = [f"{bench.topology}.clicks.{kind}" for kind in ("from", "to", "dead")]
@@ -189,7 +189,7 @@ def test_a_record_that_cannot_be_read_is_set_aside_alone(bench, kafka, capsys, m
     broker = Broker("test", kafka.bootstrap, {})
     topics = KafkaStore(kafka.bootstrap, bench.name).topics(bench.topology, "lines")
     bad = [b"J{", None, b"Pcos\nsystem\n."]
-    good = [encode(Record(("a",))), encode(Record(("b",)))]
+    good = [encode(ReplayRecord(("a",))), encode(ReplayRecord(("b",)))]
     broker.produce(topics["from"], 0, [good[0], *bad, good[1]])
     broker.produce(topics["dead"], 0, [None])  # a stranger's: no list may fail on it
     rows = bench.await_rows(2)
@@ -197,10 +197,10 @@ def test_a_record_that_cannot_be_read_is_set_aside_alone(bench, kafka, capsys, m
     bench.spout.ack_many([id for id, _ in rows])
     bench.spout.close()
     [(_, _, queues)] = list(stores_of(kafka.bootstrap, bench.topology))
-    letters = [letter.record for letter in queues.dead.letters()]
+    dead_letters = [dead_letter.record for dead_letter in queues.dead.read_all()]
     queues.close()
-    assert sorted(record.payload[0] for record in letters) == sorted([b"J{", b"", b"Pcos\nsystem\n.", b""])
-    assert all(record.damaged for record in letters)
+    assert sorted(record.payload[0] for record in dead_letters) == sorted([b"J{", b"", b"Pcos\nsystem\n.", b""])
+    assert all(record.damaged for record in dead_letters)
 
 
 def test_no_broker_and_no_queues_are_said(kafka, capsys, monkeypatch):
@@ -208,8 +208,8 @@ def test_no_broker_and_no_queues_are_said(kafka, capsys, monkeypatch):
     broker = Broker("test", "127.0.0.1:1", {})
     for _ in range(2):
         with pytest.raises(
-            EnvironmentFault, match=r"Kafka at 127.0.0.1:1: .*; got 1 of 1 records not accepted. Ch"
+            EnvironmentFault, match=r"Kafka at 127.0.0.1:1: 1 of 1 records were not accepted within .*. Ch"
         ):
             broker.produce("topic", 0, [b"x"])
     assert main(["dlq", "list", "--kafka", kafka.bootstrap, "--topology", "none"]) == 2
-    assert "topology 'none' must have replay queues here; got none. Check" in capsys.readouterr().err
+    assert "topology 'none' has no replay queues here. Check" in capsys.readouterr().err

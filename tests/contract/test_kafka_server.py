@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.errors import EnvironmentFault
 from penstock.spark.java import ensure_java
-from penstock.testing import jars
-from penstock.testing.kafka import KAFKA, KafkaServer, new_cluster_id
+from penstock.testing.servers import jars
+from penstock.testing.servers.kafka import KAFKA, KafkaServer, new_cluster_id
 from tests.contract.kafka_helpers import PATIENCE, read, write
 
 
@@ -45,7 +45,7 @@ def test_data_and_address_survive_a_clean_stop(kafka, topic):
     write(kafka, name, ["a"])
     kafka.stop()
     assert _gone(pid)
-    with pytest.raises(EnvironmentFault, match=r"the broker must run for this; got none. Call start\(\)"):
+    with pytest.raises(EnvironmentFault, match=r"the broker is not running. Call start\(\)"):
         kafka.create_topic("other")
     kafka.start()
     assert kafka.bootstrap == address
@@ -60,7 +60,7 @@ def _ignore_interrupts():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_the_command_and_its_end(kafka, signum):  # kafka: so that this is skipped where there can be none
-    command = [sys.executable, "-m", "penstock.testing.kafka", "--topic", "lines:2"]
+    command = [sys.executable, "-m", "penstock.testing.servers.kafka", "--topic", "lines:2"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_ignore_interrupts
     ) as process:
@@ -82,7 +82,7 @@ def test_without_maven_and_cache_it_says_so(monkeypatch, tmp_path):
     with pytest.raises(EnvironmentFault) as caught:
         KAFKA.jars()
     assert str(caught.value) == (
-        "Kafka for tests: Apache Maven (mvn) fetches Kafka on first use; got no mvn on the PATH. "
+        "Kafka for tests: Apache Maven (mvn), which fetches Kafka on first use, is not on the PATH. "
         "Install it (on Debian: apt-get install maven), or use a Kafka of your own."
     )
 
@@ -94,7 +94,7 @@ def test_a_maven_that_fails_leaves_no_half_a_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ensure_java()  # finds it now, and remembers
     monkeypatch.setattr(jars.shutil, "which", lambda name: str(maven))
-    with pytest.raises(EnvironmentFault, match=r"Maven could not fetch Kafka; got \[ERROR\] no route"):
+    with pytest.raises(EnvironmentFault, match=r"Maven could not fetch Kafka \(\[ERROR\] no route"):
         KAFKA.jars()
     assert [path.name for path in Path(tmp_path / "cache" / "penstock").iterdir()] == ["kafka-4.3.1.lock"]
 

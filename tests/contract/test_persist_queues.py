@@ -20,18 +20,18 @@ import redis
 
 from penstock.clock import SimulatedClock
 from penstock.errors import ComponentError, EnvironmentFault, TopologyError
+from penstock.persist.dead_letters import DeadLetterRows
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.entries import pack
-from penstock.persist.letters import DeadRows
 from penstock.persist.memcached import HOLE_SECONDS, MemcachedQueue
 from penstock.persist.policy import Flushing
 from penstock.persist.processor import Processor, drained
-from penstock.persist.queues import ENTRY_BYTES, QueueAway, Superseded
+from penstock.persist.queues import ENTRY_BYTES, QueueUnavailable, WriterSuperseded
 from penstock.persist.redis import RedisQueue
 from penstock.persist.sqlite import SQLiteStore
-from penstock.testing import debian
-from penstock.testing.memcached import MEMCACHED, MemcachedServer
-from penstock.testing.redis import RedisServer
+from penstock.testing.servers import debian
+from penstock.testing.servers.memcached import MEMCACHED, MemcachedServer
+from penstock.testing.servers.redis import RedisServer
 
 PATIENCE = 30.0  # seconds; a loaded machine
 SOME_SECONDS = 8.0  # within which a hung server is noticed
@@ -118,7 +118,7 @@ def persistently(ask, *arguments):
     while True:
         try:
             return ask(*arguments)
-        except QueueAway:
+        except QueueUnavailable:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -128,7 +128,7 @@ def put_until_refused(client, size):
     for count in range(10_000):
         try:
             client.put([b"%d " % count + bytes(size)])
-        except QueueAway as error:
+        except QueueUnavailable as error:
             return count, error
     raise AssertionError("it has room for all")
 
@@ -292,16 +292,18 @@ def test_queues_of_different_names_have_nothing_in_common(place):
 # ---- writers ---------------------------------------------------------------------------------------------
 
 
-def test_lives_grow(place, monkeypatch):
+def test_incarnations_grow(place, monkeypatch):
     client = place.open()
     before = int(time.time() * 1000)
-    lives = [client.register("writer"), place.open().register("writer"), client.register("writer")]
-    assert before <= lives[0] < lives[1] < lives[2]
+    incarnations = [client.register("writer"), place.open().register("writer"), client.register("writer")]
+    assert before <= incarnations[0] < incarnations[1] < incarnations[2]
     odd = [client.register(name) for name in ("other/writer", "other writer", "ü", "y" * 300)]
-    assert all(before <= life <= int(time.time() * 1000) for life in odd), "writers have nothing in common"
+    assert all(before <= incarnation <= int(time.time() * 1000) for incarnation in odd), (
+        "writers have nothing in common"
+    )
     monkeypatch.setattr("time.time", lambda: 1.0)  # a clock that was put back
-    assert client.register("writer") == lives[2] + 1
-    assert place.open().register("writer") == lives[2] + 2
+    assert client.register("writer") == incarnations[2] + 1
+    assert place.open().register("writer") == incarnations[2] + 2
 
 
 def _write(place, writer, count):
@@ -398,7 +400,9 @@ def test_a_server_that_is_gone_and_comes_back(served):
         lambda: served.open().put([b"x"]),
     ]
     for ask in asked:
-        with pytest.raises(QueueAway, match=f"queue '{served.name}' .*; got .*Error.*It goes on by itself"):
+        with pytest.raises(
+            QueueUnavailable, match=f"queue '{served.name}' .*Error.*t (?:then )?goes on by itself"
+        ):
             ask()
     processor.close()
     served.server.start()
@@ -424,10 +428,10 @@ def test_redis_keeps_what_it_acknowledged_across_kills(on_redis):
     client = on_redis.open()
     numbers = [name_of(entry)[1] for entry in entries(drain(client))]
     assert numbers in (list(range(last + 1)), list(range(last + 2)))
-    life = client.register("w")
+    incarnation = client.register("w")
     on_redis.server.kill()
     on_redis.server.start()
-    assert persistently(client.register, "w") > life
+    assert persistently(client.register, "w") > incarnation
 
 
 def test_a_server_that_hangs(served):
@@ -438,7 +442,7 @@ def test_a_server_that_hangs(served):
     try:
         for ask in (lambda: writer.put([b"b"]), lambda: processor.read(5)):
             begun = time.monotonic()
-            with pytest.raises(QueueAway):
+            with pytest.raises(QueueUnavailable):
                 ask()
             assert time.monotonic() - begun < SOME_SECONDS
         writer.close()
@@ -495,7 +499,7 @@ def test_a_full_disk(small_disk):
     writer, processor = place.open(), place.open()
     count, error = put_until_refused(writer, 50_000)
     assert 60 < count < 90
-    assert "the disk lets the queue append; got [Errno 28] No space left on device. Free some space" in str(error)
+    assert "the queue cannot append ([Errno 28] No space left on device). Free some space" in str(error)
     with contextlib.suppress(OSError), open(small_disk / "others", "wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
@@ -520,9 +524,9 @@ def test_the_embedded_queue_wants_a_local_folder(tmp_path):
         EmbeddedQueue().check("component 'store'", "s3://bucket/state")
     assert str(caught.value) == (
         "component 'store': the embedded queue needs a folder on a local path; got 's3://bucket/state'. Give it "
-        "one: EmbeddedQueue(folder=...), or set state_dir. Or take RedisQueue, which needs none."
+        "one: EmbeddedQueue(folder=...), or set delivery.state_dir. Or take RedisQueue, which needs none."
     )
-    with pytest.raises(EnvironmentFault, match="got none"):
+    with pytest.raises(EnvironmentFault, match="and has none"):
         EmbeddedQueue().check("component 'store'", "")
     client = EmbeddedQueue().open("a", f"file://{tmp_path}/deep/er")
     client.put([b"a"])
@@ -566,7 +570,7 @@ def test_redis_without_memory_or_as_a_replica(on_redis):
     control = redis.Redis.from_url(on_redis.server.url)
     try:
         control.config_set("maxmemory", 1)
-        with pytest.raises(QueueAway, match="OutOfMemoryError"):
+        with pytest.raises(QueueUnavailable, match="OutOfMemoryError"):
             client.put([b"b"])
         found = client.read(5)
         client.release(found[0][0])
@@ -576,7 +580,7 @@ def test_redis_without_memory_or_as_a_replica(on_redis):
     client.put([b"c"])
     try:
         control.replicaof("127.0.0.1", "1")
-        with pytest.raises(QueueAway, match="ReadOnlyError"):
+        with pytest.raises(QueueUnavailable, match="ReadOnlyError"):
             client.put([b"d"])
     finally:
         control.replicaof("NO", "ONE")
@@ -828,10 +832,10 @@ def test_little_memory_is_told(in_memcached):
 def test_an_entry_memcached_never_takes_is_an_error(in_memcached):
     with pytest.raises(ComponentError) as caught:
         in_memcached.open().put([bytes(1 << 20)])
-    assert not isinstance(caught.value, QueueAway)
+    assert not isinstance(caught.value, QueueUnavailable)
     assert str(caught.value) == (
-        f"queue '{in_memcached.name}' in memcached at {in_memcached.server.address}: memcached takes values of up "
-        "to 1048576 bytes; got an entry of 1048576 bytes. Start it with a greater -I, or take RedisQueue or "
+        f"queue '{in_memcached.name}' in memcached at {in_memcached.server.address}: an entry of 1048576 "
+        "bytes is larger than memcached takes, 1048576 bytes. Start it with a larger -I, or use RedisQueue or "
         "EmbeddedQueue."
     )
 
@@ -871,8 +875,8 @@ def test_queues_travel_and_tell_no_passwords(queue):
 @pytest.mark.parametrize(
     ("queue", "message"),
     [
-        (RedisQueue("localhost:6379"), "here: url is that of a Redis; got .*Write RedisQueue"),
-        (MemcachedQueue("localhost:http"), "here: server is a memcached's host and port; got .*Write Memcached"),
+        (RedisQueue("localhost:6379"), "here: the URL .* is not one of a Redis.*Write RedisQueue"),
+        (MemcachedQueue("localhost:http"), "here: server is not a memcached's host and port.*Write Memcached"),
         (MemcachedQueue(max_bytes=1 << 40), "here: max_bytes of MemcachedQueue is at most .*Take RedisQueue"),
     ],
     ids=str,
@@ -894,7 +898,7 @@ def test_no_server_and_no_way_to_fetch_one_is_told(monkeypatch):
     with pytest.raises(EnvironmentFault) as caught:
         MEMCACHED.command()
     assert str(caught.value) == (
-        "memcached for tests: it is installed, or Debian's tools fetch it; got no memcached and no apt-get. "
+        "memcached for tests: memcached is not installed, and neither is apt-get, which would fetch it. "
         "Install it (on Debian: apt-get install memcached)."
     )
 
@@ -903,7 +907,7 @@ def test_a_server_that_cannot_start_says_why(redis_server):
     redis_server.start()
     server = RedisServer()
     server._port = redis_server._port
-    with pytest.raises(EnvironmentFault, match=r"the server answers soon after its start; got .*(bind|listen)"):
+    with pytest.raises(EnvironmentFault, match=r"the server did not start: .*(bind|listen)"):
         server.start()
     server.close()
 
@@ -913,7 +917,7 @@ def test_who_was_replaced_puts_nothing_more(place):
     first = old.register("store/0")
     old.put([b"1"], "store/0", first)
     second = new.register("store/0")
-    with pytest.raises(Superseded, match="'store/0' is the newest of its name to put"):
+    with pytest.raises(WriterSuperseded, match="'store/0' is the newest of its name to put"):
         old.put([b"late"], "store/0", first)
     new.put([b"2"], "store/0", second)
     old.put([b"3"], "store/1", old.register("store/1"))
@@ -945,19 +949,19 @@ def test_embedded_a_record_that_changed_on_disk_is_told_from_a_torn_one(embedded
     data = bytearray(segment.read_bytes())
     data[data.index(b"entry 2")] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(EnvironmentFault, match="must read back as it was written"):
+    with pytest.raises(EnvironmentFault, match="is not what was written"):
         embedded.open().put([b"entry 6"])
     assert segment.read_bytes() == data, "nothing is cut off"
 
 
 def test_embedded_a_process_that_stands_still_with_the_lock_is_not_waited_for_without_end(embedded, monkeypatch):
-    monkeypatch.setattr("penstock.replay.segments._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.storage.segments._LOCK_SECONDS", 0.2)
     client = embedded.open()
     client.put([b"1"])
     (lock,) = Path(embedded.folder).rglob("lock")
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(QueueAway, match="another process holds the lock"):
+        with pytest.raises(QueueUnavailable, match="another process holds the lock"):
             client.put([b"2"])
     client.put([b"2"])
     assert [data for _, data in client.read(10)] == [b"1", b"2"]
@@ -971,18 +975,18 @@ def test_rows_are_written_once_though_the_server_has_lost_its_memory_meanwhile(s
     clock, store = SimulatedClock(1000.0), SQLiteStore(str(tmp_path / "rows.db"), "rows")
 
     def processor(crash=lambda step: None):
-        dead, flushing = DeadRows(tmp_path / "dead", "persist"), Flushing(0.01, 100)
+        dead, flushing = DeadLetterRows(tmp_path / "dead", "persist"), Flushing(0.01, 100)
         return Processor(served.name, served.open(), store.open(), dead, flushing, clock, crash)
 
     def put(word, number):
-        persistently(writer.put, [pack("persist/0", life, number, pa.table({"word": [word]}))])
+        persistently(writer.put, [pack("persist/0", incarnation, number, pa.table({"word": [word]}))])
 
     def kill(step):
         if step == "written" and killing:
             raise Killed
 
     writer, killing = served.open(), []
-    life = writer.register("persist/0")
+    incarnation = writer.register("persist/0")
     put("before", 1)
     first = processor(kill)
     assert drained(first, clock.monotonic() + 100, clock, clock.advance)

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from penstock.connectors.kafka_replay import Broker, KafkaDeadLetters, KafkaPointer, KafkaQueue
-from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters
+from penstock.connectors.kafka_replay import Broker, KafkaDeadLetterStore, KafkaPointer, KafkaQueue
+from penstock.replay.dead_letters import DeadLetterStore, DiskDeadLetterStore
 from penstock.replay.embedded import DiskPointer, DiskQueue
-from penstock.replay.queues import Pointer, Queue, Record
+from penstock.replay.queues import Pointer, ReplayQueue, ReplayRecord
 
 
 @dataclass
 class Place:
-    """Opens the same queue, pointer or letters again and again, as one process after another would."""
+    """Opens the same queue, pointer or dead letters again and again, as one process after another would."""
 
-    queue: Callable[[], Queue]
+    queue: Callable[[], ReplayQueue]
     pointer: Callable[[], Pointer]
-    dead: Callable[[], DeadLetters]
+    dead: Callable[[], DeadLetterStore]
 
 
 @pytest.fixture(params=["disk", "kafka"])
@@ -34,26 +34,26 @@ def place(request: pytest.FixtureRequest, tmp_path: Any) -> Place:
         return Place(
             lambda: KafkaQueue(broker, queue, 1, f"{queue}.group"),
             lambda: KafkaPointer(broker, pointer, 1, f"{pointer}.group"),
-            lambda: KafkaDeadLetters(broker, dead, 1, f"{dead}.group"),
+            lambda: KafkaDeadLetterStore(broker, dead, 1, f"{dead}.group"),
         )
     return Place(
         lambda: DiskQueue(tmp_path / "queue", segment_bytes=200),
         lambda: DiskPointer(tmp_path / "pointer"),
-        lambda: DiskDeadLetters(tmp_path / "dead"),
+        lambda: DiskDeadLetterStore(tmp_path / "dead"),
     )
 
 
-def records(*values: Any) -> list[Record]:
-    return [Record((value,), 1, "boom", "split", 12.5) for value in values]
+def records(*values: Any) -> list[ReplayRecord]:
+    return [ReplayRecord((value,), 1, "boom", "split", 12.5) for value in values]
 
 
-def payloads(found: list[tuple[int, Record]]) -> list[Any]:
+def payloads(found: list[tuple[int, ReplayRecord]]) -> list[Any]:
     return [record.payload[0] for _, record in found]
 
 
 def test_what_is_appended_is_read_in_order_and_whole(place: Place) -> None:
     queue = place.queue()
-    odd = Record(("ü", 7, 2.5, None, b"\x00\xff", [1, {"a": "b"}], (1, 2), {3}), 4, "why\n", "count", 99.25)
+    odd = ReplayRecord(("ü", 7, 2.5, None, b"\x00\xff", [1, {"a": "b"}], (1, 2), {3}), 4, "why\n", "count", 99.25)
     queue.append([*records("a", "b"), odd])
     queue.append(records("c"))
     found = queue.read(10)
@@ -188,19 +188,19 @@ def test_the_pointer_keeps_what_it_was_told(place: Place) -> None:
 
 def test_dead_letters_are_listed_and_taken_out_by_id(place: Place) -> None:
     dead = place.dead()
-    assert dead.letters() == []
+    assert dead.read_all() == []
     dead.add(records("a", "b"))
     dead.add(records("c"))
-    letters = dead.letters()
-    assert [letter.record for letter in letters] == records("a", "b", "c")
-    dead.remove([letters[1].id, 999_999])
+    dead_letters = dead.read_all()
+    assert [dead_letter.record for dead_letter in dead_letters] == records("a", "b", "c")
+    dead.remove([dead_letters[1].id, 999_999])
     other = place.dead()
-    assert [letter.record.payload for letter in other.letters()] == [("a",), ("c",)]
-    other.remove([letters[0].id, letters[2].id])
-    assert dead.letters() == []
+    assert [dead_letter.record.payload for dead_letter in other.read_all()] == [("a",), ("c",)]
+    other.remove([dead_letters[0].id, dead_letters[2].id])
+    assert dead.read_all() == []
     dead.add(records("d"))
-    [last] = other.letters()
+    [last] = other.read_all()
     assert last.record == records("d")[0]
-    assert last.id not in {letter.id for letter in letters}
+    assert last.id not in {dead_letter.id for dead_letter in dead_letters}
     dead.close()
     other.close()

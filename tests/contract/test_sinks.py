@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-from penstock import Settings, TopologyBuilder
+from penstock import Delivery, Lifecycle, Settings, TopologyBuilder
 from penstock.errors import PenstockError, SinkRefused
 from penstock.testing import LocalRunner
-from penstock.testing.postgres import PostgresServer
+from penstock.testing.servers.postgres import PostgresServer
 from penstock.topology.components import Conf, Context, Source, Spout, SpoutCollector, TransactionalSink
 from penstock.topology.streams import OutputDeclarer
 
@@ -329,7 +329,7 @@ def test_a_stalled_process_that_goes_on_takes_no_rows_from_its_successor(target:
 
 
 def test_two_processes_with_the_same_number_write_both(target: Target, start: Any) -> None:
-    """A slot that moves goes on in another process of the same start, whose clock may stand behind."""
+    """A worker that moves goes on in another process of the same start, whose clock may stand behind."""
     first = start(delivery="at_least_once", generation=1)
     first.commit(prepared(first, 1000, A))
     second = start(delivery="at_least_once", generation=1)
@@ -341,7 +341,7 @@ def test_two_processes_with_the_same_number_write_both(target: Target, start: An
 def test_a_superseded_start_that_opens_late_removes_nothing(target: Target, start: Any) -> None:
     newest = start(generation=3)
     token = prepared(newest, 7, B)
-    with pytest.raises(SinkRefused, match="start 2, while start 3 has opened this task"):
+    with pytest.raises(SinkRefused, match="query run 2 is outdated: run 3 has opened this task"):
         start(generation=2)
     newest.commit(token)
     assert target.visible() == B
@@ -447,7 +447,9 @@ def test_in_a_topology_that_dies_at_any_step_of_a_commit(target: Target, tmp_pat
         builder = TopologyBuilder()
         builder.set_spout("numbers", Numbers(limit))
         builder.set_bolt("sink", target.sink(), 2).shuffle_grouping("numbers")
-        settings = Settings(delivery="exactly_once", on_error="stop", crash_at=crash_at)
+        settings = Settings(
+            delivery=Delivery("exactly_once", on_error="stop"), lifecycle=Lifecycle(crash_at=crash_at)
+        )
         runner = LocalRunner(builder.build(target.topology, settings), folder=str(tmp_path / "state"), die=die)
         runner.run_until_idle()
         return runner

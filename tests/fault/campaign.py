@@ -10,7 +10,8 @@ EVENTS = 12  # of a whole campaign: 20 seeds make 240 events, of which a few fin
 _SETTLED = 0.35  # share of the events before which the topology must have committed something new
 _HEAVY = 2  # events of a campaign after which another driver has to start, which takes about ten seconds
 _SHORT, _LONG = (0.5, 3.0), (8.0, 11.0)
-"""Seconds of a stop: shorter and longer than the setting ``heartbeat_timeout`` of the campaigns (6 s)."""
+"""Seconds of a stop: shorter and longer than the setting ``lifecycle.heartbeat_timeout`` of the campaigns (6
+s)."""
 _OUTAGE = ((0.3, 5.0), (0.3, 5.0), (9.0, 13.0))  # seconds; ``message_timeout`` is 10
 
 SINKS = ("parquet", "postgres", "kafka")

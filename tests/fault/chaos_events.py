@@ -12,11 +12,11 @@ import time
 import psutil
 
 from penstock.cli import savepoint as savepoint_command
-from penstock.coordinator.messages import Command
 from penstock.errors import PenstockError
+from penstock.protocol.messages import OperatorRequest
 
 _ANSWER = 120.0  # seconds within which a command is answered, whatever happens to the topology
-_RIVAL = 130.0  # seconds for a second driver to run or to end
+_SECOND_DRIVER = 130.0  # seconds for a second driver to run or to end
 
 
 class Skipped(Exception):
@@ -65,39 +65,39 @@ def stop_driver(run, event, record):
 def second_driver(run, event, record):
     """Of the same topology. It takes over, while the first runs or is stopped, or is refused."""
     first = run.driver
-    if not run.until(lambda: first.active or first.ended, _RIVAL) or first.ended:
+    if not run.until(lambda: first.active or first.ended, _SECOND_DRIVER) or first.ended:
         raise Skipped("no driver runs beside which it could be started")
     if event.form == "refused":
         return _refused_driver(run, first)
     stopped = {"running": [], "stopped": [first.pid], "all stopped": first.family()}[event.form]
     first.excuse = "another took over"
-    began, rival = time.monotonic(), run.launch(take_over=True)
+    began, other = time.monotonic(), run.launch(take_over=True)
     try:
         _signal(stopped, signal.SIGSTOP)
-        ready = run.until(lambda: rival.active or run.driver is not rival, _RIVAL)
+        ready = run.until(lambda: other.active or run.driver is not other, _SECOND_DRIVER)
     finally:
         _signal(stopped, signal.SIGCONT)
-    how = "active" if ready and rival.active else "not active"
-    return f"{rival} beside {first}, {how} after {time.monotonic() - began:.1f} s"
+    how = "active" if ready and other.active else "not active"
+    return f"{other} beside {first}, {how} after {time.monotonic() - began:.1f} s"
 
 
 def _refused_driver(run, first):
     """Without being told to take over, it must end and leave the first alone."""
-    rival = run.launch()
+    other = run.launch()
     run.driver = first  # the first is still the one that is to run
-    run.drivers.remove(rival)
-    run.drivers.insert(-1, rival)
-    rival.excuse = "another runs"
-    ended = run.until(lambda: rival.ended or rival.active, _RIVAL)
-    if not ended or rival.process.poll() is None:
-        run.complaints.append(f"{rival} was not refused beside {first}")
+    run.drivers.remove(other)
+    run.drivers.insert(-1, other)
+    other.excuse = "another runs"
+    ended = run.until(lambda: other.ended or other.active, _SECOND_DRIVER)
+    if not ended or other.process.poll() is None:
+        run.complaints.append(f"{other} was not refused beside {first}")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rival.pid, signal.SIGKILL)
-    return f"{rival} beside {first}: {rival.tail().strip().splitlines()[-1:]}"
+            os.kill(other.pid, signal.SIGKILL)
+    return f"{other} beside {first}: {other.tail().strip().splitlines()[-1:]}"
 
 
 def _workers(status):
-    return status.get("slots", {}).values()
+    return status.get("workers", {}).values()
 
 
 def _executors(status):
@@ -198,11 +198,11 @@ def _fill(run, name, event):
 
 def scale(run, event, record):
     component, tasks = event.form.split()
-    return _command(run, record, Command("scale", {"parallelism": {component: int(tasks)}}))
+    return _command(run, record, OperatorRequest("scale", {"parallelism": {component: int(tasks)}}))
 
 
 def replace(run, event, record):
-    return _command(run, record, Command("replace", {"target": str(len(run.done))}))
+    return _command(run, record, OperatorRequest("replace", {"target": str(len(run.done))}))
 
 
 def deactivate(run, event, record):
@@ -210,12 +210,12 @@ def deactivate(run, event, record):
 
     def carry_out():
         driver = run.driver
-        if not _ask(run, record, Command("deactivate")):
+        if not _ask(run, record, OperatorRequest("deactivate")):
             return
         time.sleep(event.seconds)
         until = time.monotonic() + _ANSWER
         while run.driver is driver and not driver.ended and time.monotonic() < until:
-            if _ask(run, record, Command("activate")):
+            if _ask(run, record, OperatorRequest("activate")):
                 return
             time.sleep(0.5)
 

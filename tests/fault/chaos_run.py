@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.coordinator import runs
+from penstock.driver import runs
 from penstock.errors import PenstockError
 from penstock.state.store import StateStore
 from tests.fault.chaos_events import EVENTS, Skipped

@@ -14,11 +14,12 @@ import time
 
 import psutil
 
-from penstock import Settings, TopologyBuilder, submit
+from penstock import TopologyBuilder, submit
 from penstock.errors import PenstockError
 from penstock.spark.session import close_session, joined
 from tests.fault.components import Count, CountAlong, Numbers, OtherParse, OtherPass, Parse, Pass, as_line
 from tests.fault.scaler import Scaler
+from tests.helpers import settings_with
 
 
 def topology(config):
@@ -40,7 +41,7 @@ def topology(config):
         builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
     builder.set_bolt("sink", sink).shuffle_grouping("count")
-    return builder.build(config["name"], Settings(**config["settings"]))
+    return builder.build(config["name"], settings_with(**config["settings"]))
 
 
 def chaos_topology(config):
@@ -56,7 +57,7 @@ def chaos_topology(config):
     builder.set_bolt("pass", parse, 2).shuffle_grouping("source")
     builder.set_bolt("count", CountAlong(), 2).fields_grouping("pass", "key")
     builder.set_bolt("sink", _chaos_sink(config)).shuffle_grouping("count")
-    return builder.build(config["name"], Settings(**config["settings"]))
+    return builder.build(config["name"], settings_with(**config["settings"]))
 
 
 def _chaos_source(config):
@@ -102,7 +103,7 @@ _scanned = [0.0, [], []]
 
 
 def status(config, running, **more):
-    slots = {str(id): slot.hello.pid for id, slot in dict(running.slots).items() if slot.connected}
+    workers = {str(id): worker.hello.pid for id, worker in dict(running.workers).items() if worker.connected}
     if time.monotonic() > _scanned[0] + config.get("scan", 0.0):
         commands = [(p.pid, " ".join(_command(p))) for p in psutil.Process().children(recursive=True)]
         jvms = [pid for pid, command in commands if "SparkSubmit" in command]
@@ -113,7 +114,7 @@ def status(config, running, **more):
         "pid": os.getpid(),
         "state": running.state,
         "restarts": running.restarts,
-        "slots": slots,
+        "workers": workers,
         "nodes": joined(running._starter.spark),  # open_session() would ask the JVM for all its settings
         "executors": executors,
         "jvms": jvms,

@@ -144,7 +144,7 @@ class Run:
 
     def under_load(self):
         status = self.status()
-        return status.get("state") == "active" and bool(status.get("slots"))
+        return status.get("state") == "active" and bool(status.get("workers"))
 
     def recovered(self, kind, before):
         """Note a fault once a new start has new output or, where all input is through already, a new epoch."""
@@ -169,14 +169,14 @@ class Run:
 
     def kill_worker(self):
         before = self.status()
-        slot = self.random.choice(sorted(before["slots"]))
-        os.kill(before["slots"][slot], signal.SIGKILL)
+        worker = self.random.choice(sorted(before["workers"]))
+        os.kill(before["workers"][worker], signal.SIGKILL)
         self.recovered("worker", before)
 
     def stall_worker(self):
         """Stop one for longer than a heartbeat may stay out, and let it go on when it has been replaced."""
         before = self.status()
-        pid = before["slots"][self.random.choice(sorted(before["slots"]))]
+        pid = before["workers"][self.random.choice(sorted(before["workers"]))]
         os.kill(pid, signal.SIGSTOP)
         try:
             self.recovered("stall", before)
@@ -185,10 +185,10 @@ class Run:
                 os.kill(pid, signal.SIGCONT)
 
     def kill_executor(self):
-        """One that runs a slot: an idle one is no loss."""
+        """One that runs a worker: an idle one is no loss."""
         before = self.status()
-        slot = psutil.Process(before["slots"][self.random.choice(sorted(before["slots"]))])
-        executor = next(parent.pid for parent in slot.parents() if parent.pid in before["executors"])
+        worker = psutil.Process(before["workers"][self.random.choice(sorted(before["workers"]))])
+        executor = next(parent.pid for parent in worker.parents() if parent.pid in before["executors"])
         os.kill(executor, signal.SIGKILL)
         self.recovered("executor", before)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
-from penstock.persist import PersistBolt, Queue, SQLiteStore, Store
+from penstock.persist import PersistBolt, PersistentQueue, SQLiteStore, Store
 from penstock.persist.spec import find
-from penstock.persist.stores import StoreAway
-from penstock.replay.dead_letters import DiskDeadLetters
+from penstock.persist.stores import StoreUnavailable
+from penstock.replay.dead_letters import DiskDeadLetterStore
 from tests.fault.persist_process import PASSING, Oracle, key_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ class SlowStore(Store):
         return f"slow {self.store}"
 
 
-class SlowQueue(Queue):
+class SlowQueue(PersistentQueue):
     """The same for a queue's put and release."""
 
     def __init__(self, queue):
@@ -167,7 +167,7 @@ class RefusingStore(SQLiteStore):
 
         def refusing(*args):
             if (Path(self.path).parent / "away").exists():
-                raise StoreAway(str(self), "is there", "it is not")
+                raise StoreUnavailable(str(self), "it is not there")
             write(*args)
 
         client.write = refusing
@@ -359,12 +359,12 @@ class PersistRun:
 
     # ---- results ---------------------------------------------------------------------------------------
 
-    def letters(self):
+    def dead_letters(self):
         """⟨n, start⟩ of the dead letters."""
         (spec,) = find(self.state, "persisted")
-        dead = DiskDeadLetters(Path(spec.dead))
+        dead = DiskDeadLetterStore(Path(spec.dead))
         with contextlib.closing(dead):
-            values = [letter.record.payload[1] for letter in dead.letters()]
+            values = [dead_letter.record.payload[1] for dead_letter in dead.read_all()]
         return [(row["n"], row["start"]) for row in values]
 
     def waiting(self):
@@ -377,10 +377,14 @@ class PersistRun:
         missing."""
         total = int((self.folder / "ceiling").read_text())
         acked = [(n, start) for start, n in self.oracle.read()]
-        rows, letters = self.table.rows(), self.letters()
-        wrong = (self._judge_keys if self.table.upsert else self._judge_rows)(total, acked, rows, letters, lost)
-        wrong["dead letters that are good rows"] = [letter for letter in letters if not is_bad(letter[0])]
-        wrong["dead letters twice"] = _twice(letters)
+        rows, dead_letters = self.table.rows(), self.dead_letters()
+        wrong = (self._judge_keys if self.table.upsert else self._judge_rows)(
+            total, acked, rows, dead_letters, lost
+        )
+        wrong["dead letters that are good rows"] = [
+            dead_letter for dead_letter in dead_letters if not is_bad(dead_letter[0])
+        ]
+        wrong["dead letters twice"] = _twice(dead_letters)
         if self.delivery == "at_least_once":
             wrong["never acked"] = sorted(set(range(total)) - {n for n, _ in acked})
         self.wrong = sum(map(len, wrong.values()))
@@ -391,9 +395,9 @@ class PersistRun:
             said.append(f"{self.failed} messages failed")
         return said
 
-    def _judge_rows(self, total, acked, rows, letters, lost):
+    def _judge_rows(self, total, acked, rows, dead_letters, lost):
         stored = Counter((n, start) for n, _, start in rows)
-        kept = stored.keys() | set(letters)
+        kept = stored.keys() | set(dead_letters)
         wrong = {
             "acked and missing": [each for each in acked if each not in kept and each not in lost],
             "doubled": _twice((n, start) for n, _, start in rows),
@@ -419,7 +423,7 @@ class PersistRun:
         ]
         return wrong
 
-    def _judge_keys(self, total, acked, rows, letters, lost):
+    def _judge_keys(self, total, acked, rows, dead_letters, lost):
         """Each key has what was put last for it. That was acked: what was not is put again later."""
         assert not lost
         if self.delivery == "exactly_once":

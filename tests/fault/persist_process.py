@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from penstock import Settings, Spout, TopologyBuilder
+from penstock import Delivery, Settings, Spout, TopologyBuilder
 from penstock.clock import SimulatedClock
-from penstock.coordinator.messages import Committed
 from penstock.errors import ComponentError, PenstockError, SinkRefused
+from penstock.protocol.messages import EpochCommitted
 from penstock.testing import LocalRunner
 
 PASSING = 3
@@ -131,7 +131,7 @@ class Worker(LocalRunner):
     shown = ""
 
     def _command(self, message, to):
-        if not isinstance(message, Committed):
+        if not isinstance(message, EpochCommitted):
             super()._command(message, to)
             return
         self.unpublished = message
@@ -145,7 +145,7 @@ class Worker(LocalRunner):
         except PenstockError as error:
             if str(error) != self.shown:  # once, however long it lasts
                 self.shown = str(error)
-                next(iter(self._slots.values())).errors.append(error)
+                next(iter(self._workers.values())).errors.append(error)
         else:
             self.unpublished = None
 
@@ -167,7 +167,7 @@ def main(folder, start):
     builder.set_spout("numbers", Numbers(folder, start, work["rate"]))
     builder.set_bolt("sink", work["bolt"], 2).fields_grouping("numbers", "key")
     settings = Settings(
-        delivery=work["delivery"], epoch_interval=0.1, message_timeout=600.0, max_spout_pending=2000
+        delivery=Delivery(work["delivery"], epoch_interval=0.1, message_timeout=600.0, max_spout_pending=2000)
     )
     try:
         runner = Worker(builder.build("persisted", settings), seed=start, clock=RealClock(), folder=work["state"])

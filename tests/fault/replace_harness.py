@@ -14,8 +14,8 @@ from tests.fault.harness import Run, started_by
 
 STEPS = ("checked", "standing_by", "copied", "paused", "drained", "closed", "claimed", "opened", "activated")
 """Of a replacement, in order; see ``spark.replacement``."""
-MOVE_STEPS = ("seated", "doubled", "stored", "mapped", "merged", "switched")
-"""Of one slot's move; see ``spark.moving``."""
+MOVE_STEPS = ("placed", "doubled", "stored", "mapped", "merged", "switched")
+"""Of one worker's move; see ``spark.moving``."""
 SLOW = 500  # tuples a second: the input outlasts the kills
 _LOOK = 0.02  # seconds; a manifest is there for half a second at least
 _DEADLINE = 400.0  # seconds for a run with many kills
@@ -96,7 +96,8 @@ class ReplaceRun(Run):
     steps, victims, longest = STEPS, ("old", "old", "new", "new", "driver"), 2.0
 
     def kill_somebody(self):
-        """kill -9 of a slot of either start or of the driver, at a moment of a replacement that the seed says."""
+        """kill -9 of a worker of either start or of the driver, at a moment of a replacement that the seed
+        says."""
         draw = self.random
         of = draw.choice(self.victims)
         delay = draw.choice((0.0, draw.uniform(0.0, self.longest / 10), draw.uniform(0.0, self.longest)))
@@ -120,8 +121,8 @@ class ReplaceRun(Run):
         os.replace(temporary, path)
 
     def survive(self, what, committed=lambda: None):
-        """The driver dies by itself (``crash_at``), is started again, and all comes out right. ``committed`` looks
-        at what it left."""
+        """The driver dies by itself (``lifecycle.crash_at``), is started again, and all comes out right.
+        ``committed`` looks at what it left."""
         try:
             self.launch()
             self.await_death()
@@ -176,11 +177,11 @@ class ReplaceRun(Run):
 
 
 class MoveRun(ReplaceRun):
-    """One topology on two nodes, whose slots move to and fro one by one. Struck are the seats a slot leaves or
-    takes, any slot, or the driver; what comes after a step takes a tenth of a second."""
+    """One topology on two nodes, whose workers move to and fro one by one. Struck are the slots a worker leaves or
+    takes, any worker, or the driver; what comes after a step takes a tenth of a second."""
 
     steps, victims, longest = MOVE_STEPS, ("old", "new", "new", "other", "driver"), 0.2
 
     def __init__(self, folder, seed, delivery, **settings):
-        settings = {"master": "local-cluster[2,12,1024]", "spare_seats": 1, **settings}
+        settings = {"master": "local-cluster[2,12,1024]", "spare_slots": 1, **settings}
         super().__init__(folder, seed, delivery, scale=(), **settings)

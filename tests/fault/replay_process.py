@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from penstock import BasicBolt, Settings, TopologyBuilder
+from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.connectors.files import FileEden
 from penstock.replay import ReplaySpout
 from penstock.testing import LocalRunner
@@ -36,7 +36,7 @@ def main(folder):
     builder = TopologyBuilder()
     builder.set_spout("lines", ReplaySpout(FileEden(f"{folder}/lines.txt"), max_attempts=8))
     builder.set_bolt("record", Record(f"{folder}/seen.txt")).shuffle_grouping("lines")
-    settings = Settings(delivery="at_least_once", max_spout_pending=500, epoch_interval=0.2)
+    settings = Settings(delivery=Delivery("at_least_once", max_spout_pending=500, epoch_interval=0.2))
     runner = LocalRunner(builder.build("killed", settings), folder=f"{folder}/state")
     print("up", flush=True)
     while not os.path.exists(f"{folder}/stop"):

@@ -1,5 +1,5 @@
-"""In the driver of the fault tests: replaces the topology or moves its slots again and again, and strikes where an
-ambush is laid."""
+"""In the driver of the fault tests: replaces the topology or moves its workers again and again, and strikes where
+an ambush is laid."""
 
 import contextlib
 import itertools
@@ -9,19 +9,19 @@ import signal
 import threading
 
 from penstock.errors import PenstockError
-from penstock.spark.moving import Move
+from penstock.spark.move import Move
 from penstock.spark.nodes import executor_of
 from penstock.spark.replacement import Replacement
 
 
 class Scaler:
     """Gives ``count`` each of ``config["scale"]`` tasks, one after the other, round and round; or, without any,
-    moves all slots to some of the nodes and leaves the others, and takes those back; or, where seats are kept
-    free, moves the slots of bolts to and fro, one by one.
+    moves all workers to some of the nodes and leaves the others, and takes those back; or, where slots are kept
+    free, moves the workers of bolts to and fro, one by one.
 
     The file ``config["ambush"]``, if there is one, says whom to kill at which step of the next replacement or
-    move: ``{"step", "delay", "of", "pick"}``, ``of`` the old start or seat, the new one, any ``other`` slot, or
-    the driver, ``pick`` from 0 to 1 for the slot, ``delay`` in seconds after the step. It is taken once.
+    move: ``{"step", "delay", "of", "pick"}``, ``of`` the old start or slot, the new one, any ``other`` worker, or
+    the driver, ``pick`` from 0 to 1 for the worker, ``delay`` in seconds after the step. It is taken once.
     """
 
     def __init__(self, running, config):
@@ -34,14 +34,14 @@ class Scaler:
 
     def status(self):
         running = self._running
-        crews = {crew.attempt: pids(crew) for crew in running.coordinator.crews}
+        registries = {registry.attempt: pids(registry) for registry in running.coordinator.registries}
         return {
             "start": running.current.number,
             "tasks": len(running.plan.tasks_of["count"]),
             "replaced": self._done,
             "refused": list(self._refused),
             "step": self._step,
-            "crews": crews,
+            "worker registries": registries,
             "struck": list(self._struck),
         }
 
@@ -49,7 +49,7 @@ class Scaler:
         self._running.coordinator.wait(lambda: self._running.committed >= 2, 60)  # there is something to hand over
         for tasks in itertools.cycle(self._config["scale"] or [None]):
             try:
-                if self._running.topology.settings.spare_seats:
+                if self._running.topology.settings.placement.spare_slots:
                     if not self._move_one():
                         self._running.coordinator.wait(lambda: False, 0.2)  # it is being started again
                         continue
@@ -78,21 +78,23 @@ class Scaler:
             return
         kept = nodes[self._done % len(nodes)]
         others = [f"/{each}" for each in active if each != executor_of(kept)]
-        running.place(dict.fromkeys(dict(running.slots), kept), "moved", leave=others)
+        running.place(dict.fromkeys(dict(running.workers), kept), "moved", leave=others)
 
     def _move_one(self):
-        """Each slot in its turn, to whatever other node has a seat for it; False: none has."""
+        """Each worker in its turn, to whatever other node has a slot for it; False: none has."""
         running = self._running
-        crew = running.current.crew
-        slots = [slot for slot in sorted(crew.slots) if slot.stage] or [None]
-        slot = slots[self._turn % len(slots)]
+        registry = running.current.registry
+        workers = [worker for worker in sorted(registry.workers) if worker.stage] or [None]
+        worker = workers[self._turn % len(workers)]
         self._turn += 1
         free = {
-            c.hello.node for seat, c in list(crew.seats.items()) if c.free and slot and seat.stage == slot.stage
+            c.hello.node
+            for slot, c in list(registry.slots.items())
+            if c.free and worker and slot.stage == worker.stage
         }
-        elsewhere = sorted(free - {crew.slots[slot].hello.node}) if free else []
+        elsewhere = sorted(free - {registry.workers[worker].hello.node}) if free else []
         if elsewhere:
-            running.move(slot, elsewhere[0])
+            running.move(worker, elsewhere[0])
         return bool(elsewhere)
 
     def _look_at_steps(self):
@@ -125,18 +127,18 @@ class Scaler:
     def _strike(self, plan):
         if plan["of"] == "driver":
             os.kill(os.getpid(), signal.SIGKILL)
-        crews = self._running.coordinator.crews
-        victims = sorted(pids(crews[0 if plan["of"] == "old" else -1]).items())
+        registries = self._running.coordinator.registries
+        victims = sorted(pids(registries[0 if plan["of"] == "old" else -1]).items())
         if self._move_now is not None and plan["of"] != "other":
-            seat = self._move_now._old if plan["of"] == "old" else self._move_now._new
-            victims = [(f"{seat.id} in its {plan['of']} seat", seat.hello.pid)]
-        if not victims:  # the new one has no slots yet
-            victims = sorted(pids(crews[0]).items())
-        slot, pid = victims[int(plan["pick"] * len(victims))]
+            slot = self._move_now._old if plan["of"] == "old" else self._move_now._new
+            victims = [(f"{slot.id} in its {plan['of']} slot", slot.hello.pid)]
+        if not victims:  # the new one has no workers yet
+            victims = sorted(pids(registries[0]).items())
+        worker, pid = victims[int(plan["pick"] * len(victims))]
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        self._struck.append(f"slot {slot} of {len(crews)} starts, in step '{self._step}'")
+        self._struck.append(f"worker {worker} of {len(registries)} starts, in step '{self._step}'")
 
 
-def pids(crew):
-    return {str(id): slot.hello.pid for id, slot in dict(crew.slots).items() if slot.connected}
+def pids(registry):
+    return {str(id): worker.hello.pid for id, worker in dict(registry.workers).items() if worker.connected}

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from penstock.cluster import network
-from penstock.testing.cluster import SparkCluster
+from penstock.testing.servers.cluster import SparkCluster
 from tests.fault.harness import Run
 
 pytestmark = [
@@ -32,7 +32,7 @@ def penstock(*arguments):
 
 
 def executor_of(pid):
-    """The JVM of Spark's that a slot belongs to."""
+    """The JVM of Spark's that a worker belongs to."""
     return next(
         parent.pid for parent in psutil.Process(pid).parents() if "CoarseGrained" in "".join(parent.cmdline())
     )
@@ -48,11 +48,11 @@ def test_exactly_once_over_an_executors_death_other_numbers_and_nodes_that_come_
         run.deadline += 2 * PATIENCE
 
         def nodes():
-            return {cluster.node_of(pid) for pid in run.status().get("slots", {}).values()}
+            return {cluster.node_of(pid) for pid in run.status().get("workers", {}).values()}
 
-        assert nodes() == {"node-1", "node-2"}, "slots are on different nodes"
+        assert nodes() == {"node-1", "node-2"}, "workers are on different nodes"
         before = run.status()
-        os.kill(executor_of(min(before["slots"].values())), signal.SIGKILL)
+        os.kill(executor_of(min(before["workers"].values())), signal.SIGKILL)
         run.recovered("executor", before)
 
         restarts = run.status()["restarts"]

@@ -1,4 +1,4 @@
-"""Slots killed while data is migrated, exactly once: the merged totals equal a sequential run."""
+"""Workers killed while data is migrated, exactly once: the merged totals equal a sequential run."""
 
 import os
 import random
@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from penstock import Settings, submit
+from penstock import Delivery, Flow, Lifecycle, Migration, Settings, submit
 from penstock.spark.session import close_session, open_session
-from tests.integration.flow_components import Offers, branches_in_parts, oracle
+from tests.integration.flow_components import Offers, branches_with_partials, oracle
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ def spark():
 
 
 class Run:
-    """A topology whose first branch is too slow for its data, and the slots it runs in."""
+    """A topology whose first branch is too slow for its data, and the workers it runs in."""
 
     delivery = "exactly_once"
 
@@ -32,15 +32,12 @@ class Run:
         self.random = random.Random(seed)
         settings = Settings(
             conf={"folder": str(folder)},
-            state_dir=str(folder / "state"),
-            delivery=self.delivery,
-            inbox_capacity=200,
-            epoch_interval=0.3,
-            metrics_interval=0.1,
-            migration_interval=0.2,
-            max_restarts=1000,
+            delivery=Delivery(self.delivery, state_dir=str(folder / "state"), epoch_interval=0.3),
+            flow=Flow(inbox_capacity=200),
+            lifecycle=Lifecycle(metrics_interval=0.1, max_restarts=1000),
+            migration=Migration(interval=0.2),
         )
-        self.handle = submit(branches_in_parts(Offers(("left",), RATE, count), settings))
+        self.handle = submit(branches_with_partials(Offers(("left",), RATE, count), settings))
 
     def until(self, condition, what):
         assert self.handle.coordinator.wait(condition, PATIENCE), f"seed {self.seed}: {what}\n{self.story()}"
@@ -54,14 +51,14 @@ class Run:
         return decisions and "→" in decisions[-1].text and self.handle.committed > self.handle.epoch
 
     def kill(self, component):
-        """kill -9 the slot of one of the component's tasks."""
+        """kill -9 the worker of one of the component's tasks."""
         self.until(self.migrates, "data is migrated")
         plan, restarts = self.handle.plan, self.handle.restarts
-        slot = plan.routes.slot_of[self.random.choice(plan.tasks_of[component])]
+        worker = plan.routes.worker_of[self.random.choice(plan.tasks_of[component])]
         assert self.merged() != oracle(self.count), "there is something left to lose"
-        os.kill(self.handle.slots[slot].hello.pid, signal.SIGKILL)
+        os.kill(self.handle.workers[worker].hello.pid, signal.SIGKILL)
         self.until(lambda: self.handle.restarts > restarts and self.handle.state == "active", "a new start")
-        self.faults.append((f"slot of {component}", 0.0))
+        self.faults.append((f"worker of {component}", 0.0))
 
     def finish(self):
         self.until(lambda: self.merged() == oracle(self.count), "all is merged")
@@ -77,7 +74,7 @@ class Run:
 
 
 @pytest.mark.seeds(1, 4)
-def test_slots_killed_while_data_is_migrated(spark, tmp_path, campaign, full, seed):
+def test_workers_killed_while_data_is_migrated(spark, tmp_path, campaign, full, seed):
     kills = ["source", "work", "merge", "work", "source"] if full else ["work", "source"]
     run = Run(tmp_path, 800 + seed, 8_000 if full else 5_000)
     try:

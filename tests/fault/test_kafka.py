@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from penstock.errors import EnvironmentFault
-from penstock.testing.kafka import KafkaServer
+from penstock.testing.servers.kafka import KafkaServer
 from tests.fault.harness import Run
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

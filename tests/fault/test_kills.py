@@ -55,7 +55,7 @@ def test_a_worker_stalled_past_the_time_out(tmp_path, campaign, delivery, seed):
 
 @pytest.mark.seeds(0, 1)
 @pytest.mark.parametrize(
-    "step", ["marked:2:0.1", "cut:2:2.0", "written:2:1.1", "reported:2:3.0", "published:2:3.0"]
+    "step", ["marked:2:0.1", "snapshotted:2:2.0", "written:2:1.1", "reported:2:3.0", "published:2:3.0"]
 )
 def test_a_worker_dies_between_two_steps_of_a_commit(tmp_path, campaign, step, seed):
     with Run(tmp_path, 400 + seed, "exactly_once", crash_at=step) as run:
@@ -66,7 +66,7 @@ def test_a_worker_dies_between_two_steps_of_a_commit(tmp_path, campaign, step, s
 
 
 @pytest.mark.seeds(0, 1)
-@pytest.mark.parametrize("step", ["announced:2", "collected:2", "committed:2", "told:2"])
+@pytest.mark.parametrize("step", ["announced:2", "collected:2", "committed:2", "notified:2"])
 def test_the_driver_dies_between_two_steps_of_a_commit(tmp_path, campaign, step, seed):
     run = Run(tmp_path, 500 + seed, "exactly_once", crash_at=f"{step}:driver")
     try:

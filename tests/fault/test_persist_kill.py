@@ -190,12 +190,12 @@ def test_killed_between_a_dead_letter_and_the_commit(tmp_path, campaign, seed, m
             run.recovered()
             (tmp_path / "rejected.reached").unlink(missing_ok=True)
         run.finish()
-    assert sorted(n for n, _ in run.letters()) == [n for n in range(total(run)) if is_bad(n)]
+    assert sorted(n for n, _ in run.dead_letters()) == [n for n in range(total(run)) if is_bad(n)]
     passed(run, campaign)
 
 
 def test_a_dead_letter_of_an_orphan_is_its_successor_s_too(tmp_path):
-    """The orphan keeps the letter after its successor was started, and dies before the commit."""
+    """The orphan keeps the dead letter after its successor was started, and dies before the commit."""
     bench = Bench(tmp_path, key=())
     with contextlib.closing(sqlite3.connect(bench.folder / "results.db")) as connection:
         connection.execute("CREATE TABLE results (word TEXT, n INTEGER CHECK (n <> 13)) STRICT")
@@ -211,7 +211,7 @@ def test_a_dead_letter_of_an_orphan_is_its_successor_s_too(tmp_path):
         bench.drain(orphan)
     bench.drain(successor)
     assert bench.stored() == [("a", 1)]
-    assert len(bench.letters()) == 1
+    assert len(bench.dead_letters()) == 1
 
 
 def total(run):

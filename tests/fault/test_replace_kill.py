@@ -41,7 +41,7 @@ def test_somebody_is_killed_while_the_topology_is_replaced(tmp_path, campaign, f
 
 @pytest.mark.forms(short=[], full=[(delivery, seed) for delivery in LEVELS for seed in range(2)])
 def test_somebody_is_killed_while_executors_move_and_nodes_are_left(tmp_path, campaign, form):
-    """All slots to one node, the other left and taken back, again and again."""
+    """All workers to one node, the other left and taken back, again and again."""
     delivery, seed = form
     master = "local-cluster[2,24,1024]"
     with ReplaceRun(tmp_path, 1300 + seed, delivery, count=20_000, scale=(), master=master) as run:
@@ -54,7 +54,7 @@ def test_somebody_is_killed_while_executors_move_and_nodes_are_left(tmp_path, ca
 
 @pytest.mark.forms(short=[], full=[(delivery, step) for delivery in LEVELS for step in STEPS])
 def test_the_driver_dies_between_two_steps_of_a_move(tmp_path, campaign, form):
-    """In the first move, that of all slots to one node."""
+    """In the first move, that of all workers to one node."""
     delivery, step = form
     master = "local-cluster[2,24,1024]"
     seed = 1400 + STEPS.index(step)
@@ -75,18 +75,18 @@ def test_an_old_one_that_dies_in_the_gap_holds_nobody_up(tmp_path, campaign, for
 
 
 @pytest.mark.forms(short=[], full=[(delivery, step) for delivery in LEVELS for step in MOVE_STEPS])
-def test_the_driver_dies_between_two_steps_of_one_slots_move(tmp_path, campaign, form):
+def test_the_driver_dies_between_two_steps_of_one_workers_move(tmp_path, campaign, form):
     """In the third move."""
     delivery, step = form
     run = MoveRun(tmp_path, 1500 + MOVE_STEPS.index(step), delivery, crash_at=f"{step}:3")
-    run.survive(f"seat crash at {step}")
+    run.survive(f"slot crash at {step}")
     campaign(run)
 
 
 @pytest.mark.forms(
     short=[("at_least_once", 0)], full=[(delivery, seed) for delivery in LEVELS for seed in range(3)]
 )
-def test_somebody_is_killed_while_slots_move_one_by_one(tmp_path, campaign, full, form):
+def test_somebody_is_killed_while_workers_move_one_by_one(tmp_path, campaign, full, form):
     delivery, seed = form
     kills = 6 if full else 1
     with MoveRun(tmp_path, 1600 + seed, delivery, count=4_000 * kills) as run:

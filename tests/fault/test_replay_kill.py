@@ -47,9 +47,9 @@ def test_kill_9_loses_no_line(tmp_path):
         if not folders:
             return []
         queues = open_beside(folders[0])
-        letters = [letter.record for letter in queues.dead.letters()]
+        dead_letters = [dead_letter.record for dead_letter in queues.dead.read_all()]
         queues.close()
-        return letters
+        return dead_letters
 
     for turn in range(5):
         process = start(tmp_path)
@@ -64,8 +64,8 @@ def test_kill_9_loses_no_line(tmp_path):
     (tmp_path / "stop").touch()
     assert process.wait(DEADLINE) == 0
     process.stdout.close()
-    letters = dead()
-    assert {record.payload[0] for record in letters} == set(BAD)
-    assert {record.attempts for record in letters} == {8}
-    assert all("cannot use" in record.error and record.component == "record" for record in letters)
+    dead_letters = dead()
+    assert {record.payload[0] for record in dead_letters} == set(BAD)
+    assert {record.attempts for record in dead_letters} == {8}
+    assert all("cannot use" in record.error and record.component == "record" for record in dead_letters)
     assert set(seen.read_text().split()) == good

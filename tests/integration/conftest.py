@@ -8,7 +8,7 @@ import pytest
 
 from penstock import submit
 from penstock.spark.session import close_session, open_session
-from penstock.testing.cluster import SparkCluster
+from penstock.testing.servers.cluster import SparkCluster
 
 
 def pytest_addoption(parser):

@@ -6,8 +6,7 @@ import time
 from collections import Counter
 
 from penstock import BasicBolt, CustomGrouping, Spout, TopologyBuilder
-from penstock.merging import Count, Sum
-from penstock.reduce import MergeBolt, PartsBolt
+from penstock.aggregates import Count, MergeBolt, PartialBolt, Sum
 
 FIELDS = (("n", int), ("key", str))
 KEYS = 10
@@ -101,8 +100,8 @@ class Takes(BasicBolt):
         collector.emit(tup)
 
 
-class SlowParts(PartsBolt):
-    """The parts of a ``Reduce``, by tasks of different speed: tuples a second by the task's index."""
+class SlowPartials(PartialBolt):
+    """The partials of a ``Reduce``, by tasks of different speed: tuples a second by the task's index."""
 
     def __init__(self, key, merges, speeds):
         super().__init__(key, merges)
@@ -117,7 +116,7 @@ class SlowParts(PartsBolt):
 
 
 class ShownMerge(MergeBolt):
-    """Publishes what is merged: each key and its parts."""
+    """Publishes what is merged: each key and its partials."""
 
     def prepare(self, conf, context):
         super().prepare(conf, context)
@@ -125,8 +124,8 @@ class ShownMerge(MergeBolt):
 
     def execute_batch(self, batch, source, collector):
         super().execute_batch(batch, source, collector)
-        first = next(iter(self.parts.values()))
-        self.show([[key, *(parts[key] for parts in self.parts.values())] for key in first])
+        first = next(iter(self.partials.values()))
+        self.show([[key, *(partials[key] for partials in self.partials.values())] for key in first])
 
 
 class ByKey(CustomGrouping):
@@ -139,12 +138,12 @@ class ByKey(CustomGrouping):
         return [self.tasks[int(values[1][-1]) % len(self.tasks)]]
 
 
-def branches_in_parts(source, settings):
-    """Sums and counts by key, in parts: the branch of the hot key is too slow for it, the others could help."""
+def branches_with_partials(source, settings):
+    """Sums and counts by key, as partials: the branch of the hot key is too slow for it, the others could help."""
     merges = {"count": Count(), "total": Sum("n")}
     builder = TopologyBuilder()
     builder.set_spout("source", source)
-    builder.set_bolt("work", SlowParts(["key"], merges, SPEEDS), 3).grouping("source", ByKey(), stream="left")
+    builder.set_bolt("work", SlowPartials(["key"], merges, SPEEDS), 3).grouping("source", ByKey(), stream="left")
     builder.set_bolt("merge", ShownMerge(["key"], merges)).global_grouping("work")
     return builder.build("in-parts", settings)
 

@@ -23,7 +23,7 @@ def bench(tmp_path, *arguments):
 def test_ladder_writes_machine_rows_and_bars(tmp_path):
     shown, result = bench(tmp_path, "ladder", "--only", "hops3", "--only", "idle")
     assert result["machine"]["cores"] >= 1
-    assert [row["what"] for row in result["rows"]] == ["three hops at 1,000/s", "idle, 4 slots"]
+    assert [row["what"] for row in result["rows"]] == ["three hops at 1,000/s", "idle, 4 workers"]
     bars = {bar["name"]: bar for bar in result["bars"]}
     assert set(bars) == {"hops3.p50_ms", "hops3.p99_ms", "hops3.longest_gap_s", "idle.core_share"}
     assert 0 < bars["hops3.p50_ms"]["value"] <= bars["hops3.p99_ms"]["value"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from penstock.cluster import manage, network, record
-from penstock.testing.cluster import SparkCluster
+from penstock.testing.servers.cluster import SparkCluster
 
 pytestmark = [
     pytest.mark.spark,

@@ -73,7 +73,7 @@ def test_a_typo_in_the_topology_names_component_line_and_way_out():
 def test_an_unknown_setting():
     done = penstock("run", EXAMPLE, "--set", "lingr=3")
     assert done.returncode == 2
-    assert "setting lingr: no such setting. Did you mean linger?" in done.stderr
+    assert "setting lingr: no such setting. Did you mean transport.linger?" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_without_java_one_sentence_says_how_to_get_it(tmp_path):
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     done = penstock("run", EXAMPLE, env=environment)
     assert done.returncode == 3
-    assert "Spark needs Java 17 or newer; got none" in done.stderr
+    assert "Spark needs Java 17 or newer, and there is none" in done.stderr
     assert "pip install 'penstock[java]'" in done.stderr
     assert no_trace(done)
 
@@ -105,7 +105,7 @@ def test_without_java_one_sentence_says_how_to_get_it(tmp_path):
 def test_plan_prints_text_and_mermaid():
     done = penstock("plan", EXAMPLE)
     assert done.returncode == 0
-    assert "topology word-count: 4 stages, 6 slots, 7 tasks" in done.stdout
+    assert "topology word-count: 4 stages, 6 workers, 7 tasks" in done.stdout
     assert "graph LR" in done.stdout
 
 
@@ -198,7 +198,7 @@ def test_a_bolt_that_stops_the_topology_gives_exit_code_4(write, tmp_path):
         (planted / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
     path = write(
         """
-        from penstock import BasicBolt, Settings, TopologyBuilder
+        from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
         from penstock.testing import NumberSpout
 
         class Picky(BasicBolt):
@@ -208,7 +208,7 @@ def test_a_bolt_that_stops_the_topology_gives_exit_code_4(write, tmp_path):
         builder = TopologyBuilder()
         builder.set_spout("numbers", NumberSpout(10))
         builder.set_bolt("picky", Picky()).shuffle_grouping("numbers")
-        topology = builder.build("picky", Settings(on_error="stop"))
+        topology = builder.build("picky", Settings(delivery=Delivery(on_error="stop")))
         """
     )
     command = [sys.executable, "-P", *PENSTOCK[1:], "run", str(path)]

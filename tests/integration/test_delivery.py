@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock import Settings, TopologyBuilder
+from penstock import TopologyBuilder
+from tests.helpers import settings_with
 from tests.integration.components import LastOfKey, Numbers, Pass, Witness
 
 pytestmark = pytest.mark.spark
@@ -17,7 +18,7 @@ def finish(running, emitted):
 
 
 def settings(run, **more):
-    return Settings(conf={"folder": str(run.folder)}, **more)
+    return settings_with(conf={"folder": str(run.folder)}, **more)
 
 
 def test_a_million_numbered_tuples_over_three_hops(run):
@@ -84,15 +85,15 @@ def test_every_grouping(run):
         assert all(w["disorder"] == 0 for w in run.witnessed(component)), component
 
 
-def test_diamond_of_five_stages_with_relays_and_chains(run):
+def test_diamond_of_five_stages_with_relays_and_fused_groups(run):
     count = 5_000
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(count))
     builder.set_bolt("left", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("right", Pass()).shuffle_grouping("numbers")
     builder.set_bolt("deep", Pass(), 2).fields_grouping("right", "key")
-    builder.set_bolt("chained", Pass(), 2).local_or_shuffle_grouping("deep")
-    builder.set_bolt("join", Pass(), 2).fields_grouping("left", "key").fields_grouping("chained", "key")
+    builder.set_bolt("fused", Pass(), 2).local_or_shuffle_grouping("deep")
+    builder.set_bolt("join", Pass(), 2).fields_grouping("left", "key").fields_grouping("fused", "key")
     builder.set_bolt("witness", Witness()).shuffle_grouping("join").shuffle_grouping("numbers")
     builder.set_bolt("sink", Witness()).shuffle_grouping("left")
     topology = builder.build("diamond", settings(run))

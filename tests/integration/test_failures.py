@@ -8,8 +8,18 @@ import socket
 
 import pytest
 
-from penstock import ControlRefused, NotEnoughSlots, PortInUse, Settings, TopologyBuilder, TopologyFailed
-from penstock.coordinator.client import ControlClient
+from penstock import (
+    ControlRefused,
+    Delivery,
+    Lifecycle,
+    NotEnoughSlots,
+    PortInUse,
+    Settings,
+    TopologyBuilder,
+    TopologyFailed,
+)
+from penstock.protocol.client import ControlClient
+from tests.helpers import settings_with
 from tests.integration.components import Away, Numbers, Pass, RaisesAt, Witness, WrongCount, WrongType
 
 pytestmark = pytest.mark.spark
@@ -20,17 +30,17 @@ def topology(run, bolt, count=2_000, **more):
     builder.set_spout("numbers", Numbers(count))
     builder.set_bolt("middle", bolt).shuffle_grouping("numbers")
     builder.set_bolt("witness", Witness()).shuffle_grouping("middle")
-    return builder.build("failing", Settings(conf={"folder": str(run.folder)}, **more))
+    return builder.build("failing", settings_with(conf={"folder": str(run.folder)}, **more))
 
 
 @pytest.mark.parametrize(
     ("bolt", "error"),
     [
-        (RaisesAt(7), r"component 'middle' \(components.py:\d+ in execute\): execute must not raise; got "
+        (RaisesAt(7), r"component 'middle' \(components.py:\d+ in execute\): execute raised "
                       r"ValueError: cannot digest this, on Tuple\(origin=1, n=7, key='key-7', sent=7\)"),
-        (WrongCount(7), r"component 'middle', stream 'default' \(components.py:\d+ in execute\): has 4 fields "
-                        r"\(origin, n, key, sent\); got 1: \[7\]"),
-        (WrongType(7), r"component 'middle', stream 'default': field 'n' is declared int64; got 'three'"),
+        (WrongCount(7), r"component 'middle', stream 'default' \(components.py:\d+ in execute\): it has 4 fields "
+                        r"\(origin, n, key, sent\), but 1 value was emitted: \[7\]"),
+        (WrongType(7), r"component 'middle', stream 'default': field 'n' is declared int64, and 'three'"),
     ],
 )  # fmt: skip
 def test_a_bad_tuple_is_dropped_counted_and_explained(run, bolt, error):
@@ -60,7 +70,7 @@ def test_a_killed_worker_is_replaced(run):
     running = run.submit(topology(run, Pass(), count=10**9))
     executed = lambda: running.bus.totals()["witness"].executed  # noqa: E731
     assert running.coordinator.wait(lambda: executed() > 0, 20)
-    os.kill(running.slots[sorted(running.slots)[1]].hello.pid, signal.SIGKILL)
+    os.kill(running.workers[sorted(running.workers)[1]].hello.pid, signal.SIGKILL)
     assert running.coordinator.wait(lambda: running.restarts == 1 and running.state == "active", 30)
     before = executed()
     assert running.coordinator.wait(lambda: executed() > before, 30)
@@ -68,7 +78,7 @@ def test_a_killed_worker_is_replaced(run):
 
 def test_it_gives_up_after_max_restarts(run):
     running = run.submit(topology(run, Pass(), count=10**9, max_restarts=0))
-    pid = running.slots[sorted(running.slots)[1]].hello.pid
+    pid = running.workers[sorted(running.workers)[1]].hello.pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TopologyFailed) as caught:
         running.wait(30)
@@ -81,7 +91,10 @@ def test_an_end_before_the_last_epoch_is_committed_is_no_success(run):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(100))
     builder.set_bolt("away", Away()).shuffle_grouping("numbers")
-    settings = Settings(delivery="exactly_once", state_dir=str(run.folder / "state"), drain_timeout=0.5)
+    settings = Settings(
+        delivery=Delivery("exactly_once", state_dir=str(run.folder / "state")),
+        lifecycle=Lifecycle(drain_timeout=0.5),
+    )
     running = run.submit(builder.build("unfinished", settings))
     assert running.coordinator.wait(lambda: running.bus.totals()["away"].executed == 100, 20)
     running.kill()
@@ -92,15 +105,15 @@ def test_an_end_before_the_last_epoch_is_committed_is_no_success(run):
 
 def test_a_stranger_is_refused_and_logged(run, caplog):
     running = run.submit(topology(run, Pass()))
-    with caplog.at_level(logging.WARNING, "penstock.coordinator"):
-        with pytest.raises(ControlRefused, match="both ends must know the secret"):
+    with caplog.at_level(logging.WARNING, "penstock.driver"):
+        with pytest.raises(ControlRefused, match="could not prove that it knows the secret"):
             ControlClient(running.coordinator.address, b"wrong", lambda: None)
         with socket.create_connection(running.coordinator.address) as mute:
             mute.shutdown(socket.SHUT_WR)
             while mute.recv(4096):
                 pass
         assert running.coordinator.wait(lambda: running.coordinator.refused == 2, 10)
-    assert "a slot must know the secret of this run" in caplog.text
+    assert "does not know the secret of this run" in caplog.text
     assert "ended before the handshake" in caplog.text
 
 
@@ -111,8 +124,8 @@ def test_a_port_in_use_is_named(run):
             run.submit(topology(run, Pass()), port=port)
 
 
-def test_too_few_slots_are_said_before_the_start(run):
+def test_too_few_workers_are_said_before_the_start(run):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(1), 70)
-    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*64 free of 64 on local\[64\]"):
+    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*64 of 64 are free on local\[64\]"):
         run.submit(builder.build("wide"))

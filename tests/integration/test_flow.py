@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from penstock import Settings, TopologyBuilder
-from tests.integration.flow_components import Offers, Takes, branches_in_parts, oracle
+from penstock import TopologyBuilder
+from tests.helpers import settings_with
+from tests.integration.flow_components import Offers, Takes, branches_with_partials, oracle
 
 pytestmark = pytest.mark.spark
 
@@ -83,7 +84,7 @@ def all_of(count):
 
 
 def settings(run, **more):
-    return Settings(
+    return settings_with(
         **{
             "conf": {"folder": str(run.folder)},
             "state_dir": str(run.folder / "state"),
@@ -108,7 +109,7 @@ def two_branches(run, source=None, **more):
 
 
 def behind_the_slow(run, source=None, **more):
-    """All the join gets comes through the slot of the slow bolt: what the bolt emits, and what the source sends
+    """All the join gets comes through the worker of the slow bolt: what the bolt emits, and what the source sends
     the join past it, which is relayed there."""
     builder = TopologyBuilder()
     builder.set_spout("source", source or Offers(("left", "right"), RATE))
@@ -174,7 +175,7 @@ def test_a_slow_bolt_does_not_slow_the_other_branch(run, delivery):
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
 def test_frames_are_relayed_past_a_slow_bolt(run, delivery):
     running = Running(run, behind_the_slow(run, delivery=delivery))
-    assert len(running.handle.plan.stages[1].chains) == 1, "the slow bolt's slot is the only way"
+    assert len(running.handle.plan.stages[1].fused_groups) == 1, "the slow bolt's worker is the only way"
     running.until(running.overloaded, "the slow bolt is overloaded")
     if delivery == "at_most_once":
         assert healthy_share(running) > 0.9
@@ -267,7 +268,7 @@ def test_signals_over_zookeeper_outlive_its_outages(request, run, zookeeper_serv
 
 
 def migrating(run, count, **more):
-    return branches_in_parts(Offers(("left",), 800, count), settings(run, **more))
+    return branches_with_partials(Offers(("left",), 800, count), settings(run, **more))
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from penstock import BasicBolt, RichBolt, Settings, Spout, TopologyBuilder
+from penstock import BasicBolt, RichBolt, Spout, TopologyBuilder
 from penstock.state.store import StateStore
+from tests.helpers import settings_with
 from tests.integration.components import FIELDS, Witness
 
 pytestmark = pytest.mark.spark
@@ -99,7 +100,7 @@ class KeepsCounts(BasicBolt):
 
 def settings(run, **more):
     conf = {"folder": str(run.folder)}
-    return Settings(**{"conf": conf, "state_dir": str(run.folder / "state"), "epoch_interval": 0.3, **more})
+    return settings_with(**{"conf": conf, "state_dir": str(run.folder / "state"), "epoch_interval": 0.3, **more})
 
 
 def shown(running, component):
@@ -161,7 +162,7 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
 
     running = run.submit(topology(10_000_000))
     assert running.coordinator.wait(lambda: running.committed >= 2, 30)
-    os.kill(running.slots[sorted(running.slots)[0]].hello.pid, signal.SIGKILL)
+    os.kill(running.workers[sorted(running.workers)[0]].hello.pid, signal.SIGKILL)
     assert running.coordinator.wait(lambda: running.restarts == 1 and running.committed >= 4, 60)
     running.deactivate()
     assert running.drain(60)
@@ -236,9 +237,9 @@ def test_replay_queues_and_dead_letters(run):
         return "bad apple" in dlq("list")
 
     assert running.coordinator.wait(dead, 30)
-    shown_letter = dlq("show", re.search(r"lines\.0\.\d+", dlq("list"))[0])
-    assert "cannot digest this" in shown_letter
-    assert "chokes" in shown_letter
+    shown_dead_letter = dlq("show", re.search(r"lines\.0\.\d+", dlq("list"))[0])
+    assert "cannot digest this" in shown_dead_letter
+    assert "chokes" in shown_dead_letter
     dlq("send-back", "--all")
     assert running.coordinator.wait(lambda: running.bus.totals()["lines"].failed >= 6 + 5, 60), "it fails again"
     assert running.coordinator.wait(dead, 30), "and is dead again"

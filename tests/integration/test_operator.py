@@ -18,9 +18,9 @@ import pytest
 
 from penstock import Settings, TopologyBuilder
 from penstock.cli.main import main
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
+from penstock.driver import runs
 from penstock.errors import PenstockError
+from penstock.protocol.messages import OperatorRequest
 from tests.integration.components import Numbers, Witness
 
 pytestmark = pytest.mark.spark
@@ -88,7 +88,7 @@ class Process:
     def rate(self):
         """Tuples a second the bolt gets, over the last three; 0 while nothing can be asked."""
         try:
-            tasks = json.loads(runs.find("operated").ask(Command("queues")))
+            tasks = json.loads(runs.find("operated").ask(OperatorRequest("queues")))
         except PenstockError:
             return 0.0
         return sum(task["rate_in"] for task in tasks)
@@ -103,7 +103,7 @@ class Process:
 
         self.until(steady, f"{low} to {high} tuples a second")
 
-    def slots(self):
+    def workers(self):
         """The Python workers, which have threads, of its tasks."""
         found = set()
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -143,11 +143,11 @@ def test_a_running_topology_is_found_shown_and_slowed(operated, capsys):
     assert (done.returncode, done.stdout) == (0, f"'steady' of 'operated' now emits at most {LIMIT} tuples/s\n")
     operated.goes(0.9 * LIMIT, 1.1 * LIMIT)
 
-    before = operated.slots()
+    before = operated.workers()
     victim = max(before)
     os.kill(victim, signal.SIGKILL)
     operated.until(lambda: "starting again" in operated.log.read_text(), "the query is started again")
-    operated.until(lambda: len(operated.slots() - {victim}) == len(before), "with as many workers")
+    operated.until(lambda: len(operated.workers() - {victim}) == len(before), "with as many workers")
     operated.goes(0.9 * LIMIT, 1.1 * LIMIT)
 
     table = penstock("queues", "operated").stdout
@@ -184,7 +184,11 @@ def wrong_words(capsys):
         ),
         (["set", "operated", "counts.max_rate=9"], 2, "counts.max_rate: is a limit of a spout.*steady"),
         (["set", "operated", "nobody.max_rate=9"], 2, "nobody.max_rate: is a limit of a spout.*steady"),
-        (["set", "operated", "steady.max_rate=0"], 2, "a number of tuples a second above 0, or none; got '0'"),
+        (
+            ["set", "operated", "steady.max_rate=0"],
+            2,
+            "'0' is neither a number of tuples per second above 0 nor none",
+        ),
         (["set", "operated", "steady.min_rate=9"], 2, "must read SPOUT.max_rate=N"),
         (["queues", "operatet"], 2, "topology 'operatet': no topology of that name runs here.*'operated'"),
     ):
@@ -219,7 +223,7 @@ def test_a_topology_that_ends_is_found_no_more(run):
 
 STATEFUL = """
     import time
-    from penstock import BasicBolt, Settings, Spout, TopologyBuilder
+    from penstock import BasicBolt, Delivery, Settings, Spout, TopologyBuilder
     from neighbour import worth
 
     class Steady(Spout):
@@ -244,7 +248,7 @@ STATEFUL = """
     builder = TopologyBuilder()
     builder.set_spout("steady", Steady()).set_max_rate(1000)
     builder.set_bolt("counts", Counts(), 1).fields_grouping("steady", "key")
-    topology = builder.build("operated", Settings(delivery="exactly_once", state_dir="state"))
+    topology = builder.build("operated", Settings(delivery=Delivery("exactly_once", state_dir="state")))
 """
 
 
@@ -268,7 +272,7 @@ def test_a_running_topology_is_scaled_and_its_code_replaced(tmp_path, monkeypatc
         neighbour.write_text("def worth(:\n")
         said = penstock("replace", "operated", path)
         assert said.returncode == 2, said
-        assert "neighbour.py:1: must be valid Python" in said.stderr
+        assert "neighbour.py:1: it is not valid Python" in said.stderr
         neighbour.write_text("def worth():\n    return 1_000_000\n")
         before = sum(total for _, total in shown())
         said = penstock("replace", "operated", "operated.py")
@@ -279,6 +283,6 @@ def test_a_running_topology_is_scaled_and_its_code_replaced(tmp_path, monkeypatc
         assert said.returncode == 2
         assert "Did you mean 'counts'?" in said.stderr
         said = penstock("scale", "operated", "counts=0")
-        assert (said.returncode, "must read COMPONENT=N" in said.stderr) == (2, True)
+        assert (said.returncode, "does not have the form COMPONENT=N" in said.stderr) == (2, True)
     finally:
         operated.kill()

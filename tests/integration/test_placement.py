@@ -1,4 +1,4 @@
-"""Slots are moved to other nodes while the topology runs; on several nodes, so in a session of its own."""
+"""Workers are moved to other nodes while the topology runs; on several nodes, so in a session of its own."""
 
 import re
 import subprocess
@@ -7,14 +7,14 @@ import textwrap
 
 import pytest
 
-from penstock import Settings, TopologyBuilder
+from penstock import Monitor, Placement, Settings, TopologyBuilder
 from tests.fault.components import Numbers, Pass
 
 pytestmark = pytest.mark.spark
 
 MOVES = """
     import sys
-    from penstock import Settings, TopologyBuilder, submit
+    from penstock import Delivery, Settings, TopologyBuilder, submit
     from penstock.errors import NotEnoughSlots
     from penstock.spark.session import close_session
     from tests.fault.components import Count, Numbers, Pass
@@ -23,25 +23,25 @@ MOVES = """
     builder.set_spout("numbers", Numbers(10_000_000, 1_000))
     builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
-    settings = Settings(delivery="exactly_once", state_dir=sys.argv[1], epoch_interval=0.5)
+    settings = Settings(delivery=Delivery("exactly_once", state_dir=sys.argv[1], epoch_interval=0.5))
     running = submit(builder.build("placed", settings), "local-cluster[2,24,1024]")
     def awaited(condition):
         assert running.coordinator.wait(condition, 60)
 
-    where = lambda: {slot: connection.hello.node for slot, connection in running.slots.items()}
+    where = lambda: {worker: connection.hello.node for worker, connection in running.workers.items()}
     try:
         every = sorted(set(where().values()))
-        running.place({str(slot): every[0] for slot in where()}, "together")
+        running.place({str(worker): every[0] for worker in where()}, "together")
         assert set(where().values()) == {every[0]}, where()
         before = running.bus.totals()["count"].executed
         awaited(lambda: running.bus.totals()["count"].executed > before + 500)
         try:
-            running.place({slot: "nowhere" for slot in where()})
+            running.place({worker: "nowhere" for worker in where()})
         except Exception as error:
             print(error)
         nodes, kept = running._starter.nodes, next(iter(where().values()))
         (left,) = {name for name in every if name != kept}
-        running.place({slot: kept for slot in where()}, "fewer", leave={left})
+        running.place({worker: kept for worker in where()}, "fewer", leave={left})
         assert set(where().values()) == {kept}, where()
         awaited(lambda: running._starter.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 2)
         assert (nodes.present(), nodes.away) == (1, 1), "the executor has ended, and no other is there for it"
@@ -58,56 +58,59 @@ MOVES = """
 ONE_BY_ONE = """
     import sys
     from pathlib import Path
-    from penstock import Settings, TopologyBuilder, submit
+    from penstock import Delivery, Placement, Settings, TopologyBuilder, submit
     from penstock.errors import PenstockError
-    from penstock.plan.model import SlotId
+    from penstock.plan.model import WorkerId
     from penstock.spark.session import close_session
     from tests.fault.components import Count, Numbers
     from tests.integration.placed import Picky
 
     refuses = Path(sys.argv[1]) / "refuses"
 
-    def other(running, slot):
-        seats = running.current.crew.seats.values()
-        (node,) = {seat.hello.node for seat in seats} - {running.slots[slot].hello.node}
+    def other(running, worker):
+        slots = running.current.worker registry.slots.values()
+        (node,) = {slot.hello.node for slot in slots} - {running.workers[worker].hello.node}
         return node
 
-    def moved(running, slot):
-        node = other(running, slot)
-        free = running.coordinator.wait(lambda: (slot.stage, node) in running.free_seats, 30)
-        assert free, (slot, node, running.free_seats)
-        return node, running.move(slot, node)
+    def moved(running, worker):
+        node = other(running, worker)
+        free = running.coordinator.wait(lambda: (worker.stage, node) in running.free_slots, 30)
+        assert free, (worker, node, running.free_slots)
+        return node, running.move(worker, node)
 
     def check(delivery):
         builder = TopologyBuilder()
         builder.set_spout("numbers", Numbers(10_000_000, 2_000))
         builder.set_bolt("pass", Picky(refuses), 2).shuffle_grouping("numbers")
         builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key").fields_grouping("numbers", "key")
-        settings = Settings(delivery=delivery, state_dir=sys.argv[1], epoch_interval=0.5, spare_seats=2)
-        running = submit(builder.build(f"seats-{delivery}", settings), "local-cluster[2,16,1024]")
+        settings = Settings(
+            delivery=Delivery(delivery, state_dir=sys.argv[1], epoch_interval=0.5),
+            placement=Placement(spare_slots=2),
+        )
+        running = submit(builder.build(f"slots-{delivery}", settings), "local-cluster[2,16,1024]")
         try:
-            for slot in (SlotId(2, 0), SlotId(1, 0), SlotId(2, 1), SlotId(2, 0)):  # the first back again at last
+            for worker in (WorkerId(2, 0), WorkerId(1, 0), WorkerId(2, 1), WorkerId(2, 0)):  # the first back again at last
                 before = running.bus.totals()["count"].executed
-                node, done = moved(running, slot)
-                assert running.slots[slot].hello.node == node == done.target, done
-                assert list(done.steps) == ["seated", "doubled", "stored", "mapped", "merged", "switched"]
+                node, done = moved(running, worker)
+                assert running.workers[worker].hello.node == node == done.target, done
+                assert list(done.steps) == ["placed", "doubled", "stored", "mapped", "merged", "switched"]
                 assert running.coordinator.wait(
                     lambda: running.bus.totals()["count"].executed > before + 500, 30
                 ), "it goes on, and so do its counts"
-            for slot, node in ((SlotId(0, 0), other(running, SlotId(0, 0))), (SlotId(1, 0), "nowhere")):
+            for worker, node in ((WorkerId(0, 0), other(running, WorkerId(0, 0))), (WorkerId(1, 0), "nowhere")):
                 try:
-                    running.move(slot, node)
+                    running.move(worker, node)
                 except PenstockError as error:
                     print(delivery, "refused:", error)
             if delivery == "exactly_once":
-                stays = running.slots[SlotId(1, 1)].hello.node
-                refuses.write_text(f"1 {other(running, SlotId(1, 1))}")
+                stays = running.workers[WorkerId(1, 1)].hello.node
+                refuses.write_text(f"1 {other(running, WorkerId(1, 1))}")
                 try:
-                    moved(running, SlotId(1, 1))
+                    moved(running, WorkerId(1, 1))
                 except PenstockError as error:
                     print(delivery, "lost:", error)
                 assert running.coordinator.wait(lambda: running.restarts and running.state == "active", 60)
-                assert running.slots[SlotId(1, 1)].hello.node == stays, "it is started again where it was"
+                assert running.workers[WorkerId(1, 1)].hello.node == stays, "it is started again where it was"
                 refuses.unlink()
                 before = running.bus.totals()["count"].executed
                 assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before, 30)
@@ -135,27 +138,33 @@ def run_on_two_nodes(script, folder):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_slots_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_path):
+def test_workers_go_where_they_are_wanted_and_nodes_are_left_and_come_back(tmp_path):
     done = run_on_two_nodes(MOVES, tmp_path)
     assert "restarts 0 replaced 3" in done.stdout, done.stdout + done.stderr
-    assert "its slots must be where they are wanted: slot 0.0 on nowhere" in done.stdout, done.stdout + done.stderr
+    assert "its workers cannot be where they are wanted (worker 0.0 on nowhere" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
-def test_one_slot_moves_alone_at_every_level(tmp_path):
+def test_one_worker_moves_alone_at_every_level(tmp_path):
     done = run_on_two_nodes(ONE_BY_ONE, tmp_path)
     said = done.stdout + done.stderr
     for delivery, restarts in (("at_most_once", False), ("at_least_once", False), ("exactly_once", True)):
         assert f"{delivery} moved 4 restarts {restarts}" in done.stdout, said
-        assert f"{delivery} refused: topology 'seats-{delivery}': a slot of bolts moves alone" in done.stdout, said
-    assert "nowhere; seats are free on" in done.stdout, said
-    assert re.search(r"exactly_once lost: .* slot 1\.1 cannot go on on .*: not here", done.stdout), said
+        assert f"{delivery} refused: topology 'slots-{delivery}': a worker of bolts moves alone" in done.stdout, (
+            said
+        )
+    assert "nowhere; slots are free on" in done.stdout, said
+    assert re.search(r"exactly_once lost: .* worker 1\.1 cannot go on on .*: not here", done.stdout), said
 
 
 def test_erdm_on_one_node_has_nothing_to_do(run):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(10_000_000, 100))
     builder.set_bolt("pass", Pass()).shuffle_grouping("numbers")
-    running = run.submit(builder.build("alone", Settings(placement="erdm", monitor_window=1.0)))
+    running = run.submit(
+        builder.build("alone", Settings(placement=Placement("erdm"), monitor=Monitor(window=1.0)))
+    )
     assert running.coordinator.wait(lambda: running.monitor.newest(running.bus) is not None, 30)
     assert "released: none" in running.placement()
     assert running.rearrange() is None

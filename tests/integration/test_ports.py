@@ -39,7 +39,7 @@ def jvm_listeners():
 def test_a_run_listens_on_loopback_only_and_on_what_is_documented(running, request):
     if request.config.getoption("--cluster"):
         pytest.skip("nodes of a cluster listen on their own addresses")
-    workers = {slot.hello.pid for slot in running.slots.values()}
+    workers = {worker.hello.pid for worker in running.workers.values()}
     assert workers
     assert ports.listening(os.getpid()) >= {running.coordinator.address}
     jvm = psutil.Process(JVM.process.pid)  # not servers that other tests of this process have started
@@ -48,7 +48,7 @@ def test_a_run_listens_on_loopback_only_and_on_what_is_documented(running, reque
         assert ports.beyond_loopback(found) == [], process.cmdline()
         assert process.pid == JVM.process.pid or not found, "only the driver and its JVM listen"
     purposes = [each.purpose for each in ports.LISTENERS if each.process == "jvm"]
-    writers = len(running.plan.slot_ids()) - running.plan.stages[-1].slots
+    writers = len(running.plan.worker_ids()) - running.plan.stages[-1].workers
     assert len(jvm_listeners()) == len(purposes) - 1 + writers, "one for each purpose, a shuffle's for each sender"
     assert {each.address for each in ports.LISTENERS} == {"127.0.0.1"}
     assert [note for note in running.bus.notes() if note.kind == "security"] == []

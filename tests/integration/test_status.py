@@ -15,9 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.cli.main import main
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
+from penstock.driver import runs
 from penstock.errors import PenstockError
+from penstock.protocol.messages import OperatorRequest
 
 pytestmark = pytest.mark.spark
 
@@ -66,8 +66,16 @@ class Process:
     def __init__(self, folder):
         path, self.log = folder / "watched.py", folder / "log"
         path.write_text(textwrap.dedent(TOPOLOGY))
-        options = ["--plain", "--http", "0", "--set", "delivery=exactly_once", "--set", "epoch_interval=1"]
-        options += ["--set", f"state_dir={folder / 'state'}"]
+        options = [
+            "--plain",
+            "--http",
+            "0",
+            "--set",
+            "delivery=exactly_once",
+            "--set",
+            "delivery.epoch_interval=1",
+        ]
+        options += ["--set", f"delivery.state_dir={folder / 'state'}"]
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 [*PENSTOCK, "run", str(path), *options], stdout=out, stderr=subprocess.STDOUT
@@ -75,7 +83,7 @@ class Process:
 
     def status(self):
         try:
-            return json.loads(runs.find("watched").ask(Command("status")))
+            return json.loads(runs.find("watched").ask(OperatorRequest("status")))
         except PenstockError:
             return None
 
@@ -162,8 +170,8 @@ def is_shown(watched, penstock):
     assert "one hundred is too many" in status["errors"][0]["text"]
     assert abs(status["errors"][0]["time"] - time.time()) < 300
     workers = {process.pid for process in psutil.Process(watched.process.pid).children(recursive=True)}
-    assert {slot["pid"] for slot in status["slots"]} <= workers
-    assert all(slot["connected"] and slot["node"] for slot in status["slots"])
+    assert {worker["pid"] for worker in status["workers"]} <= workers
+    assert all(worker["connected"] and worker["node"] for worker in status["workers"])
     assert 0 <= status["commit_age"] < PATIENCE
     assert {task["task"]: task["lag"] for task in status["tasks"]}["steady/0"] == {"in/0": 7}
     text = penstock("status", "watched")

@@ -9,20 +9,20 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import BasicBolt, BatchBolt, RichBolt, Settings, Spout, TopologyBuilder
+from penstock import BasicBolt, BatchBolt, Delivery, RichBolt, Settings, Spout, TopologyBuilder
 from penstock.acking import ledger, lineage
 from penstock.acking.ids import NUMBER_BITS, edges_of_roots
 from penstock.acking.ledger import Acker
 from penstock.acking.lineage import Entries, union
 from penstock.acking.pending import Pending
 from penstock.metrics.stats import TaskStats
-from penstock.runtime.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector
-from penstock.runtime.outputs import Connection, StreamOutput
-from penstock.runtime.tracking import MessageIds, Origins, Tracker
 from penstock.testing import CaptureBolt, LocalRunner
 from penstock.topology.groupings import ALL_ROWS, Router
 from penstock.topology.streams import OutputDeclarer
 from penstock.topology.tuples import tuple_type
+from penstock.worker.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector
+from penstock.worker.outputs import OutputEdge, StreamOutput
+from penstock.worker.tracking import MessageIds, Origins, Tracker
 
 KEY = 0xFEED_5EED_0123_4567
 RING = 1 << 14
@@ -66,7 +66,7 @@ class Task:
         self.output = StreamOutput(
             0,
             declared.streams["default"],
-            [Connection(Drawn(net.draw), BOLTS, "drawn")],
+            [OutputEdge(Drawn(net.draw), BOLTS, "drawn")],
             1000,
             self._send,
             TaskStats(),
@@ -160,7 +160,7 @@ class Task:
             self.net.acked(id, self.number)
 
     def tell(self):
-        """As a slot does: fails at once, the tally when nothing emitted waits."""
+        """As a worker does: fails at once, the tally when nothing emitted waits."""
         self.messages += self.tracker.failed
         self.tracker.failed = []
         if self.tracker.tally and not self.output.waiting():
@@ -523,7 +523,7 @@ def test_every_input_is_in_the_output_and_heard_of_once(layers, spouts, seed, mo
         if kind == "joins":
             declarer.set_tick_interval(0.05)
     builder.set_bolt("end", CaptureBolt(), 2).shuffle_grouping(f"layer {len(layers)}")
-    options = Settings(delivery="at_least_once", max_spout_pending=most, message_timeout=20.0)
+    options = Settings(delivery=Delivery("at_least_once", max_spout_pending=most, message_timeout=20.0))
     runner = LocalRunner(builder.build("t", options), seed=seed, uneven=uneven)
     runner.run_until_idle(15.0)  # nothing needs its time-out
 

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from penstock.errors import SnapshotCorrupt
 from penstock.faults import CrashPoint
-from penstock.plan.model import SlotId
+from penstock.plan.model import WorkerId
 from penstock.plan.owners import Owners
-from penstock.runtime import archive as archives
-from penstock.runtime.archive import SlotArchive
 from penstock.state import maps
 from penstock.state.snapshots import SnapshotWriter, read_part, snapshot_name
 from penstock.state.store import StateStore
 from penstock.state.values import TaskState
 from penstock.topology.hashing import hash_keys
+from penstock.worker import archive as archives
+from penstock.worker.archive import WorkerArchive
 
 words = st.text("abcdef", min_size=1, max_size=2)
 steps = st.one_of(
     st.tuples(st.just("put"), words, st.one_of(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=2))),
     st.tuples(st.just("put"), words, st.integers(0, 9)),
     st.tuples(st.just("drop"), words),
-    st.tuples(st.sampled_from(["cut", "cut", "full cut", "cut changes", "ahead", "forget"])),
+    st.tuples(st.sampled_from(["snapshot", "snapshot", "full snapshot", "snapshot changes", "ahead", "forget"])),
 )
 numbers = st.integers(1, 4)
 
@@ -59,10 +59,10 @@ class Before:
         state.map("windows").pop((len(word), word), None)
         state.map("unasked").pop(word, None)
 
-    def cut(self, full=False, compact=True):
+    def snapshot(self, full=False, compact=True):
         self._epoch += 1
-        cuts = {f"count/{index}": state.cut(full, compact) for index, state in enumerate(self.states)}
-        self.chains = self._writer.write(snapshot_name(self._epoch, 1, 0, 0), cuts)
+        snapshots = {f"count/{index}": state.snapshot(full, compact) for index, state in enumerate(self.states)}
+        self.chains = self._writer.write(snapshot_name(self._epoch, 1, 0, 0), snapshots)
 
     def entries(self, now):
         """What all tasks of that number begin with."""
@@ -88,7 +88,7 @@ class Before:
 
 
 def archive(store):
-    return SlotArchive(store.url, SlotId(1, 0), 2, CrashPoint("", "1.0"))
+    return WorkerArchive(store.url, WorkerId(1, 0), 2, CrashPoint("", "1.0"))
 
 
 def begun(archive, entries):
@@ -103,14 +103,18 @@ def begun(archive, entries):
 
 
 def all_of(state):
-    """Everything that can be seen of a task's state, the order and what is cut next included."""
+    """Everything that can be seen of a task's state, the order and what is snapshotted next included."""
     counts = state.map("counts", merge=merged)
     windows = state.map("windows", merge=merged, owner=lambda pair: pair[1])
     seen = [list(counts.items()), list(windows.items()), counts.taken_over, state.value("last").value]
     seen.append((counts._plain, counts._base_rows, counts._delta_rows, counts._deltas))
     counts["new"] = 1
-    cut = state.cut()
-    return [*seen, cut.full, {name: (change.kind, change.encode()) for name, change in cut.changes.items()}]
+    snapshot = state.snapshot()
+    return [
+        *seen,
+        snapshot.full,
+        {name: (change.kind, change.encode()) for name, change in snapshot.changes.items()},
+    ]
 
 
 def merged(one, other):
@@ -131,7 +135,7 @@ def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, o
         before, early = Before(store, tasks, owners), archive(store)
         for word in ("a", "b", "cd", "ef", "f", "ad"):
             before.put(word, 0)
-        for step in [*history, ("cut",)]:
+        for step in [*history, ("snapshot",)]:
             match step:
                 case "put", word, value:
                     before.put(word, value)
@@ -142,7 +146,7 @@ def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, o
                 case ("forget",):
                     early = archive(store)
                 case (kind,):
-                    before.cut(full=kind == "full cut", compact=kind != "cut changes")
+                    before.snapshot(full=kind == "full snapshot", compact=kind != "snapshot changes")
         entries = before.entries(now)
         found = {key: all_of(state) for key, state in begun(early, entries).items()}
         assert found == {key: all_of(state) for key, state in begun(archive(store), entries).items()}
@@ -155,7 +159,7 @@ def grown(tmp_path, tasks=2):
     before = Before(StateStore(str(tmp_path)), tasks, Owners(fields=1))
     for number in range(200):
         before.put(f"word {number}", number)
-    before.cut()
+    before.snapshot()
     return before
 
 
@@ -168,7 +172,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     assert set(read) == {"full"}
     for word in ("word 1", "word 2", "word 3", "word 4"):
         before.drop(word)
-    before.cut()
+    before.snapshot()
     read.clear()
     early.ahead(before.entries(4))
     early.ahead(before.entries(4))
@@ -178,7 +182,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     states = begun(early, before.entries(4))
     assert read == []
     assert sum(len(state.map("counts")) for state in states.values()) == 196
-    before.cut(full=True)
+    before.snapshot(full=True)
     begun(early, before.entries(4))
     assert set(read) == {"full"}, "what was read ahead belongs to the tasks it was given to"
 
@@ -199,7 +203,7 @@ def test_files_that_are_gone_are_left_to_the_restore(tmp_path):
     before, early = grown(tmp_path), archive(store)
     old = before.entries(4)
     gone = store.list("snapshots/")
-    before.cut(full=True)
+    before.snapshot(full=True)
     for name in gone:
         store.remove(name)
     early.ahead(old)
@@ -220,7 +224,7 @@ def test_values_that_go_with_keys_go_to_all_who_get_some():
     for number in range(2):
         state = TaskState()
         state.value("over").value = state.value("own").value = number
-        old.append({name: [data] for name, (_, _, data) in state.cut().encode().items()})
+        old.append({name: [data] for name, (_, _, data) in state.snapshot().encode().items()})
     found = []
     for index in range(4):
         state, share = TaskState(), Owners(fields=1).share(index, 2, 4)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.control.backpressure import (
     SHORTEST,
-    CreditGate,
-    CreditWatch,
-    SpoutGate,
-    SpoutWatch,
-    StepGate,
-    StepWatch,
+    CreditDetector,
+    CreditLimiter,
+    SpoutDetector,
+    SpoutLimiter,
+    StepDetector,
+    StepLimiter,
 )
 from penstock.control.pace import Meter
 from penstock.control.signals import TaskMessage
@@ -27,22 +27,22 @@ TICK = 0.001  # seconds; how often the queues are looked at
 
 
 class Sender:
-    """Sends ``demand`` tuples a second in frames, to the receivers in turn, as far as its gate lets it."""
+    """Sends ``demand`` tuples a second in frames, to the receivers in turn, as far as its rate limiter lets it."""
 
-    def __init__(self, id, demand, frame, gate):
-        self.id, self.demand, self.frame, self.gate = id, demand, frame, gate
+    def __init__(self, id, demand, frame, limiter):
+        self.id, self.demand, self.frame, self.limiter = id, demand, frame, limiter
         self.meter, self.owed, self.turn, self.sent = Meter(), 0.0, id, 0
 
     def run(self, now, receivers):
         self.owed = min(self.owed + self.demand * TICK, self.frame + self.demand * TICK)
         while self.owed >= self.frame:
             receiver = receivers[self.turn % len(receivers)]
-            if self.gate.room(receiver.id, now) <= 0:
+            if self.limiter.room(receiver.id, now) <= 0:
                 return
             self.turn += 1
             self.owed -= self.frame
             self.sent += self.frame
-            self.gate.sent(receiver.id, self.frame)
+            self.limiter.record_sent(receiver.id, self.frame)
             self.meter.add(self.frame, now)
             receiver.queue.append((self.id, self.frame))
             receiver.length += self.frame
@@ -52,8 +52,8 @@ class Sender:
 class Receiver:
     """Takes ``speed`` tuples a second, frames whole."""
 
-    def __init__(self, id, speed, watch):
-        self.id, self.speed, self.watch = id, speed, watch
+    def __init__(self, id, speed, detector):
+        self.id, self.speed, self.detector = id, speed, detector
         self.queue, self.length, self.arrived, self.taken, self.may = deque(), 0, 0, 0, 0.0
         self.signals = []
         """⟨time, kind, steps, shortest sensitivity since the one before⟩"""
@@ -66,10 +66,10 @@ class Receiver:
             self.may -= rows
             self.length -= rows
             self.taken += rows
-            self.watch.consumed(source, rows)
-        if isinstance(self.watch, StepWatch):
-            self._shortest = min(self._shortest, self.watch.sensitivity(self.length))
-        said = self.watch.observe(now, self.length, self.arrived)
+            self.detector.record_consumed(source, rows)
+        if isinstance(self.detector, StepDetector):
+            self._shortest = min(self._shortest, self.detector.sensitivity(self.length))
+        said = self.detector.observe(now, self.length, self.arrived)
         if said:
             self.signals.append((now, said[0][1], said[0][2], self._shortest))
             self._shortest = math.inf
@@ -81,11 +81,15 @@ class World:
     messages: it is given each one and says how often it arrives."""
 
     def __init__(self, demands, speeds, capacity, delay=0.0, frame=1, mode="step", spoil=lambda message: 1):
-        gates = {"step": StepGate, "spout": SpoutGate, "credit": CreditGate}
-        watches = {"step": StepWatch, "spout": SpoutWatch, "credit": CreditWatch}
+        limiters = {"step": StepLimiter, "spout": SpoutLimiter, "credit": CreditLimiter}
+        detectors = {"step": StepDetector, "spout": SpoutDetector, "credit": CreditDetector}
         ids = range(1, len(demands) + 1)
-        self.senders = [Sender(id, demand, frame, gates[mode]()) for id, demand in zip(ids, demands, strict=True)]
-        self.receivers = [Receiver(100 + i, speed, watches[mode](ids, capacity)) for i, speed in enumerate(speeds)]
+        self.senders = [
+            Sender(id, demand, frame, limiters[mode]()) for id, demand in zip(ids, demands, strict=True)
+        ]
+        self.receivers = [
+            Receiver(100 + i, speed, detectors[mode](ids, capacity)) for i, speed in enumerate(speeds)
+        ]
         self.now, self.delay, self._spoil = 0.0, delay, spoil
         self._wire = deque()
         self.steps = []
@@ -101,24 +105,24 @@ class World:
             for receiver in self.receivers:
                 for message in receiver.run(self.now):
                     self._wire += [(self.now + self.delay, message)] * self._spoil(message)
-            if isinstance(self.senders[0].gate, StepGate):
+            if isinstance(self.senders[0].limiter, StepLimiter):
                 self._check()
 
     def _deliver(self, message):
         if message is None:
             for receiver in self.receivers:
-                receiver.watch.enacted()
+                receiver.detector.on_sender_adjusted()
             return
         sender = self.senders[message.target - 1]
-        if sender.gate.take(message, self.now, sender.meter.rate(self.now)):
+        if sender.limiter.handle(message, self.now, sender.meter.rate(self.now)):
             self._wire.append((self.now + self.delay, None))
 
     def _check(self):
         for receiver in self.receivers:
-            receiver.watch.validate()
+            receiver.detector.validate()
         for sender in self.senders:
-            sender.gate.validate()
-        self.steps.append(max(receiver.watch.steps for receiver in self.receivers))
+            sender.limiter.validate()
+        self.steps.append(max(receiver.detector.steps for receiver in self.receivers))
 
     def ease(self):
         """The overload ends: nobody sends any more."""
@@ -127,7 +131,7 @@ class World:
 
     @property
     def slowed(self):
-        return [sender.id for sender in self.senders if sender.gate.initial is not None]
+        return [sender.id for sender in self.senders if sender.limiter.initial is not None]
 
 
 @st.composite
@@ -157,8 +161,8 @@ def test_when_the_overload_ends_every_sender_is_back_at_its_rate(case):
     world.ease()
     world.run(2 * drain + max(world.steps) * 1.2)  # a cancel a second at most
     assert not world.slowed
-    assert all(sender.gate.initial is None and sender.gate.rate == math.inf for sender in world.senders)
-    assert [receiver.watch.steps for receiver in world.receivers] == [0] * len(world.receivers)
+    assert all(sender.limiter.initial is None and sender.limiter.rate == math.inf for sender in world.senders)
+    assert [receiver.detector.steps for receiver in world.receivers] == [0] * len(world.receivers)
 
 
 @given(worlds(delays=(0.0, 0.001, 0.02, 0.1)))
@@ -187,9 +191,9 @@ def test_on_a_steady_overload_the_rate_stays_around_the_sustainable_one(case):
     used = set(world.steps[settled:])
     demand = sum(sender.demand for sender in world.senders)
     ideal = math.log2(demand / sum(receiver.speed for receiver in world.receivers))
-    measured = math.log2(demand / sum(sender.gate.initial or sender.demand for sender in world.senders))
+    measured = math.log2(demand / sum(sender.limiter.initial or sender.demand for sender in world.senders))
     assert max(used) - min(used) <= 2
-    if 0.35 < (ideal - measured) % 1 < 0.9 and world.senders[0].frame * 50 < world.receivers[0].watch.capacity:
+    if 0.35 < (ideal - measured) % 1 < 0.9 and world.senders[0].frame * 50 < world.receivers[0].detector.capacity:
         assert max(used) - min(used) <= 1
     assert min(used) <= math.ceil(ideal)
     assert max(used) >= math.floor(ideal)
@@ -224,17 +228,17 @@ def test_doubled_and_lost_messages_leave_no_sender_slow(case, draw, share):
 
 
 @given(st.lists(st.tuples(st.sampled_from([7, 8]), st.sampled_from(["slow", "cancel"]), st.integers(0, 10))))
-def test_whatever_comes_in_whatever_order_the_gate_is_sound(messages):
+def test_whatever_comes_in_whatever_order_the_rate_limiter_is_sound(messages):
     """Late, doubled, lost: one step a message at most, never slowed by a task that asks for nothing, and a cancel
     of all steps is always believed."""
-    gate = StepGate()
+    limiter = StepLimiter()
     for number, (source, kind, value) in enumerate(messages):
-        asked = gate.steps.get(source, 0)
-        gate.take(TaskMessage(source, 1, kind, float(value)), number * 0.01, 1000.0)
-        gate.validate()
-        assert gate.steps.get(source, 0) <= min(value, asked + (kind == "slow"))
-        most = max(gate.steps.values(), default=0)
-        assert gate.rate == (1000 / 2**most if most else math.inf)
+        asked = limiter.steps.get(source, 0)
+        limiter.handle(TaskMessage(source, 1, kind, float(value)), number * 0.01, 1000.0)
+        limiter.validate()
+        assert limiter.steps.get(source, 0) <= min(value, asked + (kind == "slow"))
+        most = max(limiter.steps.values(), default=0)
+        assert limiter.rate == (1000 / 2**most if most else math.inf)
 
 
 @given(st.floats(0.1, 2.0))
@@ -244,8 +248,8 @@ def test_a_sender_that_was_idle_when_told_to_slow_gets_its_share_later(pause):
     world = World([4000, 0], [500], 100)
     world.run(0.5)
     busy, idle = world.senders
-    assert busy.gate.initial is not None
-    assert idle.gate.initial is None
+    assert busy.limiter.initial is not None
+    assert idle.limiter.initial is None
     busy.demand, idle.demand = 0.0, 4000
     world.run(pause)
     assert idle.sent >= 0.5 * min(pause, 0.2) * 500
@@ -267,11 +271,11 @@ def test_with_credits_no_more_is_on_the_way_than_was_granted(case):
         world.run(0.05)
         for sender in world.senders:
             for id, receiver in receivers.items():
-                taken = receiver.watch._consumed[sender.id]
-                outstanding = sender.gate._sent.get(id, 0) - taken
-                assert outstanding < receiver.watch.share + sender.frame
+                taken = receiver.detector._consumed[sender.id]
+                outstanding = sender.limiter._sent.get(id, 0) - taken
+                assert outstanding < receiver.detector.share + sender.frame
         assert all(
-            r.length < r.watch.capacity + len(world.senders) * world.senders[0].frame for r in world.receivers
+            r.length < r.detector.capacity + len(world.senders) * world.senders[0].frame for r in world.receivers
         )
 
 
@@ -295,8 +299,8 @@ def test_spouts_are_held_as_long_as_a_queue_is_above(case):
     world, drain = case
     for _ in range(60):
         sent = [sender.sent for sender in world.senders]
-        held = all(sender.gate.holders for sender in world.senders)
-        low = [0.2 * receiver.watch.capacity for receiver in world.receivers]
+        held = all(sender.limiter.holders for sender in world.senders)
+        low = [0.2 * receiver.detector.capacity for receiver in world.receivers]
         above = any(r.length > least for r, least in zip(world.receivers, low, strict=True))
         world.run(TICK)
         if held and above and not world._wire:
@@ -304,10 +308,10 @@ def test_spouts_are_held_as_long_as_a_queue_is_above(case):
         for sender in world.senders:
             assert (
                 world.delay
-                or sender.gate.holders == {r.id for r in world.receivers if r.watch._holds}
+                or sender.limiter.holders == {r.id for r in world.receivers if r.detector._holds}
                 or world._wire
             )
         world.run(0.03)
     world.ease()
     world.run(1.0 + 2 * drain)
-    assert not any(sender.gate.holders for sender in world.senders)
+    assert not any(sender.limiter.holders for sender in world.senders)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.dedup.bloom import BloomFilter, Shape
-from penstock.dedup.memory import Memory, join
+from penstock.bolts.bloom import BloomFilter, BloomShape
+from penstock.bolts.recent_keys import Memory, join
 
 keys = st.lists(st.integers(0, 2**64 - 1), max_size=200, unique=True).map(lambda found: np.array(found, np.uint64))
 SIX_SIGMA = 6  # one test in a billion fails by chance; the seeds are fixed, so none does
@@ -28,7 +28,7 @@ def most(rate, trials):
 @given(st.integers(1, 100_000), st.floats(1e-9, 0.5))
 @example(10_000, 0.36)  # log2 is 1.47, and yet two places for a key are better than one
 def test_a_shape_is_large_enough_and_hardly_larger(count, rate):
-    shape = Shape.fit(count, rate)
+    shape = BloomShape.fit(count, rate)
     assert shape.bits % 8 == 0
     assert shape.error_rate(count) <= rate * (1 + 1e-9)
     assert shape.bits <= max(64, 1.45 * count * math.log2(1 / rate) * 1.04 + 8), (
@@ -38,7 +38,7 @@ def test_a_shape_is_large_enough_and_hardly_larger(count, rate):
 
 @given(keys, keys)
 def test_what_was_added_is_held_before_and_after_a_copy_and_a_join(some, more):
-    shape = Shape.fit(50, 0.01)
+    shape = BloomShape.fit(50, 0.01)
     one, other = BloomFilter(shape), BloomFilter(shape)
     one.add(some)
     other.add(more)
@@ -53,7 +53,7 @@ def test_what_was_added_is_held_before_and_after_a_copy_and_a_join(some, more):
 @pytest.mark.parametrize(("count", "rate"), [(20_000, 0.1), (20_000, 0.01), (50_000, 0.001)])
 def test_a_full_filter_is_wrong_as_often_as_was_asked_for(count, rate, tasks):
     drawn = draw(count + 200_000, 1, tasks)
-    filter = BloomFilter(Shape.fit(count, rate))
+    filter = BloomFilter(BloomShape.fit(count, rate))
     filter.add(drawn[::5][:count])
     strangers = np.setdiff1d(drawn, drawn[::5])
     wrong, trials = int(filter.holds(strangers).sum()), len(strangers)

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Settings, TopologyBuilder
+from penstock import Delivery, Settings, TopologyBuilder
 from penstock.columns import PICKLED, to_column
 from penstock.errors import KeyTypeError
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
@@ -310,13 +310,13 @@ def test_a_tuple_with_such_a_key_fails_alone(tasks, grouping):
     rows = [(n, f"k{n}" if n % 10 else Folded("A")) for n in range(30)]
     builder.set_spout("words", FeederSpout("n", "key", rows=rows))
     getattr(builder.set_bolt("count", CaptureBolt(), tasks), grouping)("words", "key")
-    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once")))
+    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("at_least_once"))))
     runner.run_until_idle()
     assert sorted(tup.n for tup in runner.captured("count")) == [n for n in range(30) if n % 10]
     (spout,) = runner.component("words")
     assert sorted(n for n, _ in spout.failed) == [0, 10, 20]
     assert str(runner.errors[0]) == (
-        "component 'words', field 'key': a field that tuples are grouped by has values of a type whose equality"
-        " is known; got a tests.property.test_key_types.Folded. Emit a text, a number or a tuple of them instead,"
+        "component 'words', field 'key': a tests.property.test_key_types.Folded cannot be a value that tuples are"
+        " grouped by, because its equality is not known. Emit a text, a number or a tuple of them instead,"
         " such as its id. The types that can be a key are listed in docs/concepts.md."
     )

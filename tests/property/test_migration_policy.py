@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from penstock.control.migration import (
     Branch,
+    BranchNodeLoad,
     Migrate,
     MigrationPolicy,
-    NodeLoad,
     Restore,
     SegmentLedger,
     scores,
@@ -17,7 +17,7 @@ from penstock.control.migration import (
 
 NAMES = ("a", "b", "c", "d")
 rates = st.floats(0, 1e9)
-loads = st.builds(NodeLoad, st.floats(0, 1), rates, rates)
+loads = st.builds(BranchNodeLoad, st.floats(0, 1), rates, rates)
 nodes = st.lists(loads, min_size=1, max_size=3).map(tuple)
 bandwidths = st.floats(1e3, 1e9)
 
@@ -83,7 +83,7 @@ def test_a_network_at_rest_is_restored(policy, moments):
     for branches in moments:
         policy.decide(branches)
     migrated = set(policy.routes)
-    found = policy.decide([Branch(name, (NodeLoad(0.1, 1.0, 1.0),), 1e6) for name in NAMES])
+    found = policy.decide([Branch(name, (BranchNodeLoad(0.1, 1.0, 1.0),), 1e6) for name in NAMES])
     assert {each.heavy for each in found if isinstance(each, Restore)} == migrated
     assert not policy.routes
 
@@ -93,7 +93,7 @@ def test_pressure_does_not_depend_on_units(branches, alpha, beta, unit):
     scaled = [
         Branch(
             branch.name,
-            tuple(NodeLoad(n.queue_use, n.bytes_in * unit, n.bytes_out * unit) for n in branch.nodes),
+            tuple(BranchNodeLoad(n.queue_use, n.bytes_in * unit, n.bytes_out * unit) for n in branch.nodes),
             branch.bandwidth * unit,
         )
         for branch in branches
@@ -117,7 +117,7 @@ def test_the_ledger_against_a_list_of_every_tuple(steps):
             ledger.open(branch, target, len(sent[branch]))
             going[branch] = target
         if branch in going:
-            ledger.grew(branch, rows)
+            ledger.extend(branch, rows)
         sent[branch] += [going.get(branch)] * rows
         ledger.validate()
     for branch, targets in sent.items():

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from penstock.control.erdm import plan
 from penstock.control.limits import Loads
 from penstock.control.paths import critical, node_costs, path_of
-from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
+from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot, Use
 from penstock.control.placement_report import as_json, explain
-from penstock.control.rivals import leedsp, round_robin, wndvr
 from penstock.control.roster import Roster
-from penstock.control.tmsh import tmsh
+from penstock.sim.baselines import leedsp, round_robin, wndvr
+from penstock.sim.tmsh import tmsh
 
 amounts = st.integers(0, 12).map(lambda value: value / 4)  # quarters: sums are exact, and "at the limit" happens
 
@@ -26,11 +26,11 @@ def snapshots(draw, most=14):
     names = [f"n{index}" for index in range(draw(st.integers(1, 6)))]
     limits = st.integers(1, 40).map(lambda value: value / 4)
     uses = st.builds(Use, amounts, amounts, amounts)
-    nodes = tuple(Node(name, draw(st.builds(Use, limits, limits, limits)), draw(uses)) for name in names)
+    nodes = tuple(PlacementNode(name, draw(st.builds(Use, limits, limits, limits)), draw(uses)) for name in names)
     count = draw(st.integers(0, most))
     allowed = st.none() | st.frozensets(st.sampled_from(names))
     executors = tuple(
-        Executor(
+        PlacedExecutor(
             f"e{index}",
             f"c{index % 3}",
             draw(st.sampled_from(names)),
@@ -42,8 +42,8 @@ def snapshots(draw, most=14):
     order = draw(st.permutations(range(count)))
     pairs = [(a, b) for at, a in enumerate(order) for b in order[at + 1 :]]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=30)) if pairs else []
-    streams = tuple(Stream(f"e{a}", f"e{b}", 1.0, draw(amounts)) for a, b in chosen)
-    return Snapshot(nodes, executors, streams)
+    streams = tuple(ExecutorStream(f"e{a}", f"e{b}", 1.0, draw(amounts)) for a, b in chosen)
+    return PlacementSnapshot(nodes, executors, streams)
 
 
 plans = st.tuples(snapshots(), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([None, 0.5, 1.0]))
@@ -126,7 +126,7 @@ def test_no_path_costs_more_than_the_critical_one(snapshot, seed):
 @given(plans)
 def test_the_same_snapshot_leads_to_the_same_plan(drawn):
     snapshot, slack, fill = drawn
-    again = Snapshot(snapshot.nodes, snapshot.executors, snapshot.streams)
+    again = PlacementSnapshot(snapshot.nodes, snapshot.executors, snapshot.streams)
     assert plan(snapshot, slack, fill) == plan(again, slack, fill)
 
 

@@ -5,9 +5,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import BasicBolt, BatchBolt, Settings, TopologyBuilder, make_plan
-from penstock.plan.model import SlotId
+from penstock import BasicBolt, BatchBolt, TopologyBuilder, make_plan
+from penstock.plan.model import WorkerId
 from penstock.testing import LocalRunner, NumberSpout
+from tests.helpers import settings_with
 
 GROUPINGS = ["shuffle", "fields", "partial_key", "all", "global", "none", "local_or_shuffle"]
 COUNT = 25  # tuples per spout task
@@ -66,7 +67,7 @@ def built(graph, **options):
             getattr(bolt, f"{grouping}_grouping")(parent, *keys)
     for number, (parallelism, tasks) in enumerate(spouts):
         builder.set_spout(f"s{number}", NumberSpout(COUNT), parallelism).set_num_tasks(tasks)
-    return builder.build("random", Settings(**options))
+    return builder.build("random", settings_with(**options))
 
 
 def copies(graph):
@@ -82,42 +83,42 @@ def copies(graph):
 
 
 @given(graphs(), st.booleans())
-def test_every_topology_gives_a_valid_plan(graph, chaining):
-    topology = built(graph, chaining=chaining)
+def test_every_topology_gives_a_valid_plan(graph, fusing):
+    topology = built(graph, fusing=fusing)
     plan = make_plan(topology)
     plan.validate()
     assert [task.id for task in plan.tasks] == list(range(1, len(plan.tasks) + 1))
     for node in topology.nodes.values():
         tasks = plan.tasks_of[node.id]
-        slots = [plan.routes.slot_of[task] for task in tasks]
+        workers = [plan.routes.worker_of[task] for task in tasks]
         assert len(tasks) == node.tasks
-        assert len(set(slots)) == node.parallelism
-        assert slots == sorted(slots)
-        loads = Counter(slots).values()
+        assert len(set(workers)) == node.parallelism
+        assert workers == sorted(workers)
+        loads = Counter(workers).values()
         assert max(loads) - min(loads) <= 1
     assert len(plan.edges) == sum(len(node.inputs) for node in topology.nodes.values())
-    stages = [component for stage in plan.stages for chain in stage.chains for component in chain]
+    stages = [component for stage in plan.stages for group in stage.fused_groups for component in group]
     assert sorted(stages) == sorted(topology.nodes)
-    if not chaining:
-        assert all(len(chain) == 1 for stage in plan.stages for chain in stage.chains)
+    if not fusing:
+        assert all(len(group) == 1 for stage in plan.stages for group in stage.fused_groups)
 
 
 @given(graphs())
-def test_a_frame_finds_its_way_from_any_slot_to_any_later_one(graph):
+def test_a_frame_finds_its_way_from_any_worker_to_any_later_one(graph):
     plan = make_plan(built(graph))
-    for source in plan.slot_ids():
-        for target in plan.slot_ids():
+    for source in plan.worker_ids():
+        for target in plan.worker_ids():
             here = source
             for _ in range(target.stage - source.stage):
-                here = SlotId(here.stage + 1, plan.next_hop(here, target))
-                assert 0 <= here.slot < plan.stages[here.stage].slots
+                here = WorkerId(here.stage + 1, plan.next_hop(here, target))
+                assert 0 <= here.index < plan.stages[here.stage].workers
             assert here == target or target.stage <= source.stage
 
 
 @settings(max_examples=25)
 @given(graphs(), st.booleans())
-def test_every_tuple_arrives_as_often_as_there_are_paths(graph, chaining):
-    topology = built(graph, chaining=chaining, frame_bytes=400, inbox_capacity=20)
+def test_every_tuple_arrives_as_often_as_there_are_paths(graph, fusing):
+    topology = built(graph, fusing=fusing, frame_bytes=400, inbox_capacity=20)
     paths = copies(graph)
     for seed in (0, 1):
         runner = LocalRunner(topology, seed=seed)

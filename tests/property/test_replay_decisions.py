@@ -2,8 +2,8 @@
 
 A model stands for the three threads: it carries out instructions in any order a scheduler could, on real or
 pretended queues, crashes at any instant, and starts anew from what was durable then. Behind it stands a bolt that
-remembers what it has seen: a commit cuts the positions, some time later the bolt's state, and some time later is
-durable or never.
+remembers what it has seen: a commit snapshots the positions, some time later the bolt's state, and some time later
+is durable or never.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from penstock.replay.decisions import (
     Arrived,
     Decisions,
     Done,
-    Entry,
     Failed,
-    Looked,
     Origin,
+    QueuesChecked,
     Read,
-    Store,
+    ReplayEntry,
     Stored,
+    StoreRecords,
     Swap,
     Swapped,
     Taken,
 )
 from penstock.replay.embedded import open_beside
 from penstock.replay.positions import KeptPosition
-from penstock.replay.progress import Progress
+from penstock.replay.progress import ReadProgress
 from penstock.replay.queues import Queues
-from penstock.replay.records import Record
+from penstock.replay.records import ReplayRecord
 from penstock.replay.replayer import claim
 from penstock.state.values import TaskState
 from penstock.topology.components import Failure
@@ -57,7 +57,7 @@ class MemoryQueue:
 
     def seek(self, position):
         self.cursor = max(position, self.released)
-        self.progress = Progress(self.cursor)
+        self.progress = ReadProgress(self.cursor)
 
     def append(self, records):
         self.items += records
@@ -97,7 +97,7 @@ class MemoryPointer:
         self.exchanged = exchanged
 
 
-class MemoryLetters:
+class MemoryDeadLetterStore:
     def __init__(self):
         self.records = []
 
@@ -110,7 +110,7 @@ class MemoryLetters:
 
 class MemoryPlace:
     def __init__(self):
-        self.queues = Queues(MemoryQueue(), MemoryQueue(), MemoryLetters(), MemoryPointer())
+        self.queues = Queues(MemoryQueue(), MemoryQueue(), MemoryDeadLetterStore(), MemoryPointer())
 
     def reopen(self):
         self.queues.from_.reopen()
@@ -141,7 +141,7 @@ class DiskPlace:
         return self.queues
 
     def dead(self):
-        return [letter.record for letter in self.queues.dead.letters()]
+        return [dead_letter.record for dead_letter in self.queues.dead.read_all()]
 
     def close(self):
         self.queues.close()
@@ -154,7 +154,7 @@ class Model:
     def __init__(self, place, fresh):
         self.place = place
         self.eden = MemoryQueue()
-        self.eden.append([Record((number,)) for number in range(fresh)])
+        self.eden.append([ReplayRecord((number,)) for number in range(fresh)])
         self.fresh = fresh
         self.seen, self.failures = set(), Counter()
         self.manifests = [({}, frozenset())]
@@ -175,7 +175,7 @@ class Model:
         self.exchanged = self.queues.pointer.load()
         self.decisions = Decisions(MAX_ATTEMPTS, capacity=4, from_holds=not self.from_.empty)
         self.waiting, self.buffer, self.pending = [], [], []
-        self.tell(Looked())
+        self.tell(QueuesChecked())
 
     @property
     def to(self):
@@ -202,7 +202,7 @@ class Model:
             source = self.to if instruction.origin is Origin.TO else self.eden
             if instruction.origin is Origin.EDEN:
                 assert self.to.empty, "fresh data while To still holds something"
-            found = [Entry(instruction.origin, at, record) for at, record in source.read(instruction.limit)]
+            found = [ReplayEntry(instruction.origin, at, record) for at, record in source.read(instruction.limit)]
             assert len(found) <= instruction.limit
             self.buffer += found
             self.tell(Arrived(instruction.origin, found))
@@ -211,7 +211,7 @@ class Model:
             self.queues.pointer.store(not self.exchanged)
             self.exchanged = not self.exchanged
             self.tell(Swapped())
-        elif isinstance(instruction, Store):
+        elif isinstance(instruction, StoreRecords):
             self.from_.append(instruction.back)
             self.queues.dead.add(instruction.dead)
             assert all(record.attempts < MAX_ATTEMPTS for record in instruction.back)
@@ -243,8 +243,8 @@ class Model:
             self.tell(Failed([(entry, entry.record.failed(Failure("bolt", "boom"), 1.0))]))
 
     def commit(self, tell=True):
-        """The next step of an epoch's commit: cut the spout, cut the bolt, write the manifest. ``tell``: the task
-        hears of it."""
+        """The next step of an epoch's commit: snapshot the spout, snapshot the bolt, write the manifest. ``tell``:
+        the task hears of it."""
         if not self.epoch:
             for kept in self.kept:
                 kept.note()
@@ -255,7 +255,7 @@ class Model:
             self.manifests = [self.manifests[-1], tuple(self.epoch)]
             self.epoch = []
             for kept in self.kept if tell else ():
-                kept.committed()
+                kept.on_committed()
 
     def crash(self, back=False):
         """``back``: and the newest epoch cannot be read."""
@@ -284,7 +284,7 @@ class Model:
                 if not self.decisions.outstanding:
                     return
             else:
-                self.tell(Looked())
+                self.tell(QueuesChecked())
         raise AssertionError("it does not come to rest")
 
 
@@ -317,7 +317,7 @@ def test_no_interleaving_and_no_crash_loses_a_tuple(kind, steps, fresh):
                 case "crash":
                     model.crash(back=number == 0)
                 case "look":
-                    model.tell(Looked(to=not model.to.empty, from_=not model.from_.empty))
+                    model.tell(QueuesChecked(to=not model.to.empty, from_=not model.from_.empty))
         model.drain()
         for _ in range(6):  # at least one whole epoch
             model.commit()
@@ -361,7 +361,7 @@ def test_what_failed_comes_before_fresh_data():
     model.act(0)  # Eden: 0 to 3
     model.take(4)
     model.fail(1)
-    assert [type(instruction) for instruction in model.waiting] == [Read, Store]
+    assert [type(instruction) for instruction in model.waiting] == [Read, StoreRecords]
     model.act(1)
     assert [type(instruction) for instruction in model.waiting] == [
         Read
@@ -370,12 +370,12 @@ def test_what_failed_comes_before_fresh_data():
     model.act(0)  # Eden: 4 to 7
     assert [type(instruction) for instruction in model.waiting] == [Swap]  # before any other read or store
     model.act(0)
-    assert [type(instruction) for instruction in model.waiting] == [Store]  # what failed meanwhile
+    assert [type(instruction) for instruction in model.waiting] == [StoreRecords]  # what failed meanwhile
     model.take(4)
     assert model.waiting[1:] == [Read(Origin.TO, 4)]
     model.act(1)
     model.take(4)
-    assert model.pending[-1].record == Record((1,), 1, "boom", "bolt", 1.0)
+    assert model.pending[-1].record == ReplayRecord((1,), 1, "boom", "bolt", 1.0)
 
 
 def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():

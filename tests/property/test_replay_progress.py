@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.replay.progress import Progress
+from penstock.replay.progress import ReadProgress
 
 
 @given(
@@ -13,7 +13,7 @@ from penstock.replay.progress import Progress
     st.integers(0, 9),
 )
 def test_the_position_passes_only_what_is_done_and_all_before_it(steps, start):
-    progress, read, done, end = Progress(start), [], set(), start
+    progress, read, done, end = ReadProgress(start), [], set(), start
     for count, marks in steps:
         fresh = [end + 2 * index for index in range(count)]  # with gaps
         end = fresh[-1] + 2 if fresh else end

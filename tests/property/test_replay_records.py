@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import signing
-from penstock.replay.records import Record, decode, decode_letter, encode, encode_letter
+from penstock.replay.records import ReplayRecord, decode, decode_dead_letter, encode, encode_dead_letter
 from penstock.topology.components import Failure
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -40,7 +40,7 @@ def shape(value):
 
 @given(st.lists(values, max_size=4), st.integers(0, 99), st.text(), st.text(max_size=5), st.floats(0, 1e10))
 def test_any_record_survives(payload, attempts, error, component, first_failed):
-    record = Record(tuple(payload), attempts, error, component, first_failed)
+    record = ReplayRecord(tuple(payload), attempts, error, component, first_failed)
     again = decode(encode(record))
     assert again == record
     assert shape(again.payload) == shape(record.payload)
@@ -48,17 +48,17 @@ def test_any_record_survives(payload, attempts, error, component, first_failed):
 
 @given(st.lists(scalars, max_size=4))
 def test_plain_values_are_not_pickled(payload):
-    assert encode(Record(tuple(payload)))[:1] == b"J"
+    assert encode(ReplayRecord(tuple(payload)))[:1] == b"J"
 
 
 def test_other_programs_can_read_plain_records():
-    data = encode(Record(("Zürich", 7, [1.5, None]), 2, "boom", "split", 3.0))
+    data = encode(ReplayRecord(("Zürich", 7, [1.5, None]), 2, "boom", "split", 3.0))
     assert json.loads(data[1:]) == [["Zürich", 7, [1.5, None]], [], 2, "boom", "split", 3.0]
 
 
 def test_nan_and_very_large_numbers():
-    assert math.isnan(decode(encode(Record((math.nan,)))).payload[0])
-    assert decode(encode(Record((math.inf, 10**5000)))).payload == (math.inf, 10**5000)
+    assert math.isnan(decode(encode(ReplayRecord((math.nan,)))).payload[0])
+    assert decode(encode(ReplayRecord((math.inf, 10**5000)))).payload == (math.inf, 10**5000)
 
 
 class Marker:
@@ -91,7 +91,7 @@ def test_a_pickled_record_that_is_not_signed_with_our_key_is_never_unpickled(key
         finally:
             signing.use_key(mine)
     Marker.ran.clear()
-    for read in (decode, decode_letter):
+    for read in (decode, decode_dead_letter):
         found = read(data)
         assert (found.damaged, found.payload) == (True, (data,))
         assert "not signed with this deployment's key, so it is not unpickled" in found.error
@@ -120,18 +120,18 @@ def test_bytes_that_are_no_record_make_a_damaged_one(data):
 @given(st.binary())
 def test_any_bytes_are_read_as_something(data):
     record = decode(data)
-    assert decode_letter(encode_letter(record)) == record
+    assert decode_dead_letter(encode_dead_letter(record)) == record
 
 
 def test_a_damaged_record_that_is_sent_back_is_read_once_more():
-    good = encode(Record((1, "a")))
-    letter = Record((good,), 1, "the key was another", "replay queue", 5.0, damaged=True)
-    assert decode_letter(encode_letter(letter)) == letter
-    assert decode(encode(letter.forgiven())) == Record((1, "a"))
+    good = encode(ReplayRecord((1, "a")))
+    dead_letter = ReplayRecord((good,), 1, "the key was another", "replay queue", 5.0, damaged=True)
+    assert decode_dead_letter(encode_dead_letter(dead_letter)) == dead_letter
+    assert decode(encode(dead_letter.forgiven())) == ReplayRecord((1, "a"))
 
 
 def test_a_record_keeps_the_time_of_its_first_failure():
-    once = Record(("x",)).failed(Failure("split", "one"), 10.0)
+    once = ReplayRecord(("x",)).failed(Failure("split", "one"), 10.0)
     twice = once.failed(Failure("", "timed out"), 20.0)
-    assert twice == Record(("x",), 2, "timed out", "", 10.0)
-    assert twice.forgiven() == Record(("x",), 0, "timed out", "", 10.0)
+    assert twice == ReplayRecord(("x",), 2, "timed out", "", 10.0)
+    assert twice.forgiven() == ReplayRecord(("x",), 0, "timed out", "", 10.0)

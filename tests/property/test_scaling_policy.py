@@ -12,7 +12,7 @@ from penstock.control.scaling import (
     BoltLoad,
     Bounds,
     FailurePolicy,
-    Look,
+    LoadSample,
     RatePolicy,
     SpoutLoad,
     TaskLoad,
@@ -38,7 +38,7 @@ policies = st.one_of(
 
 
 @st.composite
-def looks(draw):
+def samples(draw):
     """A chain with a side branch, in any state; now and then a spout that tells what comes."""
     offered = draw(st.none() | counts)
     spout = SpoutLoad("spout", draw(counts), draw(st.integers(0, 500)), draw(st.floats(0, 1)), offered)
@@ -47,12 +47,12 @@ def looks(draw):
     return spout, tuple(draw(st.permutations(bolts)))
 
 
-@given(policies, st.lists(st.tuples(looks(), st.floats(0.1, 15.0)), max_size=6))
+@given(policies, st.lists(st.tuples(samples(), st.floats(0.1, 15.0)), max_size=6))
 def test_decisions_keep_to_bounds_cool_down_and_what_can_be_reached(policy, moments):
     now, last = 0.0, -math.inf
     for (spout, bolts), seconds in moments:
         now += seconds
-        found = policy.decide(Look(now, seconds, (spout,), bolts))
+        found = policy.decide(LoadSample(now, seconds, (spout,), bolts))
         if found is None:
             continue
         assert now - last >= policy.bounds.cool_down - 1e-9
@@ -129,7 +129,7 @@ class Fluid:
             for index, (rate, cost) in enumerate(zip(self.arriving(load), self.costs, strict=True))
         ]
 
-    def look(self, load):
+    def sample(self, load):
         self.now += 1.0
         bears = min([1.0, *(1.0 / use for use in self.use(load))])
         rate = load * bears if self.paced else load
@@ -142,13 +142,13 @@ class Fluid:
                 loads.append(TaskLoad(done, done * cost, rate * share, done * emits, 0, 1_000))
             bolts.append(BoltLoad(str(index + 1), (str(index),), tuple(loads)))
             rate = bolts[-1].emitted
-        return Look(self.now, 1.0, (spout,), tuple(bolts))
+        return LoadSample(self.now, 1.0, (spout,), tuple(bolts))
 
     def run(self, policy, load, seconds):
         """The decisions while the load is this."""
         found = []
         for _ in range(seconds):
-            scale = policy.decide(self.look(load))
+            scale = policy.decide(self.sample(load))
             if scale:
                 found.append(scale)
                 for name, tasks in scale.parallelism.items():
@@ -157,7 +157,7 @@ class Fluid:
 
 
 ROOM = Bounds(most=1 << 20, cool_down=4.0)
-"""Slots enough for anything."""
+"""Workers enough for anything."""
 BASE = 100.0
 """Tuples a second; what they cost is drawn."""
 shares = st.floats(0.6, 1.0)
@@ -198,7 +198,7 @@ def test_rate_comes_to_rest_under_a_constant_load_and_does_not_waste_tasks(fluid
     assert all(len(ways) == 1 for ways in went.values()), "no bolt goes both ways under one load"
     assert fluid.run(policy, BASE * second, 30) == []
     low = policy.target * (1 - policy.slack)
-    for bolt in fluid.look(BASE * second).bolts:
+    for bolt in fluid.sample(BASE * second).bolts:
         use = uses(bolt, bolt.arrived)
         fewer = [new for new in reachable(len(use), ROOM) if new < len(use)]
         assert all(use_with(use, new) > low - 1e-9 for new in fewer)
@@ -236,7 +236,7 @@ def test_failures_needs_a_step_for_each_doubling(doublings, use, calm):
         since += 1
         failed = max(0, round(1_000 * (needed * use / seen[-1] - 1))) if since > 2 else 0
         load = BoltLoad("count", ("spout",), (TaskLoad(1, 1.0, 1, 1),) * seen[-1])
-        found = policy.decide(Look(float(time), 1.0, (SpoutLoad("spout", 1, failed),), (load,)))
+        found = policy.decide(LoadSample(float(time), 1.0, (SpoutLoad("spout", 1, failed),), (load,)))
         if found:
             seen.append(found.parallelism["count"])
             since = 0
@@ -248,7 +248,7 @@ def test_the_ring_against_the_formulas(failures, length):
     policy = FailurePolicy(Bounds(most=1), length)
     load = BoltLoad("count", ("spout",), (TaskLoad(1, 1.0, 1, 1),))
     for time, failed in enumerate(failures):
-        policy.decide(Look(float(time), 1.0, (SpoutLoad("spout", 1, failed),), (load,)))
+        policy.decide(LoadSample(float(time), 1.0, (SpoutLoad("spout", 1, failed),), (load,)))
     ring = failures[-length:]
     mean = sum(ring) / len(ring)
     assert policy.mean == mean

@@ -28,7 +28,7 @@ tasks = st.integers(1, 9)
 
 def parts(state):
     """What a restart would find of a task."""
-    return {name: [data] for name, (_, _, data) in state.cut(full=True).encode().items()}
+    return {name: [data] for name, (_, _, data) in state.snapshot(full=True).encode().items()}
 
 
 def owner(key, count):
@@ -157,11 +157,13 @@ def test_what_cannot_be_put_together_is_refused():
         states.append(state)
     (one,) = inherited(states, 1, None)
     with pytest.raises(
-        StateError, match=r"state 'seen': a key that two tasks have needs a way.*merge=operator.add"
+        StateError, match=r"state 'seen': .* does not say how to merge its values.*merge=operator.add"
     ):
         one.map("seen")
     (one,) = inherited(states, 1, None)
-    with pytest.raises(StateError, match=r"state 'last': a value that differs between tasks.*0 and 1.*merge"):
+    with pytest.raises(
+        StateError, match=r"state 'last': tasks that become one have different values, 0 and 1.*merge"
+    ):
         one.value("last")
 
 
@@ -170,7 +172,7 @@ def test_keys_that_have_nothing_to_do_with_the_grouping_are_refused():
     for number in range(20):
         states[number % 2].map("rows")[f"row {number}"] = 1
     new = inherited(states, 4, by_field)
-    with pytest.raises(StateError, match=r"state 'rows': a map's keys are the fields .*owner="):
+    with pytest.raises(StateError, match=r"state 'rows': a map's keys must be the fields .*owner="):
         new[0].map("rows")
 
 
@@ -190,8 +192,8 @@ def test_a_tuple_behind_a_grouping_by_one_field_needs_an_owner():
         with pytest.raises(StateError) as refused:
             new.map("pairs")
         assert str(refused.value) == (
-            "state 'pairs': where the input is grouped by one field, a map whose keys are tuples says which part"
-            " of a key the field is; got the key (0, 'x') and no owner. Use state.map(..., owner=lambda key: key)"
+            "state 'pairs': the input is grouped by one field, but the map has the tuple (0, 'x') as a key and"
+            " does not say which part of it is the field. Use state.map(..., owner=lambda key: key)"
             " where the field's value is the whole tuple, or owner=lambda key: key[0] where the tuple begins"
             " with it."
         )
@@ -208,12 +210,14 @@ def test_keys_with_fewer_parts_than_grouped_fields_are_refused():
     state = TaskState()
     state.map("rows")["x",] = 1
     (new, _) = inherited([state], 2, lambda column: hash_keys(column, 2))
-    with pytest.raises(StateError, match=r"state 'rows': a map's keys are .* got one with fewer parts .*owner="):
+    with pytest.raises(
+        StateError, match=r"state 'rows': a map's keys must be .* but a key has fewer parts .*owner="
+    ):
         new.map("rows")
 
 
 @given(keys, tasks, tasks, tasks)
-def test_what_was_inherited_is_cut_whole_and_can_be_inherited_again(names, first, second, third):
+def test_what_was_inherited_is_in_a_snapshot_whole_and_can_be_inherited_again(names, first, second, third):
     items = {name: number for number, name in enumerate(names)}
     old = spread(items, first, lambda state, key, value: state.map("counts").__setitem__(key, value))
     last = inherited(inherited(old, second, by_field), third, by_field)  # the second ones were never asked for

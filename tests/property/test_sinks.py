@@ -1,7 +1,7 @@
 """Sinks that fail in any way the contract allows, at random: no row is lost, doubled or blamed for another.
 
-Pauses are a twentieth of their usual length: rows are blamed after 1.4 s instead of half a minute. The lives are
-seeded, not drawn by Hypothesis, which needs minutes to shrink one. The message names the seed that failed.
+Pauses are a twentieth of their usual length: rows are blamed after 1.4 s instead of half a minute. The scenarios
+are seeded, not drawn by Hypothesis, which needs minutes to shrink one. The message names the seed that failed.
 """
 
 import random
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock import Settings, Spout, TopologyBuilder, TransactionalSink
+from penstock import Delivery, Settings, Spout, TopologyBuilder, TransactionalSink
 from penstock.errors import ComponentError, SinkBusy
-from penstock.replay.stored_letters import FOLDER, StoredLetters
-from penstock.runtime import sinks
+from penstock.replay.state_dead_letters import FOLDER, StateDeadLetterStore
 from penstock.state.store import StateStore
 from penstock.testing import LocalRunner
+from penstock.worker import sinks
 
 CALLS = ("write", "prepare_commit", "commit")
 REJECTS = {
@@ -114,14 +114,14 @@ class Eager(Fickle):
 
 
 @dataclass
-class Life:
+class Scenario:
     bad: dict[int, tuple[str, str]]
     arrivals: list[tuple[float, int]]
     outages: list[tuple[float, float, tuple[str, ...], str]]
     blips: set[int]
 
 
-def any_life(rnd, exactly_once):
+def any_scenario(rnd, exactly_once):
     time, arrivals, sizes = 0.3, [], rnd.choice([(1,), (1, 2), (1, 2, 8)])
     for _ in range(rnd.randint(1, 6)):
         time += rnd.choice([0.0, 0.002, 0.02, 0.1, 0.3, 0.6])
@@ -144,27 +144,27 @@ def any_life(rnd, exactly_once):
     first = exactly_once or rnd.random() < 0.5
     arrivals.append((0.0 if first else max(time, *arrivals[-1][:1]) + 0.5, 0))
     arrivals.sort()
-    return Life(bad, arrivals, outages, set(rnd.sample(range(2, 60), rnd.randint(0, 6))))
+    return Scenario(bad, arrivals, outages, set(rnd.sample(range(2, 60), rnd.randint(0, 6))))
 
 
-def live(life, form, delivery, folder):
+def live(scenario, form, delivery, folder):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Fed())
     builder.set_bolt("sink", form()).shuffle_grouping("numbers")
-    settings = Settings(delivery=delivery, epoch_interval=0.1, message_timeout=1.0)
+    settings = Settings(delivery=Delivery(delivery, epoch_interval=0.1, message_timeout=1.0))
     runner = LocalRunner(builder.build("sinks", settings), folder=folder)
     (spout,), (sink,) = runner.component("numbers"), runner.component("sink")
     began = runner.clock.now()
     spout.now = sink.now = lambda: runner.clock.now() - began
-    spout.rows = list(life.arrivals)
-    sink.bad = {row: (call, REJECTS[kind]) for row, (call, kind) in life.bad.items()}
-    sink.outages = [(*rest, (AWAY | UNKNOWN)[kind]) for *rest, kind in life.outages]
-    sink.blips = life.blips
-    every = sorted(n for _, n in life.arrivals)
-    good = [n for n in every if n not in life.bad]
+    spout.rows = list(scenario.arrivals)
+    sink.bad = {row: (call, REJECTS[kind]) for row, (call, kind) in scenario.bad.items()}
+    sink.outages = [(*rest, (AWAY | UNKNOWN)[kind]) for *rest, kind in scenario.outages]
+    sink.blips = scenario.blips
+    every = sorted(n for _, n in scenario.arrivals)
+    good = [n for n in every if n not in scenario.bad]
     exactly_once = delivery == "exactly_once"
-    runner.run(life.arrivals[-1][0])
-    limit = spout.now() + 2.0 + len(life.outages) + BLAMED_AFTER * (1 + len(life.bad))
+    runner.run(scenario.arrivals[-1][0])
+    limit = spout.now() + 2.0 + len(scenario.outages) + BLAMED_AFTER * (1 + len(scenario.bad))
     before = 0
     while spout.now() < limit:
         runner.run(0.2)
@@ -174,11 +174,11 @@ def live(life, form, delivery, folder):
                 break
         elif not exactly_once and len(spout.acked) == len(every):
             break
-    store = StateStore(f"{runner._job.letters or runner._job.shared}/sink/{FOLDER}/0")
-    letters = sorted(letter.record.payload[0] for letter in StoredLetters(store).letters())
+    store = StateStore(f"{runner._job.dead_letters or runner._job.shared}/sink/{FOLDER}/0")
+    dead_letters = sorted(dead_letter.record.payload[0] for dead_letter in StateDeadLetterStore(store).read_all())
     assert sink.breaches == []
     assert sorted(sink.visible) == good
-    assert letters == sorted(life.bad)
+    assert dead_letters == sorted(scenario.bad)
     if exactly_once:
         assert runner.commits.committed > before + 1, "it goes on"
     else:
@@ -187,7 +187,7 @@ def live(life, form, delivery, folder):
     runner.run(0.2)
     (stats,) = runner.stats("sink")
     assert stats.away == 0
-    assert (stats.written, stats.given_up) == (len(good), len(life.bad))
+    assert (stats.written, stats.given_up) == (len(good), len(scenario.bad))
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def live(life, form, delivery, folder):
 def test_every_good_row_is_visible_once_and_every_bad_one_is_a_dead_letter(form, delivery, monkeypatch):
     monkeypatch.setattr(sinks, "_LONGEST_PAUSE", 0.05)
     for seed in SEEDS:
-        life = any_life(random.Random(seed), delivery == "exactly_once")
+        scenario = any_scenario(random.Random(seed), delivery == "exactly_once")
         with tempfile.TemporaryDirectory() as folder:
             try:
-                live(life, form, delivery, folder)
+                live(scenario, form, delivery, folder)
             except Exception as error:
-                raise AssertionError(f"seed {seed}: {life}") from error
+                raise AssertionError(f"seed {seed}: {scenario}") from error

@@ -1,4 +1,4 @@
-"""Whatever is done to a state, what is restored from any cut is what a plain dict held at that moment."""
+"""Whatever is done to a state, what is restored from any snapshot is what a plain dict held at that moment."""
 
 import copy
 import tempfile
@@ -28,7 +28,7 @@ operations = st.one_of(
     st.tuples(st.just("fill"), st.integers(0, 30)),
     st.tuples(st.just("value"), values),
 )
-ends = st.tuples(st.sampled_from(["cut", "cut", "full cut", "failing cut", "restart"]))
+ends = st.tuples(st.sampled_from(["snapshot", "snapshot", "full snapshot", "failing snapshot", "restart"]))
 steps = st.lists(st.tuples(st.lists(operations, max_size=4), ends), max_size=10).map(
     lambda rounds: [step for operations, end in rounds for step in [*operations, end]]
 )
@@ -91,27 +91,27 @@ class Broken(StateStore):
 @pytest.mark.parametrize("where", ["memory", "local"])
 @settings(max_examples=150)
 @given(steps=steps, large=st.sampled_from([0, 10, 100]), touched=st.booleans())
-def test_a_restore_from_any_cut_equals_a_dict_of_that_time(where, steps, large, touched):
+def test_a_restore_from_any_snapshot_equals_a_dict_of_that_time(where, steps, large, touched):
     """``large``: a map large enough for changes to be written; ``touched``: what is restored is asked for."""
     with tempfile.TemporaryDirectory() as folder:
         store = Broken(folder if where == "local" else f"memory://{uuid.uuid4().hex}")
         writer, state, expected, value = SnapshotWriter(store), TaskState(), {}, "default"
         committed, epoch = [], 0
-        for step in [("fill", large), ("cut",), *steps, ("cut",)]:
+        for step in [("fill", large), ("snapshot",), *steps, ("snapshot",)]:
             match step:
                 case "value", value:
                     state.value("value", "default").value = value
-                case ("cut" | "full cut" | "failing cut" as kind,):
+                case ("snapshot" | "full snapshot" | "failing snapshot" as kind,):
                     epoch += 1
-                    cut = state.cut(full=kind == "full cut" or writer.broken)
-                    store.fails = kind == "failing cut"
+                    snapshot = state.snapshot(full=kind == "full snapshot" or writer.broken)
+                    store.fails = kind == "failing snapshot"
                     lists = (
                         [kept for kept in state.map("map").values() if isinstance(kept, list)] if touched else []
                     )
                     for kept in lists:
-                        kept.append("after the cut")
+                        kept.append("after the snapshot")
                     try:
-                        chains = writer.write(snapshot_name(epoch, 1, 0, 0), {"task/0": cut})
+                        chains = writer.write(snapshot_name(epoch, 1, 0, 0), {"task/0": snapshot})
                     except OSError:
                         continue
                     finally:
@@ -139,27 +139,27 @@ def test_a_restore_from_any_cut_equals_a_dict_of_that_time(where, steps, large, 
 def test_a_map_keeps_the_order_of_a_dict(steps):
     state, expected = TaskState(), {}
     for step in steps:
-        if "cut" in step[0]:
-            state.cut(step[0] == "full cut")
+        if "snapshot" in step[0]:
+            state.snapshot(step[0] == "full snapshot")
         assert do(state.map("map"), step) == do(expected, step)
     assert list(state.map("map").items()) == list(expected.items())
 
 
 @given(steps=steps, later=steps)
-def test_nothing_done_after_a_cut_is_in_it(steps, later):
+def test_nothing_done_after_a_snapshot_is_in_it(steps, later):
     state, expected = TaskState(), {}
     for step in steps:
         do(state.map("map"), step)
         do(expected, step)
-    cut = state.cut(full=True)
+    snapshot = state.snapshot(full=True)
     for step in later:
         do(state.map("map"), step)
         for changing in filter(lambda kept: isinstance(kept, list), state.map("map").values()):
             changing.append("later")
-        if "cut" in step[0]:
-            state.cut(step[0] == "full cut")
+        if "snapshot" in step[0]:
+            state.snapshot(step[0] == "full snapshot")
     again = TaskState()
-    again.restore({name: [data] for name, (_, _, data) in cut.encode().items()})
+    again.restore({name: [data] for name, (_, _, data) in snapshot.encode().items()})
     assert again.map("map") == expected
 
 
@@ -191,7 +191,7 @@ def test_pruning_never_removes_what_a_kept_manifest_needs(fulls, keep):
     counts.update((number, 0) for number in range(20))
     for epoch, full in enumerate(fulls, 1):
         counts[epoch] += 1
-        parts = writer.write(snapshot_name(epoch, 1, 0, 0), {"count/0": state.cut(full)})["count/0"]
+        parts = writer.write(snapshot_name(epoch, 1, 0, 0), {"count/0": state.snapshot(full)})["count/0"]
         prune(store, 1, keep)  # with a snapshot under way
         tasks = {"count/0": TaskEntry(parts)}
         Manifest("t", epoch, "exactly_once", 1, (0, 0), 0.0, tasks, {"count": 1}).write(store)

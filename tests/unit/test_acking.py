@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from penstock import BatchBolt, BatchSpout, CustomGrouping, RichBolt, Settings, Spout, TopologyBuilder
+from penstock import BatchBolt, BatchSpout, CustomGrouping, RichBolt, Spout, TopologyBuilder
 from penstock.acking import ledger, lineage
 from penstock.acking.ids import NUMBER_BITS, UNTRACKED, edges_of_roots, roots, seeded_edges
 from penstock.acking.ledger import MOST_OPEN, Acker, Tally
 from penstock.acking.lineage import Entries, Lineage, of_all, of_groups, of_roots, union, untracked
 from penstock.acking.pending import Pending
-from penstock.runtime.tracking import MessageIds, Origins, Tracker
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
-from tests.helpers import Pass
+from penstock.worker.tracking import MessageIds, Origins, Tracker
+from tests.helpers import Pass, settings_with
 
 KEY = 0x1234_5678_9ABC_DEF0
 RING = 1 << 14  # places in a new ring
@@ -414,7 +414,9 @@ def test_pending_room_follows_the_oldest_open_number():
 
 
 def run(builder, limit=60.0, **settings):
-    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once", message_timeout=5.0, **settings)))
+    runner = LocalRunner(
+        builder.build("t", settings_with(delivery="at_least_once", message_timeout=5.0, **settings))
+    )
     runner.run(0.05)  # a spout may begin with calls that emit nothing
     runner.run_until_idle(limit)
     return runner
@@ -423,8 +425,8 @@ def run(builder, limit=60.0, **settings):
 def heard(runner, spout="s"):
     """⟨acked, failed⟩, sorted, of all its tasks."""
     tasks = runner.component(spout)
-    for slot in runner._slots.values():
-        for executor in slot._spouts:
+    for worker in runner._workers.values():
+        for executor in worker._spouts:
             executor.pending.validate()
     return tuple(sorted(id for task in tasks for id in getattr(task, what)) for what in ("acked", "failed"))
 

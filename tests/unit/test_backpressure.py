@@ -1,4 +1,5 @@
-"""Watches, gates and paces one call at a time: the cases A algorithm 1 names, and the baselines'."""
+"""Overload detectors, rate limiters and paces one call at a time: the cases A algorithm 1 names, and the
+baselines'."""
 
 import math
 import threading
@@ -10,15 +11,15 @@ from hypothesis import strategies as st
 from penstock.control.backpressure import (
     LONGEST,
     SHORTEST,
-    CreditGate,
-    CreditWatch,
-    Gate,
-    SpoutGate,
-    SpoutWatch,
-    StepGate,
-    StepWatch,
-    make_gate,
-    make_watch,
+    CreditDetector,
+    CreditLimiter,
+    RateLimiter,
+    SpoutDetector,
+    SpoutLimiter,
+    StepDetector,
+    StepLimiter,
+    make_detector,
+    make_limiter,
 )
 from penstock.control.pace import Meter, Pace
 from penstock.control.signals import TaskMessage
@@ -28,270 +29,278 @@ def message(kind, value=0.0, source=9):
     return TaskMessage(source, 1, kind, value)
 
 
-# ---- the watch ---------------------------------------------------------------------------------------------
+# ---- the overload detector
+# ---------------------------------------------------------------------------------------------
 
 
-def filled(watch, length, rate=1000, seconds=1.0):
+def filled(detector, length, rate=1000, seconds=1.0):
     """A watch that has seen ``rate`` tuples a second come, all taken but ``length`` of them."""
     arrived = 0
     for tick in range(round(seconds * 100)):
         arrived += rate // 100
-        assert watch.observe(tick / 100, 0, arrived) == []
+        assert detector.observe(tick / 100, 0, arrived) == []
     return arrived + length
 
 
 def test_a_signal_comes_after_the_sensitivity():
-    watch = StepWatch([1, 2], 100)
-    arrived = filled(watch, 90)
-    assert watch.observe(1.0, 90, arrived) == []
-    assert watch.sensitivity(90) == pytest.approx(SHORTEST), "(100 - 90) / (2 * 1000) is less"
-    assert watch.observe(1.0 + 0.9 * SHORTEST, 90, arrived) == []
-    assert watch.observe(1.0 + SHORTEST, 90, arrived) == [(1, "slow", 1.0), (2, "slow", 1.0)]
-    assert watch.demand == pytest.approx(1000, rel=0.25)
+    detector = StepDetector([1, 2], 100)
+    arrived = filled(detector, 90)
+    assert detector.observe(1.0, 90, arrived) == []
+    assert detector.sensitivity(90) == pytest.approx(SHORTEST), "(100 - 90) / (2 * 1000) is less"
+    assert detector.observe(1.0 + 0.9 * SHORTEST, 90, arrived) == []
+    assert detector.observe(1.0 + SHORTEST, 90, arrived) == [(1, "slow", 1.0), (2, "slow", 1.0)]
+    assert detector.demand == pytest.approx(1000, rel=0.25)
 
 
 def test_the_sensitivity_is_half_the_time_the_rest_of_the_queue_takes_to_fill():
-    watch = StepWatch([1], 10_000)
-    arrived = filled(watch, 8_500)
-    watch.observe(1.0, 8_500, arrived)
-    assert watch.sensitivity(8_500) == pytest.approx(1_500 / (2 * watch._rate))
-    assert watch.sensitivity(20_000) == SHORTEST
+    detector = StepDetector([1], 10_000)
+    arrived = filled(detector, 8_500)
+    detector.observe(1.0, 8_500, arrived)
+    assert detector.sensitivity(8_500) == pytest.approx(1_500 / (2 * detector._rate))
+    assert detector.sensitivity(20_000) == SHORTEST
 
 
 def test_a_queue_below_the_mark_again_is_not_signalled():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(1.0, 90, arrived)
-    assert watch.observe(1.005, 80, arrived) == []
-    assert watch.observe(1.02, 90, arrived) == [], "a new timer"
-    assert watch.observe(1.04, 90, arrived) != []
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(1.0, 90, arrived)
+    assert detector.observe(1.005, 80, arrived) == []
+    assert detector.observe(1.02, 90, arrived) == [], "a new timer"
+    assert detector.observe(1.04, 90, arrived) != []
 
 
 def test_a_queue_on_its_way_back_is_left_alone():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 99)
-    watch.observe(1.0, 99, arrived)
-    assert watch.observe(1.02, 95, arrived) == []
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 99)
+    detector.observe(1.0, 99, arrived)
+    assert detector.observe(1.02, 95, arrived) == []
 
 
 def test_no_second_signal_before_the_first_is_answered():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(1.0, 90, arrived)
-    assert watch.observe(1.01, 90, arrived)
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(1.0, 90, arrived)
+    assert detector.observe(1.01, 90, arrived)
     for now in (1.1, 1.5, 1.9):
-        assert watch.observe(now, 300, arrived + 210) == []
-    watch.enacted()
-    assert watch.observe(1.91, 300, arrived + 210) == [], "the timer begins"
-    assert watch.observe(1.92, 305, arrived + 215) == [], "is that growth, or a frame?"
-    assert watch.observe(1.93, 310, arrived + 220) == [(1, "slow", 2.0)]
+        assert detector.observe(now, 300, arrived + 210) == []
+    detector.on_sender_adjusted()
+    assert detector.observe(1.91, 300, arrived + 210) == [], "the timer begins"
+    assert detector.observe(1.92, 305, arrived + 215) == [], "is that growth, or a frame?"
+    assert detector.observe(1.93, 310, arrived + 220) == [(1, "slow", 2.0)]
 
 
 def test_without_an_answer_it_goes_on_after_a_second():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(1.0, 90, arrived)
-    watch.observe(1.01, 90, arrived)
-    assert watch.observe(1.02 + LONGEST, 200, arrived + 110) == []
-    assert watch.observe(1.04 + LONGEST, 205, arrived + 115) == []
-    assert watch.observe(1.05 + LONGEST, 210, arrived + 120) == [(1, "slow", 2.0)]
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(1.0, 90, arrived)
+    detector.observe(1.01, 90, arrived)
+    assert detector.observe(1.02 + LONGEST, 200, arrived + 110) == []
+    assert detector.observe(1.04 + LONGEST, 205, arrived + 115) == []
+    assert detector.observe(1.05 + LONGEST, 210, arrived + 120) == [(1, "slow", 2.0)]
 
 
 def test_a_frame_is_no_growth():
     """One that comes while none is taken, again and again: a queue in balance above the mark."""
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(1.0, 90, arrived)
-    watch.observe(1.01, 90, arrived)
-    watch.enacted()
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(1.0, 90, arrived)
+    detector.observe(1.01, 90, arrived)
+    detector.on_sender_adjusted()
     for number in range(50):
         arrived += 30
-        assert watch.observe(1.1 + number * 0.1, 120, arrived) == []
-        assert watch.observe(1.15 + number * 0.1, 90, arrived) == []
+        assert detector.observe(1.1 + number * 0.1, 120, arrived) == []
+        assert detector.observe(1.15 + number * 0.1, 90, arrived) == []
 
 
 def test_a_slow_growth_is_found():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(1.0, 90, arrived)
-    watch.observe(1.01, 90, arrived)
-    watch.enacted()
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(1.0, 90, arrived)
+    detector.observe(1.01, 90, arrived)
+    detector.on_sender_adjusted()
     said = []
     for number in range(110):
         arrived += 1
-        said += watch.observe(1.1 + number * 0.1, 90 + number // 10, arrived)
+        said += detector.observe(1.1 + number * 0.1, 90 + number // 10, arrived)
     assert said == [(1, "slow", 2.0)]
 
 
 def test_an_empty_queue_takes_its_signals_back_one_by_one():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(1.0, 90, arrived)
-    watch.observe(1.01, 90, arrived)
-    watch.enacted()
-    said = [(now, m) for now in (1.1 + i / 100 for i in range(300)) for m in watch.observe(now, 0, arrived)]
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(1.0, 90, arrived)
+    detector.observe(1.01, 90, arrived)
+    detector.on_sender_adjusted()
+    said = [(now, m) for now in (1.1 + i / 100 for i in range(300)) for m in detector.observe(now, 0, arrived)]
     assert [m for _, m in said] == [(1, "cancel", 0.0)]
-    assert watch.demand == 0.0
+    assert detector.demand == 0.0
 
 
 def test_a_queue_that_nothing_came_to_lately_is_no_division_by_zero():
-    watch = StepWatch([1], 100)
-    arrived = filled(watch, 90)
-    watch.observe(5.0, 90, arrived)
-    assert watch.observe(5.0 + LONGEST, 90, arrived) == [(1, "slow", 1.0)]
+    detector = StepDetector([1], 100)
+    arrived = filled(detector, 90)
+    detector.observe(5.0, 90, arrived)
+    assert detector.observe(5.0 + LONGEST, 90, arrived) == [(1, "slow", 1.0)]
     for tick in range(400):
-        watch.observe(7.1 + tick / 100, 0, arrived)
-    assert watch.steps == 0
+        detector.observe(7.1 + tick / 100, 0, arrived)
+    assert detector.steps == 0
 
 
 def test_an_answer_may_come_from_another_thread_at_any_moment():
     """The reader observes while the main loop hears of states."""
-    watch = StepWatch([1], 10)
+    detector = StepDetector([1], 10)
     ended = threading.Event()
 
     def answer():
         while not ended.is_set():
-            watch.enacted()
+            detector.on_sender_adjusted()
 
     thread = threading.Thread(target=answer)
     thread.start()
     try:
         for number in range(20_000):
-            watch.observe(number * 0.02, 10 + number, 10 + number)
+            detector.observe(number * 0.02, 10 + number, 10 + number)
     finally:
         ended.set()
         thread.join()
-    assert watch.steps == 10
+    assert detector.steps == 10
 
 
-# ---- the gate ----------------------------------------------------------------------------------------------
+# ---- the rate limiter
+# ----------------------------------------------------------------------------------------------
 
 
-def test_a_gate_halves_doubles_and_forgets():
-    gate = StepGate()
+def test_a_rate_limiter_halves_doubles_and_forgets():
+    limiter = StepLimiter()
     rates = []
     for number, kind in enumerate(["slow", "slow", "slow", "cancel", "cancel", "cancel"]):
         steps = [1, 2, 3, 2, 1, 0][number]
-        assert gate.take(message(kind, steps), number, measured=800.0 if not number else 5.0)
-        rates.append(gate.rate)
+        assert limiter.handle(message(kind, steps), number, measured=800.0 if not number else 5.0)
+        rates.append(limiter.rate)
     assert rates == [400, 200, 100, 200, 400, math.inf]
-    assert gate.initial is None
-    gate.take(message("slow", 1.0), 9.0, measured=60.0)
-    assert gate.rate == 30, "the initial rate is a new one"
+    assert limiter.initial is None
+    limiter.handle(message("slow", 1.0), 9.0, measured=60.0)
+    assert limiter.rate == 30, "the initial rate is a new one"
 
 
 def test_a_cancel_without_backpressure_is_ignored():
-    gate = StepGate()
-    assert not gate.take(message("cancel", 0.0), 0.0, 100.0)
-    assert gate.rate == math.inf
-    assert gate.initial is None
+    limiter = StepLimiter()
+    assert not limiter.handle(message("cancel", 0.0), 0.0, 100.0)
+    assert limiter.rate == math.inf
+    assert limiter.initial is None
 
 
 def test_a_cancel_of_a_task_that_asked_for_nothing_is_ignored():
-    gate = StepGate()
-    gate.take(message("slow", 1.0, source=7), 0.0, 100.0)
-    assert not gate.take(message("cancel", 0.0, source=8), 0.1, 100.0)
-    assert gate.rate == 50
+    limiter = StepLimiter()
+    limiter.handle(message("slow", 1.0, source=7), 0.0, 100.0)
+    assert not limiter.handle(message("cancel", 0.0, source=8), 0.1, 100.0)
+    assert limiter.rate == 50
 
 
 def test_who_sends_nothing_is_not_slowed():
-    gate = StepGate()
-    assert not gate.take(message("slow", 1.0), 0.0, measured=0.0)
-    assert gate.initial is None
-    gate.take(message("slow", 4.0), 1.0, measured=1000.0)
-    assert gate.rate == 500, "one step for one signal, not four at once"
+    limiter = StepLimiter()
+    assert not limiter.handle(message("slow", 1.0), 0.0, measured=0.0)
+    assert limiter.initial is None
+    limiter.handle(message("slow", 4.0), 1.0, measured=1000.0)
+    assert limiter.rate == 500, "one step for one signal, not four at once"
 
 
 def test_four_full_tasks_are_one_step():
-    gate = StepGate()
+    limiter = StepLimiter()
     for source in (5, 6, 7, 8):
-        gate.take(message("slow", 1.0, source), 0.0, 1000.0)
-    assert gate.rate == 500
+        limiter.handle(message("slow", 1.0, source), 0.0, 1000.0)
+    assert limiter.rate == 500
     for source in (5, 6, 7):
-        assert not gate.take(message("cancel", 0.0, source), 0.1, 1000.0)
-    assert gate.take(message("cancel", 0.0, 8), 0.2, 1000.0)
-    assert gate.rate == math.inf
+        assert not limiter.handle(message("cancel", 0.0, source), 0.1, 1000.0)
+    assert limiter.handle(message("cancel", 0.0, 8), 0.2, 1000.0)
+    assert limiter.rate == math.inf
 
 
 def test_a_task_that_is_passed_by_slows_nobody():
-    gate = StepGate()
-    gate.take(message("slow", 3.0, 5), 0.0, 1000.0)
-    gate.pass_by([5], 0.1)
-    assert gate.rate == math.inf
-    gate.take(message("slow", 1.0, 6), 0.2, 1000.0)
-    assert gate.rate == 500
-    gate.pass_by([], 0.3)
-    gate.validate()
-    assert gate.rate == 500, "both ask for one step"
+    limiter = StepLimiter()
+    limiter.handle(message("slow", 3.0, 5), 0.0, 1000.0)
+    limiter.exclude_tasks([5], 0.1)
+    assert limiter.rate == math.inf
+    limiter.handle(message("slow", 1.0, 6), 0.2, 1000.0)
+    assert limiter.rate == 500
+    limiter.exclude_tasks([], 0.3)
+    limiter.validate()
+    assert limiter.rate == 500, "both ask for one step"
 
 
 def test_a_lost_last_cancel_is_what_the_boards_must_not_do():
     """What does not hold: nothing follows the last cancel, so without it the sender stays slow until the next
     overload."""
-    gate = StepGate()
-    gate.take(message("slow", 1.0), 0.0, 1000.0)
-    assert gate.rate == 500
-    gate.take(message("slow", 1.0), 60.0, 500.0)
-    gate.take(message("cancel", 0.0), 61.0, 500.0)
-    assert gate.rate == math.inf
+    limiter = StepLimiter()
+    limiter.handle(message("slow", 1.0), 0.0, 1000.0)
+    assert limiter.rate == 500
+    limiter.handle(message("slow", 1.0), 60.0, 500.0)
+    limiter.handle(message("cancel", 0.0), 61.0, 500.0)
+    assert limiter.rate == math.inf
 
 
 def test_spouts_go_on_when_the_last_task_lets_them():
-    gate, watch = SpoutGate(), SpoutWatch([1], 100)
-    assert watch.observe(0.0, 80, 80) == []
-    assert watch.observe(0.1, 81, 81) == [(1, "hold", 0.0)]
-    assert watch.observe(0.2, 21, 81) == []
-    assert watch.observe(0.3, 19, 81) == [(1, "resume", 0.0)]
-    assert gate.take(message("hold", source=5), 0.0, 0.0)
-    assert not gate.take(message("hold", source=6), 0.0, 0.0)
-    assert not gate.take(message("resume", source=5), 0.0, 0.0)
-    assert gate.room(1, 0.0) == 0
-    assert gate.take(message("resume", source=6), 0.0, 0.0)
-    assert gate.room(1, 0.0) == math.inf
+    limiter, detector = SpoutLimiter(), SpoutDetector([1], 100)
+    assert detector.observe(0.0, 80, 80) == []
+    assert detector.observe(0.1, 81, 81) == [(1, "hold", 0.0)]
+    assert detector.observe(0.2, 21, 81) == []
+    assert detector.observe(0.3, 19, 81) == [(1, "resume", 0.0)]
+    assert limiter.handle(message("hold", source=5), 0.0, 0.0)
+    assert not limiter.handle(message("hold", source=6), 0.0, 0.0)
+    assert not limiter.handle(message("resume", source=5), 0.0, 0.0)
+    assert limiter.room(1, 0.0) == 0
+    assert limiter.handle(message("resume", source=6), 0.0, 0.0)
+    assert limiter.room(1, 0.0) == math.inf
 
 
 def test_credits_are_shared_and_renewed():
-    watch, gate = CreditWatch([1, 2], 100), CreditGate()
-    assert gate.room(9, 0.0) == 0, "before the first word, nothing"
-    assert watch.observe(0.0, 0, 0) == [(1, "grant", 50.0), (2, "grant", 50.0)]
-    gate.take(message("grant", 50.0), 0.0, 0.0)
-    gate.sent(9, 48)
-    assert gate.room(9, 0.0) == 2
-    watch.consumed(1, 5)
-    assert watch.observe(0.1, 43, 48) == [], "fewer than an eighth of 50"
-    watch.consumed(1, 1)
-    assert watch.observe(0.2, 42, 48) == [(1, "grant", 56.0)]
-    gate.take(message("grant", 56.0), 0.0, 0.0)
-    gate.take(message("grant", 50.0), 0.0, 0.0)
-    assert gate.room(9, 0.0) == 8, "a late grant takes nothing back"
+    detector, limiter = CreditDetector([1, 2], 100), CreditLimiter()
+    assert limiter.room(9, 0.0) == 0, "before the first word, nothing"
+    assert detector.observe(0.0, 0, 0) == [(1, "grant", 50.0), (2, "grant", 50.0)]
+    limiter.handle(message("grant", 50.0), 0.0, 0.0)
+    limiter.record_sent(9, 48)
+    assert limiter.room(9, 0.0) == 2
+    detector.record_consumed(1, 5)
+    assert detector.observe(0.1, 43, 48) == [], "fewer than an eighth of 50"
+    detector.record_consumed(1, 1)
+    assert detector.observe(0.2, 42, 48) == [(1, "grant", 56.0)]
+    limiter.handle(message("grant", 56.0), 0.0, 0.0)
+    limiter.handle(message("grant", 50.0), 0.0, 0.0)
+    assert limiter.room(9, 0.0) == 8, "a late grant takes nothing back"
 
 
 def test_more_senders_than_places():
-    watch = CreditWatch(range(1, 8), 3)
-    assert [value for _, _, value in watch.observe(0.0, 0, 0)] == [1.0] * 7
+    detector = CreditDetector(range(1, 8), 3)
+    assert [value for _, _, value in detector.observe(0.0, 0, 0)] == [1.0] * 7
 
 
 def test_each_mode_has_its_pair():
-    pairs = {"step": (StepWatch, StepGate), "credit": (CreditWatch, CreditGate), "spout": (SpoutWatch, Gate)}
-    for mode, (watch, gate) in pairs.items():
-        assert type(make_watch(mode, [1], [2], 10, 0.8, 2.0)) is watch
-        assert type(make_gate(mode, 2.0)) is gate
-    assert make_watch("none", [1], [2], 10, 0.8, 2.0) is None
-    assert make_watch("spout", [1], [2], 10, 0.8, 2.0).upstream == (2,)
+    pairs = {
+        "step": (StepDetector, StepLimiter),
+        "credit": (CreditDetector, CreditLimiter),
+        "spout": (SpoutDetector, RateLimiter),
+    }
+    for mode, (detector, limiter) in pairs.items():
+        assert type(make_detector(mode, [1], [2], 10, 0.8, 2.0)) is detector
+        assert type(make_limiter(mode, 2.0)) is limiter
+    assert make_detector("none", [1], [2], 10, 0.8, 2.0) is None
+    assert make_detector("spout", [1], [2], 10, 0.8, 2.0).upstream == (2,)
 
 
 @pytest.mark.parametrize(
-    "gate", [Gate(), StepGate(), SpoutGate(), CreditGate()], ids=lambda gate: type(gate).__name__
+    "limiter",
+    [RateLimiter(), StepLimiter(), SpoutLimiter(), CreditLimiter()],
+    ids=lambda limiter: type(limiter).__name__,
 )
-def test_a_sender_that_is_epochs_ahead_waits_in_every_mode(gate):
-    gate.take(message("grant", 10.0), 0.0, 0.0)
-    assert gate.take(message("wait", source=5), 0.0, 100.0)
-    gate.take(message("wait", source=9), 0.0, 100.0)
-    assert (gate.room(9, 1.0), gate.rate, gate.wait(1.0)) == (0.0, 0.0, math.inf)
-    gate.take(message("proceed", source=5), 1.0, 100.0)
-    assert gate.room(9, 1.0) == 0.0
-    assert gate.take(message("proceed", source=9), 1.0, 100.0)
-    assert gate.room(9, 1.0) > 0
+def test_a_sender_that_is_epochs_ahead_waits_in_every_mode(limiter):
+    limiter.handle(message("grant", 10.0), 0.0, 0.0)
+    assert limiter.handle(message("wait", source=5), 0.0, 100.0)
+    limiter.handle(message("wait", source=9), 0.0, 100.0)
+    assert (limiter.room(9, 1.0), limiter.rate, limiter.wait(1.0)) == (0.0, 0.0, math.inf)
+    limiter.handle(message("proceed", source=5), 1.0, 100.0)
+    assert limiter.room(9, 1.0) == 0.0
+    assert limiter.handle(message("proceed", source=9), 1.0, 100.0)
+    assert limiter.room(9, 1.0) > 0
 
 
 # ---- rates -------------------------------------------------------------------------------------------------
@@ -320,7 +329,7 @@ def test_a_pause_is_no_licence_to_flood(rate, pause):
 
 @given(st.floats(10.0, 1e5), st.integers(1, 2000))
 def test_being_told_the_same_rate_again_and_again_forgives_no_debt(rate, size):
-    """Every message of every task behind a gate sets its rate."""
+    """Every message of every task behind a rate limiter sets its rate."""
     pace, now, sent = Pace(), 0.0, 0
     pace.set(rate, 0.0)
     for _ in range(300):

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cluster import manage, network, processes, record, standalone
-from penstock.cluster.manage import Plan
-from penstock.cluster.network import Network, Rate, free_range, routes
+from penstock.cluster.manage import ClusterPlan
+from penstock.cluster.network import ClusterNetwork, Rate, free_range, routes
 from penstock.cluster.processes import Process
-from penstock.cluster.record import Node, Record
+from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.spark import session
 
@@ -31,7 +31,7 @@ def cluster(**fields):
     work = str(record.folder().parent / f"penstock-cluster-ab12-{0:016x}")
     names = {"tag": "ab12", "key": "0123456789abcdef", "secret": "s", "boot": record.boot(), "work": work}
     offers = {"slots": 16, "memory": "1g", "host": "10.1.2.1", "port": 7077, "web_port": 1, "ready": True}
-    return Record(**{**names, **offers, **fields})
+    return ClusterRecord(**{**names, **offers, **fields})
 
 
 def saved(**fields):
@@ -57,7 +57,7 @@ def test_no_limit_is_a_rate_too():
 
 @pytest.mark.parametrize("text", ["fast", "100", "0mbit", "1tbit", "-5mbit", "200gbit"])
 def test_what_is_no_rate(text):
-    with pytest.raises(SettingError, match=r"--link .*: is the rate of each node's link.*Try 100mbit"):
+    with pytest.raises(SettingError, match=r"--link .*: .* is neither a rate.*Try 100mbit"):
         Rate.parse(text)
 
 
@@ -83,7 +83,7 @@ def test_where_one_block_is_taken_another_is_tried():
 
 def test_no_free_range():
     used = [ipaddress.IPv4Network("0.0.0.0/0")]
-    with pytest.raises(EnvironmentFault, match=r"needs 256 private addresses.*got 1 routes.*--plain"):
+    with pytest.raises(EnvironmentFault, match=r"no range of 256 private addresses is free: 1 routes.*--plain"):
         free_range(used, Random(1))
 
 
@@ -96,7 +96,7 @@ def test_routes_of_the_machine():
 
 
 def test_addresses_are_those_of_the_range():
-    net = Network("ab12", "10.1.2.0/24", None)
+    net = ClusterNetwork("ab12", "10.1.2.0/24", None)
     assert (net.host_address, net.address(1), net.address(net.most)) == ("10.1.2.1", "10.1.2.2", "10.1.2.254")
     assert max(map(len, (net.host_link, f"n{net.most}"))) < 16, "the longest name of a link"
 
@@ -105,22 +105,22 @@ def test_no_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert network.usable() == "network namespaces need root"
     with pytest.raises(
-        EnvironmentFault, match=r"needs root, and the commands.*got network namespaces need root.*--plain"
+        EnvironmentFault, match=r"needs root and the commands.*\(network namespaces need root\).*--plain"
     ):
-        manage.up(Plan(), "/java")
+        manage.up(ClusterPlan(), "/java")
     assert not record.folder().exists()
 
 
 def test_no_tools(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(EnvironmentFault, match=r"got no ip, tc, unshare here. Install iproute2"):
-        manage.up(Plan(), "/java")
+    with pytest.raises(EnvironmentFault, match=r"\(no ip, tc, unshare here\). Install iproute2"):
+        manage.up(ClusterPlan(), "/java")
     assert not record.folder().exists()
 
 
 def test_a_command_that_fails_says_what_is_needed():
-    with pytest.raises(EnvironmentFault, match=r"'false x' must work; got exit code 1.*--privileged.*--plain"):
+    with pytest.raises(EnvironmentFault, match=r"'false x' failed \(exit code 1\).*--privileged.*--plain"):
         network._run("false", "x")
     assert network._run("false", "x", strict=False) == ""
     with pytest.raises(EnvironmentFault, match="No such file"):
@@ -131,8 +131,10 @@ def test_a_command_that_fails_says_what_is_needed():
 
 
 def test_a_record_is_read_as_it_was_written():
-    node = Node("node-1", 1, "10.1.2.2", 7078, Process(5, 6), True)
-    made = saved(network=Network("ab12", "10.1.2.0/24", 10**8), master=Process(3, 4), nodes=(node,), named=1)
+    node = ClusterNode("node-1", 1, "10.1.2.2", 7078, Process(5, 6), True)
+    made = saved(
+        network=ClusterNetwork("ab12", "10.1.2.0/24", 10**8), master=Process(3, 4), nodes=(node,), named=1
+    )
     assert record.load() == made
     assert record.find("spark://10.1.2.1:7077") == made
     assert record.find("spark://10.1.2.1:7078") is None
@@ -142,14 +144,17 @@ def test_a_record_is_read_as_it_was_written():
 def test_a_record_of_another_kind():
     saved()
     (record.folder() / "cluster.json").write_text('{"tag": 1}')
-    with pytest.raises(EnvironmentFault, match=r"must be what penstock cluster up has written; got KeyError"):
+    with pytest.raises(EnvironmentFault, match=r"it is not what penstock cluster up writes \(KeyError"):
         record.load()
     assert record.find("spark://10.1.2.1:7077") is None
 
 
 def test_a_folder_that_others_may_read(tmp_path):
     (tmp_path / "penstock").mkdir(mode=0o755)
-    with pytest.raises(EnvironmentFault, match=r"must be this user's alone.*mode 755"), record.changing(make=True):
+    with (
+        pytest.raises(EnvironmentFault, match=r"must belong to this user alone.*mode 755"),
+        record.changing(make=True),
+    ):
         pass
 
 
@@ -172,9 +177,11 @@ def test_one_changes_it_at_a_time():
 
 def test_numbers_are_used_again_and_names_are_not():
     made = cluster(
-        network=Network("ab12", "10.1.2.0/24", None), named=3, nodes=(Node("node-3", 3, "10.1.2.4", 7078),)
+        network=ClusterNetwork("ab12", "10.1.2.0/24", None),
+        named=3,
+        nodes=(ClusterNode("node-3", 3, "10.1.2.4", 7078),),
     )
-    assert manage._next_node(made) == Node("node-4", 1, "10.1.2.2", 7078)
+    assert manage._next_node(made) == ClusterNode("node-4", 1, "10.1.2.2", 7078)
 
 
 # ---- processes -----------------------------------------------------------------------------------------
@@ -222,20 +229,20 @@ def test_who_does_not_listen_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"nodes": 0}, "--nodes: is 1 to 200; got 0"),
-        ({"slots": 0}, "--slots: is 1 to 1024; got 0"),
-        ({"memory": "lots"}, "--memory: is a number and m or g"),
+        ({"nodes": 0}, "--nodes: 0 is not between 1 and 200"),
+        ({"slots": 0}, "--slots: 0 is not between 1 and 1024"),
+        ({"memory": "lots"}, "--memory: 'lots' is not a number followed by m or g"),
         ({"link": "x"}, "--link"),
     ],
 )
 def test_settings_of_a_plan(wrong, message):
     with pytest.raises(SettingError, match=message):
-        Plan(**wrong)
+        ClusterPlan(**wrong)
 
 
 def test_the_secret_is_on_no_command_line(tmp_path):
     made = cluster(secret="do-not-tell")
-    node = Node("node-1", 1, "10.1.2.2", 7078)
+    node = ClusterNode("node-1", 1, "10.1.2.2", 7078)
     commands = [
         standalone.master_command(made, "/java", tmp_path / "spark.conf"),
         standalone.worker_command(made, node, "/java", tmp_path / "spark.conf", tmp_path),
@@ -256,7 +263,7 @@ def test_workers_do_not_have_what_the_user_set_for_spark(monkeypatch, tmp_path):
 def test_none_is_up(capsys):
     for command in (["status"], ["add"], ["drain", "node-1"]):
         assert main(["cluster", *command]) == 3
-        assert "cluster: must be up; got none of this user" in capsys.readouterr().err
+        assert "cluster: this user has none" in capsys.readouterr().err
     assert main(["cluster", "down"]) == 0
     assert capsys.readouterr().out == "there is no cluster\n"
 
@@ -265,14 +272,14 @@ def test_one_is_up_already(capsys):
     saved()
     assert main(["cluster", "up", "--plain"]) == 3
     told = capsys.readouterr().err
-    assert "there is one at a time" in told
+    assert "this user already has one" in told
     assert "penstock cluster down" in told
     assert record.load() is not None, "it was left alone"
 
 
 def test_one_that_is_not_completely_up_cannot_be_changed():
     saved(ready=False)
-    with pytest.raises(EnvironmentFault, match="must be up; got what a penstock cluster up has left"):
+    with pytest.raises(EnvironmentFault, match="it is not up: penstock cluster up did not finish"):
         manage.decommission("node-1")
     assert manage.down()
     assert not record.folder().exists()
@@ -306,10 +313,8 @@ def test_down_ends_what_is_marked_and_nothing_else(sleeper, tmp_path):
 
 
 def test_nodes_are_drained_by_name_and_not_the_last():
-    saved(nodes=(Node("node-1", 1, "10.1.2.2", 7078),), named=1)
-    with pytest.raises(
-        EnvironmentFault, match=r"node 'node-7': must be one of the cluster's; got its nodes are node-1"
-    ):
+    saved(nodes=(ClusterNode("node-1", 1, "10.1.2.2", 7078),), named=1)
+    with pytest.raises(EnvironmentFault, match=r"node 'node-7': the cluster has no such node, only node-1"):
         manage.decommission("node-7")
     with pytest.raises(EnvironmentFault, match=r"node 'node-1': must leave another node behind.*cluster add"):
         manage.decommission("node-1")
@@ -320,7 +325,7 @@ def test_a_drained_node_is_told_and_removed(tmp_path):
     worker = processes.launch(heard, os.environ, "0123456789abcdef", "node-1", tmp_path / "log")
     while not (tmp_path / "log").read_text():
         pass
-    nodes = (Node("node-1", 1, "127.0.0.1", 1, worker), Node("node-2", 2, "127.0.0.1", 2))
+    nodes = (ClusterNode("node-1", 1, "127.0.0.1", 1, worker), ClusterNode("node-2", 2, "127.0.0.1", 2))
     saved(nodes=nodes, named=2)
     manage.decommission("node-1")
     assert record.load().node("node-1").draining
@@ -332,7 +337,7 @@ def test_a_drained_node_is_told_and_removed(tmp_path):
 
 
 def test_status_shows_the_nodes(capsys):
-    saved(nodes=(Node("node-1", 1, "127.0.0.1", 1),), named=1, host="127.0.0.1")
+    saved(nodes=(ClusterNode("node-1", 1, "127.0.0.1", 1),), named=1, host="127.0.0.1")
     assert main(["cluster", "status", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["nodes"][0] | {"state": "dead", "executors": 0, "sent": None} == shown["nodes"][0]
@@ -351,7 +356,11 @@ def test_without_root_a_word_is_said(monkeypatch, capsys):
 
 
 def test_a_topology_finds_its_cluster():
-    made = saved(secret="s3", nodes=(Node("node-1", 1, "h", 1), Node("node-2", 2, "h", 2, None, True)), named=2)
+    made = saved(
+        secret="s3",
+        nodes=(ClusterNode("node-1", 1, "h", 1), ClusterNode("node-2", 2, "h", 2, None, True)),
+        named=2,
+    )
     assert session._secret_conf(made.url)["spark.authenticate.secret"] == "s3"
     conf = session._cluster_conf(made.url)
     assert (conf["spark.executor.cores"], conf["spark.executor.memory"]) == ("16", "1g")

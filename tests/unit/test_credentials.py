@@ -12,11 +12,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock import Settings, TopologyBuilder, redaction
 from penstock.cli.main import main
-from penstock.connectors import postgres_rows
 from penstock.connectors.kafka_client import connecting
 from penstock.connectors.postgres import PostgresSink
-from penstock.coordinator.load_store import open_store
 from penstock.credentials import Placeholders, literal_secrets, resolved, resolved_url, resolved_values
+from penstock.driver.load_store import open_store
 from penstock.errors import EnvironmentFault, PenstockError, TopologyError
 from penstock.filesystems import open_url
 from penstock.metrics.bus import MetricsBus
@@ -27,10 +26,11 @@ from penstock.persist.postgres import PostgresStore
 from penstock.persist.redis import RedisClient, RedisQueue
 from penstock.persist.spec import ProcessorSpec
 from penstock.plan.planner import make_plan
-from penstock.runtime.failures import blame
 from penstock.state.store import StateStore
+from penstock.storage import postgres_rows
 from penstock.testing import LocalRunner, NumberSpout
 from penstock.topology.components import BasicBolt, Context
+from penstock.worker.failures import blame
 
 SECRET = "p@ss/w:rd %x"
 
@@ -65,14 +65,14 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(EnvironmentFault) as missing:
         resolved("${NOT_SET}", "PostgreSQL connection string")
     assert str(missing.value) == (
-        "PostgreSQL connection string: needs the environment variable NOT_SET in every process that connects, but "
-        "it is not set. Set NOT_SET where Spark's workers start, or use ${file:PATH} with a file that every node "
+        "PostgreSQL connection string: the environment variable NOT_SET is not set in this "
+        "process. Set NOT_SET where Spark's workers start, or use ${file:PATH} with a file that every node "
         "has."
     )
-    with pytest.raises(EnvironmentFault, match=r"needs the file /no/such on every node.*No such file"):
+    with pytest.raises(EnvironmentFault, match=r"the file /no/such cannot be read on this node.*No such file"):
         resolved("${file:/no/such}", "x")
     (tmp_path / "large").write_text("x" * 70_000)
-    with pytest.raises(EnvironmentFault, match="at most 65536 characters"):
+    with pytest.raises(EnvironmentFault, match="more than 65536 characters"):
         resolved(f"${{file:{tmp_path}/large}}", "x")
 
 
@@ -233,7 +233,7 @@ def test_components_get_resolved_values_and_their_errors_show_none(monkeypatch):
     builder = TopologyBuilder()
     builder.set_spout("numbers", NumberSpout(1))
     builder.set_bolt("tell", Telling()).shuffle_grouping("numbers")
-    settings = Settings().parse(["conf.token=${DB_PASSWORD}"])
+    settings = Settings.parse(["conf.token=${DB_PASSWORD}"])
     topology = builder.build("secrets", settings)
     assert topology.settings.conf == {"token": "${DB_PASSWORD}"}
     runner = LocalRunner(topology)
@@ -280,7 +280,13 @@ def test_a_secret_on_the_command_line_is_warned_of(caplog, capsys):
 
 
 def test_which_assignments_show_a_secret():
-    given = ["monitor=postgresql://u:x@h/d", "conf.api_token=x", "conf.token=${TOKEN}", "seed=3", "state_dir=s"]
+    given = [
+        "monitor=postgresql://u:x@h/d",
+        "conf.api_token=x",
+        "conf.token=${TOKEN}",
+        "seed=3",
+        "delivery.state_dir=s",
+    ]
     assert literal_secrets(given) == ["monitor", "conf.api_token"]
     mixed = ["monitor=postgresql://u:x@h/${NAME}", "conf.token=x${TOKEN}", "conf.a=host=${HOST} password=x"]
     assert literal_secrets(mixed) == ["monitor", "conf.token", "conf.a"]

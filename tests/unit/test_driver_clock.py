@@ -4,17 +4,17 @@ import threading
 
 import pytest
 
-from penstock import Settings, SimulatedClock, TopologyBuilder
+from penstock import Delivery, Settings, SimulatedClock, TopologyBuilder, Transport
 from penstock.clock import SystemClock
-from penstock.coordinator.client import ControlClient
-from penstock.coordinator.crew import Connection, Crew
-from penstock.coordinator.driver_clock import DriverClock, RunTime
-from penstock.coordinator.messages import Hello, Report
-from penstock.coordinator.server import Coordinator
+from penstock.driver.registry import WorkerConnection, WorkerRegistry
+from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
-from penstock.runtime.slot import Slot
+from penstock.protocol.client import ControlClient
+from penstock.protocol.driver_clock import DriverClock, RunTime
+from penstock.protocol.messages import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, runner
+from penstock.worker.worker import Worker
 
 
 class Skewed:
@@ -86,9 +86,11 @@ def run(monkeypatch, clock_of):
     builder = TopologyBuilder()
     builder.set_spout("words", FeederSpout("word"))
     builder.set_bolt("show", CaptureBolt()).shuffle_grouping("words")
-    topology = builder.build("t", Settings(delivery="at_least_once", message_timeout=30.0, chaining=False))
+    topology = builder.build(
+        "t", Settings(delivery=Delivery("at_least_once", message_timeout=30.0), transport=Transport(fusing=False))
+    )
     monkeypatch.setattr(
-        runner, "Slot", lambda slot, job, clock, *more: Slot(slot, job, clock_of(slot, clock), *more)
+        runner, "Worker", lambda worker, job, clock, *more: Worker(worker, job, clock_of(worker, clock), *more)
     )
     local = LocalRunner(topology)
     local.feed("words", [(str(number),) for number in range(20)])
@@ -100,14 +102,14 @@ def run(monkeypatch, clock_of):
 
 @pytest.mark.parametrize("skew", [-3600.0, 3600.0])
 def test_tuples_are_not_dropped_where_clocks_differ_by_more_than_the_time_out(monkeypatch, skew):
-    def of(slot, clock):
-        return measured(Skewed(skew * slot.stage, clock), clock)
+    def of(worker, clock):
+        return measured(Skewed(skew * worker.stage, clock), clock)
 
     assert run(monkeypatch, of) == (20, 0)
 
 
 def test_with_clocks_that_are_not_corrected_they_would_be(monkeypatch):
-    assert run(monkeypatch, lambda slot, clock: Skewed(3600.0 * slot.stage, clock))[0] == 0
+    assert run(monkeypatch, lambda worker, clock: Skewed(3600.0 * worker.stage, clock))[0] == 0
 
 
 def test_a_wrong_clock_is_noted_once_for_each_node(caplog):
@@ -116,12 +118,12 @@ def test_a_wrong_clock_is_noted_once_for_each_node(caplog):
     builder.set_bolt("show", CaptureBolt()).shuffle_grouping("words")
     plan = make_plan(builder.build("t"))
     bus = MetricsBus(plan)
-    crew = Crew(0, plan, bus, 1, threading.Condition(), lambda call: call())
-    for slot, (node, skew) in enumerate([("a/1", 0.9), ("b/2", -35.25), ("b/3", -35.25), ("c/4", 2.0)]):
-        connection = Connection(Hello(0, slot, 0, 1, node), None)
-        crew.join(connection)
+    registry = WorkerRegistry(0, plan, bus, 1, threading.Condition(), lambda call: call())
+    for worker, (node, skew) in enumerate([("a/1", 0.9), ("b/2", -35.25), ("b/3", -35.25), ("c/4", 2.0)]):
+        connection = WorkerConnection(Hello(0, worker, 0, 1, node), None)
+        registry.join(connection)
         for _ in range(2):
-            crew.take(connection, Report(0, 0, 0, 0.0, 0, {}, clock_skew=skew))
+            registry.take(connection, WorkerReport(0, 0, 0, 0.0, 0, {}, clock_skew=skew))
     advice = (
         "Time-outs and latencies are corrected for it; times that your code reads are not. "
         "Synchronise the clocks of the nodes (NTP)."

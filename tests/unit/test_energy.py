@@ -6,7 +6,7 @@ import pytest
 
 from penstock.control.energy import Energy, Power, PowerModel, energy, power, saved_dynamic
 from penstock.control.erdm import plan
-from penstock.control.placement import Executor, Node, Regulate, Snapshot, Use
+from penstock.control.placement import PlacedExecutor, PlacementNode, PlacementSnapshot, Regulate, Use
 from tests.placements import NODE, c_example
 
 MODEL = PowerModel(idle=30.0, cpu=40.0, memory=10.0, network=5.0)
@@ -15,7 +15,7 @@ MODEL = PowerModel(idle=30.0, cpu=40.0, memory=10.0, network=5.0)
 def used(cpu=0.5, memory=0.25, network=0.2):
     """One node with these shares in use."""
     other = Use(cpu * NODE.cpu, memory * NODE.memory, network * NODE.bandwidth)
-    return Snapshot((Node("n1", NODE, other),), ())
+    return PlacementSnapshot((PlacementNode("n1", NODE, other),), ())
 
 
 def test_a_node_draws_its_base_and_what_it_uses():
@@ -24,8 +24,8 @@ def test_a_node_draws_its_base_and_what_it_uses():
 
 def test_the_defaults_draw_what_c_measured():
     """16 workers at 60 %: 1,063.15 W with the default scheduler (C figure 13)."""
-    nodes = tuple(Node(f"n{index}", NODE, Use(2.4, 4.8e9, 7.5e6)) for index in range(16))
-    assert power(Snapshot(nodes, ())).total == pytest.approx(1063.15, rel=0.01)
+    nodes = tuple(PlacementNode(f"n{index}", NODE, Use(2.4, 4.8e9, 7.5e6)) for index in range(16))
+    assert power(PlacementSnapshot(nodes, ())).total == pytest.approx(1063.15, rel=0.01)
 
 
 def test_frequency_and_voltage_lower_their_own_part_only():
@@ -62,6 +62,6 @@ def test_c_eq_33():
 
 
 def test_what_has_no_limit_draws_nothing():
-    node = Node("n1", Use(4.0, float("inf"), float("inf")))
-    snapshot = Snapshot((node,), (Executor("a", "a", "n1", 2.0, 1e9, 1e6),))
+    node = PlacementNode("n1", Use(4.0, float("inf"), float("inf")))
+    snapshot = PlacementSnapshot((node,), (PlacedExecutor("a", "a", "n1", 2.0, 1e9, 1e6),))
     assert power(snapshot, {"n1": MODEL}).dynamic == pytest.approx(20.0)

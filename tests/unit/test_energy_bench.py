@@ -5,9 +5,9 @@ import pytest
 from benchmarks.energy_calibration import Measured
 from benchmarks.energy_cluster import Phase, bars
 from benchmarks.harness import Results
-from penstock.control.placement import Stream, Use
-from penstock.coordinator.load_window import ExecutorLoad, NodeLoad, Window
-from penstock.plan.model import SlotId
+from penstock.control.placement import ExecutorStream, Use
+from penstock.driver.load_sample import ExecutorLoad, MonitorSample, NodeLoad
+from penstock.plan.model import WorkerId
 
 
 def phase(rate, bytes, p50, watts, nodes):
@@ -37,18 +37,18 @@ def test_service_times_have_their_part_of_what_moves_the_frames():
         ExecutorLoad("level2@1.1", "level2", "b", 0.1, 0.0),
     )
     streams = (
-        Stream("source@0.0", "level2@1.0", 60.0, 120_000.0),
-        Stream("source@0.0", "level2@1.1", 40.0, 80_000.0),
+        ExecutorStream("source@0.0", "level2@1.0", 60.0, 120_000.0),
+        ExecutorStream("source@0.0", "level2@1.1", 40.0, 80_000.0),
     )
     nodes = tuple(NodeLoad(name, Use(), Use(0.2), Use(2.0), Use(2.0)) for name in ("a", "b"))
-    slots = {each.executor: SlotId.parse(each.executor.partition("@")[2]) for each in loads}
-    measured = Measured.of(Window("sol", 0.0, 10.0, loads, streams, nodes, slots), rate=100.0)
+    workers = {each.executor: WorkerId.parse(each.executor.partition("@")[2]) for each in loads}
+    measured = Measured.of(MonitorSample("sol", 0.0, 10.0, loads, streams, nodes, workers), rate=100.0)
     assert measured.services == pytest.approx({"source": 0.0, "level2": 0.010})
     assert measured.sizes == pytest.approx({"source": 2_000.0, "level2": 0.0})
     assert measured.cores == pytest.approx(1.0)
-    parts = measured.set_up(nodes=4, pending=50).parts
-    assert [(part.name, part.source, part.emits) for part in parts] == [
+    components = measured.set_up(nodes=4, pending=50).components
+    assert [(part.name, part.source, part.emits) for part in components] == [
         ("source", None, 1),
         ("level2", "source", 0),
     ]
-    assert parts[1].service == pytest.approx(0.040), "a quarter of a core for each of four nodes"
+    assert components[1].service == pytest.approx(0.040), "a quarter of a core for each of four nodes"

@@ -1,4 +1,4 @@
-"""Epochs, part by part: what the keeper decides, commits do, a slot holds back, recovery finds."""
+"""Epochs, part by part: what the keeper decides, commits do, a worker holds back, recovery finds."""
 
 import argparse
 import json
@@ -11,31 +11,38 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from penstock import BasicBolt, Settings, TopologyBuilder
+from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
-from penstock.coordinator.commit_thread import CommitThread, request, save_at_rest
-from penstock.coordinator.commits import Commits, write_published
-from penstock.coordinator.epochs import Abandon, Begin, Commit, CutBolts, EpochKeeper
-from penstock.coordinator.messages import Announce, Committed, CutState, Published, Snapped, SpoutsCut
-from penstock.coordinator.recovery import StateDirectory
+from penstock.driver.commit_thread import CommitThread, request, save_at_rest
+from penstock.driver.commits import Commits, write_published
+from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, SnapshotBolts
+from penstock.driver.recovery import StateDirectory
 from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
-from penstock.plan.model import SlotId
+from penstock.plan.model import WorkerId
 from penstock.plan.planner import make_plan
-from penstock.runtime.alignment import Alignment
-from penstock.runtime.parcel import Parcel
-from penstock.runtime.spill import Spill
+from penstock.protocol.messages import (
+    EndEpoch,
+    EpochCommitted,
+    EpochPublished,
+    SnapshotWritten,
+    SpoutsSnapshotted,
+    TakeSnapshot,
+)
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.lease import this_process
 from penstock.state.snapshots import epoch_of
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+from penstock.worker.alignment import Alignment
+from penstock.worker.parcel import Parcel
+from penstock.worker.spill import Spill
 from tests.consistency.components import INTERVAL, WORLDS, Count, Crash, Numbers, Outside, World, counts, die
-from tests.helpers import Pass
+from tests.helpers import Pass, settings_with
 
-A, B, C = SlotId(0, 0), SlotId(0, 1), SlotId(1, 0)
+A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 
 
 # ---- the keeper --------------------------------------------------------------------------------------------
@@ -54,12 +61,12 @@ def test_epochs_begin_by_the_clock():
     assert made.newest == 5
 
 
-def test_an_epoch_is_committed_when_all_slots_have_written():
+def test_an_epoch_is_committed_when_all_workers_have_written():
     made = keeper()
     made.begin(0.0)
-    assert made.snapped(C, 1, {"c/0": 3}) == []
-    assert made.snapped(A, 1, {"a/0": 1}) == []
-    assert made.snapped(B, 1, {"a/1": 2}) == [Commit(1, {"a/0": 1, "a/1": 2, "c/0": 3})]
+    assert made.snapshot_written(C, 1, {"c/0": 3}) == []
+    assert made.snapshot_written(A, 1, {"a/0": 1}) == []
+    assert made.snapshot_written(B, 1, {"a/1": 2}) == [Commit(1, {"a/0": 1, "a/1": 2, "c/0": 3})]
 
 
 def test_two_epochs_overlap_and_no_more():
@@ -67,8 +74,8 @@ def test_two_epochs_overlap_and_no_more():
     assert made.begin(0.0) == [Begin(1)]
     assert made.begin(0.0) == [Begin(2)]
     assert made.begin(0.0) == []
-    for slot in (A, B, C):
-        last = made.snapped(slot, 1, {})
+    for worker in (A, B, C):
+        last = made.snapshot_written(worker, 1, {})
     assert last == [Commit(1, {})]
     assert made.begin(0.0) == [Begin(3)]
 
@@ -77,19 +84,19 @@ def test_epochs_are_committed_in_order():
     made = keeper()
     made.begin(0.0)
     made.begin(0.0)
-    for slot in (A, B, C):
-        assert made.snapped(slot, 2, {}) == []
-    made.snapped(A, 1, {})
-    made.snapped(B, 1, {})
-    assert made.snapped(C, 1, {}) == [Commit(1, {}), Commit(2, {})]
+    for worker in (A, B, C):
+        assert made.snapshot_written(worker, 2, {}) == []
+    made.snapshot_written(A, 1, {})
+    made.snapshot_written(B, 1, {})
+    assert made.snapshot_written(C, 1, {}) == [Commit(1, {}), Commit(2, {})]
 
 
 def test_an_epoch_that_cannot_be_written_is_abandoned_when_all_have_answered():
     made = keeper()
     made.begin(0.0)
-    assert made.failed(B, 1, "disk full") == []
-    made.snapped(A, 1, {})
-    assert made.snapped(C, 1, {}) == [Abandon(1, ("slot 0.1: disk full",))]
+    assert made.snapshot_failed(B, 1, "disk full") == []
+    made.snapshot_written(A, 1, {})
+    assert made.snapshot_written(C, 1, {}) == [Abandon(1, ("worker 0.1: disk full",))]
     assert made.begin(0.0) == [Begin(2)]
 
 
@@ -98,49 +105,49 @@ def test_the_epoch_after_an_abandoned_one_is_committed():
     made.begin(0.0)
     made.begin(0.0)
     for epoch in (2, 1):
-        made.snapped(A, epoch, {})
-        made.snapped(B, epoch, {})
-    assert made.snapped(C, 2, {}) == []
-    assert made.failed(C, 1, "no") == [Abandon(1, ("slot 1.0: no",)), Commit(2, {})]
+        made.snapshot_written(A, epoch, {})
+        made.snapshot_written(B, epoch, {})
+    assert made.snapshot_written(C, 2, {}) == []
+    assert made.snapshot_failed(C, 1, "no") == [Abandon(1, ("worker 1.0: no",)), Commit(2, {})]
 
 
 def test_doubled_and_late_reports_change_nothing():
     made = keeper()
     made.begin(0.0)
-    made.snapped(A, 1, {})
-    assert made.snapped(A, 1, {}) == []
-    assert made.snapped(A, 7, {}) == []
-    assert made.failed(A, 7, "what epoch?") == []
-    made.snapped(B, 1, {})
-    assert len(made.snapped(C, 1, {})) == 1
-    assert made.snapped(C, 1, {}) == []
-    assert made.cut(A, 1) == []
+    made.snapshot_written(A, 1, {})
+    assert made.snapshot_written(A, 1, {}) == []
+    assert made.snapshot_written(A, 7, {}) == []
+    assert made.snapshot_failed(A, 7, "what epoch?") == []
+    made.snapshot_written(B, 1, {})
+    assert len(made.snapshot_written(C, 1, {})) == 1
+    assert made.snapshot_written(C, 1, {}) == []
+    assert made.spouts_snapshotted(A, 1) == []
 
 
-def test_at_least_once_bolts_are_cut_when_all_spouts_are():
+def test_at_least_once_bolts_are_snapshotted_when_all_spouts_are():
     made = keeper(aligned=False)
     assert made.begin(0.0) == [Begin(1)]
     assert made.begin(0.0) == [], "one at a time"
-    assert made.cut(A, 1) == []
-    assert made.cut(A, 1) == [], "said twice"
-    assert made.snapped(A, 1, {"s/0": 1}) == []
-    assert made.cut(B, 1) == [CutBolts(1)]
-    assert made.cut(B, 1) == []
-    made.snapped(B, 1, {"s/1": 2})
-    made.snapped(C, 1, {"c/0": 3})
-    assert made.snapped(A, 1, {}) == [], "B still owes what was chained to its spouts"
-    assert made.snapped(B, 1, {}) == [Commit(1, {"s/0": 1, "s/1": 2, "c/0": 3})]
+    assert made.spouts_snapshotted(A, 1) == []
+    assert made.spouts_snapshotted(A, 1) == [], "said twice"
+    assert made.snapshot_written(A, 1, {"s/0": 1}) == []
+    assert made.spouts_snapshotted(B, 1) == [SnapshotBolts(1)]
+    assert made.spouts_snapshotted(B, 1) == []
+    made.snapshot_written(B, 1, {"s/1": 2})
+    made.snapshot_written(C, 1, {"c/0": 3})
+    assert made.snapshot_written(A, 1, {}) == [], "B still owes what was fused with its spouts"
+    assert made.snapshot_written(B, 1, {}) == [Commit(1, {"s/0": 1, "s/1": 2, "c/0": 3})]
 
 
 def test_an_epoch_is_published_when_all_sinks_say_so():
     made = keeper(committed=3)
     assert made.published == 3
-    made.told(A, 4)
-    made.told(B, 5)
+    made.epoch_published(A, 4)
+    made.epoch_published(B, 5)
     assert made.published == 3
-    made.told(C, 5)
+    made.epoch_published(C, 5)
     assert made.published == 4
-    made.told(A, 5)
+    made.epoch_published(A, 5)
     assert made.published == 5
 
 
@@ -159,36 +166,43 @@ def small(tasks=2, count=60, sink=None, spouts=2, **settings):
     builder.set_bolt("count", Count(), tasks).fields_grouping("numbers", "key")
     if sink is not None:
         builder.set_bolt("sink", sink).shuffle_grouping("count")
-    return builder.build("t", Settings(**{"delivery": "exactly_once", "epoch_interval": INTERVAL} | settings))
+    return builder.build("t", settings_with(**{"delivery": "exactly_once", "epoch_interval": INTERVAL} | settings))
 
 
 class Answers:
-    """Slots that do at once what they are told: cut, write, publish."""
+    """Workers that do at once what they are told: snapshot, write, publish."""
 
     def __init__(self, store, delivery="exactly_once", crash=""):
         self.plan, self.said = make_plan(small()), []
         owner = Ownership("t")
         owner.claim(store)
         self.late = deque()
-        settings = Settings(delivery=delivery)
+        settings = Settings(delivery=Delivery(delivery))
         point = CrashPoint(crash, "driver", die)
         self.commits = Commits(
-            self.plan, settings.delivery, settings.epoch_interval, store, owner, 0, self._send, point
+            self.plan,
+            settings.delivery.guarantee,
+            settings.delivery.epoch_interval,
+            store,
+            owner,
+            0,
+            self._send,
+            point,
         )
 
     def _send(self, message, to):
         self.said.append(message)
-        for slot in self.plan.slot_ids() if to is None else [to]:
-            if isinstance(message, CutState) and message.what == "spouts":
-                self.late.append((self.commits.snapped, slot, message.epoch, {}))
-                self.late.append((self.commits.cut, slot, message.epoch))
-            elif isinstance(message, CutState):
-                self.late.append((self.commits.snapped, slot, message.epoch, {}))
-            elif isinstance(message, Committed):
-                self.late.append((self.commits.told, slot, message.epoch))
-            elif isinstance(message, Announce) and slot == A:
-                for each in self.plan.slot_ids():
-                    self.late.append((self.commits.snapped, each, message.epoch, {}))
+        for worker in self.plan.worker_ids() if to is None else [to]:
+            if isinstance(message, TakeSnapshot) and message.what == "spouts":
+                self.late.append((self.commits.snapshot_written, worker, message.epoch, {}))
+                self.late.append((self.commits.spouts_snapshotted, worker, message.epoch))
+            elif isinstance(message, TakeSnapshot):
+                self.late.append((self.commits.snapshot_written, worker, message.epoch, {}))
+            elif isinstance(message, EpochCommitted):
+                self.late.append((self.commits.epoch_published, worker, message.epoch))
+            elif isinstance(message, EndEpoch) and worker == A:
+                for each in self.plan.worker_ids():
+                    self.late.append((self.commits.snapshot_written, each, message.epoch, {}))
 
     def epoch(self):
         assert self.commits.begin(0.0)
@@ -200,32 +214,37 @@ class Answers:
         return [type(message).__name__ for message in self.said]
 
 
-def test_a_commit_writes_a_manifest_and_tells_the_slots(store):
-    slots = Answers(store)
-    slots.epoch()
-    assert slots.kinds() == ["Announce", "Announce", "Committed"]
-    assert manifests.newest(store).epoch == slots.commits.committed == slots.commits.published == 1
+def test_a_commit_writes_a_manifest_and_tells_the_workers(store):
+    workers = Answers(store)
+    workers.epoch()
+    assert workers.kinds() == ["Announce", "Announce", "Committed"]
+    assert manifests.newest(store).epoch == workers.commits.committed == workers.commits.published == 1
 
 
-def test_at_least_once_a_commit_cuts_spouts_then_bolts(store):
-    slots = Answers(store, "at_least_once")
-    slots.epoch()
-    assert slots.said == [CutState(1, "spouts"), CutState(1, "spouts"), CutState(1, "bolts"), Committed(1)]
+def test_at_least_once_a_commit_snapshots_spouts_then_bolts(store):
+    workers = Answers(store, "at_least_once")
+    workers.epoch()
+    assert workers.said == [
+        TakeSnapshot(1, "spouts"),
+        TakeSnapshot(1, "spouts"),
+        TakeSnapshot(1, "bolts"),
+        EpochCommitted(1),
+    ]
     assert manifests.newest(store).epoch == 1
 
 
 def test_who_was_superseded_commits_no_more(store):
-    slots = Answers(store)
-    slots.epoch()
+    workers = Answers(store)
+    workers.epoch()
     Ownership("t").claim(store)
     with pytest.raises(Superseded, match=r"another driver has taken over .*generation 2, .*generation 1"):
-        slots.epoch()
+        workers.epoch()
     assert manifests.newest(store).epoch == 1
 
 
 def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
     """The other may have looked for manifests just before: it then does the epoch again."""
-    slots = Answers(store)
+    workers = Answers(store)
     create = StateStore.create
 
     def taken_over(self, name, data):
@@ -237,8 +256,8 @@ def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
 
     monkeypatch.setattr(StateStore, "create", taken_over)
     with pytest.raises(Superseded):
-        slots.epoch()
-    assert "Committed" not in slots.kinds()
+        workers.epoch()
+    assert "Committed" not in workers.kinds()
 
 
 def failing(monkeypatch, verb, part):
@@ -247,7 +266,7 @@ def failing(monkeypatch, verb, part):
 
     def refuse(self, name, *rest):
         if part in name:
-            raise StateError(f"file {name}", "the disk must have room", "none")
+            raise StateError(f"file {name}", "the disk is full")
         return real(self, name, *rest)
 
     monkeypatch.setattr(StateStore, verb, refuse)
@@ -255,30 +274,30 @@ def failing(monkeypatch, verb, part):
 
 @pytest.mark.parametrize(("verb", "part"), [("create", "manifests/"), ("list", "generations/")])
 def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, monkeypatch, caplog, verb, part):
-    slots = Answers(store)
+    workers = Answers(store)
     failing(monkeypatch, verb, part)
-    slots.epoch()
-    assert slots.kinds() == ["Announce", "Announce"]
+    workers.epoch()
+    assert workers.kinds() == ["Announce", "Announce"]
     assert "epoch 1 is not committed" in caplog.text
     monkeypatch.undo()
-    slots.epoch()
-    assert manifests.newest(store).epoch == slots.commits.committed == slots.commits.published == 2
+    workers.epoch()
+    assert manifests.newest(store).epoch == workers.commits.committed == workers.commits.published == 2
 
 
 def test_two_manifests_are_kept(store):
-    slots = Answers(store)
+    workers = Answers(store)
     for _ in range(5):
-        slots.epoch()
+        workers.epoch()
     assert manifests.epochs(store) == [4, 5]
 
 
 def test_old_snapshots_that_cannot_be_removed_do_no_harm(store, monkeypatch, caplog):
-    slots = Answers(store)
+    workers = Answers(store)
     failing(monkeypatch, "remove", "manifests/")
     for _ in range(4):
-        slots.epoch()
+        workers.epoch()
     assert "old snapshots stay" in caplog.text
-    assert slots.commits.published == 4
+    assert workers.commits.published == 4
 
 
 @pytest.mark.parametrize("folder", ["snapshots/epoch-000000000002", "manifests/epoch-000000000002"])
@@ -307,11 +326,11 @@ def test_crash_points():
         return False
 
     assert not any(dies("", "", step, 1) for step in STEPS)
-    assert dies("cut:3", "1.0", "cut", 3)
-    assert not dies("cut:3", "1.0", "cut", 2)
-    assert not dies("cut:3", "1.0", "written", 3)
-    assert dies("cut:3:1.0", "1.0", "cut", 3)
-    assert not dies("cut:3:1.1", "1.0", "cut", 3)
+    assert dies("snapshotted:3", "1.0", "snapshotted", 3)
+    assert not dies("snapshotted:3", "1.0", "snapshotted", 2)
+    assert not dies("snapshotted:3", "1.0", "written", 3)
+    assert dies("snapshotted:3:1.0", "1.0", "snapshotted", 3)
+    assert not dies("snapshotted:3:1.1", "1.0", "snapshotted", 3)
 
 
 # ---- alignment ---------------------------------------------------------------------------------------------
@@ -345,7 +364,7 @@ def test_frames_of_later_epochs_are_held_and_released_in_turn():
     assert (alignment.epoch, alignment.held, len(released)) == (4, 0, 3)
 
 
-def test_an_epoch_is_complete_with_the_markers_of_all_upstream_slots():
+def test_an_epoch_is_complete_with_the_markers_of_all_upstream_workers():
     alignment = Alignment(upstream=2, epoch=1)
     assert not alignment.complete
     alignment.marker(1, 0)
@@ -417,7 +436,7 @@ def test_what_is_held_comes_back_only_as_fast_as_there_is_room():
     assert alignment.complete
 
 
-def test_frames_that_came_before_the_slot_opened_are_not_forgotten():
+def test_frames_that_came_before_the_worker_opened_are_not_forgotten():
     alignment = Alignment(upstream=1, epoch=1)
     alignment.hold(parcel(0, epoch=8))
     released = []
@@ -453,30 +472,30 @@ def test_held_frames_spill_to_disk_in_order():
     ]
 
 
-# ---- a slot ------------------------------------------------------------------------------------------------
+# ---- a worker ------------------------------------------------------------------------------------------------
 
 
 def kinds(rows):
-    """What a slot sends, nudges left out: ⟨kind, stage it is for, epoch⟩."""
+    """What a worker sends, nudges left out: ⟨kind, stage it is for, epoch⟩."""
     headers = [unpack(memoryview(frame)) for _, frame in rows if frame is not None]
     return [(Kind(header.kind).name, header.target_stage, header.epoch) for header in headers]
 
 
 def relayed():
-    """Two spout slots, a middle one, an end that both feed: {slot id: slot}."""
+    """Two spout workers, a middle one, an end that both feed: {worker id: worker}."""
     builder = TopologyBuilder()
     builder.set_spout("s", FeederSpout(("n", int), rows=[[n] for n in range(8)]), 2)
     builder.set_bolt("middle", Pass(("n", int))).shuffle_grouping("s")
     builder.set_bolt("end", CaptureBolt()).shuffle_grouping("middle").shuffle_grouping("s")
-    runner = LocalRunner(builder.build("t", Settings(delivery="exactly_once")))
-    return runner, runner._slots
+    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("exactly_once"))))
+    return runner, runner._workers
 
 
-def frames(slot, epoch):
-    """All that a spout slot sends until it has ended the epoch."""
-    slot.turn()
-    slot.announce(epoch)
-    sent = [pa.py_buffer(frame) for _, frame in slot.turn() if frame is not None]
+def frames(worker, epoch):
+    """All that a spout worker sends until it has ended the epoch."""
+    worker.turn()
+    worker.announce(epoch)
+    sent = [pa.py_buffer(frame) for _, frame in worker.turn() if frame is not None]
     return {
         "middle": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 1)],
         "relay": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 2)],
@@ -485,9 +504,9 @@ def frames(slot, epoch):
 
 
 def test_a_relayed_frame_that_comes_just_before_the_last_marker_leaves_before_ours(monkeypatch):
-    _, slots = relayed()
-    middle = slots[C]
-    first, second = frames(slots[A], 1), frames(slots[B], 1)
+    _, workers = relayed()
+    middle = workers[C]
+    first, second = frames(workers[A], 1), frames(workers[B], 1)
     assert first["relay"], "a frame that passes the middle"
     assert second["relay"]
     for frame in [*first["middle"], *first["relay"], *first["marker"], *second["middle"]]:
@@ -507,13 +526,13 @@ def test_a_relayed_frame_that_comes_just_before_the_last_marker_leaves_before_ou
     assert kinds(middle.turn()) == [("DATA", 2, 1), ("MARKER", 2, 1)]
 
 
-def test_a_slot_ahead_does_not_mix_epochs():
-    """The end of the epoch has come from one slot only: what that one sends next waits."""
-    runner, slots = relayed()
-    middle = slots[C]
-    first, second = frames(slots[A], 1), frames(slots[B], 1)
+def test_a_worker_ahead_does_not_mix_epochs():
+    """The end of the epoch has come from one worker only: what that one sends next waits."""
+    runner, workers = relayed()
+    middle = workers[C]
+    first, second = frames(workers[A], 1), frames(workers[B], 1)
     runner.component("s")[0].feed([[100]])
-    again = frames(slots[A], 2)
+    again = frames(workers[A], 2)
     early = [*first["middle"], *first["marker"], *again["middle"], *again["marker"]]
     for frame in [*early, *second["middle"]]:
         assert middle.offer(frame)
@@ -529,38 +548,38 @@ def test_a_slot_ahead_does_not_mix_epochs():
     for _ in range(5):
         sent += kinds(middle.turn())
     assert sent.index(("MARKER", 2, 1)) < sent.index(("DATA", 2, 2))
-    assert [cut.epoch for cut in middle.cuts] == [1]
+    assert [snapshot.epoch for snapshot in middle.snapshots] == [1]
     assert not middle.errors, "nothing was lost, doubled or overtaken"
 
 
 def test_two_ends_announced_at_once_are_two_epochs():
     """As after a spout that was held back for the time of two epochs."""
-    _, slots = relayed()
-    slot = slots[A]
-    slot.announce(1)
-    slot.announce(2)
-    slot.turn()
-    assert slot.idle_for() == 0.0, "the second is due"
-    slot.turn()
-    assert [cut.epoch for cut in slot.cuts] == [1, 2]
-    slot.turn()
-    assert len(slot.cuts) == 2
+    _, workers = relayed()
+    worker = workers[A]
+    worker.announce(1)
+    worker.announce(2)
+    worker.turn()
+    assert worker.idle_for() == 0.0, "the second is due"
+    worker.turn()
+    assert [snapshot.epoch for snapshot in worker.snapshots] == [1, 2]
+    worker.turn()
+    assert len(worker.snapshots) == 2
 
 
 class AlwaysLast(LocalRunner):
     """Says of every epoch that it is the last."""
 
     def _command(self, message, to):
-        for id, slot in self._slots.items():
-            if to in (None, id) and isinstance(message, Announce):
-                slot.announce(message.epoch, last=True)
-            elif to in (None, id) and isinstance(message, CutState):
+        for id, worker in self._workers.items():
+            if to in (None, id) and isinstance(message, EndEpoch):
+                worker.announce(message.epoch, last=True)
+            elif to in (None, id) and isinstance(message, TakeSnapshot):
                 if message.what == "spouts":
-                    slot.cut_spouts(message.epoch, last=True)
+                    worker.snapshot_spouts(message.epoch, last=True)
                     self._later.append((id, message.epoch))
                 else:
-                    slot.cut_bolts(message.epoch, last=True)
-        if not isinstance(message, Announce | CutState):
+                    worker.snapshot_bolts(message.epoch, last=True)
+        if not isinstance(message, EndEpoch | TakeSnapshot):
             super()._command(message, to)
 
 
@@ -578,23 +597,23 @@ def test_the_last_epoch_before_a_switch_holds_changes_only(kind, delivery, store
     assert (kinds.count("delta") > 0) == (kind is AlwaysLast)
 
 
-def test_a_sink_may_publish_while_its_slot_is_cut():
+def test_a_sink_may_publish_while_its_worker_is_snapshotted():
     WORLDS["race"] = World()
     runner = LocalRunner(small(sink=Outside("race")))
     del WORLDS["race"]
-    slot = next(slot for id, slot in runner._slots.items() if id.stage == 2)
-    (sink,) = slot.executors
+    worker = next(worker for id, worker in runner._workers.items() if id.stage == 2)
+    (sink,) = worker.executors
 
-    class Published(tuple):
+    class EpochPublished(tuple):
         """The other thread takes it just as it is looked at."""
 
         def __iter__(self):
             sink.tokens.popleft()
             return super().__iter__()
 
-    sink.tokens += [Published((1, "one")), (2, "two")]
-    slot._cut(3, slot.executors)
-    assert slot.cuts[-1].tokens == {"sink/0": ["one", "two"]}
+    sink.tokens += [EpochPublished((1, "one")), (2, "two")]
+    worker._snapshot(3, worker.executors)
+    assert worker.snapshots[-1].tokens == {"sink/0": ["one", "two"]}
 
 
 class Unpicklable(BasicBolt):
@@ -609,7 +628,7 @@ def test_state_that_cannot_be_pickled_ends_the_topology_and_names_the_component(
     builder = TopologyBuilder()
     builder.set_spout("s", FeederSpout("n", rows=[[1]]))
     builder.set_bolt("bad", Unpicklable()).shuffle_grouping("s")
-    settings = Settings(delivery="exactly_once", epoch_interval=INTERVAL)
+    settings = Settings(delivery=Delivery("exactly_once", epoch_interval=INTERVAL))
     runner = LocalRunner(builder.build("t", settings), folder=store.url)
     with pytest.raises(StateError, match="pickle"):
         runner.run(1.0)
@@ -684,7 +703,7 @@ def test_state_of_a_component_that_is_gone_is_refused(store):
     committed(store)
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(10), 2)
-    topology = builder.build("t", Settings(delivery="exactly_once"))
+    topology = builder.build("t", Settings(delivery=Delivery("exactly_once")))
     with pytest.raises(StateError, match="no such component"):
         StateDirectory(make_plan(topology), topology, store.url).recover()
 
@@ -694,7 +713,7 @@ def test_a_component_without_state_may_have_any_number_of_tasks(store):
         builder = TopologyBuilder()
         builder.set_spout("numbers", Numbers(100), 2)
         builder.set_bolt("end", CaptureBolt(), tasks).shuffle_grouping("numbers")
-        return builder.build("t", Settings(delivery="exactly_once", epoch_interval=INTERVAL))
+        return builder.build("t", Settings(delivery=Delivery("exactly_once", epoch_interval=INTERVAL)))
 
     LocalRunner(topology(2), folder=store.url).commit()
     assert LocalRunner(topology(3), folder=store.url).commits.committed >= 1
@@ -730,7 +749,7 @@ def test_a_start_from_a_savepoint(store):
 def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     committed(store)
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
-    with pytest.raises(StateMissing, match=r"there is no savepoint in this place\. Check the path"):
+    with pytest.raises(StateMissing, match=r"there is no savepoint here\. Check the path"):
         directory(store).adopt(savepoint)
     save_at_rest(store.child("t"), savepoint)
     with pytest.raises(StateError, match=r"'numbers': has state of 2 tasks .* it is a spout"):
@@ -761,7 +780,7 @@ def test_a_savepoint_leaves_published_transactions_behind(store):
 
 
 class Running:
-    """A commit thread whose slots answer at once; ``wait`` looks whenever the thread did something."""
+    """A commit thread whose workers answer at once; ``wait`` looks whenever the thread did something."""
 
     def __init__(self, store, delivery="exactly_once"):
         self._changed = threading.Condition()
@@ -769,9 +788,16 @@ class Running:
         self.plan = make_plan(small())
         owner = Ownership("t")
         owner.claim(store)
-        settings = Settings(delivery=delivery, epoch_interval=3600.0)
+        settings = Settings(delivery=Delivery(delivery, epoch_interval=3600.0))
         commits = Commits(
-            self.plan, settings.delivery, settings.epoch_interval, store, owner, 0, self._send, CrashPoint("")
+            self.plan,
+            settings.delivery.guarantee,
+            settings.delivery.epoch_interval,
+            store,
+            owner,
+            0,
+            self._send,
+            CrashPoint(""),
         )
         self.thread = CommitThread(commits, store, self.events, self._notify)
 
@@ -791,19 +817,19 @@ class Running:
             self._changed.notify_all()
 
     def _send(self, message, to):
-        for slot in self.plan.slot_ids():
-            if to not in (None, slot):
+        for worker in self.plan.worker_ids():
+            if to not in (None, worker):
                 continue
-            if isinstance(message, Announce):
-                for each in self.plan.slot_ids():
-                    if slot == A:
-                        self.events.put((each, Snapped(message.epoch, {})))
-            elif isinstance(message, CutState):
-                self.events.put((slot, Snapped(message.epoch, {})))
+            if isinstance(message, EndEpoch):
+                for each in self.plan.worker_ids():
+                    if worker == A:
+                        self.events.put((each, SnapshotWritten(message.epoch, {})))
+            elif isinstance(message, TakeSnapshot):
+                self.events.put((worker, SnapshotWritten(message.epoch, {})))
                 if message.what == "spouts":
-                    self.events.put((slot, SpoutsCut(message.epoch)))
-            elif isinstance(message, Committed):
-                self.events.put((slot, Published(message.epoch)))
+                    self.events.put((worker, SpoutsSnapshotted(message.epoch)))
+            elif isinstance(message, EpochCommitted):
+                self.events.put((worker, EpochPublished(message.epoch)))
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -905,7 +931,7 @@ def test_a_savepoint_where_an_older_life_left_one(store):
 
 def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, monkeypatch):
     store.write("requests/one.json", request("requests/one.json", f"memory://{uuid.uuid4().hex}"))
-    monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # slots that never answer
+    monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # workers that never answer
     with Running(store) as running:
         running.wait(lambda: running.thread.commits.newest == 1)
     assert (
@@ -975,7 +1001,7 @@ def test_a_topology_that_ends_before_its_answer_leaves_no_request(tmp_path, monk
     owner.claim(store)
     monkeypatch.setattr(savepoint, "_LOOK", 0.0)
     monkeypatch.setattr(savepoint.time, "sleep", lambda seconds: owner.release(store))
-    with pytest.raises(NotRunning, match="it does not run"):
+    with pytest.raises(NotRunning, match="it is not running"):
         ask_for_savepoint(tmp_path)
     assert store.list("requests/") == []
 
@@ -995,8 +1021,6 @@ def test_who_is_interrupted_while_waiting_for_a_savepoint_leaves_no_request(tmp_
 
 
 def test_a_savepoint_of_an_unknown_topology_is_bad_input(tmp_path):
-    with pytest.raises(
-        StateMissing, match=r"there is no state of it in .*state\. Check the topology's name"
-    ) as error:
+    with pytest.raises(StateMissing, match=r"state holds no state of it\. Check the topology's name") as error:
         ask_for_savepoint(tmp_path)
     assert error.value.exit_code == 2

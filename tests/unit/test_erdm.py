@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from penstock.control.erdm import ErdmPolicy, InterNode, plan
-from penstock.control.placement import Executor, Move, Node, Release, Snapshot, Stream, Use
+from penstock.control.placement import (
+    ExecutorMove,
+    ExecutorStream,
+    PlacedExecutor,
+    PlacementNode,
+    PlacementSnapshot,
+    Release,
+    Use,
+)
 from penstock.control.placement_report import as_json, explain
 from penstock.errors import SettingError
 from tests.placements import NODE, c_example
@@ -65,15 +73,15 @@ def test_with_no_room_anywhere_it_stays_and_its_node_too():
 
 
 def test_an_executor_without_a_critical_parent_goes_to_any_critical_node_by_the_two_rules():
-    nodes = tuple(Node(f"n{index}", NODE) for index in (1, 2, 3))
+    nodes = tuple(PlacementNode(f"n{index}", NODE) for index in (1, 2, 3))
     executors = (
-        Executor("s", "s", "n1", 1.0),
-        Executor("b", "b", "n2", 1.0),
-        Executor("t", "t", "n2", 0.1),
-        Executor("u", "u", "n3", 0.1),  # no parent at all
-        Executor("v", "v", "n3", 0.1),
+        PlacedExecutor("s", "s", "n1", 1.0),
+        PlacedExecutor("b", "b", "n2", 1.0),
+        PlacedExecutor("t", "t", "n2", 0.1),
+        PlacedExecutor("u", "u", "n3", 0.1),  # no parent at all
+        PlacedExecutor("v", "v", "n3", 0.1),
     )
-    found = plan(Snapshot(nodes, executors, (Stream("s", "b", 1.0, 1e3),)))
+    found = plan(PlacementSnapshot(nodes, executors, (ExecutorStream("s", "b", 1.0, 1e3),)))
     assert found.critical.nodes == ("n1", "n2")
     assert moves(found) == {"u": "n1", "v": "n1"}, "n1 has 1, then 2 as n2, with less CPU"
     assert found.moves[0].reason.startswith(
@@ -81,7 +89,7 @@ def test_an_executor_without_a_critical_parent_goes_to_any_critical_node_by_the_
     )
 
 
-def test_a_node_without_a_slot_for_it_is_passed_over():
+def test_a_node_without_a_worker_for_it_is_passed_over():
     snapshot, allowed = c_example(), {"c": frozenset({"n2", "n3"}), "e": frozenset({"n3"})}
     executors = tuple(replace(each, nodes=allowed.get(each.id)) for each in snapshot.executors)
     found = plan(replace(snapshot, executors=executors))
@@ -93,15 +101,19 @@ def test_a_node_without_a_slot_for_it_is_passed_over():
 
 def test_moves_before_it_count_for_a_limit():
     """Room for one more of two on their parent's node: the second goes to the other critical node."""
-    nodes = Node("n1", Use(2.0, 8e9, 12.5e6)), Node("n2", NODE), Node("n3", NODE)
+    nodes = PlacementNode("n1", Use(2.0, 8e9, 12.5e6)), PlacementNode("n2", NODE), PlacementNode("n3", NODE)
     executors = (
-        Executor("s", "s", "n1", 1.4),
-        Executor("b", "b", "n2", 1.0),
-        Executor("x", "x", "n3", 0.4),
-        Executor("y", "x", "n3", 0.4),
+        PlacedExecutor("s", "s", "n1", 1.4),
+        PlacedExecutor("b", "b", "n2", 1.0),
+        PlacedExecutor("x", "x", "n3", 0.4),
+        PlacedExecutor("y", "x", "n3", 0.4),
     )
-    streams = Stream("s", "b", 1.0, 1e3), Stream("s", "x", 1.0, 1e3), Stream("s", "y", 1.0, 1e3)
-    assert moves(plan(Snapshot(nodes, executors, streams))) == {"x": "n1", "y": "n2"}
+    streams = (
+        ExecutorStream("s", "b", 1.0, 1e3),
+        ExecutorStream("s", "x", 1.0, 1e3),
+        ExecutorStream("s", "y", 1.0, 1e3),
+    )
+    assert moves(plan(PlacementSnapshot(nodes, executors, streams))) == {"x": "n1", "y": "n2"}
 
 
 def test_cost_after_by_the_formula_and_counted():
@@ -122,19 +134,21 @@ def test_cost_after_of_nothing():
 
 def test_the_policy_says_moves_then_releases():
     found = ErdmPolicy().decide(c_example())
-    assert [type(each) for each in found] == [Move] * 4 + [Release]
+    assert [type(each) for each in found] == [ExecutorMove] * 4 + [Release]
 
 
 def test_a_plan_that_frees_nothing_and_saves_nothing_is_not_carried_out():
     """x has nothing to do with the rest and y no room to follow it: n3 keeps y, and no stream becomes local."""
-    nodes = tuple(Node(f"n{index}", NODE) for index in (1, 2, 3, 4))
+    nodes = tuple(PlacementNode(f"n{index}", NODE) for index in (1, 2, 3, 4))
     executors = (
-        Executor("s", "s", "n1", 1.0),
-        Executor("b", "b", "n2", 1.0),
-        Executor("x", "x", "n3", 0.1),
-        Executor("y", "y", "n3", 0.1, memory=9e9),
+        PlacedExecutor("s", "s", "n1", 1.0),
+        PlacedExecutor("b", "b", "n2", 1.0),
+        PlacedExecutor("x", "x", "n3", 0.1),
+        PlacedExecutor("y", "y", "n3", 0.1, memory=9e9),
     )
-    snapshot = Snapshot(nodes, executors, (Stream("s", "b", 1.0, 1e3), Stream("x", "y", 1.0, 1e3)))
+    snapshot = PlacementSnapshot(
+        nodes, executors, (ExecutorStream("s", "b", 1.0, 1e3), ExecutorStream("x", "y", 1.0, 1e3))
+    )
     found = plan(snapshot)
     assert moves(found) == {"x": "n1"}
     assert found.cost.opened == 1
@@ -187,7 +201,7 @@ def test_the_explanation():
 
 
 def test_the_explanation_of_nothing():
-    assert explain(plan(Snapshot((Node("n1", NODE),), ()))) == ["nothing runs"]
+    assert explain(plan(PlacementSnapshot((PlacementNode("n1", NODE),), ()))) == ["nothing runs"]
 
 
 def test_json_has_it_all():

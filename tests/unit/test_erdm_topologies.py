@@ -12,7 +12,7 @@ from benchmarks.erdm_topologies import FOUR_NODES, FULL, TOPOLOGIES, Lines, Mess
 from penstock import ComponentError, Settings, TopologyBuilder, make_plan
 from penstock.cli.loading import load_topology
 from penstock.testing import CaptureBolt, LocalRunner
-from penstock.topology.builder import Node, Subscription
+from penstock.topology.builder import Subscription, TopologyNode
 from penstock.topology.groupings import Global
 
 FILE = Path(erdm.__file__)
@@ -22,8 +22,10 @@ def with_capture(topology, component, **conf):
     """The topology with a bolt that keeps what a component emits, and no need for a folder."""
     stream = topology.nodes[component].streams["default"]
     inputs = (Subscription(component, stream.name, Global()),)
-    nodes = {**topology.nodes, "capture": Node("capture", CaptureBolt(), 1, 1, {}, inputs)}
-    settings = dataclasses.replace(topology.settings, conf=conf, on_error="stop")
+    nodes = {**topology.nodes, "capture": TopologyNode("capture", CaptureBolt(), 1, 1, {}, inputs)}
+    settings = dataclasses.replace(
+        topology.settings, delivery=dataclasses.replace(topology.settings.delivery, on_error="stop"), conf=conf
+    )
     return dataclasses.replace(topology, nodes=nodes, settings=settings)
 
 
@@ -71,11 +73,11 @@ def test_the_full_shape_is_that_of_table_3(name, bolts):
     plan = make_plan(topology)
     assert len(plan.tasks_of["source"]) == 50
     assert [len(plan.tasks_of[bolt]) for bolt in bolts] == [100] * len(bolts)
-    assert len(plan.slot_ids()) == 50 + 100 * len(bolts), "what C does not have shares slots"
-    assert topology.settings.max_spout_pending == 200
-    assert topology.settings.delivery == "at_least_once"
+    assert len(plan.worker_ids()) == 50 + 100 * len(bolts), "what C does not have shares workers"
+    assert topology.settings.delivery.max_spout_pending == 200
+    assert topology.settings.delivery.guarantee == "at_least_once"
     assert (FULL.nodes, FULL.ackers) == (16, 16)
-    assert len(make_plan(TOPOLOGIES[name](FOUR_NODES)).slot_ids()) == 4 + 8 * len(bolts)
+    assert len(make_plan(TOPOLOGIES[name](FOUR_NODES)).worker_ids()) == 4 + 8 * len(bolts)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

@@ -1,4 +1,4 @@
-"""The exception tree: four parts, pickling, exit codes."""
+"""The exception tree: three parts, pickling, exit codes."""
 
 import pickle
 
@@ -10,37 +10,41 @@ from penstock.errors import PenstockError
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)]
 
 
-def test_four_parts_make_a_sentence():
-    error = PenstockError("component 'a'", "needs a field", "none", "Name one.")
-    assert (error.where, error.rule, error.got, error.way_out) == (
-        "component 'a'",
-        "needs a field",
-        "none",
-        "Name one.",
-    )
-    assert str(error) == "component 'a': needs a field; got none. Name one."
+def test_three_parts_make_a_sentence():
+    error = PenstockError("component 'a'", "it has no field", "Name one.")
+    assert (error.where, error.problem, error.hint) == ("component 'a'", "it has no field", "Name one.")
+    assert str(error) == "component 'a': it has no field. Name one."
 
 
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
         (("a", "b"), "a: b."),
-        (("a", "b", "c"), "a: b; got c."),
-        (("a", "b", "but c"), "a: b, but c."),
-        (("a", "b", "", "D."), "a: b. D."),
+        (("a", "b", ""), "a: b."),
+        (("a", "b", "C."), "a: b. C."),
+        (("a", "it ended: no space left."), "a: it ended: no space left."),
+        (("a", "is it there?", "C."), "a: is it there? C."),
+        (("a", "it is called 'b.'", "C."), "a: it is called 'b.'. C."),
+        (("a", "it ended\n", "C."), "a: it ended. C."),
     ],
 )
-def test_parts_may_be_missing(parts, text):
+def test_the_text_has_one_full_stop_after_the_problem(parts, text):
     assert str(PenstockError(*parts)) == text
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_survives_pickling(kind):
-    error = kind("where", "rule", "got", "Way out.")
+    error = kind("where", "problem", "Hint.")
     back = pickle.loads(pickle.dumps(error))
     assert type(back) is kind
-    assert (back.where, back.rule, back.got, back.way_out) == ("where", "rule", "got", "Way out.")
-    assert str(back) == str(error) == "where: rule; got got. Way out."
+    assert (back.where, back.problem, back.hint) == ("where", "problem", "Hint.")
+    assert str(back) == str(error) == "where: problem. Hint."
+
+
+def test_the_module_shows_the_tree_of_its_classes():
+    tree = errors.__doc__ or ""
+    missing = [kind.__name__ for kind in KINDS if f" {kind.__name__}" not in tree]
+    assert missing == []
 
 
 def test_exit_codes():

@@ -71,7 +71,10 @@ def test_exactly_once_goes_on_after_a_crash(tmp_path, monkeypatch):
     topology = load_topology(path)
     orders = tmp_path / "exactly-once-demo" / "orders.csv"
     sys.modules["exactly_once"].make_orders(orders, 5_000)
-    settings = dataclasses.replace(topology.settings, delivery="exactly_once", epoch_interval=0.003)
+    settings = dataclasses.replace(
+        topology.settings,
+        delivery=dataclasses.replace(topology.settings.delivery, guarantee="exactly_once", epoch_interval=0.003),
+    )
     topology = dataclasses.replace(topology, settings=settings)
     killed = LocalRunner(topology, folder=str(tmp_path / "state"))
     while killed.commits.committed < 2:
@@ -136,7 +139,7 @@ def test_clean_orders():
     assert not any(bolt.memory.early for bolt in once)
     (total,) = runner.component("total")
     spent = sum(cents for _, _, cents in source.sent)
-    assert 0.99 * spent <= sum(total.parts["cents"].values()) <= spent
+    assert 0.99 * spent <= sum(total.partials["cents"].values()) <= spent
 
 
 def test_the_code_of_the_page_on_duplicates_runs_as_it_stands():

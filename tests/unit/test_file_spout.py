@@ -66,7 +66,7 @@ def run(spout, out):
 def restored(state):
     """A new process's state: what the old one's snapshot held."""
     fresh = TaskState()
-    fresh.restore({name: [data] for name, (_, _, data) in state.cut(full=True).encode().items()})
+    fresh.restore({name: [data] for name, (_, _, data) in state.snapshot(full=True).encode().items()})
     return fresh
 
 
@@ -184,7 +184,7 @@ def test_a_failed_line_comes_again_a_bounded_number_of_times_and_is_a_dead_lette
     path.write_text("good\nbad\n")
     state = TaskState()
     dead = []
-    full = [StateError("state store", "the file system must let it create", "No space left on device")]
+    full = [StateError("state store", "the file cannot be created (No space left on device)")]
 
     def add(rows, failure):
         if full:
@@ -219,12 +219,12 @@ def test_late_acks_and_fails_change_nothing(tmp_path):
     assert run(spout, out) == []
 
 
-def test_errors_have_a_way_out(tmp_path):
-    with pytest.raises(SettingError, match=r"FileSpout\(start\): must be begin or end; got 'middle'"):
+def test_errors_have_a_hint(tmp_path):
+    with pytest.raises(SettingError, match=r"FileSpout\(start\): 'middle' is neither begin nor end"):
         FileSpout("x", start="middle")
-    with pytest.raises(SettingError, match=r"a line is one field; got 2 fields. Split lines in a bolt."):
+    with pytest.raises(SettingError, match=r"a line is one field, but 2 are declared. Split lines in a bolt."):
         FileSpout("x", fields=("a", "b"))
-    with pytest.raises(EnvironmentFault, match=r"component 'lines', FileSpout: the files must be there .* Check"):
+    with pytest.raises(EnvironmentFault, match=r"component 'lines', FileSpout: there is nothing at .* Check"):
         opened(FileSpout(str(tmp_path / "none-*.txt")))
 
 

@@ -1,19 +1,20 @@
-"""Lanes, outlets and the messages between slots, without a topology that runs."""
+"""Send queues, a task's send queues and the messages between workers, without a topology that runs."""
 
 import math
 
 import pyarrow as pa
 import pytest
 
-from penstock import BasicBolt, Settings, SimulatedClock, Spout, TopologyBuilder
-from penstock.control.backpressure import CreditGate, Gate, SpoutGate, StepGate
-from penstock.control.signals import TaskMessage, TaskState
+from penstock import BasicBolt, SimulatedClock, Spout, TopologyBuilder
+from penstock.control.backpressure import CreditLimiter, RateLimiter, SpoutLimiter, StepLimiter
+from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.frames.header import Header, Kind
-from penstock.plan.model import SlotId
+from penstock.plan.model import WorkerId
 from penstock.plan.planner import make_plan
-from penstock.runtime.flow import Flow, Lane, Outlets
-from penstock.runtime.inbox import Inbox
-from penstock.runtime.parcel import Parcel
+from penstock.worker.flow_control import FlowControl, SendQueue, SendQueues
+from penstock.worker.inbox import Inbox
+from penstock.worker.parcel import Parcel
+from tests.helpers import settings_with
 
 
 def header(number=0, rows=10, task=7):
@@ -21,93 +22,100 @@ def header(number=0, rows=10, task=7):
 
 
 class Way:
-    """A lane, its clock and what left it."""
+    """A send queue, its clock and what left it."""
 
-    def __init__(self, gate, limit=1000, targets=(7, 8), longest=math.inf):
-        self.clock, self.sent, self.gate = SimulatedClock(), [], gate
-        self.lane = Lane("count", targets, gate, limit, longest, self._dispatch, self.clock)
+    def __init__(self, limiter, limit=1000, targets=(7, 8), longest=math.inf):
+        self.clock, self.sent, self.limiter = SimulatedClock(), [], limiter
+        self.send_queue = SendQueue("count", targets, limiter, limit, longest, self._dispatch, self.clock)
 
     def _dispatch(self, head, frame):
         self.sent.append(head.sequence)
 
     def send(self, number, rows=10, task=7, size=100):
-        self.lane.send(header(number, rows, task), bytes(size))
+        self.send_queue.send(header(number, rows, task), bytes(size))
 
     def slow(self, rate):
-        self.gate.take(TaskMessage(7, 1, "slow", 1.0), self.clock.monotonic(), 2 * rate)
+        self.limiter.handle(TaskMessage(7, 1, "slow", 1.0), self.clock.monotonic(), 2 * rate)
 
 
-# ---- lanes -------------------------------------------------------------------------------------------------
+# ---- send queues
+# -------------------------------------------------------------------------------------------------
 
 
-def test_an_open_lane_holds_nothing():
-    way = Way(Gate())
+def test_an_open_send_queue_holds_nothing():
+    way = Way(RateLimiter())
     for number in range(5):
         way.send(number)
-    assert (way.sent, way.lane.held, way.lane.room(), way.lane.frame_rows) == ([*range(5)], 0, math.inf, math.inf)
+    assert (way.sent, way.send_queue.held, way.send_queue.room(), way.send_queue.frame_rows) == (
+        [*range(5)],
+        0,
+        math.inf,
+        math.inf,
+    )
 
 
-def test_a_slowed_lane_sends_at_its_rate_and_in_order():
-    way = Way(StepGate(), limit=10**9)
+def test_a_slowed_send_queue_sends_at_its_rate_and_in_order():
+    way = Way(StepLimiter(), limit=10**9)
     way.slow(100.0)
     for number in range(50):
         way.send(number, rows=10)
     for _ in range(2000):
         way.clock.advance(0.001)
-        way.lane.release()
+        way.send_queue.release()
     assert way.sent == list(range(len(way.sent)))
     assert len(way.sent) == pytest.approx(20, abs=1), "200 tuples in two seconds"
-    assert way.lane.held == 10 * (50 - len(way.sent))
-    assert not way.lane.full
-    assert way.lane.frame_rows == 16
+    assert way.send_queue.held == 10 * (50 - len(way.sent))
+    assert not way.send_queue.full
+    assert way.send_queue.frame_rows == 16
 
 
 def test_what_waits_is_not_overtaken_when_there_is_room_again():
-    way = Way(StepGate(), limit=10**9)
+    way = Way(StepLimiter(), limit=10**9)
     way.slow(100.0)
     way.send(0)
     way.send(1)
-    way.gate.take(TaskMessage(7, 1, "cancel", 0.0), 0.0, 100.0)
+    way.limiter.handle(TaskMessage(7, 1, "cancel", 0.0), 0.0, 100.0)
     way.send(2)
-    way.lane.release()
+    way.send_queue.release()
     assert way.sent == [0, 1, 2]
 
 
 def test_everything_leaves_at_the_end_of_an_epoch():
-    way = Way(CreditGate())
+    way = Way(CreditLimiter())
     for number in range(4):
         way.send(number)
     assert way.sent == []
-    way.lane.release()
+    way.send_queue.release()
     assert way.sent == []
-    way.lane.release(everything=True)
-    assert (way.sent, way.lane.held) == ([0, 1, 2, 3], 0)
+    way.send_queue.release(everything=True)
+    assert (way.sent, way.send_queue.held) == ([0, 1, 2, 3], 0)
 
 
-def test_a_lane_is_full_at_its_limit_and_an_impatient_one_at_once():
-    way = Way(StepGate(), limit=250)
+def test_a_send_queue_is_full_at_its_limit_and_an_impatient_one_at_once():
+    way = Way(StepLimiter(), limit=250)
     way.slow(10.0)
     full = []
     for number in range(4):
         way.send(number)
-        full.append(way.lane.full)
+        full.append(way.send_queue.full)
     assert full == [False, False, True, True]
-    way = Way(CreditGate(), limit=250)
+    way = Way(CreditLimiter(), limit=250)
     way.send(0)
-    assert way.lane.full
+    assert way.send_queue.full
 
 
 def test_room_is_that_of_the_task_with_the_least():
-    way = Way(CreditGate())
-    way.gate.take(TaskMessage(7, 1, "grant", 30.0), 0.0, 0.0)
-    assert way.lane.room() == 0
-    way.gate.take(TaskMessage(8, 1, "grant", 20.0), 0.0, 0.0)
-    assert way.lane.room() == 20
+    way = Way(CreditLimiter())
+    way.limiter.handle(TaskMessage(7, 1, "grant", 30.0), 0.0, 0.0)
+    assert way.send_queue.room() == 0
+    way.limiter.handle(TaskMessage(8, 1, "grant", 20.0), 0.0, 0.0)
+    assert way.send_queue.room() == 20
     way.send(0, rows=25, task=8)
-    assert way.lane.room() == -5, "the last may bring more than fit"
+    assert way.send_queue.room() == -5, "the last may bring more than fit"
 
 
-# ---- outlets -----------------------------------------------------------------------------------------------
+# ---- a task's send queues
+# -----------------------------------------------------------------------------------------------
 
 
 def full_inbox():
@@ -116,55 +124,55 @@ def full_inbox():
     return inbox
 
 
-def test_a_task_goes_on_while_one_of_its_lanes_takes_something():
-    slow, open_ = Way(StepGate(), limit=10**9), Way(StepGate())
-    outlets = Outlets([slow.lane, open_.lane], [], Gate())
+def test_a_task_goes_on_while_one_of_its_send_queues_takes_something():
+    slow, open_ = Way(StepLimiter(), limit=10**9), Way(StepLimiter())
+    send_queues = SendQueues([slow.send_queue, open_.send_queue], [], RateLimiter())
     slow.slow(10.0)
     slow.send(0)
     slow.send(1)
-    assert slow.lane.held
-    assert not outlets.held_back
-    assert outlets.room() == math.inf
+    assert slow.send_queue.held
+    assert not send_queues.held_back
+    assert send_queues.room() == math.inf
     open_.slow(10.0)
     open_.send(0)
     open_.send(1)
-    assert outlets.held_back
-    assert outlets.room() == 0
+    assert send_queues.held_back
+    assert send_queues.room() == 0
 
 
-@pytest.mark.parametrize("chained", [True, False])
-def test_a_slowed_lane_does_not_slow_what_is_chained(chained):
-    slow = Way(StepGate(), limit=10**9)
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_slowed_send_queue_does_not_slow_what_is_fused(fused):
+    slow = Way(StepLimiter(), limit=10**9)
     slow.slow(10.0)
-    outlets = Outlets([slow.lane], [Inbox(10)] if chained else [], Gate())
-    assert (outlets.room() > 0) == chained
+    send_queues = SendQueues([slow.send_queue], [Inbox(10)] if fused else [], RateLimiter())
+    assert (send_queues.room() > 0) == fused
     slow.send(0)
     slow.send(1)
-    assert outlets.held_back != chained
+    assert send_queues.held_back != fused
 
 
-def test_a_full_inbox_in_the_slot_holds_the_task_back():
-    assert Outlets([], [Inbox(10), full_inbox()], Gate()).held_back
-    assert Outlets([], [full_inbox()], Gate()).room() == 0
-    assert Outlets([], [], Gate()).room() == math.inf
+def test_a_full_inbox_in_the_worker_holds_the_task_back():
+    assert SendQueues([], [Inbox(10), full_inbox()], RateLimiter()).held_back
+    assert SendQueues([], [full_inbox()], RateLimiter()).room() == 0
+    assert SendQueues([], [], RateLimiter()).room() == math.inf
 
 
 def test_without_patience_the_least_room_counts():
-    one, two = Way(CreditGate(), targets=[7]), Way(CreditGate(), targets=[7])
-    outlets = Outlets([one.lane, two.lane], [], Gate())
-    one.gate.take(TaskMessage(7, 1, "grant", 30.0), 0.0, 0.0)
-    assert outlets.room() == 0
-    two.gate.take(TaskMessage(7, 1, "grant", 5.0), 0.0, 0.0)
-    assert outlets.room() == 5
+    one, two = Way(CreditLimiter(), targets=[7]), Way(CreditLimiter(), targets=[7])
+    send_queues = SendQueues([one.send_queue, two.send_queue], [], RateLimiter())
+    one.limiter.handle(TaskMessage(7, 1, "grant", 30.0), 0.0, 0.0)
+    assert send_queues.room() == 0
+    two.limiter.handle(TaskMessage(7, 1, "grant", 5.0), 0.0, 0.0)
+    assert send_queues.room() == 5
 
 
 def test_a_held_spout_has_no_room_wherever_it_sends():
-    gate = SpoutGate()
-    gate.take(TaskMessage(7, 1, "hold"), 0.0, 0.0)
-    assert Outlets([], [Inbox(10)], gate).room() == 0
+    limiter = SpoutLimiter()
+    limiter.handle(TaskMessage(7, 1, "hold"), 0.0, 0.0)
+    assert SendQueues([], [Inbox(10)], limiter).room() == 0
 
 
-# ---- a slot's flow -----------------------------------------------------------------------------------------
+# ---- a worker's flow -----------------------------------------------------------------------------------------
 
 
 class Source(Spout):
@@ -182,7 +190,7 @@ class Bolt(BasicBolt):
 
 
 class Flows:
-    """The flows of all slots of source -> left, right -> end, and a clock."""
+    """The flows of all workers of source -> left, right -> end, and a clock."""
 
     def __init__(self, mode="step", **settings):
         builder = TopologyBuilder()
@@ -190,20 +198,20 @@ class Flows:
         builder.set_bolt("left", Bolt(), 2).shuffle_grouping("source")
         builder.set_bolt("right", Bolt()).shuffle_grouping("source")
         builder.set_bolt("end", Bolt()).shuffle_grouping("left").shuffle_grouping("right")
-        self.settings = Settings(flow=mode, inbox_capacity=100, **settings)
+        self.settings = settings_with(flow=mode, inbox_capacity=100, **settings)
         self.plan = make_plan(builder.build("t", self.settings))
         self.clock, self.inboxes, self.flows, self.sent = SimulatedClock(), {}, {}, []
-        for slot in self.plan.slot_ids():
-            inboxes = {task: Inbox(100, 10_000) for task in self.plan.routes.tasks_of(slot)}
+        for worker in self.plan.worker_ids():
+            inboxes = {task: Inbox(100, 10_000) for task in self.plan.routes.tasks_of(worker)}
             self.inboxes |= inboxes
             dispatch = lambda head, frame: self.sent.append(head)  # noqa: E731
-            self.flows[slot] = Flow(self.plan, self.settings, self.clock, inboxes, dispatch, slot)
+            self.flows[worker] = FlowControl(self.plan, self.settings, self.clock, inboxes, dispatch, worker)
 
     def task(self, component, index=0):
         return self.plan.tasks_of[component][index]
 
-    def flow_of(self, component, index=0) -> Flow:
-        return self.flows[self.plan.routes.slot_of[self.task(component, index)]]
+    def flow_of(self, component, index=0) -> FlowControl:
+        return self.flows[self.plan.routes.worker_of[self.task(component, index)]]
 
     def fill(self, component, index=0, rows=95):
         task = self.task(component, index)
@@ -235,53 +243,53 @@ def test_in_mode_spout_all_spouts_are_told_and_in_none_nobody():
     assert flows.signals("end") == []
 
 
-def test_a_signal_slows_one_lane_and_is_answered():
+def test_a_signal_slows_one_send_queue_and_is_answered():
     flows = Flows()
     flow, source = flows.flow_of("source"), flows.task("source")
-    left, right = flow.lane(source, flows.task("left")), flow.lane(source, flows.task("right"))
+    left, right = flow.send_queue(source, flows.task("left")), flow.send_queue(source, flows.task("right"))
     left.send(header(rows=400, task=flows.task("left")), b"x")
     flows.clock.advance(0.2)
-    flow.receive(TaskMessage(flows.task("left", 1), source, "slow", 1.0))
-    assert left.gate.rate == pytest.approx(1000)
-    assert right.gate.rate == math.inf
-    assert flow.rate(source) == left.gate.rate
+    flow.on_message(TaskMessage(flows.task("left", 1), source, "slow", 1.0))
+    assert left.limiter.rate == pytest.approx(1000)
+    assert right.limiter.rate == math.inf
+    assert flow.rate(source) == left.limiter.rate
     (state,) = flow.states
-    assert state == TaskState(source, "left", left.gate.rate)
+    assert state == TaskFlowState(source, "left", left.limiter.rate)
 
 
-def test_an_answer_lets_the_watch_go_on():
+def test_an_answer_lets_the_overload_detector_continue():
     flows = Flows()
     flows.fill("left")
     assert flows.signals("left")
-    watch = flows.flow_of("left").watch(flows.task("left"))
-    assert watch._answer_by is not None
-    flows.flow_of("left").heard(TaskState(flows.task("source"), "right", 10.0))
-    assert watch._answer_by is not None, "not its own"
-    flows.flow_of("left").heard(TaskState(flows.task("source"), "left", 10.0))
-    assert watch._answer_by is None
+    overload_detector = flows.flow_of("left").overload_detector(flows.task("left"))
+    assert overload_detector._answer_by is not None
+    flows.flow_of("left").on_state(TaskFlowState(flows.task("source"), "right", 10.0))
+    assert overload_detector._answer_by is not None, "not its own"
+    flows.flow_of("left").on_state(TaskFlowState(flows.task("source"), "left", 10.0))
+    assert overload_detector._answer_by is None
 
 
-def test_a_hold_closes_all_lanes_of_a_spout():
+def test_a_hold_closes_all_send_queues_of_a_spout():
     flows = Flows("spout")
     flow, source = flows.flow_of("source"), flows.task("source")
-    outlets = flow.outlets(source)
-    flow.receive(TaskMessage(flows.task("end"), source, "hold"))
-    assert [lane.room() for lane in outlets.lanes] == [0, 0]
-    assert (outlets.room(), flow.rate(source), len(flow.states)) == (0, 0.0, 1)
-    flow.receive(TaskMessage(flows.task("end"), source, "resume"))
-    assert outlets.room() == math.inf
+    send_queues = flow.send_queues(source)
+    flow.on_message(TaskMessage(flows.task("end"), source, "hold"))
+    assert [send_queue.room() for send_queue in send_queues.queues] == [0, 0]
+    assert (send_queues.room(), flow.rate(source), len(flow.states)) == (0, 0.0, 1)
+    flow.on_message(TaskMessage(flows.task("end"), source, "resume"))
+    assert send_queues.room() == math.inf
 
 
-def test_migration_takes_a_task_out_of_the_gates_account():
+def test_migration_takes_a_task_out_of_the_rate_limiters_account():
     flows = Flows()
     flow, source = flows.flow_of("source"), flows.task("source")
-    lane = flow.lane(source, flows.task("left"))
-    lane.send(header(rows=400, task=flows.task("left")), b"x")
-    flow.receive(TaskMessage(flows.task("left"), source, "slow", 1.0))
-    flow.pass_by(source, "left", [flows.task("left")])
-    assert lane.gate.rate == math.inf
-    flow.pass_by(source, "left", [])
-    assert lane.gate.rate < math.inf
+    send_queue = flow.send_queue(source, flows.task("left"))
+    send_queue.send(header(rows=400, task=flows.task("left")), b"x")
+    flow.on_message(TaskMessage(flows.task("left"), source, "slow", 1.0))
+    flow.exclude_tasks(source, "left", [flows.task("left")])
+    assert send_queue.limiter.rate == math.inf
+    flow.exclude_tasks(source, "left", [])
+    assert send_queue.limiter.rate < math.inf
 
 
 def test_the_peak_is_that_since_the_last_report():
@@ -294,14 +302,14 @@ def test_the_peak_is_that_since_the_last_report():
     assert flow.pressure(task) == (0, 0.0)
 
 
-def test_a_lane_takes_no_more_than_it_can_send_in_the_time_a_tuple_has():
+def test_a_send_queue_takes_no_more_than_it_can_send_in_the_time_a_tuple_has():
     """At least once: what waits longer counts as failed."""
-    way = Way(StepGate(), limit=10**9, longest=2.0)
+    way = Way(StepLimiter(), limit=10**9, longest=2.0)
     way.slow(100.0)
     full = []
     for number in range(25):
         way.send(number, rows=10)
-        full.append(way.lane.full)
+        full.append(way.send_queue.full)
     assert full == [False] * 20 + [True] * 5
 
 
@@ -313,9 +321,9 @@ def test_senders_that_are_ahead_are_told_to_wait_and_to_proceed():
     assert [(m.source, m.target, m.kind) for m in flow.messages] == [(*pair, "wait"), (*pair, "proceed")]
 
 
-def test_slots_without_senders_have_nothing_to_watch():
+def test_workers_without_senders_have_nothing_to_watch():
     flows = Flows()
-    assert flows.flow_of("source").watch(flows.task("source")) is None
-    assert SlotId(0, 0) in flows.flows
+    assert flows.flow_of("source").overload_detector(flows.task("source")) is None
+    assert WorkerId(0, 0) in flows.flows
     assert flows.flow_of("source").wait() == math.inf
     assert flows.flow_of("source").held == 0

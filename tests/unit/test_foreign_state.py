@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.coordinator.lease_thread import Lease
-from penstock.coordinator.load_store import SQLite, open_store
+from penstock.driver.lease_thread import Lease
+from penstock.driver.load_store import SQLite, open_store
 from penstock.errors import StateError
 from penstock.persist.embedded import EmbeddedQueue
-from penstock.persist.queues import QueueAway
-from penstock.replay.dead_letters import DiskDeadLetters, drop
+from penstock.persist.queues import QueueUnavailable
+from penstock.replay.dead_letters import DiskDeadLetterStore, drop
 from penstock.replay.embedded import EmbeddedStore
-from penstock.replay.records import Record
-from penstock.replay.segments import SegmentLog, replace_file
+from penstock.replay.records import ReplayRecord
 from penstock.state.store import StateStore
+from penstock.storage.segments import SegmentLog, replace_file
 from penstock.topology.components import Context
 
 COMMANDS = (
@@ -39,7 +39,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # a savepoint would be copied there
     folder = tmp_path / "state" / "shop" / "tasks" / "lines-0"
     queues = EmbeddedStore().open(Context("shop", "lines", 1, 0, {"lines": (1,)}, folder=str(folder)))
-    queues.dead.add([Record((1,), 5, "boom", "split", 1.0)])
+    queues.dead.add([ReplayRecord((1,), 5, "boom", "split", 1.0)])
     queues.close()
     return tmp_path / "state"
 
@@ -65,7 +65,7 @@ def test_commands_refuse_a_folder_that_every_user_may_write_to(
     (state / level).chmod(0o777)
     before = contents(state)
     assert main([*command, "--state-dir", str(state)]) != 0
-    assert f"state directory {state / level}: must not be writable by every user" in capsys.readouterr().err
+    assert f"state directory {state / level}: every user may write to it" in capsys.readouterr().err
     assert contents(state) == before
 
 
@@ -76,7 +76,7 @@ def test_commands_refuse_a_folder_of_another_user(
     before = contents(state)
     as_another_user(monkeypatch)
     assert main([*command, "--state-dir", str(state)]) != 0
-    assert "must belong to the user who runs the topology" in capsys.readouterr().err
+    assert "and this process runs as user" in capsys.readouterr().err
     assert contents(state) == before
 
 
@@ -86,7 +86,7 @@ def test_dead_letters_of_a_folder_beside_the_topologys_are_checked_too(
     (state / "shop").rename(state / "other")  # it says whose it is
     (state / "other" / "tasks").chmod(0o777)
     assert main(["dlq", "list", "--topology", "shop", "--state-dir", str(state)]) != 0
-    assert f"{state}/other/tasks: must not be writable by every user" in capsys.readouterr().err
+    assert f"{state}/other/tasks: every user may write to it" in capsys.readouterr().err
 
 
 def test_a_topologys_folder_that_others_could_replace_is_refused(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_topologys_folder_that_others_could_replace_is_refused(tmp_path: Path)
     above.chmod(0o777)
     store = StateStore(str(above)).child("t")
     for each in (store, pickle.loads(pickle.dumps(store)), StateStore(str(tmp_path)).child("open/t")):
-        with pytest.raises(StateError, match=rf"state directory {above}: must not be writable by every user"):
+        with pytest.raises(StateError, match=rf"state directory {above}: every user may write to it"):
             each.check_owner()
-    with pytest.raises(StateError, match="must not be writable by every user"):
+    with pytest.raises(StateError, match="every user may write to it"):
         Lease(store, "t").take()
     assert list(above.iterdir()) == []
     above.chmod(0o1777)  # as the temporary folder: nobody else can replace what is in it
@@ -123,13 +123,13 @@ def test_a_link_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("penstock.state.store.os.lstat", of_another)
     for name in ("t", "dangling"):
-        with pytest.raises(StateError, match="must belong to the user who runs the topology"):
+        with pytest.raises(StateError, match="and this process runs as user"):
             store.child(name).check_owner()
 
 
 def test_the_monitors_database_is_not_put_into_a_folder_of_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(StateError, match="must not be writable by every user"):
+    with pytest.raises(StateError, match="every user may write to it"):
         open_store("sqlite", str(tmp_path), 100.0)
     assert list(tmp_path.iterdir()) == []
 
@@ -149,8 +149,8 @@ def _reader(folder: Path) -> Callable[[], object]:
     return lambda: SegmentLog(folder / "log").reader(1).read(10)
 
 
-def _letters(folder: Path) -> Callable[[], object]:
-    dead = DiskDeadLetters(folder / "dead")
+def _dead_letters(folder: Path) -> Callable[[], object]:
+    dead = DiskDeadLetterStore(folder / "dead")
     return lambda: drop(dead, [0])
 
 
@@ -184,8 +184,8 @@ def _database(folder: Path) -> Callable[[], object]:
         (_segment, "log/lock"),
         (_segment, f"log/{1:020d}.seg"),
         (_reader, f"log/{1:020d}.seg"),
-        (_letters, "dead/removal.lock"),
-        (_queue, "queue-t%2Fc/lives.lock"),
+        (_dead_letters, "dead/removal.lock"),
+        (_queue, "queue-t%2Fc/incarnations.lock"),
         (_position, "queue-t%2Fc/position"),
         (_owner, "replay/owner"),
         (_database, "load.sqlite"),
@@ -203,7 +203,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(
         victim.write_bytes(before)
     path.unlink(missing_ok=True)
     path.symlink_to(victim)
-    with pytest.raises((OSError, QueueAway), match=LINK):
+    with pytest.raises((OSError, QueueUnavailable), match=LINK):
         use()
     assert [each.read_bytes() for each in tmp_path.glob("victim")] == ([before] if there else [])
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
 from penstock.frames.header import Header, Kind
-from penstock.runtime import inbox as inboxes
-from penstock.runtime import spill as spills
-from penstock.runtime.inbox import Inbox
-from penstock.runtime.parcel import Parcel
-from penstock.runtime.spill import Spill
+from penstock.worker import inbox as inboxes
+from penstock.worker import spill as spills
+from penstock.worker.inbox import Inbox
+from penstock.worker.parcel import Parcel
+from penstock.worker.spill import Spill
 
 
 def parcel(number, rows=1, size=10):
@@ -104,13 +104,13 @@ def test_closing_gives_the_disk_back(small):
     assert all(file.closed for file in files)
 
 
-def test_a_full_disk_is_an_error_that_says_the_way_out(monkeypatch):
+def test_a_full_disk_is_an_error_that_has_a_hint(monkeypatch):
     def refuse(**options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(spills.tempfile, "TemporaryFile", refuse)
     spill = Spill(0)
-    with pytest.raises(PenstockError, match=r"(?s)No space left.*overflow_bytes"):
+    with pytest.raises(PenstockError, match=r"(?s)No space left.*flow.overflow_bytes"):
         spill.add(parcel(1))
     assert (spill.rows, spill.bytes, bool(spill), spill.first()) == (0, 0, False, None)
 

@@ -15,14 +15,17 @@ from penstock.topology.streams import OutputDeclarer
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"topics": []}, "topics are one or more names, each once; got []. Name a topic."),
-        ({"topics": ["a", "a"]}, "topics are one or more names, each once"),
-        ({"start": "newest"}, 'start is "earliest", "latest", a datetime, or {(topic, partition): offset}'),
-        ({"fields": {}}, "fields maps the names to emit to parts of a record: value, key, topic"),
-        ({"fields": {"line": "body"}}, 'got {\'line\': \'body\'}. Say fields={"line": "value", "user": "key"}.'),
-        ({"decode": "json"}, 'decode is "text" or "bytes"; got \'json\''),
-        ({"batch": 0}, "batch is at least 1; got 0"),
-        ({"max_attempts": 0}, "max_attempts is at least 1; got 0"),
+        ({"topics": []}, "topics is [], not one or more different names. Name a topic."),
+        ({"topics": ["a", "a"]}, "not one or more different names"),
+        (
+            {"start": "newest"},
+            'which is neither "earliest", "latest", a datetime nor {(topic, partition): offset}',
+        ),
+        ({"fields": {}}, "every value must be a part of a record: value, key, topic"),
+        ({"fields": {"line": "body"}}, "fields is {'line': 'body'}, and every value"),
+        ({"decode": "json"}, 'decode is \'json\', neither "text" nor "bytes"'),
+        ({"batch": 0}, "batch is 0, which is less than 1"),
+        ({"max_attempts": 0}, "max_attempts is 0, which is less than 1"),
     ],
 )
 def test_a_spout_refuses(options, message):
@@ -35,8 +38,8 @@ def test_a_spout_refuses(options, message):
 @pytest.mark.parametrize(
     ("topic", "options", "message"),
     [
-        ("", {}, "a topic is a name, or a function of the row; got ''. Name a topic."),
-        ("t", {"value_field": "a", "value": str}, "the value is a field or a function of the row; got both."),
+        ("", {}, "the topic '' is neither a name nor a function of the row. Name a topic."),
+        ("t", {"value_field": "a", "value": str}, "value_field and value are both given."),
     ],
 )
 def test_a_sink_refuses(kind, topic, options, message):
@@ -101,6 +104,6 @@ def test_broker_errors_are_logged_once_per_kind_and_hopeless_ones_raised(caplog)
     with pytest.raises(ComponentError) as caught:
         errors.check()
     assert str(caught.value) == (
-        "component 'k' (task 1), Kafka at b:1: Kafka accepts the request; got Broker: Topic authorization failed. "
+        "component 'k' (task 1), Kafka at b:1: Kafka refused the request: Broker: Topic authorization failed. "
         "Give the client the right credentials (options={'sasl.username': ...}) and rights."
     )

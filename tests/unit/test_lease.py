@@ -8,11 +8,11 @@ import uuid
 
 import pytest
 
-from penstock.coordinator.lease_thread import Lease
+from penstock.driver.lease_thread import Lease
 from penstock.errors import AlreadyRunning, StateError, StateRemoved, StateUnavailable, Superseded
 from penstock.state import lease as leases
-from penstock.state.generations import Ownership, Record, read_record
-from penstock.state.lease import LEASE, Owner, Verdict, check_free, judge, process_started, this_process
+from penstock.state.generations import GenerationRecord, Ownership, read_record
+from penstock.state.lease import LEASE, LeaseHolder, Verdict, check_free, judge, process_started, this_process
 from penstock.state.store import StateStore
 
 ELSEWHERE = {"host": "there", "pid": 7, "boot": "other", "pids": "pid:[1]", "started": "5"}
@@ -41,8 +41,8 @@ def check(store, clock=None, holds=lambda token: True, said=None):
 def test_an_ended_or_unknown_owner_leaves_the_directory_free(store):
     here = this_process()
     assert judge(None, here) is Verdict.FREE
-    assert judge(Record("x", {}), here) is Verdict.FREE, "a savepoint, or a local runner"
-    assert judge(Record("x", here, ended=True), here) is Verdict.FREE
+    assert judge(GenerationRecord("x", {}), here) is Verdict.FREE, "a savepoint, or a local runner"
+    assert judge(GenerationRecord("x", here, ended=True), here) is Verdict.FREE
     check(store)
 
 
@@ -50,7 +50,7 @@ def test_a_live_process_of_this_machine_holds_it_and_a_dead_one_does_not():
     here = this_process()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = process_started(process.pid)
-    record = Record("x", {**here, "pid": process.pid, "started": started})
+    record = GenerationRecord("x", {**here, "pid": process.pid, "started": started})
     assert judge(record, here) is Verdict.HELD
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -62,12 +62,12 @@ def test_a_live_process_of_this_machine_holds_it_and_a_dead_one_does_not():
 
 def test_another_process_with_the_same_number_does_not_hold_it():
     here = this_process()
-    assert judge(Record("x", {**here, "started": "1"}), here) is Verdict.FREE
+    assert judge(GenerationRecord("x", {**here, "started": "1"}), here) is Verdict.FREE
 
 
 def test_a_driver_of_this_process_holds_it_until_it_ends():
     here = this_process()
-    record = Record("x", here)
+    record = GenerationRecord("x", here)
     assert judge(record, here, holds=lambda token: token == "x") is Verdict.HELD
     assert judge(record, here, holds=lambda token: False) is Verdict.FREE
 
@@ -75,7 +75,7 @@ def test_a_driver_of_this_process_holds_it_until_it_ends():
 @pytest.mark.parametrize("what", ["boot", "pids"])
 def test_process_numbers_of_another_machine_or_container_say_nothing(what):
     here = this_process()
-    assert judge(Record("x", {**here, what: "other"}), here) is Verdict.WATCH
+    assert judge(GenerationRecord("x", {**here, what: "other"}), here) is Verdict.WATCH
 
 
 def test_an_owner_elsewhere_that_shows_no_life_is_dead_after_the_lease(store):
@@ -94,8 +94,8 @@ def test_an_owner_elsewhere_that_shows_life_is_alive(store):
     owner.claim(store)
     clock = Clock(lambda second: second == 4.0 and owner.beat(store))
     message = (
-        r"topology 'words': one driver at a time runs it on the state directory memory:.*, but process 7 on there "
-        r"runs it and is alive\. End that one \(penstock kill\), or say --take-over"
+        r"topology 'words': process 7 on there already runs it on the state directory memory:.*\. "
+        r"End that driver \(penstock kill\), or use --take-over"
     )
     with pytest.raises(AlreadyRunning, match=message):
         check(store, clock)
@@ -191,7 +191,7 @@ def test_a_store_that_does_not_answer_is_no_loss(store, monkeypatch, caplog):
         calls.append(store)
         if len(calls) > 3:
             running._over.set()
-        raise StateUnavailable("store", "must answer", "nothing")
+        raise StateUnavailable("store", "it does not answer")
 
     monkeypatch.setattr(Ownership, "beat", unavailable)
     running.take()
@@ -219,7 +219,7 @@ def test_a_directory_of_another_user_is_refused_at_the_start(tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
     os.chown(folder, 12345, 12345)
-    with pytest.raises(StateError, match=r"must belong to the user who runs the topology; got user 12345, while"):
+    with pytest.raises(StateError, match=r"it belongs to user 12345, and"):
         Lease(StateStore(str(folder)), "words").take()
     assert list(folder.iterdir()) == []
 
@@ -266,7 +266,7 @@ def test_a_sign_of_life_that_was_cut_off_is_not_taken_for_another_driver():
     owner.claim(store)
 
     def cut_off():
-        raise StateUnavailable("store", "must answer", "nothing")
+        raise StateUnavailable("store", "it does not answer")
 
     store.between = cut_off
     with pytest.raises(StateUnavailable):
@@ -285,7 +285,7 @@ def test_an_owner_elsewhere_lives_as_long_as_it_gives_signs_of_life(store):
     elsewhere = Ownership("words", ELSEWHERE)
     elsewhere.claim(store)
     now = 100.0
-    owner = Owner(store, lambda: now)
+    owner = LeaseHolder(store, lambda: now)
     assert owner.may_live()
     now += LEASE - 1
     assert owner.may_live()

@@ -1,14 +1,14 @@
-"""When tuples leave a slot, and when a slot leaves."""
+"""When tuples leave a worker, and when a worker leaves."""
 
 import math
 
 import pytest
 
-from penstock import Settings
-from penstock.runtime.departure import Departure
-from penstock.runtime.outgoing import Linger
+from penstock import Settings, Transport
+from penstock.worker.departure import Departure
+from penstock.worker.outgoing import Linger
 
-SETTINGS = Settings(linger=0.002, busy_linger=0.010)
+SETTINGS = Settings(transport=Transport(0.002, busy_linger=0.010))
 
 
 def test_a_bolt_with_nothing_to_do_sends_at_once():
@@ -24,7 +24,7 @@ def test_a_spout_waits_for_company_as_long_as_the_linger_says():
     assert linger.over(1.0021, idle=True, emits=True)
 
 
-def test_a_busy_slot_waits_longer():
+def test_a_busy_worker_waits_longer():
     linger = Linger(SETTINGS, targets=1)
     linger.note(1.0, waits=True)
     assert not linger.over(1.009, idle=False, emits=False)
@@ -56,35 +56,35 @@ def test_where_nothing_waits_nothing_is_due():
     assert not linger.over(9.0, idle=False, emits=False)
 
 
-def test_a_slot_leaves_at_the_end_of_the_epoch_it_was_told():
+def test_a_worker_leaves_at_the_end_of_the_epoch_it_was_told():
     departure = Departure()
-    assert (departure.wanted, departure.last_epoch, departure.commit_at(7)) == (False, math.inf, None)
-    departure.want(commit=3, epoch=7)
-    assert (departure.wanted, departure.last_epoch) == (True, 7)
+    assert (departure.requested, departure.last_epoch, departure.commit_at(7)) == (False, math.inf, None)
+    departure.request(commit=3, epoch=7)
+    assert (departure.requested, departure.last_epoch) == (True, 7)
     assert (departure.commit_at(6), departure.commit_at(7)) == (None, 3)
     assert not departure.left
-    departure.leave()
-    assert (departure.left, departure.wanted, departure.last_epoch) == (True, False, math.inf)
+    departure.finish()
+    assert (departure.left, departure.requested, departure.last_epoch) == (True, False, math.inf)
 
 
-def test_the_cut_for_its_commit_is_made_when_it_leaves_and_no_second_time():
+def test_the_snapshot_for_its_commit_is_made_when_it_leaves_and_no_second_time():
     departure = Departure()
-    assert not departure.puts_off(3)
-    departure.want(commit=3, epoch=7)
-    assert not departure.puts_off(2)
-    assert departure.puts_off(3)
-    departure.leave()
-    assert departure.puts_off(3), "told late: it has been made"
-    assert not departure.puts_off(4)
-    assert departure.stay() is None
+    assert not departure.postpones(3)
+    departure.request(commit=3, epoch=7)
+    assert not departure.postpones(2)
+    assert departure.postpones(3)
+    departure.finish()
+    assert departure.postpones(3), "told late: it has been made"
+    assert not departure.postpones(4)
+    assert departure.cancel() is None
 
 
-def test_who_stays_after_all_makes_the_cut_that_was_put_off():
+def test_who_stays_after_all_makes_the_snapshot_that_was_put_off():
     departure = Departure()
-    departure.want(commit=3, epoch=7)
-    assert departure.stay() is None, "nobody has asked for a cut yet"
-    departure.want(commit=3, epoch=7)
-    assert departure.puts_off(3)
-    assert departure.stay() == 3
-    assert not departure.puts_off(3), "it is made at once now"
-    assert (departure.left, departure.wanted) == (False, False)
+    departure.request(commit=3, epoch=7)
+    assert departure.cancel() is None, "nobody has asked for a snapshot yet"
+    departure.request(commit=3, epoch=7)
+    assert departure.postpones(3)
+    assert departure.cancel() == 3
+    assert not departure.postpones(3), "it is made at once now"
+    assert (departure.left, departure.requested) == (False, False)

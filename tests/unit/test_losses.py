@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock.coordinator.losses import LostWorker, explain
+from penstock.driver.losses import LostWorker, explain
 from penstock.spark.exits import exit_status, note_exit
 
 COUNT = LostWorker("1.0", ("count[0]", "count[1]"), 4711, "host/driver")
@@ -43,7 +43,7 @@ def test_an_executor_takes_its_workers_along():
 
 
 def test_no_worker_was_lost():
-    assert explain([], None, False, "out of slots") == "Spark ended the query: out of slots"
+    assert explain([], None, False, "out of workers") == "Spark ended the query: out of workers"
 
 
 def test_the_daemon_tells_how_a_worker_ended():

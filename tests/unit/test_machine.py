@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from penstock.metrics.machine import Machine, Rapl, spark_jvm
+from penstock.metrics.machine import MachineProbe, Rapl, spark_jvm
 
 
 def domain(root, name, label, energy, most=1_000_000):
@@ -48,7 +48,7 @@ def test_a_machine_without_rapl(tmp_path):
 
 
 def test_this_machine():
-    told = Machine(os.getpid()).read()
+    told = MachineProbe(os.getpid()).read()
     assert told["cores"] >= 1
     assert told["memory"] > 2**20
     pid, seconds, resident = told["jvm"]
@@ -58,7 +58,7 @@ def test_this_machine():
 
 
 def test_what_a_machine_does_not_tell_is_left_out(tmp_path):
-    told = Machine(4242, tmp_path, tmp_path).read()
+    told = MachineProbe(4242, tmp_path, tmp_path).read()
     assert (told["id"], told["memory"]) == ("", 0)
     assert "jvm" not in told
     assert "rapl" not in told

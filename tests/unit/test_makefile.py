@@ -10,4 +10,4 @@ def test_make_kafka_takes_topics():
     done = subprocess.run(
         ["make", "-n", "kafka", "TOPICS=lines orders:4"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "penstock.testing.kafka --topic lines --topic orders:4\n" in done.stdout
+    assert "penstock.testing.servers.kafka --topic lines --topic orders:4\n" in done.stdout

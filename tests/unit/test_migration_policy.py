@@ -6,9 +6,9 @@ import pytest
 
 from penstock.control.migration import (
     Branch,
+    BranchNodeLoad,
     Migrate,
     MigrationPolicy,
-    NodeLoad,
     Restore,
     Segment,
     SegmentLedger,
@@ -18,7 +18,7 @@ from penstock.errors import SettingError
 
 
 def branch(name, use, into=0.0, out=0.0, bandwidth=10.0):
-    return Branch(name, (NodeLoad(use, into, out),), bandwidth)
+    return Branch(name, (BranchNodeLoad(use, into, out),), bandwidth)
 
 
 def heavy(name):
@@ -36,7 +36,7 @@ def test_pressure_follows_the_formula():
 
 
 def test_a_branch_is_as_full_as_its_fullest_node_and_as_far_behind_as_all_together():
-    long = Branch("long", (NodeLoad(0.2, 5.0, 4.0), NodeLoad(0.7, 4.0, 1.0)), 10.0)
+    long = Branch("long", (BranchNodeLoad(0.2, 5.0, 4.0), BranchNodeLoad(0.7, 4.0, 1.0)), 10.0)
     assert long.queue_use == 0.7
     assert long.surplus == 4.0
 
@@ -70,7 +70,7 @@ def test_a_full_queue_that_does_not_grow_and_one_that_is_not_full_are_not_heavy(
 
 
 def test_any_node_makes_its_branch_heavy():
-    long = Branch("long", (NodeLoad(0.1, 5.0, 5.0), NodeLoad(0.9, 5.0, 3.0)), 10.0)
+    long = Branch("long", (BranchNodeLoad(0.1, 5.0, 5.0), BranchNodeLoad(0.9, 5.0, 3.0)), 10.0)
     (found,) = MigrationPolicy().decide([long, branch("b", 0.3)])
     assert isinstance(found, Migrate)
 
@@ -139,10 +139,10 @@ def test_two_branches_of_one_name_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 1.0}, "migration: alpha lies between 0 and 1; got 1.0."),
-        ({"beta": 0.0}, "migration: beta is above 0; got 0.0."),
-        ({"overload": 1.5}, "migration: overload lies between 0 and 1; got 1.5."),
-        ({"recovery": 0.9}, "migration: recovery lies between 0 and the overload threshold 0.8; got 0.9."),
+        ({"alpha": 1.0}, "migration: alpha must be between 0 and 1, not 1.0."),
+        ({"beta": 0.0}, "migration: beta must be above 0, not 0.0."),
+        ({"overload": 1.5}, "migration: overload must be between 0 and 1, not 1.5."),
+        ({"recovery": 0.9}, "migration: recovery must be between 0 and the overload threshold 0.8, not 0.9."),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -154,13 +154,13 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def test_a_segment_is_where_it_began_and_how_long_it_became():
     ledger = SegmentLedger()
     ledger.open("a", "c", 100)
-    ledger.grew("a", 20)
-    ledger.grew("a", 5)
+    ledger.extend("a", 20)
+    ledger.extend("a", 5)
     assert ledger.segments == [Segment("a", "c", 100, 25)]
     assert ledger.close("a") == Segment("a", "c", 100, 25)
     assert ledger.close("a") is None
     ledger.open("a", "b", 125)  # another target: another segment
-    ledger.grew("a")
+    ledger.extend("a")
     ledger.open("a", "c", 126)
     assert ledger.segments == [Segment("a", "c", 100, 25), Segment("a", "b", 125, 1)]
     assert ledger.migrated == {"a": 26}
@@ -170,7 +170,7 @@ def test_a_segment_is_where_it_began_and_how_long_it_became():
 def test_segments_never_overlap():
     ledger = SegmentLedger()
     ledger.open("a", "c", 100)
-    ledger.grew("a", 20)
+    ledger.extend("a", 20)
     with pytest.raises(ValueError, match="a has one up to 120, not 119"):
         ledger.open("a", "c", 119)
     ledger.open("b", "c", 119)
@@ -178,14 +178,14 @@ def test_segments_never_overlap():
 
 def test_what_is_not_migrated_does_not_grow():
     with pytest.raises(ValueError, match="got 3 for 'a'"):
-        SegmentLedger().grew("a", 3)
+        SegmentLedger().extend("a", 3)
 
 
 def test_the_ledger_keeps_the_newest_and_all_totals():
     ledger = SegmentLedger(keep=3)
     for number in range(10):
         ledger.open("a", "b", 10 * number)
-        ledger.grew("a", 4)
+        ledger.extend("a", 4)
         ledger.validate()
     ledger.close("a")
     assert [segment.offset for segment in ledger.segments] == [70, 80, 90]

@@ -11,10 +11,10 @@ from penstock.cli import cluster, dlq, kill
 from penstock.cli.main import main
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import duration
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
-from penstock.coordinator.runs import Run
+from penstock.driver import runs
+from penstock.driver.runs import Run
 from penstock.errors import SettingError, TopologyFailed
+from penstock.protocol.messages import OperatorRequest
 from penstock.spark.operator import Operator
 from penstock.spark.replacement import Replaced
 from tests.unit.watched import Watched, busy
@@ -118,11 +118,11 @@ def test_status(start, penstock):
 
 
 def test_status_says_that_energy_is_modelled(start, penstock):
-    watched = start(node_watts="100,0,0,0")
+    watched = start(watts="100,0,0,0")
     busy(watched)
     assert "power" not in penstock("status", "word-count")[1], "nobody has looked yet"
     for _ in range(2):
-        watched.look()
+        watched.poll()
         watched.clock.advance(20.0)
     text = penstock("status", "word-count")[1]
     assert "power 100 W, energy 2.0 kJ (modelled: base 2.0, dynamic 0.0); CPU 2 s" in text
@@ -135,7 +135,7 @@ def test_status_as_json_is_what_the_endpoint_has(start, penstock):
     status, expected = json.loads(text), watched.status().to_json()
     assert code == 0
     assert status.keys() == expected.keys()
-    for part in ("topology", "tasks", "slots", "decisions", "errors", "pending"):
+    for part in ("topology", "tasks", "workers", "decisions", "errors", "pending"):
         assert status[part] == expected[part]
 
 
@@ -157,28 +157,32 @@ def test_watching_ends_with_the_topology(start, penstock, monkeypatch):
 
 
 def test_placement(start, penstock):
-    """A topology that moves from node to node, as the load monitor sees it after its first window."""
+    """A topology that moves from node to node, as the load monitor sees it after its first load sample."""
     watched = start(monitor="memory", node_cores=4.0, node_memory=8_000_000_000)
     code, text, _ = penstock("placement", "word-count")
     assert (code, text.splitlines()) == (
         0,
-        ["no window yet: the first begins when all slots have reported, and takes 30 s"],
+        ["no load sample yet: the first begins when all workers have reported, and takes 30 s"],
     )
-    for slot, node in (((0, 0), "a"), ((0, 1), "a"), ((1, 0), "b"), ((1, 1), "a"), ((2, 0), "b")):
-        watched.connect(slot, node=node)
+    for worker, node in (((0, 0), "a"), ((0, 1), "a"), ((1, 0), "b"), ((1, 1), "a"), ((2, 0), "b")):
+        watched.connect(worker, node=node)
     for second in (0, 30):
-        for slot in watched.slots:
-            streams = {0: [[1, 3, second, 300 * second]], 1: [[3, 5, second, 100 * second]]}.get(slot.stage, [])
-            streams = streams if slot.slot == 0 else []
+        for worker in watched.workers:
+            streams = {0: [[1, 3, second, 300 * second]], 1: [[3, 5, second, 100 * second]]}.get(worker.stage, [])
+            streams = streams if worker.index == 0 else []
             watched.report(
-                (slot.stage, slot.slot), {}, cpu=0.5 * second, streams=streams, machine={"id": "m", "cores": 8}
+                (worker.stage, worker.index),
+                {},
+                cpu=0.5 * second,
+                streams=streams,
+                machine={"id": "m", "cores": 8},
             )
-        watched.look()
+        watched.poll()
         watched.clock.advance(30.0)
     code, text, _ = penstock("placement", "word-count")
     first, path, *rest = text.splitlines()
     assert code == 0
-    assert first.startswith("by the window that ended at ")
+    assert first.startswith("by the load sample that ended at ")
     assert path.startswith("critical path: 1.500 s of work a second")
     assert "  split@1.0 on b: 0.500" in "\n".join(rest)
     answer = json.loads(penstock("placement", "word-count", "--json")[1])
@@ -194,18 +198,18 @@ def test_placement(start, penstock):
     assert json.loads(penstock("placement", "word-count", "--apply", "--json")[1])["moved"]["gap"] == 0.04
 
 
-def test_one_slot_is_moved_by_hand(start, penstock):
+def test_one_worker_is_moved_by_hand(start, penstock):
     watched = start()
     code, text, _ = penstock("placement", "word-count", "--move", "1.0", "a")
-    assert (code, text) == (0, "slot 1.0 moved from b to a, 41 ms without it\n")
+    assert (code, text) == (0, "worker 1.0 moved from b to a, 41 ms without it\n")
     (moved,) = json.loads(penstock("placement", "word-count", "--move", "1.0", "a", "--json")[1])["moves"]
-    assert (moved["slot"], moved["target"], moved["steps"]) == ("1.0", "a", {"seated": 0.1})
+    assert (moved["worker"], moved["target"], moved["steps"]) == ("1.0", "a", {"placed": 0.1})
     code, _, error = penstock("placement", "word-count", "--move", "7.0", "a")
     assert code != 0
-    assert "has the slots 0.0, 0.1, 1.0" in error
+    assert "it has no worker 7.0, only 0.0, 0.1, 1.0" in error
     code, _, error = penstock("placement", "word-count", "--move", "1.0", "nowhere")
-    assert (code != 0, "a slot moves to a free seat" in error) == (True, True)
-    watched.rearranged = [watched.move(slot, "a") for slot in watched.plan.slot_ids()[2:4]]
+    assert (code != 0, "which has no free slot" in error) == (True, True)
+    watched.rearranged = [watched.move(worker, "a") for worker in watched.plan.worker_ids()[2:4]]
     assert penstock("placement", "word-count", "--apply")[0] == 0
 
 
@@ -234,9 +238,9 @@ def test_what_a_topology_says_does_not_steer_the_terminal(start, penstock, comma
 
 
 def test_what_a_topology_refuses_does_not_steer_the_terminal(start):
-    start().error = TopologyFailed("topology '\x1b[2J'", "must be running", "\x9b1m")
+    start().error = TopologyFailed("topology '\x1b[2J'", "it is \x9b1m, not running")
     with pytest.raises(TopologyFailed) as refused:
-        runs.find("word-count").ask(Command("activate"))
+        runs.find("word-count").ask(OperatorRequest("activate"))
     assert not set(str(refused.value)) & {"\x1b", "\x9b"}
 
 
@@ -266,9 +270,9 @@ def test_activate_and_deactivate(start, penstock):
 
 def test_what_the_topology_says_no_to_keeps_its_exit_code(start, penstock):
     watched = start()
-    watched.error = TopologyFailed("topology 'word-count'", "must be running", "restarting")
+    watched.error = TopologyFailed("topology 'word-count'", "it is restarting, not running")
     code, _, text = penstock("activate", "word-count")
-    assert (code, text) == (4, "penstock: topology 'word-count': must be running; got restarting.\n")
+    assert (code, text) == (4, "penstock: topology 'word-count': it is restarting, not running.\n")
 
 
 @pytest.mark.parametrize(("arguments", "drain"), [([], True), (["--no-drain"], False)])
@@ -290,10 +294,10 @@ def test_kill_says_what_was_left_behind(start, penstock):
 
 
 def test_a_topology_that_fails_on_the_way(start, penstock):
-    start().error = TopologyFailed("component 'show'", "must not raise", "ValueError")
+    start().error = TopologyFailed("component 'show'", "execute raised ValueError")
     code, _, text = penstock("kill", "word-count")
     assert code == 4
-    assert "component 'show': must not raise; got ValueError." in text
+    assert "component 'show': execute raised ValueError." in text
 
 
 def test_kill_returns_only_when_it_has_ended_and_shows_how_far_it_is(start, penstock, monkeypatch):
@@ -343,13 +347,15 @@ def test_a_wrong_name_lists_what_runs(start, penstock, command):
 def test_queues_without_a_name_points_to_list(penstock):
     code, _, text = penstock("queues")
     assert code == 2
-    assert "penstock queues: needs the name of a topology; got none. See penstock list." in text
+    assert "penstock queues: the name of a topology is missing. penstock list shows the names." in text
 
 
 def test_a_command_of_another_version(start):
     start()
-    with pytest.raises(SettingError, match=r"takes the commands status, .*; got dance\. It may run with another"):
-        runs.find("word-count").ask(Command("dance"))
+    with pytest.raises(
+        SettingError, match=r"there is no command 'dance', only status, .*\. It may run with another"
+    ):
+        runs.find("word-count").ask(OperatorRequest("dance"))
 
 
 def test_no_port_out_of_range(penstock, capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.coordinator.outcome import FRUITLESS, INCOMPLETE, judge
+from penstock.driver.outcome import FRUITLESS, INCOMPLETE, judge
 from penstock.metrics.stats import TaskStats
 
 GOOD = TaskStats(executed=10, emitted=10, acked=9, failed=1, errors=1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.persist.entries import EntryDamaged, pack, split, unpack
 from penstock.persist.names import safe
-from penstock.persist.progress import Progress
+from penstock.persist.progress import WriteProgress
 
 UNSIGNED = st.integers(0, (1 << 64) - 1)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -22,9 +22,9 @@ def table(rows):
 
 
 @given(NAMES, UNSIGNED, UNSIGNED, ROWS)
-def test_an_entry_comes_back_as_it_was(writer, life, number, rows):
-    entry = unpack(pack(writer, life, number, table(rows)))
-    assert (entry.writer, entry.life, entry.number, entry.rows) == (writer, life, number, len(rows))
+def test_an_entry_comes_back_as_it_was(writer, incarnation, number, rows):
+    entry = unpack(pack(writer, incarnation, number, table(rows)))
+    assert (entry.writer, entry.incarnation, entry.number, entry.rows) == (writer, incarnation, number, len(rows))
     assert entry.table().equals(table(rows))
 
 
@@ -36,7 +36,7 @@ def test_only_the_rows_of_a_part_are_packed():
 
 @pytest.mark.parametrize("data", [b"", b"pst1", b"{}" * 30, b"pst2" + bytes(60)])
 def test_what_is_no_entry_is_refused(data):
-    with pytest.raises(EntryDamaged, match=f"what this version of penstock put there; got {len(data)} bytes"):
+    with pytest.raises(EntryDamaged, match=f"this version of Penstock did not put there: {len(data)} bytes"):
         unpack(data)
 
 
@@ -60,13 +60,13 @@ def test_one_large_row_among_small_ones_is_on_its_own():
 # ---- progress --------------------------------------------------------------------------------------------
 
 
-def entry(writer, life, number):
-    return unpack(pack(writer, life, number, table([])))
+def entry(writer, incarnation, number):
+    return unpack(pack(writer, incarnation, number, table([])))
 
 
 def deliveries():
-    """Lives of two writers, each counting upwards, and what happens to them on the way to the store: an entry may
-    come again, later, as whole runs do when a processor or a writer repeats itself."""
+    """Incarnations of two writers, each counting upwards, and what happens to them on the way to the store: an
+    entry may come again, later, as whole runs do when a processor or a writer repeats itself."""
     kept = st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=12)
     return st.tuples(kept, st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=5))
 
@@ -74,29 +74,29 @@ def deliveries():
 @given(deliveries())
 def test_each_entry_is_new_once_however_often_it_comes(drawn):
     made, repeats = drawn
-    life, number, sent = {"a": 1, "b": 1}, {"a": 0, "b": 0}, []
+    incarnation, number, sent = {"a": 1, "b": 1}, {"a": 0, "b": 0}, []
     for writer, reborn in made:
         if reborn:
-            life[writer], number[writer] = life[writer] + 1, 0
+            incarnation[writer], number[writer] = incarnation[writer] + 1, 0
         number[writer] += 1
-        sent.append(entry(writer, life[writer], number[writer]))
+        sent.append(entry(writer, incarnation[writer], number[writer]))
     delivered = list(sent)
     for begin, end in repeats:  # what was delivered from here to there comes again, right after it
         delivered[end:end] = delivered[begin:end]
-    progress, stored = Progress(), []
+    progress, stored = WriteProgress(), []
     for each in delivered:
         if progress.is_new(each):
             stored.append(each)
             progress.take(each)
-        progress = Progress.decode(progress.encode())
-    names = [(each.writer, each.life, each.number) for each in stored]
-    assert sorted(names) == sorted((each.writer, each.life, each.number) for each in sent)
+        progress = WriteProgress.decode(progress.encode())
+    names = [(each.writer, each.incarnation, each.number) for each in stored]
+    assert sorted(names) == sorted((each.writer, each.incarnation, each.number) for each in sent)
     for writer in "ab":
         assert [each for each in names if each[0] == writer] == sorted(each for each in names if each[0] == writer)
 
 
-def test_an_earlier_life_is_over_once_a_later_one_was_seen():
-    progress = Progress()
+def test_an_earlier_incarnation_is_over_once_a_later_one_was_seen():
+    progress = WriteProgress()
     progress.take(entry("w", 1, 9))
     progress.take(entry("w", 2, 1))
     assert not progress.is_new(entry("w", 1, 10))
@@ -106,13 +106,13 @@ def test_an_earlier_life_is_over_once_a_later_one_was_seen():
 
 def test_the_same_progress_is_the_same_text():
     """Stores compare it."""
-    one, other = Progress(), Progress()
+    one, other = WriteProgress(), WriteProgress()
     for each in ("ü", "b", "a"):
         one.take(entry(each, 1 << 63, 2))
     for each in ("a", "ü", "b"):
         other.take(entry(each, 1 << 63, 2))
     assert one.encode() == other.encode()
-    assert Progress.decode("").is_new(entry("w", 0, 0))
+    assert WriteProgress.decode("").is_new(entry("w", 0, 0))
 
 
 # ---- names -----------------------------------------------------------------------------------------------

@@ -10,15 +10,15 @@ import pytest
 
 from penstock.clock import SimulatedClock
 from penstock.persist import EmbeddedQueue, SQLiteStore
+from penstock.persist.dead_letters import DeadLetterRow, DeadLetterRows, send_rows_back
 from penstock.persist.entries import EntryDamaged, pack
-from penstock.persist.letters import DeadRow, DeadRows, put_again
 from penstock.persist.policy import Flushing, Patience
 from penstock.persist.processor import Processor, drained
-from penstock.persist.queues import QueueAway
-from penstock.persist.stores import StoreAway
-from penstock.replay.dead_letters import DiskDeadLetters, send_back
+from penstock.persist.queues import QueueUnavailable
+from penstock.persist.stores import StoreUnavailable
+from penstock.replay.dead_letters import DiskDeadLetterStore, send_back
 from penstock.replay.embedded import open_beside
-from penstock.replay.records import Record
+from penstock.replay.records import ReplayRecord
 
 
 class Killed(BaseException):
@@ -35,12 +35,12 @@ class Bench:
         self.period, self.rows = period, rows
         self.writer = self.queue.open("t/persist", "")
         self._numbers = itertools.count(1)
-        self.life = self.writer.register("persist/0")
+        self.incarnation = self.writer.register("persist/0")
 
-    def put(self, *pairs, life=None, number=None, writer="persist/0"):
+    def put(self, *pairs, incarnation=None, number=None, writer="persist/0"):
         number = next(self._numbers) if number is None else number
         table = pa.table({"word": [word for word, _ in pairs], "n": [n for _, n in pairs]})
-        self.writer.put([pack(writer, life or self.life, number, table)])
+        self.writer.put([pack(writer, incarnation or self.incarnation, number, table)])
         return number
 
     def processor(self, crash=lambda step: None, store=None):
@@ -48,7 +48,7 @@ class Bench:
             "t/persist",
             self.queue.open("t/persist", ""),
             (store or self.store).open(),
-            DeadRows(self.folder / "dead", "persist"),
+            DeadLetterRows(self.folder / "dead", "persist"),
             Flushing(self.period, self.rows),
             self.clock,
             crash,
@@ -62,8 +62,8 @@ class Bench:
             order = "word" if self.store.key else "rowid"
             return connection.execute(f"SELECT word, n FROM results ORDER BY {order}").fetchall()
 
-    def letters(self):
-        return [letter.record for letter in DiskDeadLetters(self.folder / "dead").letters()]
+    def dead_letters(self):
+        return [dead_letter.record for dead_letter in DiskDeadLetterStore(self.folder / "dead").read_all()]
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_crash_in_any_gap_doubles_and_loses_nothing(tmp_path, step):
     bench.put(("d", 4))
     bench.drain(bench.processor())
     assert bench.stored() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
-    assert [record.payload[1] for record in bench.letters()] == [{"word": "bad", "n": 13}]
+    assert [record.payload[1] for record in bench.dead_letters()] == [{"word": "bad", "n": 13}]
 
 
 def test_an_entry_that_was_put_twice_is_written_once(tmp_path):
@@ -177,13 +177,13 @@ def test_an_entry_that_was_put_twice_is_written_once(tmp_path):
 
 def test_what_a_replaced_worker_puts_later_is_not_written(tmp_path):
     bench = Bench(tmp_path, key=())
-    old = bench.life
+    old = bench.incarnation
     bench.put(("old", 1))
     new = bench.writer.register("persist/0")
     assert new > old
-    bench.put(("new", 1), life=new, number=1)
-    bench.put(("zombie", 1), life=old, number=7)
-    bench.put(("other task", 1), life=old, number=1, writer="persist/1")
+    bench.put(("new", 1), incarnation=new, number=1)
+    bench.put(("zombie", 1), incarnation=old, number=7)
+    bench.put(("other task", 1), incarnation=old, number=1, writer="persist/1")
     bench.drain(bench.processor())
     assert bench.stored() == [("old", 1), ("new", 1), ("other task", 1)]
 
@@ -224,7 +224,7 @@ class AwayStore(SQLiteStore):
 
         def refusing(*args):
             if next(left) < self.refusals:
-                raise StoreAway("the store", "answers", "nothing")
+                raise StoreUnavailable("the store", "it does not answer")
             write(*args)
 
         client.write = refusing
@@ -256,7 +256,7 @@ def test_a_queue_that_is_away_keeps_what_is_in_hand(bench, monkeypatch):
     processor.turn()  # in hand, not due
 
     def away(*args):
-        raise QueueAway("the queue", "answers", "nothing")
+        raise QueueUnavailable("the queue", "it does not answer")
 
     monkeypatch.setattr(processor._queue, "read", away)
     bench.clock.advance(2)
@@ -276,18 +276,18 @@ def test_a_rejected_row_is_a_dead_letter_and_comes_back_when_it_is_sent(bench):
     bench.drain(processor)
     assert bench.stored() == [("a", 1), ("b", 2)]
     assert (processor.status.written, processor.status.rejected) == (2, 1)
-    (record,) = bench.letters()
+    (record,) = bench.dead_letters()
     assert record.component == "persist"
     assert "CHECK" in record.error
     with sqlite3.connect(bench.folder / "results.db") as connection:
         connection.execute("ALTER TABLE results RENAME TO old")
         connection.execute("CREATE TABLE results (word TEXT PRIMARY KEY, n INTEGER)")
-    dead = DiskDeadLetters(bench.folder / "dead")
-    (letter,) = dead.letters()
-    assert put_again(dead, bench.writer, [letter.id]) == 1
+    dead = DiskDeadLetterStore(bench.folder / "dead")
+    (dead_letter,) = dead.read_all()
+    assert send_rows_back(dead, bench.writer, [dead_letter.id]) == 1
     bench.drain(processor)
     assert bench.stored() == [("bad", 13)]
-    assert bench.letters() == []
+    assert bench.dead_letters() == []
 
 
 def test_much_that_waits_is_written_in_steps_and_in_smaller_ones_while_the_store_refuses(tmp_path):
@@ -302,7 +302,7 @@ def test_much_that_waits_is_written_in_steps_and_in_smaller_ones_while_the_store
             def counted(queue, rows, *more):
                 sizes.append(rows.num_rows)
                 if rows.num_rows > 3:
-                    raise StoreAway("the store", "takes three rows at a time")
+                    raise StoreUnavailable("the store", "takes three rows at a time")
                 write(queue, rows, *more)
 
             client.write = counted
@@ -322,7 +322,7 @@ def test_two_queues_of_one_name_do_not_share_their_progress(tmp_path):
     one, other = Bench(tmp_path, key=()), Bench(tmp_path, key=())
     other.queue = EmbeddedQueue(str(tmp_path / "other"))
     other.writer = other.queue.open("t/persist", "")
-    other.life = one.life + 1000
+    other.incarnation = one.incarnation + 1000
     first, second = one.processor(), other.processor()
     for n in range(5):
         one.put(("one", n))
@@ -345,13 +345,13 @@ def test_a_database_file_that_was_deleted_is_made_anew(bench):
     assert bench.stored() == [("b", 2)]
 
 
-def test_two_calls_that_send_letters_back_at_once_lose_none(tmp_path):
+def test_two_calls_that_send_dead_letters_back_at_once_lose_none(tmp_path):
     bench = Bench(tmp_path, key=())
-    dead = DiskDeadLetters(tmp_path / "dead")
-    rows = DeadRows(tmp_path / "dead", "persist")
+    dead = DiskDeadLetterStore(tmp_path / "dead")
+    rows = DeadLetterRows(tmp_path / "dead", "persist")
     for word in ("first", "second"):
-        rows.add([DeadRow(word, pa.table({"word": [word], "n": [1]}), "refused", 1.0)])
-    first, second = (letter.id for letter in dead.letters())
+        rows.add([DeadLetterRow(word, pa.table({"word": [word], "n": [1]}), "refused", 1.0)])
+    first, second = (dead_letter.id for dead_letter in dead.read_all())
 
     class Interrupted:
         """A queue's client; between its registration and its put another command does its work, if it may."""
@@ -366,26 +366,29 @@ def test_two_calls_that_send_letters_back_at_once_lose_none(tmp_path):
             bench.writer.put(*args)
 
     def another():
-        assert put_again(DiskDeadLetters(tmp_path / "dead"), bench.queue.open("t/persist", ""), [second]) == 1
+        assert (
+            send_rows_back(DiskDeadLetterStore(tmp_path / "dead"), bench.queue.open("t/persist", ""), [second])
+            == 1
+        )
 
     processor = bench.processor()
     other = threading.Thread(target=another)
-    assert put_again(dead, Interrupted(), [first]) == 1
+    assert send_rows_back(dead, Interrupted(), [first]) == 1
     other.join()
     bench.drain(processor)
     assert sorted(bench.stored()) == [("first", 1), ("second", 1)]
-    assert bench.letters() == []
+    assert bench.dead_letters() == []
 
 
-def test_letters_of_two_folders_are_sent_by_writers_of_their_own(tmp_path):
+def test_dead_letters_of_two_folders_are_sent_by_writers_of_their_own(tmp_path):
     bench = Bench(tmp_path, key=())
     for folder in ("dead", "elsewhere"):
-        rows = DeadRows(tmp_path / folder, "persist")
-        rows.add([DeadRow(folder, pa.table({"word": [folder], "n": [1]}), "refused", 1.0)])
+        rows = DeadLetterRows(tmp_path / folder, "persist")
+        rows.add([DeadLetterRow(folder, pa.table({"word": [folder], "n": [1]}), "refused", 1.0)])
     processor, packed = bench.processor(), []
 
     class Late:
-        """Its entries are put after those of the other, though it has the older life."""
+        """Its entries are put after those of the other, though it has the older incarnation."""
 
         def __getattr__(self, name):
             return getattr(bench.writer, name)
@@ -393,18 +396,18 @@ def test_letters_of_two_folders_are_sent_by_writers_of_their_own(tmp_path):
         def put(self, *args):
             packed.append(args)
 
-    put_again(DiskDeadLetters(tmp_path / "elsewhere"), Late(), [0])
-    put_again(DiskDeadLetters(tmp_path / "dead"), bench.writer, [0])
+    send_rows_back(DiskDeadLetterStore(tmp_path / "elsewhere"), Late(), [0])
+    send_rows_back(DiskDeadLetterStore(tmp_path / "dead"), bench.writer, [0])
     bench.drain(processor)
     bench.writer.put(*packed[0])
     bench.drain(processor)
     assert sorted(bench.stored()) == [("dead", 1), ("elsewhere", 1)]
 
 
-def test_two_commands_that_send_the_same_letter_back_send_it_once(tmp_path):
+def test_two_commands_that_send_the_same_dead_letter_back_send_it_once(tmp_path):
     queues = open_beside(tmp_path)
-    queues.dead.add([Record(("a",), 5), Record(("b",), 5)])
-    ids = {letter.id for letter in queues.dead.letters()}
+    queues.dead.add([ReplayRecord(("a",), 5), ReplayRecord(("b",), 5)])
+    ids = {dead_letter.id for dead_letter in queues.dead.read_all()}
     assert [send_back(queues, ids), send_back(queues, ids)] == [2, 0]
     assert [record.payload for _, record in queues.from_.read(10)] == [("a",), ("b",)]
     queues.close()
@@ -449,9 +452,9 @@ def test_what_is_in_hand_when_a_queue_gets_a_new_id_is_written(tmp_path):
     assert bench.stored() == [("first", 0), ("in hand", 1), ("later", 2)]
 
 
-def test_a_damaged_letter_is_not_sent_back(bench, tmp_path):
-    dead = DiskDeadLetters(tmp_path / "dead")
-    dead.add([Record((b"P unsigned",), 1, "not signed", "persist", 1.0, damaged=True)])
-    with pytest.raises(EntryDamaged, match="only a letter that can be read can be sent back; got not signed"):
-        put_again(dead, bench.writer, [0])
-    assert len(dead.letters()) == 1
+def test_a_damaged_dead_letter_is_not_sent_back(bench, tmp_path):
+    dead = DiskDeadLetterStore(tmp_path / "dead")
+    dead.add([ReplayRecord((b"P unsigned",), 1, "not signed", "persist", 1.0, damaged=True)])
+    with pytest.raises(EntryDamaged, match="cannot be read, so it cannot be sent back: not signed"):
+        send_rows_back(dead, bench.writer, [0])
+    assert len(dead.read_all()) == 1

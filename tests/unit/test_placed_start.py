@@ -1,4 +1,4 @@
-"""A start whose slots are to be on certain nodes, when these are not there."""
+"""A start whose workers are to be on certain nodes, when these are not there."""
 
 import threading
 from types import SimpleNamespace
@@ -7,22 +7,24 @@ import pytest
 
 from penstock import Settings, TopologyBuilder, make_plan
 from penstock.errors import TopologyFailed
-from penstock.plan.model import SlotId
-from penstock.plan.seating import Placement
-from penstock.spark.start import Start
+from penstock.plan.model import WorkerId
+from penstock.plan.slot_placement import SlotPlacement
+from penstock.spark.query_run import QueryRun
 from penstock.testing import CaptureBolt, FeederSpout
 
 
 class Coordinator:
-    """Has seats on node n1, and writes down who took them."""
+    """Has slots on node n1, and writes down who took them."""
 
     def __init__(self):
         self.taken = {}
         self.changed = threading.Condition()
 
     def begin(self, *_):
-        seats = {seat: SimpleNamespace(hello=SimpleNamespace(node="n1")) for seat in (SlotId(0, 0), SlotId(1, 0))}
-        return SimpleNamespace(seats=seats, slots={}, take_seats=self.taken.update)
+        slots = {
+            slot: SimpleNamespace(hello=SimpleNamespace(node="n1")) for slot in (WorkerId(0, 0), WorkerId(1, 0))
+        }
+        return SimpleNamespace(slots=slots, workers={}, assign_slots=self.taken.update)
 
 
 def start(coordinator, again, exact=True):
@@ -30,18 +32,18 @@ def start(coordinator, again, exact=True):
     builder.set_spout("numbers", FeederSpout("x"))
     builder.set_bolt("end", CaptureBolt()).shuffle_grouping("numbers")
     topology = builder.build("placed", Settings())
-    placement = Placement({SlotId(0, 0): "n1", SlotId(1, 0): "gone"}, exact)
-    design = SimpleNamespace(
+    placement = SlotPlacement({WorkerId(0, 0): "n1", WorkerId(1, 0): "gone"}, exact)
+    deployment = SimpleNamespace(
         topology=topology, plan=make_plan(topology), placement=placement, job=SimpleNamespace(key=1)
     )
-    before = Start(0, design, None, coordinator) if again else None
-    return Start(1, design, None, coordinator, before)
+    before = QueryRun(0, deployment, None, coordinator) if again else None
+    return QueryRun(1, deployment, None, coordinator, before)
 
 
 def test_at_first_a_node_that_is_missing_is_an_error():
     coordinator = Coordinator()
     placed = start(coordinator, again=False)
-    with pytest.raises(TopologyFailed, match=r"slot 1\.0 on gone; got 2 seats on n1"):
+    with pytest.raises(TopologyFailed, match=r"worker 1\.0 on gone\); there are 2 slots on n1"):
         placed._place(placed._placement)
     assert not coordinator.taken
 
@@ -52,18 +54,18 @@ def test_after_a_loss_it_goes_anywhere(again, exact):
     coordinator = Coordinator()
     placed = start(coordinator, again, exact)
     placed._place(placed._placement)
-    assert coordinator.taken == {SlotId(0, 0): SlotId(0, 0), SlotId(1, 0): SlotId(1, 0)}
+    assert coordinator.taken == {WorkerId(0, 0): WorkerId(0, 0), WorkerId(1, 0): WorkerId(1, 0)}
 
 
-def test_after_a_loss_slots_are_where_they_had_moved():
+def test_after_a_loss_workers_are_where_they_had_moved():
     coordinator = Coordinator()
-    seats = {SlotId(0, 0): "n1", SlotId(1, 0): "n1", SlotId(1, 1): "n2"}
-    crew = SimpleNamespace(
-        seats={seat: SimpleNamespace(hello=SimpleNamespace(node=node)) for seat, node in seats.items()},
-        slots={SlotId(1, 0): SimpleNamespace(hello=SimpleNamespace(node="n2"))},
-        take_seats=coordinator.taken.update,
+    slots = {WorkerId(0, 0): "n1", WorkerId(1, 0): "n1", WorkerId(1, 1): "n2"}
+    registry = SimpleNamespace(
+        slots={slot: SimpleNamespace(hello=SimpleNamespace(node=node)) for slot, node in slots.items()},
+        workers={WorkerId(1, 0): SimpleNamespace(hello=SimpleNamespace(node="n2"))},
+        assign_slots=coordinator.taken.update,
     )
-    coordinator.begin = lambda *_: crew
+    coordinator.begin = lambda *_: registry
     placed = start(coordinator, again=True)
     placed._place(placed._placement)
-    assert coordinator.taken == {SlotId(0, 0): SlotId(0, 0), SlotId(1, 0): SlotId(1, 1)}
+    assert coordinator.taken == {WorkerId(0, 0): WorkerId(0, 0), WorkerId(1, 0): WorkerId(1, 1)}

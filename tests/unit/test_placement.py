@@ -8,7 +8,7 @@ import pytest
 
 from penstock.control.limits import AtLimit, Loads
 from penstock.control.paths import critical, node_costs, path_of, widened
-from penstock.control.placement import Executor, Node, Snapshot, Stream, Use
+from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot, Use
 from tests.placements import NODE, ON_FIGURE_4, c_example
 
 
@@ -33,10 +33,14 @@ def test_a_link_is_as_fast_as_its_slower_end():
 
 
 def test_communication_alone_can_make_a_path_critical():
-    nodes = Node("n1", NODE), Node("n2", NODE)
-    executors = Executor("s", "s", "n1", 0.2), Executor("near", "b", "n1", 0.3), Executor("far", "b", "n2", 0.1)
-    streams = Stream("s", "near", 1.0, 5e6), Stream("s", "far", 1.0, 5e6)
-    found = critical(Snapshot(nodes, executors, streams))
+    nodes = PlacementNode("n1", NODE), PlacementNode("n2", NODE)
+    executors = (
+        PlacedExecutor("s", "s", "n1", 0.2),
+        PlacedExecutor("near", "b", "n1", 0.3),
+        PlacedExecutor("far", "b", "n2", 0.1),
+    )
+    streams = ExecutorStream("s", "near", 1.0, 5e6), ExecutorStream("s", "far", 1.0, 5e6)
+    found = critical(PlacementSnapshot(nodes, executors, streams))
     assert [hop.executor for hop in found.path.hops] == ["s", "far"]
     assert found.path.cost == pytest.approx(0.2 + 0.4 + 0.1)
 
@@ -67,7 +71,7 @@ def test_critical_nodes_are_widened_until_the_rest_fits():
 
 
 def test_a_topology_of_nothing_has_no_critical_path():
-    found = critical(Snapshot((Node("n1", NODE),), ()))
+    found = critical(PlacementSnapshot((PlacementNode("n1", NODE),), ()))
     assert (found.path.hops, found.nodes, found.path.cost) == ((), (), 0)
 
 
@@ -76,8 +80,8 @@ def test_a_path_that_no_stream_follows_is_refused():
         path_of(c_example(), ("a", "h"))
 
 
-NODES = (Node("n1", NODE),)
-ONE = Executor("a", "a", "n1", 0.1)
+NODES = (PlacementNode("n1", NODE),)
+ONE = PlacedExecutor("a", "a", "n1", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -85,28 +89,30 @@ ONE = Executor("a", "a", "n1", 0.1)
     [
         (NODES * 2, (), (), "nodes of a snapshot differ; got \\['n1'\\]"),
         (NODES, (ONE, ONE), (), "executors of a snapshot differ; got \\['a'\\]"),
-        (NODES, (Executor("a", "a", "n7", 0.1),), (), "a is on n7"),
-        (NODES, (Executor("a", "a", "n1", -0.1),), (), "0 or more and finite; a has"),
-        (NODES, (Executor("a", "a", "n1", math.nan),), (), "0 or more and finite; a has"),
-        (NODES, (ONE,), (Stream("a", "z", 1.0, 1.0),), "got a -> z"),
+        (NODES, (PlacedExecutor("a", "a", "n7", 0.1),), (), "a is on n7"),
+        (NODES, (PlacedExecutor("a", "a", "n1", -0.1),), (), "0 or more and finite; a has"),
+        (NODES, (PlacedExecutor("a", "a", "n1", math.nan),), (), "0 or more and finite; a has"),
+        (NODES, (ONE,), (ExecutorStream("a", "z", 1.0, 1.0),), "got a -> z"),
         (
             NODES,
-            (ONE, Executor("b", "b", "n1", 0.0)),
-            (Stream("a", "b", 1.0, 1.0),) * 2,
+            (ONE, PlacedExecutor("b", "b", "n1", 0.0)),
+            (ExecutorStream("a", "b", 1.0, 1.0),) * 2,
             "\\['a -> b'\\] more than",
         ),
-        (NODES, (ONE, Executor("b", "b", "n1", 0.0)), (Stream("a", "b", 1.0, -1.0),), "a -> b has"),
-        ((Node("n1", Use(0.0, 1.0, 1.0)),), (), (), "limits are above 0; n1 has"),
+        (NODES, (ONE, PlacedExecutor("b", "b", "n1", 0.0)), (ExecutorStream("a", "b", 1.0, -1.0),), "a -> b has"),
+        ((PlacementNode("n1", Use(0.0, 1.0, 1.0)),), (), (), "limits are above 0; n1 has"),
     ],
 )
 def test_a_snapshot_that_makes_no_sense_is_refused(nodes, executors, streams, says):
     with pytest.raises(ValueError, match=says):
-        Snapshot(nodes, executors, streams)
+        PlacementSnapshot(nodes, executors, streams)
 
 
 def test_a_cycle_is_refused():
-    pair = ONE, Executor("b", "b", "n1", 0.1)
-    snapshot = Snapshot(NODES, pair, (Stream("a", "b", 1.0, 1.0), Stream("b", "a", 1.0, 1.0)))
+    pair = ONE, PlacedExecutor("b", "b", "n1", 0.1)
+    snapshot = PlacementSnapshot(
+        NODES, pair, (ExecutorStream("a", "b", 1.0, 1.0), ExecutorStream("b", "a", 1.0, 1.0))
+    )
     with pytest.raises(ValueError, match="no cycle; got one in or before \\['a', 'b'\\]"):
         critical(snapshot)
 
@@ -114,10 +120,10 @@ def test_a_cycle_is_refused():
 # ---- limits -----------------------------------------------------------------------------------------------
 
 
-def one_and(other: Use, limit: Use = NODE, executor: Executor | None = None) -> tuple[Loads, int | None]:
+def one_and(other: Use, limit: Use = NODE, executor: PlacedExecutor | None = None) -> tuple[Loads, int | None]:
     """An executor on n2 and what n1, with this much in use, lacks for it."""
-    nodes = Node("n1", limit, other), Node("n2", NODE)
-    loads = Loads(Snapshot(nodes, (executor or Executor("x", "x", "n2", 0.5, 1e9, 1e6),)))
+    nodes = PlacementNode("n1", limit, other), PlacementNode("n2", NODE)
+    loads = Loads(PlacementSnapshot(nodes, (executor or PlacedExecutor("x", "x", "n2", 0.5, 1e9, 1e6),)))
     return loads, loads.lacking(loads.need(0), 0)
 
 
@@ -136,7 +142,7 @@ def test_data_moves_in_only_if_all_three_hold(other, lacks):
 
 @pytest.mark.parametrize(("other", "at"), [(Use(4.0, 0, 0), 0), (Use(0, 8e9, 0), 1), (Use(0, 0, 12.5e6), 2)])
 def test_nothing_moves_to_a_limit_node_not_even_what_adds_nothing(other, at):
-    loads, lacks = one_and(other, executor=Executor("x", "x", "n2", 0.0))
+    loads, lacks = one_and(other, executor=PlacedExecutor("x", "x", "n2", 0.0))
     assert lacks == at
     assert loads.limit_nodes() == (AtLimit("n1", ("cpu", "memory", "bandwidth")[at], max(vars(other).values()),
                                            max(vars(other).values())),)  # fmt: skip
@@ -154,9 +160,9 @@ def test_the_reason_says_what_lacks():
 def test_bandwidth_is_what_goes_over_the_network():
     """x reads 5 MB/s from its parent on n1 and 1 MB/s from a store; together with its parent only the store is
     left."""
-    nodes = Node("n1", NODE), Node("n2", NODE)
-    executors = Executor("p", "p", "n1", 0.1, network=5e6), Executor("x", "x", "n2", 0.1, network=6e6)
-    snapshot = Snapshot(nodes, executors, (Stream("p", "x", 1.0, 5e6),))
+    nodes = PlacementNode("n1", NODE), PlacementNode("n2", NODE)
+    executors = PlacedExecutor("p", "p", "n1", 0.1, network=5e6), PlacedExecutor("x", "x", "n2", 0.1, network=6e6)
+    snapshot = PlacementSnapshot(nodes, executors, (ExecutorStream("p", "x", 1.0, 5e6),))
     loads = Loads(snapshot)
     assert loads.used[2] == [5e6, 6e6]
     need = loads.need(1)
@@ -167,9 +173,9 @@ def test_bandwidth_is_what_goes_over_the_network():
 
 
 def test_who_leaves_its_neighbour_behind_needs_bandwidth_at_both_ends():
-    nodes = Node("n1", NODE), Node("n2", NODE)
-    executors = Executor("p", "p", "n1", 0.1), Executor("x", "x", "n1", 0.1)
-    loads = Loads(Snapshot(nodes, executors, (Stream("p", "x", 1.0, 5e6),)))
+    nodes = PlacementNode("n1", NODE), PlacementNode("n2", NODE)
+    executors = PlacedExecutor("p", "p", "n1", 0.1), PlacedExecutor("x", "x", "n1", 0.1)
+    loads = Loads(PlacementSnapshot(nodes, executors, (ExecutorStream("p", "x", 1.0, 5e6),)))
     assert loads.used[2] == [0.0, 0.0]
     loads.move(1, 1, loads.need(1))
     assert loads.used[2] == [5e6, 5e6]

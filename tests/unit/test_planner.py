@@ -1,14 +1,14 @@
-"""The planner: stages, slots, chains, tasks and routes of small topologies, and how they are shown."""
+"""The planner: stages, workers, fused groups, tasks and routes of small topologies, and how they are shown."""
 
 from textwrap import dedent
 
 import pytest
 
-from penstock import Settings, Spout, TopologyBuilder, make_plan
-from penstock.plan.model import SlotId
+from penstock import Spout, TopologyBuilder, make_plan
+from penstock.plan.model import WorkerId
 from penstock.plan.render import as_mermaid, as_text
 from penstock.testing import CaptureBolt, FeederSpout
-from tests.helpers import Pass
+from tests.helpers import Pass, settings_with
 
 
 class TwoStreams(Spout):
@@ -30,23 +30,23 @@ def spout_of(*parallelism):
 
 
 def planned(builder, **settings):
-    plan = make_plan(builder.build("t", Settings(**settings)))
+    plan = make_plan(builder.build("t", settings_with(**settings)))
     plan.validate()
     return plan
 
 
 def layout(plan):
-    return [stage.chains for stage in plan.stages]
+    return [stage.fused_groups for stage in plan.stages]
 
 
-def slots(plan, component):
-    return [str(plan.routes.slot_of[task]) for task in plan.tasks_of[component]]
+def workers(plan, component):
+    return [str(plan.routes.worker_of[task]) for task in plan.tasks_of[component]]
 
 
 def test_a_spout_alone():
     plan = planned(spout_of(2))
     assert layout(plan) == [(("s0",),)]
-    assert (plan.slots, slots(plan, "s0")) == (2, ["0.0", "0.1"])
+    assert (plan.workers, workers(plan, "s0")) == (2, ["0.0", "0.1"])
     assert [(task.id, task.component, task.index) for task in plan.tasks] == [(1, "s0", 0), (2, "s0", 1)]
 
 
@@ -56,10 +56,10 @@ def test_a_line_has_a_stage_per_component():
     builder.set_bolt("b", CaptureBolt(), 3).fields_grouping("a", "x")
     plan = planned(builder)
     assert layout(plan) == [(("s0",),), (("a",),), (("b",),)]
-    assert [stage.slots for stage in plan.stages] == [1, 2, 3]
+    assert [stage.workers for stage in plan.stages] == [1, 2, 3]
     assert plan.tasks_of == {"s0": (1,), "a": (2, 3), "b": (4, 5, 6)}
-    assert slots(plan, "b") == ["2.0", "2.1", "2.2"]
-    assert not any(edge.chained for edge in plan.edges)
+    assert workers(plan, "b") == ["2.0", "2.1", "2.2"]
+    assert not any(edge.fused for edge in plan.edges)
 
 
 def test_components_of_one_stage_stand_side_by_side():
@@ -68,30 +68,30 @@ def test_components_of_one_stage_stand_side_by_side():
     builder.set_bolt("b", CaptureBolt(), 3).shuffle_grouping("s0")
     plan = planned(builder)
     assert layout(plan)[1] == (("a",), ("b",))
-    assert (slots(plan, "a"), slots(plan, "b")) == (["1.0", "1.1"], ["1.2", "1.3", "1.4"])
+    assert (workers(plan, "a"), workers(plan, "b")) == (["1.0", "1.1"], ["1.2", "1.3", "1.4"])
 
 
-def test_more_tasks_than_executors_share_slots_evenly_and_in_order():
+def test_more_tasks_than_executors_share_workers_evenly_and_in_order():
     builder = spout_of(1)
     builder.set_bolt("a", CaptureBolt(), 2).shuffle_grouping("s0").set_num_tasks(5)
     plan = planned(builder)
-    assert slots(plan, "a") == ["1.0", "1.0", "1.0", "1.1", "1.1"]
-    assert plan.routes.tasks_of(SlotId(1, 0)) == (2, 3, 4)
-    assert plan.slots == 3
+    assert workers(plan, "a") == ["1.0", "1.0", "1.0", "1.1", "1.1"]
+    assert plan.routes.tasks_of(WorkerId(1, 0)) == (2, 3, 4)
+    assert plan.workers == 3
 
 
-def test_equal_local_components_are_one_chain():
+def test_equal_local_components_are_one_fused_group():
     builder = spout_of(2)
     builder.set_bolt("a", Pass("x"), 2).local_or_shuffle_grouping("s0")
     builder.set_bolt("b", CaptureBolt(), 2).local_or_shuffle_grouping("a")
     plan = planned(builder)
     assert layout(plan) == [(("s0", "a", "b"),)]
-    assert plan.slots == 2
-    assert slots(plan, "s0") == slots(plan, "a") == slots(plan, "b") == ["0.0", "0.1"]
-    assert all(edge.chained for edge in plan.edges)
+    assert plan.workers == 2
+    assert workers(plan, "s0") == workers(plan, "a") == workers(plan, "b") == ["0.0", "0.1"]
+    assert all(edge.fused for edge in plan.edges)
 
 
-def test_chains_do_not_depend_on_the_order_of_the_calls():
+def test_fused_groups_do_not_depend_on_the_order_of_the_calls():
     builder = TopologyBuilder()
     builder.set_bolt("b", CaptureBolt(), 2).local_or_shuffle_grouping("a")
     builder.set_bolt("a", Pass("x"), 2).local_or_shuffle_grouping("s0")
@@ -102,7 +102,7 @@ def test_chains_do_not_depend_on_the_order_of_the_calls():
 
 
 @pytest.mark.parametrize("why", ["parallelism", "tasks", "tasks on both", "grouping", "setting", "two parents"])
-def test_what_keeps_a_bolt_out_of_a_chain(why):
+def test_what_keeps_a_bolt_out_of_a_fused_group(why):
     builder = spout_of(2, 2)
     if why == "tasks on both":
         builder = TopologyBuilder()
@@ -116,19 +116,19 @@ def test_what_keeps_a_bolt_out_of_a_chain(why):
         bolt.local_or_shuffle_grouping("s0")
     if why == "two parents":
         bolt.local_or_shuffle_grouping("s1")
-    plan = planned(builder, chaining=why != "setting")
+    plan = planned(builder, fusing=why != "setting")
     assert layout(plan)[1] == (("a",),)
-    assert not any(edge.chained for edge in plan.edges)
+    assert not any(edge.fused for edge in plan.edges)
 
 
-def test_a_chain_is_as_deep_as_its_head():
+def test_a_fused_group_is_as_deep_as_its_head():
     builder = spout_of(1)
     builder.set_bolt("a", Pass("x"), 2).shuffle_grouping("s0")
     builder.set_bolt("b", Pass("x"), 2).local_or_shuffle_grouping("a")
     builder.set_bolt("c", CaptureBolt()).global_grouping("b")
     plan = planned(builder)
     assert layout(plan) == [(("s0",),), (("a", "b"),), (("c",),)]
-    assert [(edge.target, edge.chained) for edge in plan.edges] == [("a", False), ("b", True), ("c", False)]
+    assert [(edge.target, edge.fused) for edge in plan.edges] == [("a", False), ("b", True), ("c", False)]
 
 
 def test_a_diamond_meets_one_stage_later():
@@ -155,24 +155,24 @@ def test_a_join_stands_after_its_deepest_input():
 
 def test_next_hop_reaches_the_target_whatever_the_distance():
     plan = planned(uneven_join())
-    for source in (slot for slot in plan.slot_ids() if slot.stage == 0):
-        for target in (slot for slot in plan.slot_ids() if slot.stage == 3):
+    for source in (worker for worker in plan.worker_ids() if worker.stage == 0):
+        for target in (worker for worker in plan.worker_ids() if worker.stage == 3):
             here, path = source, []
             while here != target:
-                here = SlotId(here.stage + 1, plan.next_hop(here, target))
-                assert here in plan.slot_ids()
+                here = WorkerId(here.stage + 1, plan.next_hop(here, target))
+                assert here in plan.worker_ids()
                 path.append(here)
             assert len(path) == 3
 
 
 def test_next_hop_to_the_following_stage_is_the_target():
     plan = planned(uneven_join())
-    assert [plan.next_hop(SlotId(0, 1), SlotId(1, slot)) for slot in range(3)] == [0, 1, 2]
+    assert [plan.next_hop(WorkerId(0, 1), WorkerId(1, worker)) for worker in range(3)] == [0, 1, 2]
 
 
 def test_relays_share_the_load():
     plan = planned(uneven_join())
-    used = {plan.next_hop(SlotId(0, s), SlotId(3, t)) for s in range(2) for t in range(4)}
+    used = {plan.next_hop(WorkerId(0, s), WorkerId(3, t)) for s in range(2) for t in range(4)}
     assert used == {0, 1, 2}
 
 
@@ -183,8 +183,8 @@ def test_several_spouts_and_sinks():
     builder.set_bolt("both", CaptureBolt()).shuffle_grouping("s0").shuffle_grouping("s1")
     plan = planned(builder)
     assert layout(plan) == [(("s0",), ("s1",)), (("left",), ("right",), ("both",))]
-    assert slots(plan, "s1") == ["0.1", "0.2"]
-    assert [stage.slots for stage in plan.stages] == [3, 4]
+    assert workers(plan, "s1") == ["0.1", "0.2"]
+    assert [stage.workers for stage in plan.stages] == [3, 4]
 
 
 def test_several_streams_have_numbers_and_edges_of_their_own():
@@ -218,19 +218,19 @@ def shown():
 
 def test_the_plan_as_text():
     assert as_text(*shown()) == dedent("""\
-        topology demo: 3 stages, 5 slots, 9 tasks
+        topology demo: 3 stages, 5 workers, 9 tasks
 
-        stage 0  (2 slots)
-          lines            spout  TwoStreams           slots 0-1  tasks 1-2
-          split            bolt   Pass                 slots 0-1  tasks 3-4  chained to lines
-        stage 1  (2 slots)
-          count            bolt   Pass                 slots 0-1  tasks 5-8  tick 0.5 s
-        stage 2  (1 slot)
-          sink             bolt   CaptureBolt          slots 0  tasks 9
+        stage 0  (2 workers)
+          lines            spout  TwoStreams           workers 0-1  tasks 1-2
+          split            bolt   Pass                 workers 0-1  tasks 3-4  fused with lines
+        stage 1  (2 workers)
+          count            bolt   Pass                 workers 0-1  tasks 5-8  tick 0.5 s
+        stage 2  (1 worker)
+          sink             bolt   CaptureBolt          workers 0  tasks 9
 
         streams
           lines (word: string, n)
-            -> split  local_or_shuffle  (chained: no hop)
+            -> split  local_or_shuffle  (fused: no hop)
           lines:late (late)
             -> sink  shuffle  (relayed: 2 hops)
           lines:unread (unread)  direct
@@ -241,12 +241,12 @@ def test_the_plan_as_text():
             -> sink  global
 
         data migration between tasks
-          split            no: does not work in parts
-          count            no: does not work in parts
-          sink             no: does not work in parts
+          split            no: does not emit partials
+          count            no: does not emit partials
+          sink             no: does not emit partials
 
         scaling
-          split            no: is chained to spout 'lines', which keeps its tasks
+          split            no: is fused with spout 'lines', which keeps its tasks
           count            yes
           sink             no: reads 'count' by global grouping, so its tasks do not share the work""")
 
@@ -270,10 +270,10 @@ def test_the_plan_as_mermaid():
           c2 -->|"global"| c3""")
 
 
-def test_two_bolts_chained_to_one_parent_both_name_it():
+def test_two_bolts_fused_with_one_parent_both_name_it():
     builder = spout_of(1)
     builder.set_bolt("a", CaptureBolt()).local_or_shuffle_grouping("s0")
     builder.set_bolt("b", CaptureBolt()).local_or_shuffle_grouping("s0")
     topology = builder.build("t")
     text = as_text(topology, make_plan(topology))
-    assert [row.count("chained to s0") for row in text.splitlines() if " bolt " in row] == [1, 1]
+    assert [row.count("fused with s0") for row in text.splitlines() if " bolt " in row] == [1, 1]

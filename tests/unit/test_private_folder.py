@@ -19,17 +19,17 @@ from penstock import private_folder
 from penstock.cli.main import main
 from penstock.cluster import manage, processes, record
 from penstock.cluster.processes import Process
-from penstock.cluster.record import Record
-from penstock.coordinator import runs
-from penstock.coordinator.load_store import SQLite
-from penstock.coordinator.runs import Run
+from penstock.cluster.record import ClusterRecord
+from penstock.driver import runs
+from penstock.driver.load_store import SQLite
+from penstock.driver.runs import Run
 from penstock.errors import EnvironmentFault
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.spec import ProcessorSpec, keep
 from penstock.private_folder import PrivateFolder, make_folders, remove_private_tree, runtime_folder
 from penstock.replay.embedded import EmbeddedStore
-from penstock.replay.records import Record as ReplayRecord
+from penstock.replay.records import ReplayRecord
 from penstock.topology.components import Context
 
 NOBODY = 65534
@@ -76,10 +76,10 @@ def a_run(port: int) -> Run:
     return dataclasses.replace(Run.here("topology", ("127.0.0.1", port), bytes(32)))
 
 
-def a_record(work: Path, **fields: object) -> Record:
+def a_record(work: Path, **fields: object) -> ClusterRecord:
     names = {"tag": "ab12", "key": "0123456789abcdef", "secret": "s", "boot": record.boot(), "work": str(work)}
-    offers = {"slots": 1, "memory": "1g", "host": "127.0.0.1", "port": 7077, "web_port": 1, "ready": True}
-    return Record(**{**names, **offers, **fields})
+    offers = {"workers": 1, "memory": "1g", "host": "127.0.0.1", "port": 7077, "web_port": 1, "ready": True}
+    return ClusterRecord(**{**names, **offers, **fields})
 
 
 def put(place: Path, content: object) -> Path:
@@ -131,7 +131,7 @@ def test_a_strangers_coordinator_is_not_connected_to(command, capsys):
         with pytest.raises(TimeoutError):
             listener.accept()
     told = capsys.readouterr().err
-    assert f"must be this user's alone: nobody else may read or write what is in it; got owner {NOBODY}" in told
+    assert f"nobody else can read or write what is in it, but its owner is {NOBODY}" in told
     assert "XDG_RUNTIME_DIR" in told
 
 
@@ -144,7 +144,7 @@ def test_a_file_of_a_stranger_in_our_folder_is_ignored_and_reported(caplog):
     assert runs.running() == [run]
     foreign(path)
     assert runs.running() == []
-    assert "it must be a plain file that nobody else has written" in caplog.text
+    assert "nobody else can have written to it" in caplog.text
     assert path.exists()
 
 
@@ -165,7 +165,7 @@ def test_only_plain_files_are_read(kind, tmp_path, caplog):
             path.write_text(elsewhere.read_text())
             path.chmod(0o666)
     assert runs.running() == []
-    assert "must be a plain file" in caplog.text
+    assert "ignored: " in caplog.text
 
 
 def test_a_process_id_that_was_given_again_is_not_the_run():
@@ -221,7 +221,7 @@ def test_a_strangers_record_removes_and_kills_nothing(tmp_path, capsys):
             foreign(place)
             assert main(["cluster", "down"]) == 3
             assert main(["cluster", "status"]) == 3
-            assert f"got owner {NOBODY}" in capsys.readouterr().err
+            assert f"its owner is {NOBODY}" in capsys.readouterr().err
             assert (victim / "precious").exists()
             assert sleeper.poll() is None
         finally:
@@ -243,7 +243,7 @@ def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(level, tmp_path,
         runs.folder().mkdir(mode=0o700)
         (runs.folder() / "cluster").symlink_to(ours / "cluster")
     assert main(["cluster", "down"]) == 3
-    assert "not a symbolic link" in capsys.readouterr().err
+    assert "but a symbolic link" in capsys.readouterr().err
     assert (ours / "cluster" / "cluster.json").exists()
 
 
@@ -267,7 +267,7 @@ def test_a_record_up_would_not_write_is_refused(wrong, tmp_path, shared_temporar
     made = a_record(record.work_folder("ab12"), named=1)
     put(place, {**dataclasses.asdict(made), **wrong})
     assert main(["cluster", "down"]) == 3
-    assert "must be what penstock cluster up has written" in capsys.readouterr().err
+    assert "it is not what penstock cluster up writes" in capsys.readouterr().err
     assert victim.exists()
 
 
@@ -280,7 +280,7 @@ def test_a_work_folder_of_a_stranger_is_not_removed(capsys):
     with record.changing(make=True):
         a_record(work).save()
     assert main(["cluster", "down"]) == 3
-    assert "must be this user's alone" in capsys.readouterr().err
+    assert "must belong to this user alone" in capsys.readouterr().err
     assert (work / "precious").exists()
 
 
@@ -292,7 +292,7 @@ def test_a_work_folder_that_became_a_link_is_not_followed(tmp_path):
     work.symlink_to(victim)
     with record.changing(make=True):
         a_record(work).save()
-    with pytest.raises(EnvironmentFault, match="not a symbolic link"):
+    with pytest.raises(EnvironmentFault, match="but a symbolic link"):
         manage.down()
     assert (victim / "precious").exists()
 
@@ -352,9 +352,7 @@ def test_a_folder_below_one_that_everybody_can_change_is_refused(tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    with pytest.raises(
-        EnvironmentFault, match=r"nobody else may be able to replace what is in it; got .*mode 777"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"nobody else can replace what is in it, .*mode 777"):
         PrivateFolder.open(open_to_all / "mine", make=True)
 
 
@@ -400,7 +398,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(private_folder, "_MOST_BYTES", 10)
     with PrivateFolder.open(tmp_path / "mine", make=True) as place:
         place.write("a", bytes(11))
-        with pytest.raises(EnvironmentFault, match="must have at most 10 bytes"):
+        with pytest.raises(EnvironmentFault, match="it has more than 10 bytes"):
             place.read("a")
 
 

@@ -5,14 +5,14 @@ from collections import Counter as Tally
 
 import pytest
 
-from penstock import Merge, Reduce, Settings, Spout, TopologyBuilder, TopologyError
+from penstock import Delivery, Merge, Reduce, Settings, Spout, TopologyBuilder, TopologyError, Transport
+from penstock.aggregates import Count, CountOf, Distinct, Max, Mean, Min, Sum, TopK, Variance
 from penstock.errors import PenstockError
-from penstock.merging import Count, CountOf, Distinct, Max, Mean, Min, Sum, TopK, Variance
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
 from tests.consistency.components import WORLDS, Outside, World, run_until
 
-SMALL = Settings(frame_bytes=500)
-"""Small frames: many batches, so that a key's result is made of many parts."""
+SMALL = Settings(transport=Transport(frame_bytes=500))
+"""Small frames: many batches, so that a key's result is made of many partials."""
 
 
 def sales(count, seed=1):
@@ -40,21 +40,21 @@ MERGES = {
 
 def oracle(rows, key, merges=MERGES):
     """One task, one tuple after the other."""
-    parts = {}
+    partials = {}
     for row in rows:
         tup = dict(zip(FIELDS, row, strict=True))
-        mine = parts.setdefault(tuple(tup[field] for field in key), {n: m.zero() for n, m in merges.items()})
+        mine = partials.setdefault(tuple(tup[field] for field in key), {n: m.zero() for n, m in merges.items()})
         for name, merge in merges.items():
             mine[name] = merge.add(mine[name], merge.field and tup[merge.field])
-    return {key: [merges[n].result(part) for n, part in mine.items()] for key, mine in parts.items()}
+    return {key: [merges[n].result(partial) for n, partial in mine.items()] for key, mine in partials.items()}
 
 
 def build(reduce, spout, key, settings=SMALL, tasks=4, merged=2):
     builder = TopologyBuilder()
     builder.set_spout("rows", spout, 2)
-    builder.set_bolt("parts", reduce.parts(), tasks).shuffle_grouping("rows")
+    builder.set_bolt("partials", reduce.partials(), tasks).shuffle_grouping("rows")
     total = builder.set_bolt("total", reduce.merged(), merged)
-    total = total.fields_grouping("parts", *key) if key else total.global_grouping("parts")
+    total = total.fields_grouping("partials", *key) if key else total.global_grouping("partials")
     builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
     return builder.build("t", settings)
 
@@ -80,13 +80,13 @@ def assert_same(results, expected):
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
 def test_whichever_task_gets_a_tuple_results_are_the_sequential_ones(key, delivery):
     rows = sales(1_000)
-    settings = Settings(frame_bytes=500, delivery=delivery)
+    settings = Settings(transport=Transport(frame_bytes=500), delivery=Delivery(delivery))
     runner = LocalRunner(
         build(Reduce(*key, **MERGES), FeederSpout(*FIELDS, rows=rows), key, settings), uneven=True
     )
     runner.run_until_idle()
     assert runner.errors == []
-    assert [stats.executed for stats in runner.stats("parts")] == [250] * 4, "shuffled: any task has any key"
+    assert [stats.executed for stats in runner.stats("partials")] == [250] * 4, "shuffled: any task has any key"
     assert sum(stats.executed for stats in runner.stats("total")) > 2 * len(oracle(rows, key)), "in several parts"
     assert_same(latest(runner, len(key)), oracle(rows, key))
     if delivery == "at_least_once":
@@ -148,12 +148,14 @@ def test_exactly_once_across_a_restart(window, seed, tmp_path):
     world = WORLDS[str(tmp_path)] = World()
     builder = TopologyBuilder()
     builder.set_spout("rows", Rows(rows))
-    builder.set_bolt("parts", reduce.parts(), 4).shuffle_grouping("rows")
-    builder.set_bolt("total", reduce.merged()).fields_grouping("parts", "product")
+    builder.set_bolt("partials", reduce.partials(), 4).shuffle_grouping("rows")
+    builder.set_bolt("total", reduce.merged()).fields_grouping("partials", "product")
     builder.set_bolt("sink", Outside(str(tmp_path))).global_grouping("total")
-    topology = builder.build("t", Settings(frame_bytes=500, delivery="exactly_once", epoch_interval=1000))
+    topology = builder.build(
+        "t", Settings(transport=Transport(frame_bytes=500), delivery=Delivery("exactly_once", epoch_interval=1000))
+    )
 
-    uneven = not window  # a slot that cannot keep up falls behind by more than any lateness
+    uneven = not window  # a worker that cannot keep up falls behind by more than any lateness
     killed = LocalRunner(topology, seed, folder=str(tmp_path), uneven=uneven)
     run_until(killed, lambda: len(killed.component("rows")[0].emitted) > 300)
     killed.commit()
@@ -162,7 +164,7 @@ def test_exactly_once_across_a_restart(window, seed, tmp_path):
     run_until(killed, lambda: len(killed.component("rows")[0].emitted) > done + 100)
     again = LocalRunner(topology, seed + 1, folder=str(tmp_path), uneven=uneven)
     assert 300 < len(again.component("rows")[0].emitted) <= done, "rows come again"
-    assert again.component("total")[0].parts["buyers"]
+    assert again.component("total")[0].partials["buyers"]
     run_until(again, lambda: again.component("rows")[0].done)
     again.run_until_idle()
     again.commit()
@@ -182,26 +184,26 @@ def test_exactly_once_across_a_restart(window, seed, tmp_path):
     assert results == expected
 
 
-def test_the_parts_of_a_batch_are_one_row_a_key():
+def test_the_partials_of_a_batch_are_one_row_a_key():
     rows = [("a", 1), ("b", 2), ("a", 3), (None, 4)] * 2
-    parts = run_bolt(Reduce("word", count=Count(), sum=Sum("n")).parts(), [("word", str), ("n", int)], rows)
-    assert Tally(map(tuple, parts)) == Tally([("a", 4, 8), ("b", 2, 4), (None, 2, 8)])
+    partials = run_bolt(Reduce("word", count=Count(), sum=Sum("n")).partials(), [("word", str), ("n", int)], rows)
+    assert Tally(map(tuple, partials)) == Tally([("a", 4, 8), ("b", 2, 4), (None, 2, 8)])
 
 
 def test_what_is_none_or_not_a_number_is_no_value():
     rows = [("a", None), ("a", float("nan")), ("a", 2.0), ("b", None)]
     both = Reduce("k", tuples=Count(), values=Count("x"), mean=Mean("x"), least=Min("x"))
-    (a, b) = run_bolt(both.parts(), ["k", "x"], rows)
+    (a, b) = run_bolt(both.partials(), ["k", "x"], rows)
     assert (tuple(a), tuple(b)) == (("a", 3, 1, ((0, 2.0), 1), 2.0), ("b", 1, 0, (0, 0), None))
 
 
-def test_the_bolts_say_that_they_work_in_parts():
+def test_the_bolts_say_that_they_emit_partials():
     reduce = Reduce("word", count=Count())
     windows = reduce.window("time", 10)
     for one in (reduce, windows):
-        assert (one.parts().in_parts, one.parts().merges_parts) == (True, False)
-        assert (one.merged().in_parts, one.merged().merges_parts) == (False, True)
-    assert (CaptureBolt().in_parts, CaptureBolt().merges_parts) == (False, False)
+        assert (one.partials().emits_partials, one.partials().merges_partials) == (True, False)
+        assert (one.merged().emits_partials, one.merged().merges_partials) == (False, True)
+    assert (CaptureBolt().emits_partials, CaptureBolt().merges_partials) == (False, False)
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------
@@ -211,8 +213,8 @@ def windowed(rows, *arguments, **options):
     counts = Reduce("word", count=Count()).window("time", *arguments, **options)
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout("word", "time"))
-    builder.set_bolt("parts", counts.parts()).shuffle_grouping("rows")
-    builder.set_bolt("total", counts.merged()).fields_grouping("parts", "word")
+    builder.set_bolt("partials", counts.partials()).shuffle_grouping("rows")
+    builder.set_bolt("total", counts.merged()).fields_grouping("partials", "word")
     builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
     builder.set_bolt("late", CaptureBolt()).global_grouping("total", stream="late")
     runner = LocalRunner(builder.build("t"))
@@ -259,15 +261,15 @@ def test_a_window_that_is_not_over_is_kept():
     runner, results = windowed([("a", 1), ("a", 12)], 10)
     assert results == [], "the lateness is a slide"
     (total,) = runner.component("total")
-    assert dict(total.parts["count"]) == {(0, "a"): 1, (1, "a"): 1}
+    assert dict(total.partials["count"]) == {(0, "a"): 1, (1, "a"): 1}
 
 
 @pytest.mark.parametrize(("time", "got"), [(None, "None"), (float("inf"), "inf"), ("noon", "noon")])
 def test_a_time_that_is_no_number(time, got):
     with pytest.raises(PenstockError) as caught:
-        run_bolt(Reduce("word", count=Count()).window("time", 10).parts(), ["word", "time"], [("a", time)])
+        run_bolt(Reduce("word", count=Count()).window("time", 10).partials(), ["word", "time"], [("a", time)])
     text = str(caught.value)
-    assert text.startswith("component 'bolt', field 'time': the time of a window is a number; got ")
+    assert text.startswith("component 'bolt', field 'time': the time of a window is not a number: ")
     assert got in text
     assert text.endswith("Emit seconds, or any unit that length and slide are in too.")
 
@@ -277,37 +279,37 @@ def test_a_time_that_is_no_number(time, got):
 
 def test_a_field_that_is_not_there():
     with pytest.raises(PenstockError) as caught:
-        run_bolt(Reduce("word", sum=Sum("prise")).parts(), ["word", "price"], [("a", 1)])
+        run_bolt(Reduce("word", sum=Sum("prise")).partials(), ["word", "price"], [("a", 1)])
     assert str(caught.value).endswith(
-        "PartsBolt reads fields of its input 'rows'; got 'prise'. Did you mean 'price'?"
+        "PartialBolt reads fields of its input 'rows'; got 'prise'. Did you mean 'price'?"
     )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Reduce("word"), "Reduce('word'): needs at least one merge; got none. Name one: count=Count()."),
+        (lambda: Reduce("word"), "Reduce('word'): it has no merge. Name one: count=Count()."),
         (
             lambda: Reduce("word", count=Count),
-            "Reduce('word', count=…): count is a Merge; got the class Count. Pass Count(), with brackets.",
+            "Reduce('word', count=…): count is the class Count, not a Merge. Pass Count(), with brackets.",
         ),
         (
             lambda: Reduce("word", count="n"),
-            "Reduce('word', count=…): count is a Merge; got 'n'. "
-            "penstock.merging has some; derive your own from Merge.",
+            "Reduce('word', count=…): count is 'n', not a Merge. "
+            "Use one of Penstock's merges, such as Count(), or derive your own from Merge.",
         ),
         (
             lambda: Reduce("word", count=Count()).window("time", 10, 3),
-            "window of field 'time': the length is a multiple of the slide; got length 10 and slide 3. "
+            "window of field 'time': its length, 10, is not a multiple of its slide, 3. "
             "A length of 9 fits that slide.",
         ),
         (
             lambda: Reduce("word", count=Count()).window("time", "10"),
-            "window of field 'time': length is a number greater than 0; got '10'. Use the field's unit.",
+            "window of field 'time': length must be a number greater than 0, not '10'. Use the field's unit.",
         ),
         (
             lambda: Reduce("word", count=Count()).window("time", 10, lateness=-1),
-            "window of field 'time': lateness is a number of at least 0; got -1. Use the field's unit.",
+            "window of field 'time': lateness must be a number of at least 0, not -1. Use the field's unit.",
         ),
     ],
 )
@@ -327,10 +329,10 @@ def test_a_merge_that_raises_fails_its_batch_and_no_more():
     counts = Reduce("k", count=Picky("x"))
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout("k", "x"))
-    builder.set_bolt("parts", counts.parts()).shuffle_grouping("rows")
-    builder.set_bolt("total", counts.merged()).fields_grouping("parts", "k")
+    builder.set_bolt("partials", counts.partials()).shuffle_grouping("rows")
+    builder.set_bolt("total", counts.merged()).fields_grouping("partials", "k")
     builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
-    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once")))
+    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("at_least_once"))))
     for n in range(20):
         runner.feed("rows", [("a", n)])
         runner.run_until_idle()
@@ -345,14 +347,14 @@ def test_a_merge_of_ones_own():
         def zero(self):
             return ()
 
-        def add(self, part, value):
-            return self.merge(part, (value, value))
+        def add(self, partial, value):
+            return self.merge(partial, (value, value))
 
-        def merge(self, part, other):
-            return (min(part + other), max(part + other)) if part or other else ()
+        def merge(self, partial, other):
+            return (min(partial + other), max(partial + other)) if partial or other else ()
 
-        def result(self, part):
-            return part[1] - part[0]
+        def result(self, partial):
+            return partial[1] - partial[0]
 
     ranges = Reduce(range=Range("n"))
     runner = LocalRunner(build(ranges, FeederSpout("n", rows=[(n,) for n in range(3, 500)]), ()))
@@ -373,8 +375,8 @@ def test_late_tuples_are_counted_without_a_subscriber():
     counts = Reduce("word", count=Count()).window("time", 10, lateness=0)
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout("word", "time"))
-    builder.set_bolt("parts", counts.parts()).shuffle_grouping("rows")
-    builder.set_bolt("total", counts.merged()).fields_grouping("parts", "word")
+    builder.set_bolt("partials", counts.partials()).shuffle_grouping("rows")
+    builder.set_bolt("total", counts.merged()).fields_grouping("partials", "word")
     runner = LocalRunner(builder.build("t"))
     for piece in ([("a", 25)], [("a", 3), ("a", 4), ("b", 5)], [("a", 26)]):
         runner.feed("rows", piece)
@@ -386,25 +388,30 @@ def test_late_tuples_are_counted_without_a_subscriber():
 @pytest.mark.parametrize(
     ("reduce", "wrong"),
     [
-        (Reduce("wrod", count=Count()), "'wrod'. Did you mean 'word'?"),
-        (Reduce("word", total=Sum("tiem")), "'tiem'. Did you mean 'time'?"),
-        (Reduce("word", count=Count()).window("tmie", 10), "'tmie'. Did you mean 'time'?"),
+        (Reduce("wrod", count=Count()), "'wrod', which its input 'rows' does not have. Did you mean 'word'?"),
+        (Reduce("word", total=Sum("tiem")), "'tiem', which its input 'rows' does not have. Did you mean 'time'?"),
+        (
+            Reduce("word", count=Count()).window("tmie", 10),
+            "'tmie', which its input 'rows' does not have. Did you mean 'time'?",
+        ),
     ],
 )
 def test_misspelt_fields_are_found_while_the_topology_is_built(reduce, wrong):
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout("word", "time"))
-    builder.set_bolt("parts", reduce.parts()).shuffle_grouping("rows")
+    builder.set_bolt("partials", reduce.partials()).shuffle_grouping("rows")
     with pytest.raises(TopologyError) as error:
         builder.build("t")
-    assert str(error.value).endswith(f"PartsBolt reads fields of its input 'rows'; got {wrong}")
+    assert str(error.value).endswith(f"PartialBolt reads fields of its input 'rows'; got {wrong}")
 
 
-def test_parts_of_another_reduce_are_found_while_the_topology_is_built():
+def test_partials_of_another_reduce_are_found_while_the_topology_is_built():
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout("word", "time"))
-    builder.set_bolt("parts", Reduce("word", count=Count()).parts()).shuffle_grouping("rows")
+    builder.set_bolt("partials", Reduce("word", count=Count()).partials()).shuffle_grouping("rows")
     other = Reduce("word", count=Count()).window("time", 10)
-    builder.set_bolt("total", other.merged()).fields_grouping("parts", "word")
-    with pytest.raises(TopologyError, match=r"WindowBolt reads fields of its input 'parts'; got 'pane'\."):
+    builder.set_bolt("total", other.merged()).fields_grouping("partials", "word")
+    with pytest.raises(
+        TopologyError, match=r"WindowBolt reads field 'pane', which its input 'partials' does not have\."
+    ):
         builder.build("t")

@@ -39,7 +39,7 @@ from benchmarks.replacement_topology import (
 )
 from penstock import Failure
 from penstock.control.scaling import Scale
-from penstock.sim.scaling import Change
+from penstock.sim.scaling import ScalingChange
 from penstock.state.values import TaskState
 from penstock.testing import LocalRunner
 
@@ -56,7 +56,7 @@ class Locally:
         self._start()
 
     def _start(self):
-        self.runner = LocalRunner(self.topology, folder=self.topology.settings.state_dir)
+        self.runner = LocalRunner(self.topology, folder=self.topology.settings.delivery.state_dir)
 
     def _totals(self):
         self.runner.run(0.002)
@@ -195,7 +195,7 @@ def test_counts_are_those_of_a_sequential_run(tmp_path, delivery, commits):
 def test_the_slow_word_count_makes_four_counts_of_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(replacement_topology, "SPLIT", 1e-6)
     monkeypatch.setattr(replacement_topology, "COUNT", 1e-6)
-    handle = Locally(slow_word_count(tmp_path, Schedule(((1e-6, 2e9),)), {"message_timeout": 60.0}))
+    handle = Locally(slow_word_count(tmp_path, Schedule(((1e-6, 2e9),)), {"delivery.message_timeout": 60.0}))
     handle.runner.run_until_idle()
     handle.kill()
     noted = arrivals(tmp_path)
@@ -343,7 +343,7 @@ def course(schedule, changes=(), silent=()):
 
 
 def doubled(decided, tasks):
-    return Change(decided, decided + 2, Scale({"split": tasks, "count": tasks}, "busy"))
+    return ScalingChange(decided, decided + 2, Scale({"split": tasks, "count": tasks}, "busy"))
 
 
 def test_steps_and_overshoot_of_a_run_count_as_in_the_simulation():
@@ -398,15 +398,15 @@ def test_time_outs_count_over_all_buses_of_a_topology():
     for bus in ([3, 5], [0, 2], [None, 1]):
         looks = iter({} if failed is None else {"numbers": SimpleNamespace(failed=failed)} for failed in bus)
         each = SimpleNamespace(totals=looks.__next__)
-        seen.look(each)
-        seen.look(each)
+        seen.update(each)
+        seen.update(each)
     assert seen.total == 8
 
 
 def test_the_policies_run_as_they_were_simulated():
-    assert settings_of("rate")["scaling_cool_down"] == 20
-    assert settings_of("failures")["scaling_cool_down"] == 12
-    assert settings_of("rate")["scaling_window"] == 2
+    assert settings_of("rate")["scaling.cool_down"] == 20
+    assert settings_of("failures")["scaling.cool_down"] == 12
+    assert settings_of("rate")["scaling.window"] == 2
 
 
 def test_storm_is_told_when_to_rebalance_and_read_as_penstock_is(tmp_path, monkeypatch):

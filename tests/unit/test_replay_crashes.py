@@ -8,16 +8,17 @@ import shutil
 
 import pytest
 
-from penstock.replay import embedded, segments
+from penstock.replay import embedded
 from penstock.replay.dead_letters import send_back
 from penstock.replay.embedded import DiskPointer, DiskQueue, EmbeddedStore, open_beside
-from penstock.replay.queues import QueueDamaged, Record
-from penstock.replay.segments import SegmentLog
+from penstock.replay.queues import ReplayRecord
+from penstock.storage import segments
+from penstock.storage.segments import QueueDamaged, SegmentLog
 from penstock.topology.components import Context
 
 
 def records(*values):
-    return [Record((value,)) for value in values]
+    return [ReplayRecord((value,)) for value in values]
 
 
 def payloads(found):
@@ -217,19 +218,19 @@ def test_a_pointer_is_old_or_new_never_neither(tmp_path, monkeypatch):
     assert DiskPointer(tmp_path / "pointer").load() is False
 
 
-# -- send back: (1) append to From (2) strike out the letter
+# -- send back: (1) append to From (2) strike out the dead letter
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_letter_sent_back_is_in_one_place_at_least(tmp_path, monkeypatch, step):
+def test_a_dead_letter_sent_back_is_in_one_place_at_least(tmp_path, monkeypatch, step):
     queues = open_beside(tmp_path)
-    queues.dead.add([Record(("x",), 5, "boom")])
+    queues.dead.add([ReplayRecord(("x",), 5, "boom")])
     crash_at(monkeypatch, SegmentLog, "append", step)
     with pytest.raises(Crash):
         send_back(queues, [0])
     monkeypatch.undo()
     after = open_beside(tmp_path)
-    assert len(after.dead.letters()) == 1
+    assert len(after.dead.read_all()) == 1
     assert payloads(after.from_.read(10)) == ["x"][: step - 1]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.columns import to_column
 from penstock.errors import ComponentError
-from penstock.replay import DiskQueue, QueueEden, Record, Replayer, replayer
+from penstock.replay import DiskQueue, QueueEden, Replayer, ReplayRecord, replayer
 from penstock.replay.eden import SpoutEden
 from penstock.replay.embedded import open_beside
 from penstock.state.values import TaskState
@@ -39,7 +39,7 @@ class Bench:
         return self.replayer
 
     def feed(self, *values):
-        self.source.append([Record((value,)) for value in values])
+        self.source.append([ReplayRecord((value,)) for value in values])
 
     def take(self, count):
         end, entries = time.monotonic() + DEADLINE, []
@@ -126,11 +126,11 @@ def test_what_is_done_is_released_when_the_epoch_after_it_is_committed(bench):
 
     bench.replayer.note()
     assert held() == [2, 1, 0]
-    bench.replayer.committed()
+    bench.replayer.on_committed()
     assert held() == [2, 1, 0]  # a restart may have to take the epoch before
     bench.replayer.note()
     assert held() == [2, 1, 0]
-    bench.replayer.committed()
+    bench.replayer.on_committed()
     assert held() == [0, 0, 0]
     bench.replayer.close()
 
@@ -142,11 +142,11 @@ def test_a_release_that_fails_is_made_good_by_the_next(bench, caplog):
     fails_once(bench.eden._queue, "release", OSError("No space left on device"))
     for _ in range(2):
         bench.replayer.note()
-        bench.replayer.committed()
+        bench.replayer.on_committed()
     assert "No space left on device; what is done with stays" in caplog.text
     assert not DiskQueue(bench.folder.parent / "eden").empty
     bench.replayer.note()
-    bench.replayer.committed()
+    bench.replayer.on_committed()
     assert DiskQueue(bench.folder.parent / "eden").empty
     bench.replayer.close()
 
@@ -176,7 +176,7 @@ def test_under_load_every_tuple_is_acked_or_dead(bench):
         bench.replayer.ack(done)
         settled += len(done)
     bench.replayer.close()
-    dead = {letter.record.payload[0] for letter in open_beside(bench.folder).dead.letters()}
+    dead = {dead_letter.record.payload[0] for dead_letter in open_beside(bench.folder).dead.read_all()}
     assert bad <= dead
     assert acked | dead == set(range(total))
     assert not acked & dead
@@ -225,5 +225,5 @@ def test_a_source_must_emit_with_message_ids():
     spout.tracked = False
     eden = SpoutEden(spout)
     eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}))
-    with pytest.raises(ComponentError, match=r"must emit with message ids; got tuples without\. Only"):
+    with pytest.raises(ComponentError, match=r"emits tuples without message ids\. Only"):
         eden.read(1)

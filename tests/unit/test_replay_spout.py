@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import EnvironmentFault, FieldTypeError, SettingError
-from penstock.replay import DiskQueue, QueueEden, Record, ReplaySpout
+from penstock.replay import DiskQueue, QueueEden, ReplayRecord, ReplaySpout
 from penstock.replay.embedded import open_beside
 from penstock.replay.queues import QueuesBusy
 from penstock.topology.components import Context, Failure
@@ -49,7 +49,7 @@ class Bench:
         self.spout.activate()
 
     def feed(self, *values):
-        self.source.append([Record((value,)) for value in values])
+        self.source.append([ReplayRecord((value,)) for value in values])
 
     def await_rows(self, count):
         """Call next_batch until so many tuples came; returns and forgets them."""
@@ -70,7 +70,7 @@ class Bench:
             assert time.monotonic() < end
 
     def dead(self):
-        return [letter.record for letter in open_beside(self.folder / "task" / "replay").dead.letters()]
+        return [dead_letter.record for dead_letter in open_beside(self.folder / "task" / "replay").dead.read_all()]
 
 
 @pytest.fixture
@@ -109,9 +109,14 @@ def test_a_failed_tuple_comes_back_and_ends_as_a_dead_letter(bench):
     assert row == ("good",)
     bench.spout.ack(id)
     bench.await_stored()
-    [letter] = bench.dead()
-    assert (letter.payload, letter.attempts, letter.error, letter.component) == (("bad",), 3, "boom 2", "split")
-    assert letter.first_failed > 0
+    [dead_letter] = bench.dead()
+    assert (dead_letter.payload, dead_letter.attempts, dead_letter.error, dead_letter.component) == (
+        ("bad",),
+        3,
+        "boom 2",
+        "split",
+    )
+    assert dead_letter.first_failed > 0
 
 
 def test_what_failed_comes_before_what_was_not_read_yet(bench):
@@ -171,7 +176,7 @@ def test_waiting_for_the_queues_ends_with_an_error(bench):
     other = ReplaySpout(QueueEden(bench.folder / "eden", ("line",)))
     other.open({}, bench.context, Collected())
     other._waiting_since = -1e9
-    with pytest.raises(QueuesBusy, match="one process works with a task's replay queues; got another one"):
+    with pytest.raises(QueuesBusy, match="another process holds this task's replay queues"):
         other.next_batch()
 
 
@@ -179,7 +184,7 @@ def test_waiting_for_the_queues_ends_with_an_error(bench):
 def test_replay_belongs_to_at_least_once(tmp_path, delivery):
     spout = ReplaySpout(QueueEden(tmp_path, ("line",)))
     context = Context("shop", "lines", 1, 0, {"lines": (1,)}, delivery=delivery, folder=str(tmp_path))
-    with pytest.raises(SettingError, match=f"at least once: .*; got {delivery}. Set delivery=at_least_once"):
+    with pytest.raises(SettingError, match=f"and it is {delivery}. Set delivery=at_least_once"):
         spout.open({}, context, Collected())
 
 
@@ -187,7 +192,7 @@ def test_replay_belongs_to_at_least_once(tmp_path, delivery):
     ("folder", "text"),
     [
         ("", "need a folder that survives"),
-        ("s3://bucket/task", "need a local path; got 's3://bucket/task'. .*Kafka"),
+        ("s3://bucket/task", "need a local path, not 's3://bucket/task'. .*Kafka"),
     ],
 )
 def test_the_embedded_queues_need_a_local_folder(tmp_path, folder, text):
@@ -198,7 +203,7 @@ def test_the_embedded_queues_need_a_local_folder(tmp_path, folder, text):
 
 
 def test_max_attempts_is_at_least_one(tmp_path):
-    with pytest.raises(SettingError, match="at least one attempt; got 0"):
+    with pytest.raises(SettingError, match="at least one attempt, not 0"):
         ReplaySpout(QueueEden(tmp_path, ("line",)), max_attempts=0)
 
 
@@ -216,9 +221,9 @@ def test_a_damaged_record_is_set_aside_alone(tmp_path, where):
     bench.start()
     beside = open_beside(tmp_path / "task" / "replay")
     queue = bench.source if where == "source" else beside.from_
-    queue.append([Record(("a",)), Record(("b",))])
+    queue.append([ReplayRecord(("a",)), ReplayRecord(("b",))])
     spoil(queue, b"J{bad json", b'J[["x","one too many"],[],0,"","",0]', b"P" + b"cos\nsystem\n.")
-    queue.append([Record(("c",))])
+    queue.append([ReplayRecord(("c",))])
     rows = bench.await_rows(3)
     assert [values for _, values in rows] == [("a",), ("b",), ("c",)]
     bench.spout.ack_many([id for id, _ in rows])
@@ -229,7 +234,7 @@ def test_a_damaged_record_is_set_aside_alone(tmp_path, where):
     assert "not signed" in foreign.error
     bench.spout.next_batch()
     assert sum(given_up) == 3
-    assert "3 that did not; the first: JSONDecodeError" in str(reported[0])
+    assert "3 records cannot be read back as they were written; the first: JSONDecodeError" in str(reported[0])
     bench.spout.before_snapshot()
     state = bench.context.state
     assert (state.value("eden").value if where == "source" else state.value("replay.from").value) == 6
@@ -272,7 +277,9 @@ def test_dead_letters_that_cannot_be_written_lose_no_record(bench, monkeypatch):
 def test_a_value_that_does_not_fit_its_field_is_set_aside_alone(bench, monkeypatch):
     def emit_batch(columns, stream="default", msg_ids=None):
         if any(value == 3 for value in columns[0]):
-            raise FieldTypeError("stream 'default' of 'lines'", "field 'line' is declared string", "a column: 3")
+            raise FieldTypeError(
+                "stream 'default' of 'lines'", "field 'line' is declared string, and a column does not fit (3)"
+            )
         keep(columns, stream, msg_ids)
 
     keep = bench.out.emit_batch

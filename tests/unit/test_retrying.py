@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.coordinator.retrying import retried
+from penstock.driver.retrying import retried
 from penstock.errors import StateError, StateUnavailable
 
 
@@ -15,7 +15,7 @@ class Away:
     def __call__(self):
         self.left -= 1
         if self.left >= 0:
-            raise self._error("store", "must answer", "503")
+            raise self._error("store", "it does not answer (503)")
         return "here"
 
 
@@ -23,7 +23,7 @@ def test_it_is_asked_again_with_growing_pauses():
     pauses, said = [], []
     assert retried(Away(6), 60.0, lambda seconds: bool(pauses.append(seconds)), said.append) == "here"
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
-    assert said[1] == "the state store does not answer, trying again in 1 s: store: must answer; got 503."
+    assert said[1] == "the state store does not answer, trying again in 1 s: store: it does not answer (503)."
 
 
 def test_patience_ends():

@@ -1,4 +1,4 @@
-"""The slots' code under the local runner: forms of components, time, life cycle, queues, order."""
+"""The workers' code under the local runner: forms of components, time, life cycle, queues, order."""
 
 import random
 from collections import Counter
@@ -11,6 +11,7 @@ from penstock import (
     BasicBolt,
     BatchBolt,
     FieldCountError,
+    Flow,
     RichBolt,
     Settings,
     ShowBolt,
@@ -18,8 +19,9 @@ from penstock import (
     Spout,
     TopologyBuilder,
     TopologyError,
+    Transport,
 )
-from penstock.plan.model import SlotId
+from penstock.plan.model import WorkerId
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, NumberSpout, run_bolt, run_spout
 from tests.helpers import (
     BatchFeeder,
@@ -30,7 +32,7 @@ from tests.helpers import (
     line_topology,
     per_task,
     run_rows,
-    slots_of,
+    workers_of,
 )
 
 CLOCK = SimulatedClock()
@@ -49,11 +51,11 @@ ORDERS = [
 
 @pytest.mark.parametrize("forms", ORDERS, ids=lambda forms: "-".join(form.__name__ for form in forms))
 @pytest.mark.parametrize("fields", [("n", "word"), (("n", int), ("word", str))], ids=["untyped", "typed"])
-@pytest.mark.parametrize("local", [False, True], ids=["hops", "chained"])
+@pytest.mark.parametrize("local", [False, True], ids=["hops", "fused"])
 def test_all_forms_of_bolts_mix(forms, fields, local):
     rows = [(n, f"word {n}") for n in range(500)]
     bolts = [form(*fields) for form in forms]
-    settings = Settings(frame_bytes=1000)
+    settings = Settings(transport=Transport(frame_bytes=1000))
     runner = LocalRunner(
         line_topology(FeederSpout(*fields, rows=rows), *bolts, CaptureBolt(), local=local, settings=settings)
     )
@@ -285,7 +287,9 @@ def test_activate_and_deactivate():
 
 
 def test_what_was_emitted_before_deactivate_still_arrives():
-    runner = LocalRunner(line_topology(FeederSpout("x"), CaptureBolt(), settings=Settings(linger=5.0)))
+    runner = LocalRunner(
+        line_topology(FeederSpout("x"), CaptureBolt(), settings=Settings(transport=Transport(5.0)))
+    )
     runner.feed("spout", [(n,) for n in range(10)])
     runner.run(0.005)
     emitted = len(runner.component("spout")[0].acked)
@@ -406,7 +410,7 @@ class SlowTuples(CaptureBolt):
 
 @pytest.mark.parametrize("capacity", [1, 100, 1000])
 def test_the_inbox_bounds_what_waits(capacity):
-    settings = Settings(inbox_capacity=capacity, frame_bytes=2000, flow="none")
+    settings = Settings(flow=Flow("none", inbox_capacity=capacity), transport=Transport(frame_bytes=2000))
     runner = LocalRunner(line_topology(NumberSpout(5000), SlowBatches(), settings=settings), clock=CLOCK)
     (bolt,), longest = runner.component("b1"), 0
     while len(bolt.seen) < 5000:
@@ -418,11 +422,13 @@ def test_the_inbox_bounds_what_waits(capacity):
     assert bolt.seen == list(range(5000))
 
 
-def test_a_slow_bolt_holds_back_the_spout_it_is_chained_to():
-    """One slot, so there is no channel to fill: the spout must not run while its receiver's inbox is full.
+def test_a_slow_bolt_holds_back_the_spout_it_is_fused_with():
+    """One worker, so there is no channel to fill: the spout must not run while its receiver's inbox is full.
     Between two looks at the clock it may make 4,096 calls."""
     runner = LocalRunner(
-        line_topology(NumberSpout(40_000), SlowTuples(), local=True, settings=Settings(inbox_capacity=100)),
+        line_topology(
+            NumberSpout(40_000), SlowTuples(), local=True, settings=Settings(flow=Flow(inbox_capacity=100))
+        ),
         clock=CLOCK,
     )
     longest = 0
@@ -432,21 +438,23 @@ def test_a_slow_bolt_holds_back_the_spout_it_is_chained_to():
     assert longest <= 100 + 2 * 4096
 
 
-def test_chained_components_exchange_no_frames():
+def test_fused_components_exchange_no_frames():
     topology = line_topology(NumberSpout(100), Pass("task", "n"), CaptureBolt(), parallelism=3, local=True)
     runner = LocalRunner(topology)
     runner.run_until_idle()
-    assert list(slots_of(runner)) == [SlotId(0, 0), SlotId(0, 1), SlotId(0, 2)]
-    assert [slot.frames_sent for slot in slots_of(runner).values()] == [0, 0, 0]
+    assert list(workers_of(runner)) == [WorkerId(0, 0), WorkerId(0, 1), WorkerId(0, 2)]
+    assert [worker.frames_sent for worker in workers_of(runner).values()] == [0, 0, 0]
     for task, got in enumerate(per_task(runner, "b2"), 1):
         assert got == [(task, n) for n in range(100)]
 
 
-def test_without_chaining_the_same_topology_sends_frames():
-    topology = line_topology(NumberSpout(100), CaptureBolt(), local=True, settings=Settings(chaining=False))
+def test_without_fusing_the_same_topology_sends_frames():
+    topology = line_topology(
+        NumberSpout(100), CaptureBolt(), local=True, settings=Settings(transport=Transport(fusing=False))
+    )
     runner = LocalRunner(topology)
     runner.run_until_idle()
-    assert slots_of(runner)[SlotId(0, 0)].frames_sent > 0
+    assert workers_of(runner)[WorkerId(0, 0)].frames_sent > 0
     assert len(runner.captured("b1")) == 100
 
 
@@ -461,7 +469,7 @@ class Arrivals(CaptureBolt):
 @pytest.mark.parametrize("linger", [0.0, 0.002, 0.05])
 def test_a_single_tuple_leaves_within_the_linger(linger):
     runner = LocalRunner(
-        line_topology(FeederSpout("x"), Arrivals(), settings=Settings(linger=linger)), clock=CLOCK
+        line_topology(FeederSpout("x"), Arrivals(), settings=Settings(transport=Transport(linger))), clock=CLOCK
     )
     runner.run(0.1)
     start = CLOCK.now()
@@ -472,12 +480,14 @@ def test_a_single_tuple_leaves_within_the_linger(linger):
 
 
 def test_tuples_wait_for_company():
-    runner = LocalRunner(line_topology(FeederSpout("x"), CaptureBolt(), settings=Settings(linger=0.05)))
+    runner = LocalRunner(
+        line_topology(FeederSpout("x"), CaptureBolt(), settings=Settings(transport=Transport(0.05)))
+    )
     for n in range(5):
         runner.feed("spout", [(n,)])
         runner.run(0.005)
     runner.run_until_idle()
-    assert slots_of(runner)[SlotId(0, 0)].frames_sent == 1
+    assert workers_of(runner)[WorkerId(0, 0)].frames_sent == 1
     assert runner.captured("b1") == [(n,) for n in range(5)]
 
 
@@ -496,7 +506,7 @@ def merged(seed):
     builder.set_spout("numbers", NumberSpout(40), 3)
     builder.set_bolt("pass", Pass("task", "n"), 3).shuffle_grouping("numbers")
     builder.set_bolt("sink", CaptureBolt()).global_grouping("pass").global_grouping("numbers")
-    runner = LocalRunner(builder.build("t", Settings(frame_bytes=200)), seed=seed)
+    runner = LocalRunner(builder.build("t", Settings(transport=Transport(frame_bytes=200))), seed=seed)
     runner.run_until_idle()
     return [(tup.source_task, *tup) for tup in runner.captured("sink")]
 
@@ -525,7 +535,7 @@ def test_a_relayed_stream_arrives_whole():
     builder.set_bolt("a", Pass("task", "n"), 3).shuffle_grouping("numbers")
     builder.set_bolt("b", Pass("task", "n"), 2).shuffle_grouping("a")
     builder.set_bolt("join", CaptureBolt(), 2).fields_grouping("b", "n").fields_grouping("numbers", "n")
-    runner = LocalRunner(builder.build("t", Settings(frame_bytes=300)))
+    runner = LocalRunner(builder.build("t", Settings(transport=Transport(frame_bytes=300))))
     runner.run_until_idle()
     got = Counter((tup.source_component, *tup) for tup in runner.captured("join"))
     assert got == {(source, task, n): 1 for source in ("b", "numbers") for task in (1, 2) for n in range(200)}
@@ -603,7 +613,7 @@ def shown(rows, bolt=None):
     builder.set_bolt("show", bolt or ShowBolt()).shuffle_grouping("rows")
     runner = LocalRunner(builder.build("t"))
     runner.run(0.6)
-    (published,) = slots_of(runner)[SlotId(1, 0)].published.values()
+    (published,) = workers_of(runner)[WorkerId(1, 0)].published.values()
     assert runner.errors == []
     return published
 
@@ -618,10 +628,10 @@ def test_show_shows_at_its_end_what_came_after_the_last_tick():
     builder.set_bolt("show", ShowBolt()).shuffle_grouping("rows")
     runner = LocalRunner(builder.build("t"))
     runner.run(0.1)  # before the first tick
-    slot = slots_of(runner)[SlotId(1, 0)]
-    assert slot.published == {}
+    worker = workers_of(runner)[WorkerId(1, 0)]
+    assert worker.published == {}
     runner.close()
-    assert list(slot.published.values()) == [[["a", 99]]]
+    assert list(worker.published.values()) == [[["a", 99]]]
 
 
 def test_show_keeps_as_many_rows_as_asked():
@@ -680,5 +690,5 @@ def test_columns_of_different_lengths_are_refused_whole():
 
 
 def test_plain_tuples_and_ticks_exclude_each_other():
-    with pytest.raises(TopologyError, match=r"component 'bolt'.*gets no ticks"):
+    with pytest.raises(TopologyError, match=r"component 'bolt'.*could not tell ticks from tuples"):
         run_bolt(Columns(), ["line"], [["x"]], tick_interval=1)

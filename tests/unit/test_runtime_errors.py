@@ -12,6 +12,7 @@ from penstock import (
     BasicBolt,
     BatchBolt,
     ComponentError,
+    Delivery,
     FieldCountError,
     FieldTypeError,
     FrameError,
@@ -28,11 +29,11 @@ from penstock.columns import to_column
 from penstock.errors import FramesLost
 from penstock.frames.codec import encode
 from penstock.frames.header import Header, Kind
-from penstock.plan.model import SlotId
-from penstock.runtime.job import make_job
-from penstock.runtime.slot import Slot
+from penstock.plan.model import WorkerId
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
-from tests.helpers import BatchFeeder, Pass, line_topology, run_rows
+from penstock.worker.job import make_job
+from penstock.worker.worker import Worker
+from tests.helpers import BatchFeeder, Pass, line_topology, run_rows, settings_with
 
 FILE = "test_runtime_errors.py"
 
@@ -90,9 +91,7 @@ def test_an_exception_drops_its_tuple_and_no_other(form):
     assert (runner.stats("b1")[0].errors, runner.stats("b1")[0].executed) == (1, 6)
     text = str(only_error(runner, UserCodeError))
     line = line_in(form.execute, "raise")
-    assert text == (
-        f"component 'b1' ({line} in execute): execute must not raise; got ValueError: not a three, on Tuple(x=3)."
-    )
+    assert text == (f"component 'b1' ({line} in execute): execute raised ValueError: not a three, on Tuple(x=3).")
     assert runner.stats("b1")[0].last_error == text
 
 
@@ -104,7 +103,7 @@ def test_an_exception_drops_its_batch_and_no_other():
     assert runner.captured("b2") == [(1,), (2,), (5,)]
     text = str(only_error(runner, UserCodeError))
     assert f"component 'b1' ({line_in(FussyBatch.execute_batch, 'raise')} in execute_batch)" in text
-    assert "execute_batch must not raise; got ValueError: not a three" in text
+    assert "execute_batch raised ValueError: not a three" in text
     assert runner.stats("b1")[0].errors == 1
 
 
@@ -118,7 +117,7 @@ def test_the_bolt_works_on_after_an_error():
 
 def test_on_error_stop_raises():
     with pytest.raises(UserCodeError, match=r"component 'b1'.*not a three"):
-        run_rows(["x"], [(3,)], Fussy(), settings=Settings(on_error="stop"))
+        run_rows(["x"], [(3,)], Fussy(), settings=Settings(delivery=Delivery(on_error="stop")))
 
 
 def test_run_bolt_raises():
@@ -166,7 +165,7 @@ def test_an_exception_on_a_tick():
     assert runner.captured("b1") == [(1,)]
     assert runner.stats("b1")[0].errors == 2
     assert "component 'b1'" in str(runner.errors[0])
-    assert "tick must not raise; got KeyError: 'tick'" in str(runner.errors[0])
+    assert "tick raised KeyError: 'tick'" in str(runner.errors[0])
 
 
 class Stumbles(FeederSpout):
@@ -183,15 +182,15 @@ def test_an_exception_in_next_tuple():
     assert runner.captured("b1") == [(0,), (1,), (2,), (4,), (5,)]
     text = str(only_error(runner, UserCodeError))
     line = line_in(Stumbles.next_tuple, "raise")
-    assert (
-        text == f"component 'spout' ({line} in next_tuple): next_tuple must not raise; got OSError: lost the line."
-    )
+    assert text == f"component 'spout' ({line} in next_tuple): next_tuple raised OSError: lost the line."
     assert runner.stats("spout")[0].errors == 1
 
 
 def test_an_exception_in_next_tuple_with_stop():
     runner = LocalRunner(
-        line_topology(Stumbles("x", rows=[(3,)]), CaptureBolt(), settings=Settings(on_error="stop"))
+        line_topology(
+            Stumbles("x", rows=[(3,)]), CaptureBolt(), settings=Settings(delivery=Delivery(on_error="stop"))
+        )
     )
     with pytest.raises(UserCodeError, match=r"component 'spout'.*lost the line"):
         runner.run(0.1)
@@ -207,7 +206,7 @@ class StumblesInBatches(BatchFeeder):
 def test_an_exception_in_next_batch_names_the_call():
     runner = LocalRunner(line_topology(StumblesInBatches("x", batches=[1]), CaptureBolt()))
     runner.run(0.1)
-    assert "next_batch must not raise; got OSError" in str(only_error(runner, UserCodeError))
+    assert "next_batch raised OSError" in str(only_error(runner, UserCodeError))
 
 
 class AckRaises(FeederSpout):
@@ -223,7 +222,7 @@ def test_an_exception_in_ack_is_counted_and_the_other_acks_come():
     assert runner.captured("b1") == [(0,), (1,), (2,)]
     assert runner.component("spout")[0].acked == [(0,), (2,)]
     assert "component 'spout'" in str(only_error(runner, UserCodeError))
-    assert "ack must not raise; got ValueError: ack fails" in str(runner.errors[0])
+    assert "ack raised ValueError: ack fails" in str(runner.errors[0])
 
 
 class PrepareRaises(CaptureBolt):
@@ -235,7 +234,7 @@ def test_an_exception_in_prepare_ends_the_start():
     with pytest.raises(UserCodeError) as caught:
         LocalRunner(line_topology(FeederSpout("x"), PrepareRaises()))
     assert f"component 'b1' ({line_in(PrepareRaises.prepare, 'raise')} in prepare)" in str(caught.value)
-    assert "prepare must not raise; got ConnectionError: no store" in str(caught.value)
+    assert "prepare raised ConnectionError: no store" in str(caught.value)
 
 
 # ---- what is emitted -------------------------------------------------------------------------------------
@@ -280,7 +279,8 @@ def test_the_number_of_values_is_the_number_of_fields(count, given):
     text = str(only_error(runner, FieldCountError))
     assert "component 'spout', stream 'default'" in text
     assert f"({FILE}:" in text
-    assert f"has {count} fields ({', '.join(FIELDS[:count])}); got {given}: {values!r}" in text
+    assert f"({', '.join(FIELDS[:count])}), but {given} value" in text
+    assert f" emitted: {values!r}." in text
     assert "one value per declared field" in text
 
 
@@ -289,7 +289,7 @@ def test_the_number_of_values_is_the_number_of_fields(count, given):
 def test_a_bare_value_is_no_tuple(count, value):
     runner = emitted(FIELDS[:count], lambda c: c.emit(value))
     assert runner.captured("b1") == []
-    assert f"got {value!r}. Wrap it: emit([{value!r}])." in str(only_error(runner, FieldCountError))
+    assert f"but {value!r} was emitted. Wrap it: emit([{value!r}])." in str(only_error(runner, FieldCountError))
 
 
 @pytest.mark.parametrize("bad", ["text", 1.5, 2**64, {}], ids=str)
@@ -299,7 +299,7 @@ def test_a_value_of_another_type_drops_its_tuple_and_no_other(bad):
     assert runner.captured("b1") == [(1, "x"), (2, "x"), (4, "x")]
     text = str(only_error(runner, FieldTypeError))
     assert "component 'spout', stream 'default': field 'n' is declared int64" in text
-    assert f"got {bad!r} of type {type(bad).__name__}. Emit a value of that type" in text
+    assert f"and {bad!r} of type {type(bad).__name__} does not fit. Emit a value of that type" in text
     assert runner.stats("spout")[0].errors == 1
 
 
@@ -315,7 +315,7 @@ def test_a_value_that_cannot_be_pickled():
     runner = emitted(["x"], lambda c: c.emit([threading.Lock()]), lambda c: c.emit([1]))
     assert runner.captured("b1") == [(1,)]
     text = str(only_error(runner, FieldTypeError))
-    assert "field 'x' is declared without a type; got <unlocked" in text
+    assert "field 'x' is declared without a type, and <unlocked" in text
     assert "Emit a value that can be pickled." in text
 
 
@@ -324,7 +324,10 @@ def test_an_unknown_stream():
     assert runner.captured("b1") == [(2,)]
     text = str(only_error(runner, ComponentError))
     assert f"component 'spout' ({FILE}:" in text
-    assert "got stream 'defautl'; declared: default. Did you mean 'default'?" in text
+    assert (
+        "it emitted on stream 'defautl', which it does not declare (it declares default). Did you mean 'default'?"
+        in text
+    )
 
 
 class EmitsBatch(BatchFeeder):
@@ -339,12 +342,16 @@ class EmitsBatch(BatchFeeder):
         (lambda c: c.emit_batch({"n": [1], "s": ["a"]}, stream="x"), ComponentError, ["stream 'x'"]),
         (lambda c: c.emit_batch({"n": [1]}), FieldCountError, ["has 2 fields (n, s)", "['n']"]),
         (lambda c: c.emit_batch({"n": [1], "z": [1]}), FieldCountError, ["has 2 fields (n, s)", "['n', 'z']"]),
-        (lambda c: c.emit_batch([[1]]), FieldCountError, ["has 2 fields (n, s)", "got 1"]),
-        (lambda c: c.emit_batch([[1, 2], ["a"]]), FieldCountError, ["have one length", "n: 2, s: 1"]),
+        (lambda c: c.emit_batch([[1]]), FieldCountError, ["has 2 fields (n, s)", "but 1 value was emitted"]),
+        (lambda c: c.emit_batch([[1, 2], ["a"]]), FieldCountError, ["have different lengths", "n: 2, s: 1"]),
         (lambda c: c.emit_batch([["a"], ["a"]]), FieldTypeError, ["field 'n' is declared int64"]),
         (lambda c: c.emit_batch([pa.array(["a"]), ["a"]]), FieldTypeError, ["field 'n' is declared int64"]),
         (lambda c: c.emit_batch([[1.5], ["a"]]), FieldTypeError, ["field 'n' is declared int64"]),
-        (lambda c: c.emit_batch_direct(2, [[1], ["a"]]), ComponentError, ["emit_direct needs a direct stream"]),
+        (
+            lambda c: c.emit_batch_direct(2, [[1], ["a"]]),
+            ComponentError,
+            ["emit_direct was called, but the stream is not direct"],
+        ),
     ],
 )
 def test_wrong_batches(emit, kind, parts):
@@ -373,22 +380,21 @@ def test_emit_direct_to_a_task_of_nobody():
     assert [tup.x for tup in runner.captured("sink")] == [2]
     text = str(only_error(runner, ComponentError))
     assert "component 'spout', stream 'default'" in text
-    assert (
-        "names a task of a subscriber: [2, 3]; got task 9. Task ids of a component are in context.tasks." in text
-    )
+    assert "named task 9, which is not a task of a subscriber ([2, 3]). The ids of" in text
 
 
 def test_a_plain_emit_on_a_direct_stream():
     runner = direct(lambda c: c.emit([1]), lambda c: c.emit_direct(2, [2]))
     assert [tup.x for tup in runner.captured("sink")] == [2]
-    assert "a direct stream takes emit_direct(task, values); got emit. Name the target task." in str(
-        runner.errors[0]
+    assert (
+        "emit was called, but the stream is direct. Call emit_direct(task, values) and name the receiving task."
+        in str(runner.errors[0])
     )
 
 
 def test_emit_direct_on_a_plain_stream():
     runner = emitted(["x"], lambda c: c.emit_direct(2, [1]))
-    assert "emit_direct needs a direct stream. Declare it with direct=True." in str(
+    assert "emit_direct was called, but the stream is not direct. Declare it with direct=True." in str(
         only_error(runner, ComponentError)
     )
 
@@ -413,12 +419,12 @@ def test_a_wrong_emit_leaves_no_half_tuple():
 # ---- the wire --------------------------------------------------------------------------------------------
 
 
-def sink_slot(fields=("x",), **settings):
-    """The slot of ``b1``: task 2, fed by task 1."""
-    topology = line_topology(FeederSpout(*fields), CaptureBolt(), settings=Settings(**settings))
-    slot = Slot(SlotId(1, 0), make_job(topology, make_plan(topology), "", pickle.dumps), SimulatedClock())
-    slot.open()
-    return slot
+def sink_worker(fields=("x",), **settings):
+    """The worker of ``b1``: task 2, fed by task 1."""
+    topology = line_topology(FeederSpout(*fields), CaptureBolt(), settings=settings_with(**settings))
+    worker = Worker(WorkerId(1, 0), make_job(topology, make_plan(topology), "", pickle.dumps), SimulatedClock())
+    worker.open()
+    return worker
 
 
 def frame(values, **header):
@@ -426,21 +432,21 @@ def frame(values, **header):
     return pa.py_buffer(encode(whole, pa.RecordBatch.from_arrays([to_column(values, None)], ["x"]), None))
 
 
-def got_by(slot):
-    return [tup.x for tup in slot.executors[0].component.tuples]
+def got_by(worker):
+    return [tup.x for tup in worker.executors[0].component.tuples]
 
 
 def test_a_good_frame_is_executed():
-    slot = sink_slot()
-    assert slot.offer(frame([1, 2]))
-    slot.turn()
-    assert got_by(slot) == [1, 2]
-    assert (slot.frames_done(), slot.pending()) == (1, 0)
+    worker = sink_worker()
+    assert worker.offer(frame([1, 2]))
+    worker.turn()
+    assert got_by(worker) == [1, 2]
+    assert (worker.frames_done(), worker.pending()) == (1, 0)
 
 
 def test_garbage_is_no_frame():
     with pytest.raises(FrameError, match="begins with"):
-        sink_slot().offer(pa.py_buffer(b"garbage " * 20))
+        sink_worker().offer(pa.py_buffer(b"garbage " * 20))
 
 
 @pytest.mark.parametrize("fields", [("x",), (("x", int),)], ids=["untyped", "typed"])
@@ -448,89 +454,89 @@ def test_garbage_is_no_frame():
     "body", [b"", b"garbage " * 20, b"\xff" * 64, bytes(64)], ids=["empty", "text", "ones", "zeros"]
 )
 def test_an_undecodable_body_names_the_component(fields, body):
-    slot = sink_slot(fields)
+    worker = sink_worker(fields)
     head = Header(Kind.DATA, 1, 0, 0, 0, target_task=2, source_task=1, rows=1).pack()
-    assert slot.offer(pa.py_buffer(head + body))
+    assert worker.offer(pa.py_buffer(head + body))
     with pytest.raises(FrameError) as caught:
-        slot.turn()
+        worker.turn()
     text = str(caught.value)
-    assert "component 'b1', task 2: a frame from task 1 must decode" in text
-    assert "same versions of penstock and pyarrow" in text
+    assert "component 'b1', task 2: a frame from task 1 cannot be decoded" in text
+    assert "same versions of Penstock and pyarrow" in text
 
 
 def test_a_frame_of_an_unknown_stream_names_the_component():
-    slot = sink_slot()
-    slot.offer(frame([1], stream=77))
+    worker = sink_worker()
+    worker.offer(frame([1], stream=77))
     with pytest.raises(FrameError, match="component 'b1', task 2"):
-        slot.turn()
+        worker.turn()
 
 
 def test_a_frame_for_a_task_that_is_not_here():
-    with pytest.raises(PenstockError, match=r"slot 1.0: runs tasks \[2\]; got a frame for task 9"):
-        sink_slot().offer(frame([1], target_task=9))
+    with pytest.raises(PenstockError, match=r"worker 1.0: a frame for task 9 arrived, but it runs tasks \[2\]"):
+        sink_worker().offer(frame([1], target_task=9))
 
 
 def test_a_frame_for_a_stage_that_lies_behind():
-    slot = sink_slot()
-    with pytest.raises(PenstockError, match=r"slot 1\.0"):
-        slot.offer(frame([1], target_stage=0)) and slot.turn()
+    worker = sink_worker()
+    with pytest.raises(PenstockError, match=r"worker 1\.0"):
+        worker.offer(frame([1], target_stage=0)) and worker.turn()
 
 
 def test_a_full_inbox_refuses_and_takes_again_later():
-    slot = sink_slot(inbox_capacity=3, flow="none")
-    assert slot.offer(frame([1, 2], sequence=0))
-    assert slot.offer(frame([3, 4], sequence=1))  # one frame may reach over
-    assert not slot.offer(frame([5], sequence=2))
-    assert slot.pending() >= 4
-    slot.turn()
-    assert slot.offer(frame([5], sequence=2))
+    worker = sink_worker(inbox_capacity=3, flow="none")
+    assert worker.offer(frame([1, 2], sequence=0))
+    assert worker.offer(frame([3, 4], sequence=1))  # one frame may reach over
+    assert not worker.offer(frame([5], sequence=2))
+    assert worker.pending() >= 4
+    worker.turn()
+    assert worker.offer(frame([5], sequence=2))
     for _ in range(3):
-        slot.turn()
-    assert got_by(slot) == [1, 2, 3, 4, 5]
-    assert not slot.errors
+        worker.turn()
+    assert got_by(worker) == [1, 2, 3, 4, 5]
+    assert not worker.errors
 
 
 @pytest.mark.parametrize(
     ("numbers", "texts"),
     [
         ((0, 1, 2), []),
-        ((0, 2, 3), ["frame 1 from task 1 was next; got frame 2"]),
-        ((0, 0), ["frame 1 from task 1 was next; got frame 0"]),
-        ((1,), ["frame 0 from task 1 was next; got frame 1"]),
+        ((0, 2, 3), ["frame 2 from task 1 arrived where frame 1 was next"]),
+        ((0, 0), ["frame 0 from task 1 arrived where frame 1 was next"]),
+        ((1,), ["frame 1 from task 1 arrived where frame 0 was next"]),
     ],
 )
 def test_lost_and_doubled_frames_are_reported(numbers, texts):
-    slot = sink_slot()
+    worker = sink_worker()
     for sequence in numbers:
-        slot.offer(frame([sequence], sequence=sequence))
-        slot.turn()
-    assert got_by(slot) == list(numbers)
-    assert len(slot.errors) == len(texts)
-    for error, text in zip(slot.errors, texts, strict=True):
+        worker.offer(frame([sequence], sequence=sequence))
+        worker.turn()
+    assert got_by(worker) == list(numbers)
+    assert len(worker.errors) == len(texts)
+    for error, text in zip(worker.errors, texts, strict=True):
         assert f"component 'b1', task 2: {text}" in str(error)
         assert "lost, doubled or overtaken" in str(error)
-    assert slot.stats()[2].errors == len(texts)
+    assert worker.stats()[2].errors == len(texts)
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), (0, 0), (1,)])
 def test_exactly_once_a_gap_is_raised_so_that_the_topology_starts_again_from_its_last_commit(numbers):
-    slot = sink_slot(delivery="exactly_once")
+    worker = sink_worker(delivery="exactly_once")
     for sequence in numbers[:-1]:
-        slot.offer(frame([sequence], sequence=sequence, epoch=1))
-        slot.turn()
-    slot.offer(frame([9], sequence=numbers[-1], epoch=1))
-    with pytest.raises(FramesLost, match=r"component 'b1', task 2: frame \d from task 1 was next; got frame"):
-        slot.turn()
-    assert got_by(slot) == list(numbers[:-1]), "it is not executed"
+        worker.offer(frame([sequence], sequence=sequence, epoch=1))
+        worker.turn()
+    worker.offer(frame([9], sequence=numbers[-1], epoch=1))
+    with pytest.raises(FramesLost, match=r"component 'b1', task 2: frame \d from task 1 arrived where frame"):
+        worker.turn()
+    assert got_by(worker) == list(numbers[:-1]), "it is not executed"
 
 
 def test_a_warm_frame_is_no_data():
-    slot = sink_slot()
-    assert not slot.warm
-    assert slot.offer(pa.py_buffer(Header(Kind.WARM, 1, 0, 0, 0).pack()))
-    assert slot.warm
-    slot.turn()
-    assert got_by(slot) == []
+    worker = sink_worker()
+    assert not worker.warm
+    assert worker.offer(pa.py_buffer(Header(Kind.WARM, 1, 0, 0, 0).pack()))
+    assert worker.warm
+    worker.turn()
+    assert got_by(worker) == []
 
 
 # ---- sys.exit() in user code ---------------------------------------------------------------------------------
@@ -549,7 +555,7 @@ class Exiting(BasicBolt):
 def test_exit_in_execute_costs_one_tuple():
     runner = run_rows(["x"], [(1,), (2,), (3,), (4,)], Exiting())
     assert [tup.x for tup in runner.component("b2")[0].tuples] == [1, 2, 4]
-    assert "execute must not raise; got SystemExit: 7" in str(only_error(runner, UserCodeError))
+    assert "execute raised SystemExit: 7" in str(only_error(runner, UserCodeError))
 
 
 # ---- a call that does not return -----------------------------------------------------------------------------
@@ -567,8 +573,8 @@ class Slow(BasicBolt):
 def test_a_report_says_for_how_long_a_task_has_been_in_its_component():
     runner = LocalRunner(line_topology(FeederSpout("x", rows=[(1,)]), Slow()))
     (bolt,) = runner.component("b1")
-    slot = runner._slots[SlotId(1, 0)]
-    bolt.clock, bolt.look = runner.clock, lambda: [stats.in_call for stats in slot.stats().values()]
+    worker = runner._workers[WorkerId(1, 0)]
+    bolt.clock, bolt.look = runner.clock, lambda: [stats.in_call for stats in worker.stats().values()]
     runner.run_until_idle()
     assert bolt.seen == [12.0]
-    assert [stats.in_call for stats in slot.stats().values()] == [0.0]
+    assert [stats.in_call for stats in worker.stats().values()] == [0.0]

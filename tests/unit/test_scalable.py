@@ -5,14 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock import BasicBolt, DedupBolt, Settings, Spout, TopologyBuilder, TopologyError
-from penstock.coordinator.messages import Command
+from penstock import BasicBolt, DedupBolt, Spout, TopologyBuilder, TopologyError
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
 from penstock.plan.scalable import kept_numbers, why_fixed
+from penstock.protocol.messages import OperatorRequest
 from penstock.spark.operator import Operator
 from penstock.spark.replacement import Replaced
 from penstock.topology.groupings import CustomGrouping, Shuffle
+from tests.helpers import settings_with
 
 
 class Source(Spout):
@@ -32,7 +33,7 @@ class Pass(BasicBolt):
 
 
 class Merge(Pass):
-    merges_parts = True
+    merges_partials = True
 
 
 class First(CustomGrouping):
@@ -52,17 +53,17 @@ def build(group=lambda bolt: bolt.fields_grouping("source", "key"), bolt=None, p
     builder.set_spout("source", Source(), 2)
     group(builder.set_bolt("work", bolt or Pass(), parallelism))
     builder.set_bolt("end", Pass()).global_grouping("work")
-    return builder.build("t", Settings(**settings))
+    return builder.build("t", settings_with(**settings))
 
 
-def chained(first=lambda bolt: bolt, last=lambda bolt: bolt, **settings):
-    """source -> a => b => c: three bolts in two slots."""
+def fused(first=lambda bolt: bolt, last=lambda bolt: bolt, **settings):
+    """source -> a => b => c: three bolts in two workers."""
     builder = TopologyBuilder()
     builder.set_spout("source", Source())
     first(builder.set_bolt("a", Pass(), 2).shuffle_grouping("source"))
     builder.set_bolt("b", Pass(), 2).local_or_shuffle_grouping("a")
     last(builder.set_bolt("c", Pass(), 2).local_or_shuffle_grouping("b"))
-    return builder.build("t", Settings(**settings))
+    return builder.build("t", settings_with(**settings))
 
 
 # ---- who scales --------------------------------------------------------------------------------------------
@@ -78,10 +79,10 @@ SHARED = "reads 'source' by {} grouping, so its tasks do not share the work"
         (build(lambda bolt: bolt.none_grouping("source")), ""),
         (build(lambda bolt: bolt.partial_key_grouping("source", "key")), ""),
         (build(lambda bolt: bolt.local_or_shuffle_grouping("source"), parallelism=3), ""),
-        (build(lambda bolt: bolt.local_or_shuffle_grouping("source"), chaining=False), ""),
+        (build(lambda bolt: bolt.local_or_shuffle_grouping("source"), fusing=False), ""),
         (
             build(lambda bolt: bolt.local_or_shuffle_grouping("source")),
-            "is chained to spout 'source', which keeps its tasks",
+            "is fused with spout 'source', which keeps its tasks",
         ),
         (build(lambda bolt: bolt.shuffle_grouping("source").set_fixed()), "is set fixed"),
         (build(lambda bolt: bolt.all_grouping("source")), SHARED.format("all")),
@@ -97,7 +98,7 @@ SHARED = "reads 'source' by {} grouping, so its tasks do not share the work"
         (build(bolt=Merge(), parallelism=1), ""),
         (
             build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1),
-            "merges parts, which by shuffle grouping meet only in one task",
+            "merges partials, which by shuffle grouping meet only in one task",
         ),
         (build(bolt=DedupBolt("key", "n"), parallelism=1), ""),
         (
@@ -120,12 +121,12 @@ def test_spouts_do_not_scale():
     assert why_fixed(build(), "source") == "is a spout, and positions in its source belong to its tasks"
 
 
-def test_a_chain_is_fixed_as_a_whole():
-    assert [why_fixed(chained(), each) for each in "abc"] == ["", "", ""]
-    topology = chained(last=lambda bolt: bolt.set_fixed())
-    shared = "shares its slots with 'c', which is set fixed"
+def test_a_fused_group_is_fixed_as_a_whole():
+    assert [why_fixed(fused(), each) for each in "abc"] == ["", "", ""]
+    topology = fused(last=lambda bolt: bolt.set_fixed())
+    shared = "shares its workers with 'c', which is set fixed"
     assert [why_fixed(topology, each) for each in "abc"] == [shared, shared, "is set fixed"]
-    topology = chained(last=lambda bolt: bolt.set_fixed(), chaining=False)
+    topology = fused(last=lambda bolt: bolt.set_fixed(), fusing=False)
     assert [why_fixed(topology, each) for each in "abc"] == ["", "", "is set fixed"]
 
 
@@ -139,7 +140,7 @@ def test_a_scaled_copy_has_other_numbers_and_nothing_else():
     assert (topology.nodes["work"].parallelism, topology.nodes["work"].tasks) == (2, 2)
     assert scaled.scaled({"work": 2}) == topology
     assert list(scaled.nodes) == list(topology.nodes)
-    assert make_plan(scaled).slots == make_plan(topology).slots + 6
+    assert make_plan(scaled).workers == make_plan(topology).workers + 6
     assert topology.scaled({}) == topology
 
 
@@ -152,8 +153,8 @@ def test_more_tasks_than_executors_scale_by_the_same_factor(old, tasks, new, fou
     assert (node.parallelism, node.tasks) == (new, found)
 
 
-def test_chained_bolts_stay_chained_when_they_are_scaled_together():
-    topology = chained()
+def test_fused_bolts_stay_fused_when_they_are_scaled_together():
+    topology = fused()
     assert len(make_plan(topology).stages) == 2
     assert len(make_plan(topology.scaled({"a": 4, "b": 4, "c": 4})).stages) == 2
     assert len(make_plan(topology.scaled({"a": 4, "b": 4})).stages) == 3
@@ -162,11 +163,19 @@ def test_chained_bolts_stay_chained_when_they_are_scaled_together():
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"wrok": 2}, ("topology 't'", "a component of the topology is scaled", "'wrok'", "mean 'work'?")),
+        ({"wrok": 2}, ("topology 't'", "it has no component 'wrok' to scale", "'wrok'", "mean 'work'?")),
         ({"xyz": 2}, ("topology 't'", "'xyz'", "The components are: source, work, end.")),
-        ({"source": 4}, ("component 'source' (test_scalable.py:", "keeps its tasks", "of 4", "Scale the bolts")),
-        ({"work": 0}, ("component 'work' (test_scalable.py:", "at least 1", "got 0", "Use 1 or more.")),
-        ({"work": 1.5}, ("component 'work' (test_scalable.py:", "at least 1", "got 1.5", "Use 1 or more.")),
+        (
+            {"source": 4},
+            (
+                "component 'source' (test_scalable.py:",
+                "keeps its number of tasks",
+                "cannot get 4",
+                "Scale the bolts",
+            ),
+        ),
+        ({"work": 0}, ("component 'work' (test_scalable.py:", "at least 1", "not 0")),
+        ({"work": 1.5}, ("component 'work' (test_scalable.py:", "at least 1", "not 1.5")),
     ],
 )
 def test_what_cannot_be_scaled(change, parts):
@@ -178,7 +187,7 @@ def test_what_cannot_be_scaled(change, parts):
 
 def test_the_copy_is_checked_as_the_first_was():
     topology = build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1)
-    with pytest.raises(TopologyError, match="its 2 tasks merge parts"):
+    with pytest.raises(TopologyError, match="its 2 tasks merge partials"):
         topology.scaled({"work": 2})
 
 
@@ -212,6 +221,6 @@ def test_the_command_replaces_with_the_kept_numbers_and_says_so():
         load=lambda target: build(parallelism=2),
         replace=replace,
     )
-    answer = Operator(running)(Command("replace", {"target": "t.py"}))
+    answer = Operator(running)(OperatorRequest("replace", {"target": "t.py"}))
     assert asked == [5]
     assert json.loads(answer.text)["kept"] == {"work": 5}

@@ -7,13 +7,13 @@ import pytest
 from penstock.control.scaling import (
     BoltLoad,
     Bounds,
+    FailureCount,
     FailurePolicy,
-    Look,
+    LoadSample,
     RatePolicy,
     Scale,
     SpoutLoad,
     TaskLoad,
-    Window,
     demands,
     reachable,
     use_with,
@@ -25,7 +25,7 @@ AT_ONCE = Bounds(most=64, cool_down=0.0)
 
 
 def bolt(name, *arrived, cost=0.001, inputs=("spout",), emits=1.0, queued=0, fixed=False):
-    """Tasks of a bolt in a look of one second; each processes what arrives, as far as its second goes."""
+    """Tasks of a bolt in a load sample of one second; each processes what arrives, as far as its second goes."""
     tasks = []
     for count in arrived:
         done = min(count, 1.0 / cost)
@@ -33,15 +33,15 @@ def bolt(name, *arrived, cost=0.001, inputs=("spout",), emits=1.0, queued=0, fix
     return BoltLoad(name, inputs, tuple(tasks), fixed)
 
 
-def look(time, *bolts, emitted=None, failed=0, latency=None, **spout):
+def sample(time, *bolts, emitted=None, failed=0, latency=None, **spout):
     emitted = bolts[0].arrived if emitted is None and bolts else emitted or 0
-    return Look(time, 1.0, (SpoutLoad("spout", emitted, failed, **spout),), bolts, latency)
+    return LoadSample(time, 1.0, (SpoutLoad("spout", emitted, failed, **spout),), bolts, latency)
 
 
 def failing(policy, counts, *bolts):
     """What the policy says to each window, a second apart."""
     bolts = bolts or (bolt("count", 100, 100),)
-    return [policy.decide(look(float(time), *bolts, failed=count)) for time, count in enumerate(counts)]
+    return [policy.decide(sample(float(time), *bolts, failed=count)) for time, count in enumerate(counts)]
 
 
 # ---- what can be reached
@@ -67,7 +67,7 @@ def test_the_least_counts_too():
 def test_mean_and_dispersion_follow_the_formulas():
     policy = FailurePolicy(windows=4, threshold=1e9)
     failing(policy, [7, 4, 0, 8, 20])  # the 7 has left the ring
-    assert [window.failed for window in policy.windows] == [4, 0, 8, 20]
+    assert [window.failed for window in policy.recent] == [4, 0, 8, 20]
     assert policy.weights == [1.0, 0.75, 0.5, 0.25]
     assert policy.mean == 8.0
     assert policy.dispersion == pytest.approx((0.25 * 16 + 0.5 * 64 + 0.75 * 0 + 1.0 * 144) / 4)
@@ -78,7 +78,7 @@ def test_an_empty_and_a_partial_ring():
     assert (policy.mean, policy.dispersion) == (0.0, 0.0)
     assert failing(policy, [1_000]) == [None], "one window alone is its own average"
     assert (policy.mean, policy.dispersion) == (1_000.0, 0.0)
-    policy.decide(look(1.0, bolt("count", 1), failed=0))
+    policy.decide(sample(1.0, bolt("count", 1), failed=0))
     assert policy.mean == 500.0, "of the windows there are, not of those there could be"
     assert policy.dispersion == pytest.approx((1.0 + 0.75) * 500**2 / 2)
 
@@ -121,24 +121,24 @@ def test_a_cool_down_shorter_than_the_ring_takes_a_doubling_back():
 
 def test_latency_is_kept_beside_the_failures():
     policy = FailurePolicy()
-    policy.decide(look(0.0, bolt("count", 1), failed=3, latency=0.25))
-    policy.decide(look(1.0, bolt("count", 1)))
-    assert list(policy.windows) == [Window(3, 0.25), Window(0, None)]
+    policy.decide(sample(0.0, bolt("count", 1), failed=3, latency=0.25))
+    policy.decide(sample(1.0, bolt("count", 1)))
+    assert list(policy.recent) == [FailureCount(3, 0.25), FailureCount(0, None)]
 
 
 # ---- by rates
 
 
-def rate(looks=1, **settings):
-    return RatePolicy(settings.pop("bounds", AT_ONCE), up_looks=looks, down_looks=looks, **settings)
+def rate(samples=1, **settings):
+    return RatePolicy(settings.pop("bounds", AT_ONCE), up_samples=samples, down_samples=samples, **settings)
 
 
 def test_one_step_leads_to_the_parallelism_that_is_enough():
-    found = rate().decide(look(0.0, bolt("count", 3_400, cost=1 / 1_200)))
+    found = rate().decide(sample(0.0, bolt("count", 3_400, cost=1 / 1_200)))
     assert found == Scale({"count": 8}, "count: busiest task does 1,200/s of 3,400/s that arrive: 1 -> 8 tasks")
     # Four would be busy 0.708 of their time.
-    assert rate(target=0.71).decide(look(0.0, bolt("count", 3_400, cost=1 / 1_200))).parallelism == {"count": 4}
-    assert rate().decide(look(0.0, bolt("count", 3_300, cost=1 / 1_200))).parallelism == {"count": 4}
+    assert rate(target=0.71).decide(sample(0.0, bolt("count", 3_400, cost=1 / 1_200))).parallelism == {"count": 4}
+    assert rate().decide(sample(0.0, bolt("count", 3_300, cost=1 / 1_200))).parallelism == {"count": 4}
 
 
 def test_what_a_task_could_do_is_told_by_its_busy_time():
@@ -152,7 +152,7 @@ def test_bolts_behind_a_slow_one_are_scaled_in_the_same_step():
     """Split lets 1,000 of 4,000 through, so count has not seen the load that is to come yet."""
     split = bolt("split", 4_000, emits=5.0)
     count = bolt("count", 5_000, cost=0.0001, inputs=("split",))
-    seen = look(0.0, split, count)
+    seen = sample(0.0, split, count)
     assert demands(seen) == {"split": 4_000.0, "count": 20_000.0}
     assert rate().decide(seen).parallelism == {"split": 8, "count": 4}
 
@@ -162,27 +162,27 @@ def test_a_bolt_gets_its_share_of_what_its_inputs_emit():
     first = bolt("first", 100, emits=2.0)
     half = bolt("half", 100, inputs=("first",))
     both = bolt("both", 300, inputs=("first", "half"))
-    found = demands(look(0.0, both, half, first, emitted=100, offered=1_000))
+    found = demands(sample(0.0, both, half, first, emitted=100, offered=1_000))
     assert found == {"first": 1_000.0, "half": 1_000.0, "both": 3_000.0}
 
 
 def test_bolts_in_a_cycle_are_refused():
     with pytest.raises(ValueError, match=r"\['a', 'b'\] in a cycle"):
-        demands(look(0.0, bolt("a", 1, inputs=("b",)), bolt("b", 1, inputs=("a",))))
+        demands(sample(0.0, bolt("a", 1, inputs=("b",)), bolt("b", 1, inputs=("a",))))
 
 
 def test_the_busiest_task_counts_not_the_average():
     even, skewed = bolt("count", 500, 500, 500, 500), bolt("count", 1_700, 100, 100, 100)
-    assert rate().decide(look(0.0, even)) is None
-    assert rate().decide(look(0.0, skewed)).parallelism == {"count": 16}
+    assert rate().decide(sample(0.0, even)) is None
+    assert rate().decide(sample(0.0, skewed)).parallelism == {"count": 16}
 
 
 def test_one_busy_task_among_idle_ones_may_be_chance():
     """It takes as long as shrinking does, and it must be the same task."""
-    policy = RatePolicy(AT_ONCE, up_looks=2, down_looks=4)
+    policy = RatePolicy(AT_ONCE, up_samples=2, down_samples=4)
     for time in range(7):
-        assert policy.decide(look(float(time), bolt("count", *([900, 300] if time % 2 else [300, 900])))) is None
-    found = [policy.decide(look(7.0 + time, bolt("count", 900, 300))) for time in range(4)]
+        assert policy.decide(sample(float(time), bolt("count", *([900, 300] if time % 2 else [300, 900])))) is None
+    found = [policy.decide(sample(7.0 + time, bolt("count", 900, 300))) for time in range(4)]
     assert [bool(each) for each in found] == [False, False, False, True]
 
 
@@ -190,23 +190,23 @@ def test_a_halving_adds_up_the_tasks_that_are_merged():
     assert use_with([0.4, 0.1, 0.1, 0.3], 2) == pytest.approx(0.5)  # 0 with 2, 1 with 3
     assert use_with([0.4, 0.1, 0.1, 0.3], 1) == pytest.approx(0.9)
     assert use_with([0.4, 0.1, 0.1, 0.3], 8) == pytest.approx(0.2)
-    found = rate().decide(look(0.0, bolt("count", 400, 100, 100, 300)))
+    found = rate().decide(sample(0.0, bolt("count", 400, 100, 100, 300)))
     assert found == Scale({"count": 2}, "count: busiest task could do 1,000/s of 400/s that arrive: 4 -> 2 tasks")
 
 
 def test_two_hot_tasks_that_would_be_merged_stay_apart():
-    assert rate().decide(look(0.0, bolt("count", 500, 0, 500, 0))) is None
-    assert rate().decide(look(0.0, bolt("count", 250, 250, 0, 0))).parallelism == {"count": 1}
+    assert rate().decide(sample(0.0, bolt("count", 500, 0, 500, 0))) is None
+    assert rate().decide(sample(0.0, bolt("count", 250, 250, 0, 0))).parallelism == {"count": 1}
 
 
 def test_nothing_arrives():
     idle = BoltLoad("count", ("spout",), (TaskLoad(0, 0.0, 0, 0),) * 4)
-    assert rate().decide(look(0.0, idle)) == Scale({"count": 1}, "count: nothing arrives: 4 -> 1 tasks")
+    assert rate().decide(sample(0.0, idle)) == Scale({"count": 1}, "count: nothing arrives: 4 -> 1 tasks")
 
 
 def test_a_bolt_that_has_not_processed_anything_yet_is_left_alone():
     stuck = BoltLoad("count", ("spout",), (TaskLoad(0, 0.0, 900, 0, 900, 1_000),))
-    assert rate().decide(look(0.0, stuck)) is None
+    assert rate().decide(sample(0.0, stuck)) is None
 
 
 def test_a_task_without_tuples_costs_what_the_others_do():
@@ -223,11 +223,13 @@ def test_a_task_without_tuples_costs_what_the_others_do():
 def test_nothing_shrinks_while_a_backlog_is_worked_off(more):
     queued = more.get("queued", 0)
     spout = {name: value for name, value in more.items() if name != "queued"}
-    calm, busy = look(0.0, bolt("count", 100, 100)), look(0.0, bolt("count", 100, 100, queued=queued), **spout)
+    calm, busy = sample(0.0, bolt("count", 100, 100)), sample(0.0, bolt("count", 100, 100, queued=queued), **spout)
     assert rate().decide(calm).parallelism == {"count": 1}
     assert rate().decide(busy) is None
-    policy = RatePolicy(AT_ONCE, down_looks=2)
-    assert [policy.decide(each) for each in (calm, busy, calm)] == [None] * 3, "the looks in a row begin anew"
+    policy = RatePolicy(AT_ONCE, down_samples=2)
+    assert [policy.decide(each) for each in (calm, busy, calm)] == [None] * 3, (
+        "the load samples in a row begin anew"
+    )
     assert policy.decide(calm)
 
 
@@ -236,72 +238,72 @@ def test_a_spout_that_is_held_back_would_emit_more():
     assert SpoutLoad("spout", 600, held_back=0.99).demand == 1_200, "how much more it does not say"
     assert SpoutLoad("spout", 600, held_back=0.99, offered=5_000).demand == 5_000
     assert SpoutLoad("spout", 600, offered=400).demand == 400, "it catches up"
-    held = look(0.0, bolt("count", 600), held_back=0.5)
+    held = sample(0.0, bolt("count", 600), held_back=0.5)
     assert rate().decide(held).parallelism == {"count": 2}
-    assert rate().decide(look(0.0, bolt("count", 600))) is None
+    assert rate().decide(sample(0.0, bolt("count", 600))) is None
 
 
 def test_between_the_thresholds_nothing_moves():
     for arrived in (570, 700, 830):  # as one task; as two, half of it each
-        assert rate().decide(look(0.0, bolt("count", arrived))) is None
-        assert rate().decide(look(0.0, bolt("count", arrived / 2, arrived / 2))) is None
-    assert rate().decide(look(0.0, bolt("count", 850))).parallelism == {"count": 2}
-    assert rate().decide(look(0.0, bolt("count", 275, 275))).parallelism == {"count": 1}
+        assert rate().decide(sample(0.0, bolt("count", arrived))) is None
+        assert rate().decide(sample(0.0, bolt("count", arrived / 2, arrived / 2))) is None
+    assert rate().decide(sample(0.0, bolt("count", 850))).parallelism == {"count": 2}
+    assert rate().decide(sample(0.0, bolt("count", 275, 275))).parallelism == {"count": 1}
 
 
-def test_a_load_has_to_last_a_few_looks():
-    policy = RatePolicy(AT_ONCE, up_looks=2, down_looks=3)
+def test_a_load_has_to_last_a_few_load_samples():
+    policy = RatePolicy(AT_ONCE, up_samples=2, down_samples=3)
     calm, high, low = bolt("count", 350, 350), bolt("count", 900, 900), bolt("count", 100, 100)
-    looks = [high, calm, high, high, low, low, high, low, low, low]
-    found = [policy.decide(look(float(time), each)) for time, each in enumerate(looks)]
+    samples = [high, calm, high, high, low, low, high, low, low, low]
+    found = [policy.decide(sample(float(time), each)) for time, each in enumerate(samples)]
     assert [time for time, each in enumerate(found) if each] == [3, 9]
 
 
 def test_who_wants_more_goes_along_with_who_has_waited():
-    policy = RatePolicy(AT_ONCE, up_looks=2)
+    policy = RatePolicy(AT_ONCE, up_samples=2)
     early, both = bolt("a", 900), bolt("b", 900, inputs=("a",))
-    policy.decide(look(0.0, early, bolt("b", 500, inputs=("a",))))
-    assert policy.decide(look(1.0, early, both)).parallelism == {"a": 2, "b": 2}
+    policy.decide(sample(0.0, early, bolt("b", 500, inputs=("a",))))
+    assert policy.decide(sample(1.0, early, both)).parallelism == {"a": 2, "b": 2}
 
 
 def test_fixed_bolts_and_bounds():
-    assert rate().decide(look(0.0, bolt("count", 9_000, fixed=True))) is None
-    assert rate(bounds=Bounds(most=6, cool_down=0.0)).decide(look(0.0, bolt("a", 9_000))).parallelism == {"a": 4}
-    assert rate(bounds=Bounds(most=6, cool_down=0.0)).decide(look(0.0, bolt("a", *[9_000] * 4))) is None
-    assert rate(bounds=Bounds(least=2, cool_down=0.0)).decide(look(0.0, bolt("a", 1, 1, 1, 1))).parallelism == {
+    assert rate().decide(sample(0.0, bolt("count", 9_000, fixed=True))) is None
+    assert rate(bounds=Bounds(most=6, cool_down=0.0)).decide(sample(0.0, bolt("a", 9_000))).parallelism == {"a": 4}
+    assert rate(bounds=Bounds(most=6, cool_down=0.0)).decide(sample(0.0, bolt("a", *[9_000] * 4))) is None
+    assert rate(bounds=Bounds(least=2, cool_down=0.0)).decide(sample(0.0, bolt("a", 1, 1, 1, 1))).parallelism == {
         "a": 2
     }
 
 
 def test_a_key_that_is_all_the_work_is_not_chased():
     policy = rate()
-    assert policy.decide(look(0.0, bolt("count", 900, 900))).parallelism == {"count": 4}
-    assert policy.decide(look(1.0, bolt("count", 1_790, 3, 3, 4))) is None, "its share of the work rose"
-    assert policy.decide(look(2.0, bolt("count", 900, 900, 900, 900))), "that is another load"
+    assert policy.decide(sample(0.0, bolt("count", 900, 900))).parallelism == {"count": 4}
+    assert policy.decide(sample(1.0, bolt("count", 1_790, 3, 3, 4))) is None, "its share of the work rose"
+    assert policy.decide(sample(2.0, bolt("count", 900, 900, 900, 900))), "that is another load"
 
 
 def test_the_cool_down_counts_from_the_decision_and_anew_from_the_replacement():
     policy = rate(bounds=Bounds(cool_down=10.0))
     high = bolt("count", 900)
-    assert policy.decide(look(0.0, high))
-    assert policy.decide(look(9.0, high)) is None
-    policy.settled(9.5)  # the replacement took its time
-    assert policy.decide(look(19.0, high)) is None
-    assert policy.decide(look(19.5, high))
+    assert policy.decide(sample(0.0, high))
+    assert policy.decide(sample(9.0, high)) is None
+    policy.restart_cool_down(9.5)  # the replacement took its time
+    assert policy.decide(sample(19.0, high)) is None
+    assert policy.decide(sample(19.5, high))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Bounds(least=0), "scaling: the least parallelism is at least 1; got 0."),
-        (lambda: Bounds(least=4, most=3), "scaling: the most parallelism is at least the least of 4; got 3."),
-        (lambda: Bounds(cool_down=-1.0), "scaling: the cool-down is 0 s or more; got -1.0."),
-        (lambda: FailurePolicy(windows=1), "scaling: the number of windows is at least 2; got 1."),
-        (lambda: FailurePolicy(threshold=-1.0), "scaling: the threshold C is 0 or more; got -1.0."),
-        (lambda: RatePolicy(target=1.0), "scaling: the target use lies between 0 and 1; got 1.0."),
-        (lambda: RatePolicy(slack=0.0), "scaling: the slack lies between 0 and 1; got 0.0."),
-        (lambda: RatePolicy(target=0.9), "scaling: the target use with its slack is below 1; got 1.08."),
-        (lambda: RatePolicy(up_looks=0), "scaling: the number of looks is at least 1; got 0."),
+        (lambda: Bounds(least=0), "scaling: the least parallelism must be at least 1, not 0."),
+        (lambda: Bounds(least=4, most=3), "scaling: the most parallelism must be at least the least of 4, not 3."),
+        (lambda: Bounds(cool_down=-1.0), "scaling: the cool-down must be 0 s or more, not -1.0."),
+        (lambda: FailurePolicy(windows=1), "scaling: the number of windows must be at least 2, not 1."),
+        (lambda: FailurePolicy(threshold=-1.0), "scaling: the threshold C must be 0 or more, not -1.0."),
+        (lambda: RatePolicy(target=1.0), "scaling: the target use must be between 0 and 1, not 1.0."),
+        (lambda: RatePolicy(slack=0.0), "scaling: the slack must be between 0 and 1, not 0.0."),
+        (lambda: RatePolicy(target=0.9), "scaling: the target use with its slack must be below 1, not 1.08."),
+        (lambda: RatePolicy(up_samples=0), "scaling: the number of load samples must be at least 1, not 0."),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):

@@ -1,10 +1,22 @@
-"""Settings: defaults, what the command line says, what does not fit."""
+"""Settings: groups, defaults, what the command line says, what does not fit."""
 
 import dataclasses
+import pickle
 
 import pytest
 
-from penstock import SettingError, Settings
+from penstock import (
+    Delivery,
+    Flow,
+    Lifecycle,
+    Migration,
+    Placement,
+    Scaling,
+    SettingError,
+    Settings,
+    Transport,
+)
+from penstock.settings import BY_NAME, GROUPS, full_name
 
 
 def refused(call):
@@ -14,95 +26,235 @@ def refused(call):
     return str(caught.value)
 
 
+def parse(*texts):
+    return Settings.parse(texts)
+
+
+# ---- groups
+
+
 def test_every_setting_has_a_reason():
-    for spec in dataclasses.fields(Settings):
+    for spec in [*dataclasses.fields(Settings), *BY_NAME.values()]:
         assert spec.metadata["why"], spec.name
 
 
+def test_every_field_of_settings_is_a_group_the_seed_or_the_user_s_own_values():
+    assert [spec.name for spec in dataclasses.fields(Settings)] == [*GROUPS, "seed", "conf"]
+
+
+@pytest.mark.parametrize("kind", GROUPS.values(), ids=GROUPS)
+def test_the_first_field_of_a_group_may_be_given_by_position_and_no_other(kind):
+    first, second, *_ = dataclasses.fields(kind)
+    assert getattr(kind(first.default), first.name) == first.default
+    with pytest.raises(TypeError):
+        kind(first.default, second.default)
+
+
+def test_groups_are_given_whole():
+    settings = Settings(delivery=Delivery("exactly_once", epoch_interval=1.0), flow=Flow("credit"), seed=3)
+    assert settings.delivery.guarantee == "exactly_once"
+    assert settings.delivery.epoch_interval == 1.0
+    assert settings.delivery.on_error == "drop"
+    assert (settings.flow.mode, settings.seed) == ("credit", 3)
+
+
+def test_a_value_where_a_group_belongs():
+    text = refused(lambda: Settings(delivery="exactly_once"))
+    assert "setting delivery: takes a Delivery" in text
+    assert "Write delivery=Delivery('exactly_once')." in text
+
+
+def test_settings_are_values():
+    assert Settings() == Settings()
+    settings = Settings(scaling=Scaling("rate"), conf={"a": 1})
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert settings != Settings()
+    assert hash(settings.scaling) == hash(Scaling("rate"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.seed = 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.flow.mode = "none"
+
+
+# ---- by dotted names
+
+
+def test_with_values_takes_dotted_names():
+    changed = Settings(flow=Flow("credit")).with_values(
+        {"flow.load_factor": 0.7, "delivery": "exactly_once", "scaling": Scaling("rate"), "conf.n": 3, "seed": 7}
+    )
+    assert changed.flow == Flow("credit", load_factor=0.7)
+    assert (changed.delivery, changed.scaling) == (Delivery("exactly_once"), Scaling("rate"))
+    assert (changed.conf, changed.seed) == ({"n": 3}, 7)
+
+
+def test_with_values_takes_a_whole_group_and_a_value_of_it():
+    changed = Settings().with_values({"scaling": Scaling("rate"), "scaling.most": 4})
+    assert changed.scaling == Scaling("rate", most=4)
+
+
+def test_values_that_only_fit_together_may_come_in_any_order():
+    values = {"migration.recovery": 0.85, "flow.load_factor": 0.9}
+    for order in (values, dict(reversed(values.items()))):
+        assert Settings().with_values(order).migration.recovery == 0.85
+
+
 def test_parse_converts_to_the_setting_s_type():
-    parsed = Settings().parse(["linger=0.5", "inbox_capacity=10", "on_error=stop", "seed=7"])
-    assert (parsed.linger, parsed.inbox_capacity, parsed.on_error, parsed.seed) == (0.5, 10, "stop", 7)
+    parsed = parse("transport.linger=0.5", "flow.inbox_capacity=10", "delivery.on_error=stop", "seed=7")
+    assert (parsed.transport.linger, parsed.flow.inbox_capacity) == (0.5, 10)
+    assert (parsed.delivery.on_error, parsed.seed) == ("stop", 7)
+
+
+def test_a_group_s_name_alone_is_its_first_setting():
+    parsed = parse("delivery=exactly_once", "flow=credit", "migration=off", "transport=0.5", "scaling=rate")
+    assert (parsed.delivery.guarantee, parsed.flow.mode, parsed.migration.enabled) == (
+        "exactly_once",
+        "credit",
+        False,
+    )
+    assert (parsed.transport.linger, parsed.scaling.policy) == (0.5, "rate")
+    assert full_name("delivery") == "delivery.guarantee"
+
+
+def test_the_last_value_of_a_name_counts():
+    assert parse("delivery=exactly_once", "delivery.guarantee=at_least_once").delivery == Delivery("at_least_once")
 
 
 def test_parse_leaves_the_rest_alone():
-    start = Settings(linger=1.0, conf={"a": 1})
-    parsed = start.parse(["seed=3"])
-    assert (parsed.linger, parsed.conf, start.seed) == (1.0, {"a": 1}, 0)
+    base = Settings(transport=Transport(1.0), conf={"a": 1})
+    parsed = Settings.parse(["seed=3", "transport.frame_bytes=9"], base=base)
+    assert (parsed.transport, parsed.conf, base.seed) == (Transport(1.0, frame_bytes=9), {"a": 1}, 0)
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("Yes", True), ("0", False), ("off", False)])
 def test_parse_reads_switches(text, value):
-    assert Settings().parse([f"chaining={text}"]).chaining is value
+    assert parse(f"transport.fusing={text}").transport.fusing is value
 
 
 def test_parse_takes_the_user_s_own_values():
-    parsed = Settings(conf={"keep": 1}).parse(["conf.n=3", "conf.rate=2.5", "conf.name=a=b", "conf.deep.er=x"])
+    texts = ["conf.n=3", "conf.rate=2.5", "conf.name=a=b", "conf.deep.er=x"]
+    parsed = Settings.parse(texts, base=Settings(conf={"keep": 1}))
     assert parsed.conf == {"keep": 1, "n": 3, "rate": 2.5, "name": "a=b", "deep.er": "x"}
 
 
-def test_a_typo_is_corrected():
-    text = refused(lambda: Settings().parse(["ligner=1"]))
-    assert text == "setting ligner: no such setting. Did you mean linger?"
+# ---- names that do not exist
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("flow.laod_factor", "flow.load_factor"),
+        ("linger", "transport.linger"),
+        ("ligner", "transport.linger"),
+        ("lingr", "transport.linger"),
+        ("flow.linger", "transport.linger"),
+        ("scaling_window", "scaling.window"),
+        ("window", "scaling.window or monitor.window"),
+        ("delivry", "delivery"),
+    ],
+)
+def test_a_typo_is_corrected(name, meant):
+    text = refused(lambda: parse(f"{name}=1"))
+    assert text == f"setting {name}: there is no such setting. Did you mean {meant}?"
+    assert refused(lambda: Settings().with_values({name: 1})) == text
 
 
 def test_an_unknown_setting_lists_them_all():
-    text = refused(lambda: Settings().parse(["xyzzy=1"]))
+    text = refused(lambda: parse("xyzzy=1"))
     assert "no such setting" in text
-    assert "busy_linger, chaining, crash_at, delivery" in text
+    assert "delivery.epoch_interval, delivery.guarantee, delivery.max_spout_pending" in text
 
 
 def test_a_word_without_a_sign():
-    assert "--set linger: must read key=value" in refused(lambda: Settings().parse(["linger"]))
+    assert "--set linger: must read NAME=VALUE" in refused(lambda: parse("linger"))
+
+
+# ---- values that do not fit
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("linger=fast", ("setting linger", "type float", "'fast'")),
+        ("transport.linger=fast", ("setting transport.linger", "type float", "'fast'")),
         ("seed=1.5", ("setting seed", "type int", "'1.5'")),
-        ("chaining=maybe", ("setting chaining", "true or false", "'maybe'")),
-        ("on_error=ignore", ("setting on_error", "one of drop, stop", "'ignore'")),
-        ("linger=-1", ("setting linger", "-1.0")),
-        ("frame_bytes=0", ("setting frame_bytes", "greater than 0", "got 0")),
-        ("linger=nan", ("setting linger", "nan")),
+        ("transport.fusing=maybe", ("setting transport.fusing", "true nor false", "'maybe'")),
+        ("delivery.on_error=ignore", ("setting delivery.on_error", "one of drop, stop", "'ignore'")),
+        ("delivery=twice", ("setting delivery.guarantee", "one of at_most_once, at_least_once", "'twice'")),
+        ("transport.linger=-1", ("setting transport.linger", "-1.0")),
+        ("transport.frame_bytes=0", ("setting transport.frame_bytes", "greater than 0", "0")),
+        ("transport.linger=nan", ("setting transport.linger", "nan")),
+        ("flow.load_factor=0.4", ("setting flow.load_factor", "between 0.5 and 1", "0.4", "The default is 0.8.")),
+        ("flow.step_factor=1", ("setting flow.step_factor", "greater than 1", "1.0", "Try 2.")),
+        ("migration.alpha=1", ("setting migration.alpha", "between 0 and 1", "1.0", "Try 0.3.")),
+        (
+            "migration.recovery=0.8",
+            ("setting migration.recovery", "flow.load_factor, 0.8", "0.8", "Try 0.5."),
+        ),
+        ("placement.fill=1.5", ("setting placement.fill", "is a share", "1.5", "Try 0.9.")),
+        ("placement.cpu_limit=1.5", ("setting placement.cpu_limit", "is a share", "1.5", "Try 0.8.")),
+        ("placement.watts=1,2,3", ("setting placement.watts", "four numbers", "'1,2,3'", "35,40,8,4")),
     ],
 )
 def test_values_that_do_not_fit(text, parts):
-    message = refused(lambda: Settings().parse([text]))
+    message = refused(lambda: parse(text))
     for part in parts:
         assert part in message, message
 
 
-@pytest.mark.parametrize("name", ["seed", "max_restarts", "linger"])
-def test_where_zero_is_allowed_the_message_of_a_negative_does_not_ask_for_more(name):
-    assert getattr(Settings(**{name: 0}), name) == 0
-    assert "greater than 0" not in refused(lambda: Settings(**{name: -1}))
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(Lifecycle, "max_restarts"), (Transport, "linger"), (Settings, "seed"), (Flow, "inbox_time")],
+)
+def test_where_zero_is_allowed_the_message_of_a_negative_does_not_ask_for_more(make, name):
+    assert getattr(make(**{name: 0}), name) == 0
+    assert "greater than 0" not in refused(lambda: make(**{name: -1}))
 
 
-@pytest.mark.parametrize("given", [{"linger": "0.1"}, {"inbox_capacity": None}, {"chaining": "no"}, {"seed": 1.5}])
-def test_the_constructor_checks_types_as_well(given):
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (Transport, {"linger": "0.1"}),
+        (Flow, {"inbox_capacity": None}),
+        (Transport, {"fusing": "no"}),
+        (Migration, {"enabled": 1}),
+        (Placement, {"spare_slots": True}),
+        (Settings, {"seed": 1.5}),
+    ],
+)
+def test_the_constructor_checks_types_as_well(make, given):
     (name,) = given
-    assert f"setting {name}" in refused(lambda: Settings(**given))
+    group = "" if make is Settings else f"{make.group_name()}."
+    assert f"setting {group}{name}: takes a value of type" in refused(lambda: make(**given))
 
 
 @pytest.mark.parametrize(
     ("texts", "parts"),
     [
-        (["scaling=sometimes"], ("setting scaling", "one of off, failures, rate", "'sometimes'")),
-        (["scaling_least=8", "scaling_most=4"], ("setting scaling_most", "at least scaling_least, 8", "got 4")),
-        (["scaling_windows=1"], ("setting scaling_windows", "at least 2", "got 1", "Try 6.")),
-        (["scaling_target=0.8"], ("setting scaling_target", "between 0 and 0.8", "got 0.8", "Try 0.7.")),
+        (["scaling=sometimes"], ("setting scaling.policy", "one of off, failures, rate", "'sometimes'")),
+        (["scaling.least=8", "scaling.most=4"], ("setting scaling.most", "at least scaling.least, 8", "4")),
+        (["scaling.windows=1"], ("setting scaling.windows", "at least 2", "1", "Try 6.")),
+        (["scaling.target=0.8"], ("setting scaling.target", "between 0 and 0.8", "0.8", "Try 0.7.")),
         (
-            ["scaling=rate", "scaling_window=0.4"],
-            ("setting scaling_window", "metrics_interval, 0.25 s", "got 0.4", "Try 5."),
+            ["scaling=rate", "scaling.window=0.4"],
+            ("setting scaling.window", "lifecycle.metrics_interval, 0.25 s", "0.4", "Try 5."),
+        ),
+        (
+            ["monitor=memory", "monitor.window=0.9"],
+            ("setting monitor.window", "four reports of lifecycle.metrics_interval, 0.25 s", "0.9", "Try 30."),
         ),
     ],
 )
-def test_scaling_that_does_not_fit(texts, parts):
-    message = refused(lambda: Settings().parse(texts))
+def test_groups_that_do_not_fit_together(texts, parts):
+    message = refused(lambda: parse(*texts))
     for part in parts:
         assert part in message, message
 
 
 def test_a_window_of_reports_that_nobody_looks_at_is_no_error():
-    assert Settings(metrics_interval=10.0).scaling == "off"
+    assert Settings(lifecycle=Lifecycle(metrics_interval=10.0)).scaling.policy == "off"
+
+
+def test_load_is_watched_for_a_database_or_for_erdm():
+    assert not Settings().monitored
+    assert parse("monitor=memory").monitored
+    assert Settings(placement=Placement("erdm")).monitored

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.control.placement import Move, Regulate, Release
-from penstock.control.rivals import Proposal
+from penstock.control.placement import ExecutorMove, Regulate, Release
+from penstock.sim.baselines import Proposal
 from penstock.sim.cluster import allowed, run
-from penstock.sim.executor import KEY, Part, weights
-from penstock.sim.machine import BURST, LOOK, MachineSpec, Server, all_busy
-from penstock.sim.outcome import SetUp
+from penstock.sim.executor import KEY, SimComponent, weights
+from penstock.sim.machine import BURST, UPDATE_INTERVAL, MachineSpec, SimServer, all_busy
+from penstock.sim.outcome import ClusterSetUp
 from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES
 from penstock.topology.groupings import Fields
 
@@ -21,15 +21,15 @@ MB = 1e6
 
 def words(**changes):
     """Two spouts, four splits, four counts, two ackers on four machines of two cores."""
-    parts = (
-        Part("spout", 2, 1e-4, size=200, emits=1, memory=MB, state=MB),
-        Part("split", 4, 1e-3, "spout", size=100, emits=3, frames=3, memory=MB, state=MB),
-        Part("count", 4, 5e-4, "split", grouping=Fields(KEY), memory=MB, state=MB),
+    components = (
+        SimComponent("spout", 2, 1e-4, size=200, emits=1, memory=MB, state=MB),
+        SimComponent("split", 4, 1e-3, "spout", size=100, emits=3, frames=3, memory=MB, state=MB),
+        SimComponent("count", 4, 5e-4, "split", grouping=Fields(KEY), memory=MB, state=MB),
     )
     machine = MachineSpec(cores=2, memory=100 * MB, bandwidth=2e6, delay=0.02)
     return replace(
-        SetUp(
-            parts,
+        ClusterSetUp(
+            components,
             20,
             machine=machine,
             machines=4,
@@ -38,7 +38,7 @@ def words(**changes):
             max_pending=40,
             frame=10,
             switch=8.0,
-            window=6.0,
+            sample_seconds=6.0,
         ),
         **changes,
     )
@@ -46,9 +46,9 @@ def words(**changes):
 
 def one(service, rate, **changes):
     """One spout and one bolt on one machine, each with a core for itself, tuple by tuple, without ackers."""
-    parts = (Part("spout", 1, 0.0, emits=1, rate=rate), Part("bolt", 1, service, "spout"))
+    components = (SimComponent("spout", 1, 0.0, emits=1, rate=rate), SimComponent("bolt", 1, service, "spout"))
     machine = MachineSpec(cores=2)
-    return SetUp(parts, machine=machine, machines=1, workers=1, ackers=0, frame=1, **changes)
+    return ClusterSetUp(components, machine=machine, machines=1, workers=1, ackers=0, frame=1, **changes)
 
 
 # ---- conservation
@@ -68,7 +68,12 @@ def test_every_tuple_is_processed_once_and_acked(strategy):
 
 
 def test_a_source_that_ends_in_time_is_processed_to_the_last_tuple():
-    slow = words(parts=tuple(replace(part, rate=50.0) if part.source is None else part for part in words().parts))
+    slow = words(
+        components=tuple(
+            replace(component, rate=50.0) if component.source is None else component
+            for component in words().components
+        )
+    )
     outcome = run(replace(slow, seconds=400), seed=6)
     assert outcome.pending < 40
     assert outcome.processed["count"] == pytest.approx(3 * outcome.completed, abs=3 * 40)
@@ -105,7 +110,7 @@ def test_tuples_wait_as_single_ones_whatever_their_frame(frame):
 
 
 def test_a_server_that_is_behind_makes_wait_for_all_beyond_a_burst():
-    server = Server(lanes=2)
+    server = SimServer(channels=2)
     assert server.accept(1.0, work=2 * BURST, squares=0.0) == 0.0
     assert server.accept(1.0, work=2.0, squares=0.0) == pytest.approx(0.0, abs=1e-9)
     assert server.accept(1.0, work=2.0, squares=0.0) == pytest.approx(1.0)
@@ -114,11 +119,11 @@ def test_a_server_that_is_behind_makes_wait_for_all_beyond_a_burst():
 
 
 def test_a_server_waits_by_its_recent_use():
-    """M/D/1 at a half: half a service; with four lanes Erlang's C for two of four busy, 4 / 23."""
-    server = Server()
+    """M/D/1 at a half: half a service; with four channels Erlang's C for two of four busy, 4 / 23."""
+    server = SimServer()
     for _ in range(100):
-        server.accept(0.0, work=LOOK / 2, squares=LOOK / 2 * 0.01)
-        server.look()
+        server.accept(0.0, work=UPDATE_INTERVAL / 2, squares=UPDATE_INTERVAL / 2 * 0.01)
+        server.update()
     assert server.wait == pytest.approx(0.5 * 0.01)
     assert all_busy(4, 0.5) == pytest.approx(4 / 23)
     assert all_busy(1, 0.3) == pytest.approx(0.3)
@@ -126,9 +131,11 @@ def test_a_server_waits_by_its_recent_use():
 
 def test_pending_tuples_and_the_delay_bound_the_rate():
     """Little: with nothing else to wait for, 40 tuples of two spouts every four delays between machines."""
-    spout, bolt = Part("spout", 1, 0.0, size=1, emits=1), Part("bolt", 1, 1e-6, "spout")
+    spout, bolt = SimComponent("spout", 1, 0.0, size=1, emits=1), SimComponent("bolt", 1, 1e-6, "spout")
     machine = MachineSpec(delay=0.1)
-    set_up = SetUp((spout, bolt), 50, machine=machine, machines=3, workers=3, ackers=1, max_pending=40, frame=10)
+    set_up = ClusterSetUp(
+        (spout, bolt), 50, machine=machine, machines=3, workers=3, ackers=1, max_pending=40, frame=10
+    )
     outcome = run(set_up)
     assert outcome.mean_latency(5, 50) == pytest.approx(0.3, rel=0.01)
     assert outcome.mean_rate(5, 50) == pytest.approx(40 / 0.3, rel=0.02)
@@ -136,9 +143,9 @@ def test_pending_tuples_and_the_delay_bound_the_rate():
 
 def test_executors_share_the_cores_and_none_is_on_two():
     def busy(bolts, cores):
-        parts = (Part("spout", 1, 0.0, emits=1), Part("bolt", bolts, 0.001, "spout"))
-        set_up = SetUp(
-            parts, 20, machine=MachineSpec(cores=cores), machines=1, workers=1, ackers=0, max_pending=500
+        components = (SimComponent("spout", 1, 0.0, emits=1), SimComponent("bolt", bolts, 0.001, "spout"))
+        set_up = ClusterSetUp(
+            components, 20, machine=MachineSpec(cores=cores), machines=1, workers=1, ackers=0, max_pending=500
         )
         outcome = run(set_up)
         return outcome.mean_rate(2, 20), outcome.ticks[-1].cpu[0]
@@ -150,9 +157,9 @@ def test_executors_share_the_cores_and_none_is_on_two():
 
 def test_links_keep_to_their_rate_in_both_directions():
     """Three senders of 1 kB tuples to one receiver: its downlink is full, theirs are not."""
-    parts = (Part("spout", 3, 0.0, size=1_000, emits=1), Part("bolt", 1, 1e-6, "spout"))
+    components = (SimComponent("spout", 3, 0.0, size=1_000, emits=1), SimComponent("bolt", 1, 1e-6, "spout"))
     machine = MachineSpec(bandwidth=1e6)
-    outcome = run(SetUp(parts, 40, machine=machine, machines=4, workers=4, ackers=0))
+    outcome = run(ClusterSetUp(components, 40, machine=machine, machines=4, workers=4, ackers=0))
     assert outcome.mean_rate(5, 40) == pytest.approx(1_000, rel=0.02)
     for tick in outcome.ticks[5:]:
         assert tick.bandwidth[3] == pytest.approx(0.5, rel=0.05)  # in, nothing out
@@ -161,9 +168,12 @@ def test_links_keep_to_their_rate_in_both_directions():
 
 def test_tuples_between_machines_cost_work_at_both_ends():
     """Two machines, a spout on one and a bolt on the other: 1 kB at 1 µs a byte is 1 ms at each end."""
-    parts = (Part("spout", 1, 0.0, size=1_000, emits=1, rate=100.0), Part("bolt", 1, 0.0, "spout"))
+    components = (
+        SimComponent("spout", 1, 0.0, size=1_000, emits=1, rate=100.0),
+        SimComponent("bolt", 1, 0.0, "spout"),
+    )
     machine = MachineSpec(cores=1, handling=1e-6)
-    set_up = SetUp(parts, 100, machine=machine, machines=2, workers=2, ackers=0, frame=1)
+    set_up = ClusterSetUp(components, 100, machine=machine, machines=2, workers=2, ackers=0, frame=1)
     apart, together = run(set_up, seed=1), run(replace(set_up, machines=1, workers=1), seed=1)
     for number in (0, 1):
         assert sum(tick.cpu[number] for tick in apart.ticks) / 100 == pytest.approx(0.1, rel=0.05)
@@ -206,7 +216,7 @@ def test_the_snapshot_tells_what_the_run_did():
 def test_moves_are_carried_out_and_the_empty_machine_is_released():
     def leave(snapshot):
         mine = [executor for executor in snapshot.executors if executor.node == "n4"]
-        moves = tuple(Move(each.id, "n4", "n1", "told") for each in mine)
+        moves = tuple(ExecutorMove(each.id, "n4", "n1", "told") for each in mine)
         return Proposal(moves, (Release("n4", "told"),))
 
     outcome = run(words(start=0.5), leave, seed=1)
@@ -227,7 +237,7 @@ def test_moves_beyond_a_limit_are_refused():
         snapshot,
         nodes=tuple(replace(each, limit=replace(each.limit, memory=4.5 * MB)) for each in snapshot.nodes),
     )
-    moves = [Move(each.id, each.node, "n1", "told") for each in full.executors if each.node != "n1"]
+    moves = [ExecutorMove(each.id, each.node, "n1", "told") for each in full.executors if each.node != "n1"]
     held, refused = allowed(full, moves)
     there = sum(
         each.memory for each in full.executors if each.node == "n1" or each.id in {m.executor for m in held}
@@ -240,8 +250,12 @@ def test_a_lower_frequency_takes_longer_and_less_power():
     def slow(snapshot):
         return Proposal(settings=tuple(Regulate(node.name, "told", frequency=0.5) for node in snapshot.nodes))
 
-    rates = words().parts
-    set_up = words(parts=tuple(replace(part, rate=150.0) if part.source is None else part for part in rates))
+    rates = words().components
+    set_up = words(
+        components=tuple(
+            replace(component, rate=150.0) if component.source is None else component for component in rates
+        )
+    )
     full, half = (run(replace(set_up, seconds=40), each, seed=4) for each in (STRATEGIES["default"], slow))
     assert half.mean_rate(12, 40) == pytest.approx(full.mean_rate(12, 40), rel=0.05)
     assert half.mean_latency(12, 40) > 1.015 * full.mean_latency(12, 40)
@@ -253,7 +267,7 @@ def test_a_lower_frequency_takes_longer_and_less_power():
 @pytest.fixture(scope="module")
 def small_rolling_count():
     """C's cluster and RollingCount for 60 s; figures from 40 s on."""
-    small = replace(BENCHMARKS["rollingcount"], seconds=60, switch=14.0, window=8.0, frame=20, start=0.2)
+    small = replace(BENCHMARKS["rollingcount"], seconds=60, switch=14.0, sample_seconds=8.0, frame=20, start=0.2)
     return {name: run(small, strategy, seed=1) for name, strategy in STRATEGIES.items()}
 
 
@@ -301,7 +315,9 @@ def test_a_dead_machines_executors_go_to_the_others_and_nothing_is_lost():
 
 def test_a_machine_that_dies_while_executors_move_to_it():
     def to_second(snapshot):
-        return Proposal(tuple(Move(e.id, e.node, "n2", "told") for e in snapshot.executors if e.node == "n4"))
+        return Proposal(
+            tuple(ExecutorMove(e.id, e.node, "n2", "told") for e in snapshot.executors if e.node == "n4")
+        )
 
     outcome = run(words(seconds=60, dies=((8.7, 1),), recover=2.0, time_out=5.0), to_second, seed=6)
     assert "n2" not in outcome.places.values()

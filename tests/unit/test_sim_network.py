@@ -8,9 +8,9 @@ import simpy
 from penstock.control.migration import MigrationPolicy
 from penstock.sim.branching import FIGURE_3, SINK, SOURCE, TICK, oracle, run
 from penstock.sim.flow import Credit, StopResume
-from penstock.sim.network import LinkSpec, Network, NodeSpec, Packet
+from penstock.sim.network import LinkSpec, NodeSpec, Packet, SimNetwork
 from penstock.sim.strategies import CreditStrategy, MigrationStrategy, StaticStrategy
-from penstock.sim.workload import Shape, packets
+from penstock.sim.workload import WorkloadShape, packets
 
 STRATEGIES = [CreditStrategy, StaticStrategy, MigrationStrategy]
 
@@ -22,13 +22,13 @@ def packet(number, bound="a", gap=0.0):
 class Line:
     """Source → a → sink, with a look at what happens."""
 
-    def __init__(self, gate, speed=1.0, queue=4, bandwidth=10.0, delay=0.5):
+    def __init__(self, control, speed=1.0, queue=4, bandwidth=10.0, delay=0.5):
         self.env = simpy.Environment()
         nodes = [NodeSpec(SOURCE, 1.0, 1), NodeSpec("a", speed, queue), NodeSpec(SINK, 100.0, 4)]
         links = [LinkSpec(SOURCE, "a", bandwidth, delay), LinkSpec("a", SINK, bandwidth, delay)]
-        self.network = Network(self.env, nodes, links)
+        self.network = SimNetwork(self.env, nodes, links)
         for link in self.network.links:
-            gate(self.env, link)
+            control(self.env, link)
         self.node, self.source = self.network.nodes["a"], self.network.nodes[SOURCE]
         self.sent, self.done, self.lengths = [], [], []
         self.source.on_sent = lambda packet, link: self.sent.append((self.env.now, packet.number))
@@ -45,30 +45,30 @@ def stop_resume(env, link):
     StopResume(link)
 
 
-def no_gate(env, link):
+def no_control(env, link):
     pass
 
 
 def test_a_packet_takes_its_gap_both_links_and_the_work():
-    line = Line(no_gate, speed=4.0, bandwidth=10.0, delay=0.5).run([packet(0, gap=2.0)])
+    line = Line(no_control, speed=4.0, bandwidth=10.0, delay=0.5).run([packet(0, gap=2.0)])
     assert line.done == [(pytest.approx(2.0 + (0.1 + 0.5) + 1 / 4 + (0.1 + 0.5) + 1 / 100), 0)]
 
 
 def test_a_link_sends_one_packet_after_the_other_while_earlier_ones_are_under_way():
-    line = Line(no_gate, speed=1e6, bandwidth=10.0, delay=0.5).run([packet(number) for number in range(5)])
+    line = Line(no_control, speed=1e6, bandwidth=10.0, delay=0.5).run([packet(number) for number in range(5)])
     assert [time for time, _ in line.done] == pytest.approx([1.21 + 0.1 * number for number in range(5)], abs=0.01)
 
 
 def test_a_source_that_cannot_send_makes_nothing():
-    line = Line(no_gate, bandwidth=1.0).run([packet(number, gap=0.1) for number in range(5)])
+    line = Line(no_control, bandwidth=1.0).run([packet(number, gap=0.1) for number in range(5)])
     # Two fit into the link; then one leaves it each second, and only then is the next one made.
     assert [time for time, _ in line.sent] == pytest.approx([0.1, 0.2, 1.1, 2.1, 3.1])
     assert line.source.held_up == pytest.approx(0.8 + 0.9 + 0.9)
 
 
-@pytest.mark.parametrize("gate", [stop_resume, Credit, no_gate])
-def test_queues_never_exceed_their_length_and_nothing_is_lost(gate):
-    line = Line(gate, queue=4, delay=0.05).run([packet(number) for number in range(30)], until=60)
+@pytest.mark.parametrize("control", [stop_resume, Credit, no_control])
+def test_queues_never_exceed_their_length_and_nothing_is_lost(control):
+    line = Line(control, queue=4, delay=0.05).run([packet(number) for number in range(30)], until=60)
     assert [number for _, number in line.done] == list(range(30))
     assert max(length for _, length in line.lengths) == line.node.peak == 4
 
@@ -96,7 +96,7 @@ def test_a_packet_that_waits_can_be_sent_another_way():
     env = simpy.Environment()
     nodes = [NodeSpec(SOURCE, 1.0, 1), NodeSpec("a", 0.001, 1), NodeSpec("b", 9.0, 1), NodeSpec(SINK, 9.0, 1)]
     links = [LinkSpec(SOURCE, "a", 10.0, 0.0), LinkSpec(SOURCE, "b", 10.0, 0.0), LinkSpec("b", SINK, 10.0, 0.0)]
-    network = Network(env, nodes, [*links, LinkSpec("a", SINK, 10.0, 0.0)])
+    network = SimNetwork(env, nodes, [*links, LinkSpec("a", SINK, 10.0, 0.0)])
     for link in network.links:
         StopResume(link)
     source, done = network.nodes[SOURCE], []
@@ -116,7 +116,7 @@ def test_paths_lead_from_the_branching_point_to_the_merge():
     env = simpy.Environment()
     names = [SOURCE, "a", "a2", "b", SINK]
     links = [(SOURCE, "a"), ("a", "a2"), ("a2", SINK), (SOURCE, "b"), ("b", SINK)]
-    network = Network(env, [NodeSpec(n, 1.0, 1) for n in names], [LinkSpec(*ends, 1.0, 0.0) for ends in links])
+    network = SimNetwork(env, [NodeSpec(n, 1.0, 1) for n in names], [LinkSpec(*ends, 1.0, 0.0) for ends in links])
     paths = network.paths(SOURCE, SINK)
     assert {name: [link.spec.target for link in path] for name, path in paths.items()} == {
         "a": ["a", "a2", SINK],
@@ -125,7 +125,7 @@ def test_paths_lead_from_the_branching_point_to_the_merge():
 
 
 def test_packets_come_in_bursts_that_are_skewed():
-    shape = Shape(calm=(10.0, 10.0), burst=(10.0, 10.0), base=1.0, peak=8.0)
+    shape = WorkloadShape(calm=(10.0, 10.0), burst=(10.0, 10.0), base=1.0, peak=8.0)
     made = list(packets(4_000, "abc", shape, seed=3))
     assert [each.number for each in made] == list(range(4_000))
     seconds = sum(each.gap for each in made)

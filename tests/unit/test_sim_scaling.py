@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.control.scaling import Bounds, FailurePolicy, RatePolicy, Scale, ScalingPolicy
-from penstock.sim.scaling import WORDS, BoltSpec, Change, Outcome, SetUp, run
+from penstock.sim.scaling import WORDS, BoltSpec, ScalingChange, ScalingOutcome, ScalingSetUp, run
 
 STEP = replace(WORDS, load=WORDS.load[:2], seconds=80)
 """The load rises eightfold at 30 s; long enough for the rate policy to come to rest."""
 LONG_STEP = replace(WORDS, load=WORDS.load[:2], seconds=150)
 """Long enough for three doublings by time-outs."""
-SMALL = SetUp((BoltSpec("a", 1 / 50, emits=2), BoltSpec("b", 1 / 100, fields=True)), ((0.0, 30.0),), 40)
+SMALL = ScalingSetUp((BoltSpec("a", 1 / 50, emits=2), BoltSpec("b", 1 / 100, fields=True)), ((0.0, 30.0),), 40)
 
 
 def rate(cool_down=20.0):
@@ -22,20 +22,20 @@ def rate(cool_down=20.0):
 
 
 def failures():
-    return FailurePolicy(Bounds(cool_down=6 * WORDS.look), windows=6)
+    return FailurePolicy(Bounds(cool_down=6 * WORDS.sample_interval), windows=6)
 
 
 class Told(ScalingPolicy):
-    """Does as it is told, and keeps the looks."""
+    """Does as it is told, and keeps the load samples."""
 
-    def __init__(self, *wishes):
+    def __init__(self, *requests):
         super().__init__(Bounds(cool_down=0.0))
-        self.wishes, self.looks = list(wishes), []
+        self.requests, self.samples = list(requests), []
 
-    def _wanted(self, look):
-        self.looks.append(look)
-        if self.wishes and look.time >= self.wishes[0][0]:
-            return Scale(self.wishes.pop(0)[1], "told")
+    def _wanted(self, sample):
+        self.samples.append(sample)
+        if self.requests and sample.time >= self.requests[0][0]:
+            return Scale(self.requests.pop(0)[1], "told")
         return None
 
 
@@ -59,14 +59,14 @@ def test_the_same_seed_is_the_same_run():
     assert first.came != other.came
 
 
-def test_looks_tell_what_the_set_up_says():
+def test_load_samples_tell_what_the_set_up_says():
     policy = Told()
     run(policy, SMALL, 1)
-    looks = policy.looks
-    assert [look.time for look in looks] == pytest.approx([2.0 * number for number in range(1, 21)])
+    samples = policy.samples
+    assert [sample.time for sample in samples] == pytest.approx([2.0 * number for number in range(1, 21)])
     (a, b), (spout,) = (
-        zip(*(look.bolts for look in looks), strict=True),
-        zip(*(e.spouts for e in looks), strict=True),
+        zip(*(sample.bolts for sample in samples), strict=True),
+        zip(*(e.spouts for e in samples), strict=True),
     )
     assert sum(each.arrived for each in b) == 2 * sum(each.processed for each in a)
     assert sum(each.arrived for each in a) == sum(each.emitted for each in spout)
@@ -79,7 +79,7 @@ def test_looks_tell_what_the_set_up_says():
 def test_a_spout_with_too_many_pending_is_held_back():
     policy = Told()
     outcome = run(policy, replace(SMALL, load=((0.0, 100.0),), max_pending=20, tells=False), 1)
-    (last,) = policy.looks[-1].spouts
+    (last,) = policy.samples[-1].spouts
     assert last.held_back > 0.95
     assert last.offered is None
     assert last.emitted == pytest.approx(2.0 * 50, rel=0.2), "what split bears, in two seconds"
@@ -90,7 +90,7 @@ def test_a_spout_with_too_many_pending_is_held_back():
 def test_what_times_out_comes_back_and_counts():
     policy = Told()
     outcome = run(policy, replace(SMALL, load=((0.0, 100.0),)), 1)
-    assert outcome.failed == sum(look.failed for look in policy.looks) > 500
+    assert outcome.failed == sum(sample.failed for sample in policy.samples) > 500
     first = next(tick.time for tick in outcome.ticks if tick.failed)
     assert first > SMALL.time_out
 
@@ -108,13 +108,15 @@ def test_a_replacement_is_prepared_while_the_old_topology_works_and_then_takes_i
     ]
 
 
-def test_no_look_spans_a_replacement():
+def test_no_load_sample_spans_a_replacement():
     policy = Told((10.0, {"a": 2}))
     (change,) = run(policy, SMALL, 2).changes
     assert not [
-        look for look in policy.looks if look.time - look.seconds < change.done - 1e-9 and look.time > 10.01
+        sample
+        for sample in policy.samples
+        if sample.time - sample.seconds < change.done - 1e-9 and sample.time > 10.01
     ]
-    assert len(policy.looks[-1].bolts[0].tasks) == 2
+    assert len(policy.samples[-1].bolts[0].tasks) == 2
 
 
 @pytest.mark.parametrize(
@@ -126,13 +128,15 @@ def test_enough_tasks_for_a_load(load, tasks):
 
 
 def test_enough_counts_down_too():
-    four = SetUp((BoltSpec("a", 0.01, parallelism=4), BoltSpec("b", 0.01, parallelism=6)), ((0.0, 10.0),), 10)
+    four = ScalingSetUp(
+        (BoltSpec("a", 0.01, parallelism=4), BoltSpec("b", 0.01, parallelism=6)), ((0.0, 10.0),), 10
+    )
     assert four.enough(10.0) == {"a": 1, "b": 3}
 
 
 def test_what_an_outcome_says_of_a_phase():
     def change(decided, done, **tasks):
-        return Change(decided, done, Scale(tasks, ""))
+        return ScalingChange(decided, done, Scale(tasks, ""))
 
     changes = (
         change(34.0, 40.0, split=4, count=4),
@@ -140,7 +144,7 @@ def test_what_an_outcome_says_of_a_phase():
         change(100.0, 104.0, split=8),
         change(190.0, math.inf, split=1),
     )
-    outcome = Outcome(WORDS, (), changes, 0.0, 0, 0, 0, 0)
+    outcome = ScalingOutcome(WORDS, (), changes, 0.0, 0, 0, 0, 0)
     assert [outcome.steps(phase) for phase in range(3)] == [0, 3, 1]
     assert outcome.steps_up(1) == 2
     assert outcome.overshoot(1) == 2.0

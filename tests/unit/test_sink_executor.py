@@ -4,14 +4,14 @@ from typing import ClassVar
 
 import pytest
 
-from penstock import BasicBolt, Settings, Spout, TopologyBuilder, TransactionalSink
+from penstock import BasicBolt, Delivery, Settings, Spout, TopologyBuilder, TransactionalSink
 from penstock.errors import ComponentError, SinkBusy, StateUnavailable
-from penstock.plan.model import SlotId
-from penstock.replay.stored_letters import FOLDER, StoredLetters
-from penstock.runtime import rejection
-from penstock.runtime.memo import Memo
+from penstock.plan.model import WorkerId
+from penstock.replay.state_dead_letters import FOLDER, StateDeadLetterStore
 from penstock.state.store import StateStore
 from penstock.testing import LocalRunner
+from penstock.worker import rejection
+from penstock.worker.handover import HandoverState
 
 
 class Numbers(Spout):
@@ -125,7 +125,7 @@ def run():
         builder = TopologyBuilder()
         builder.set_spout("numbers", Numbers(count))
         builder.set_bolt("sink", sink).shuffle_grouping("numbers")
-        settings = Settings(delivery="at_least_once", message_timeout=message_timeout)
+        settings = Settings(delivery=Delivery("at_least_once", message_timeout=message_timeout))
         runner = LocalRunner(builder.build("sinks", settings))
         return runner, runner.component("numbers")[0], runner.component("sink")[0]
 
@@ -192,23 +192,23 @@ def test_a_waiting_sink_does_not_turn_idly(run):
     runner, _, sink = run(Sink())
     sink.open_for = False
     runner.run(0.2)
-    (executor,) = [e for slot in runner._slots.values() for e in slot.executors if e.component is sink]
-    slot = next(slot for slot in runner._slots.values() if executor in slot.executors)
+    (executor,) = [e for worker in runner._workers.values() for e in worker.executors if e.component is sink]
+    worker = next(worker for worker in runner._workers.values() if executor in worker.executors)
     assert executor.busy
     assert not executor.may_run
-    assert 0 < slot.idle_for() <= 0.01
+    assert 0 < worker.idle_for() <= 0.01
 
 
-def letters(runner, component="sink"):
-    store = StateStore(f"{runner._job.letters or runner._job.shared}/{component}/{FOLDER}/0")
-    return sorted(letter.record.payload[0] for letter in StoredLetters(store).letters())
+def dead_letters(runner, component="sink"):
+    store = StateStore(f"{runner._job.dead_letters or runner._job.shared}/{component}/{FOLDER}/0")
+    return sorted(dead_letter.record.payload[0] for dead_letter in StateDeadLetterStore(store).read_all())
 
 
 AWAY = [
     OSError(28, "No space left on device"),
     ConnectionRefusedError("no server"),
     SinkBusy("the sink", "takes it later"),
-    StateUnavailable("the state store", "must write", "an error of an object store's client"),
+    StateUnavailable("the state store", "it did not write (an error of an object store's client)"),
     RuntimeError("a client library's own error"),
 ]
 
@@ -228,7 +228,7 @@ def test_a_sink_that_is_away_is_waited_for_and_no_tuple_fails(run, form, down):
     assert sorted(sink.committed) == sorted(spout.acked) == list(range(100))
     assert spout.failed == []
     assert runner.stats("sink")[0].away == 0
-    assert letters(runner) == []
+    assert dead_letters(runner) == []
 
 
 @pytest.mark.parametrize("call", ["write", "prepare_commit", "commit"])
@@ -238,7 +238,7 @@ def test_a_row_that_a_sink_rejects_is_a_dead_letter_alone(run, form, error, call
     runner, spout, sink = run(form())
     sink.bad, sink.at, sink.error = frozenset({0, 41, 42, 99}), call, error
     runner.run(3.0)
-    assert letters(runner) == [0, 41, 42, 99]
+    assert dead_letters(runner) == [0, 41, 42, 99]
     assert sorted(sink.committed) == [n for n in range(100) if n not in sink.bad]
     assert sorted(spout.acked) == list(range(100))
     assert spout.failed == []
@@ -252,7 +252,7 @@ def test_a_sink_that_takes_nothing_and_does_not_say_why_is_waited_for_however_lo
     runner, spout, sink = run(Store(), count=5)
     sink.bad, sink.error = frozenset(range(5)), ValueError
     runner.run(8.0)
-    assert letters(runner) == spout.acked == spout.failed == []
+    assert dead_letters(runner) == spout.acked == spout.failed == []
     assert runner.stats("sink")[0].away > 7
     sink.bad = frozenset()
     runner.run(3.0)
@@ -278,10 +278,10 @@ def test_an_outage_in_the_middle_of_a_search_makes_no_dead_letters(run, form, ca
     sink._check = check_and_fail
     runner.run(10.0)
     assert 0 < len(taken) < 100, "or this shows nothing"
-    assert letters(runner) == []
+    assert dead_letters(runner) == []
     sink.down = None
     runner.run(6.0)
-    assert letters(runner) == [30]
+    assert dead_letters(runner) == [30]
     assert sorted(sink.committed) == [n for n in range(100) if n != 30]
     assert sorted(spout.acked) == list(range(100))
     assert spout.failed == []
@@ -293,10 +293,10 @@ def test_a_bad_row_that_is_alone_is_a_dead_letter_as_soon_as_others_are_taken(ru
     runner, spout, sink = run(form(), count=1)
     sink.bad, sink.at, sink.error = frozenset({0}), call, ValueError
     runner.run(2.0)
-    assert letters(runner) == spout.acked == []
+    assert dead_letters(runner) == spout.acked == []
     spout.count = 50
     runner.run(2.5)
-    assert letters(runner) == [0]
+    assert dead_letters(runner) == [0]
     assert sorted(sink.committed) == list(range(1, 50))
     assert sorted(spout.acked) == list(range(50))
     (stats,) = runner.stats("sink")
@@ -310,7 +310,7 @@ def test_bad_rows_side_by_side_are_found(run, bad, call, monkeypatch):
     runner, _, sink = run(Store())
     sink.bad, sink.at, sink.error = frozenset(bad), call, ValueError
     runner.run(4.0)
-    assert letters(runner) == sorted(bad)
+    assert dead_letters(runner) == sorted(bad)
     assert sorted(sink.committed) == [n for n in range(100) if n not in bad]
 
 
@@ -332,17 +332,17 @@ def test_a_sink_that_is_away_when_the_topology_starts_is_waited_for(run):
 def test_a_rejected_row_waits_until_its_dead_letter_is_stored(run, monkeypatch):
     runner, spout, sink = run(Store())
     sink.bad, sink.at = frozenset({7}), "write"
-    add = StoredLetters.add
+    add = StateDeadLetterStore.add
 
     def full(self, records):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(StoredLetters, "add", full)
+    monkeypatch.setattr(StateDeadLetterStore, "add", full)
     runner.run(2.0)
     assert spout.acked == spout.failed == []
-    monkeypatch.setattr(StoredLetters, "add", add)
+    monkeypatch.setattr(StateDeadLetterStore, "add", add)
     runner.run(2.0)
-    assert letters(runner) == [7]
+    assert dead_letters(runner) == [7]
     assert sorted(spout.acked) == list(range(100))
 
 
@@ -364,7 +364,7 @@ def exactly_once(tmp_path):
         builder = TopologyBuilder()
         builder.set_spout("numbers", Counted(count))
         builder.set_bolt("sink", sink).shuffle_grouping("numbers")
-        topology = builder.build("sinks", Settings(delivery="exactly_once", epoch_interval=0.5))
+        topology = builder.build("sinks", Settings(delivery=Delivery("exactly_once", epoch_interval=0.5)))
         runner = LocalRunner(topology, folder=str(tmp_path))
         return runner, runner.component("sink")[0]
 
@@ -389,7 +389,7 @@ def test_exactly_once_a_sink_that_is_away_is_waited_for(exactly_once, down):
     sink.down = None
     runner.run(3.0)
     assert sink.committed == list(range(200))
-    assert letters(runner) == []
+    assert dead_letters(runner) == []
 
 
 @pytest.mark.parametrize("error", [ComponentError, ValueError])
@@ -397,7 +397,7 @@ def test_exactly_once_a_row_that_a_sink_rejects_is_a_dead_letter_alone(exactly_o
     runner, sink = exactly_once(Store())
     sink.bad, sink.at, sink.error = frozenset({0, 41, 42, 99}), "write", error
     runner.run(3.0)
-    assert letters(runner) == [0, 41, 42, 99]
+    assert dead_letters(runner) == [0, 41, 42, 99]
     assert sink.committed == [n for n in range(100) if n not in sink.bad]
     assert runner.stats("sink")[0].written == 96
 
@@ -444,7 +444,7 @@ class UntilTick(BasicBolt):
             collector.emit([n])
 
 
-def test_exactly_once_a_tick_does_not_fall_between_what_two_sinks_of_a_slot_prepare(tmp_path):
+def test_exactly_once_a_tick_does_not_fall_between_what_two_sinks_of_a_worker_prepare(tmp_path):
     """One sink has prepared the epoch, the other is away. What a tick emits now would be in the first one's next
     transaction, and in this epoch's state as emitted: a crash after the epoch would lose it."""
 
@@ -464,11 +464,11 @@ def test_exactly_once_a_tick_does_not_fall_between_what_two_sinks_of_a_slot_prep
         builder.set_bolt("keeps", UntilTick()).local_or_shuffle_grouping("numbers").set_tick_interval(2.0)
         builder.set_bolt("ready", Shared()).local_or_shuffle_grouping("keeps")
         builder.set_bolt("away", Store()).local_or_shuffle_grouping("numbers")
-        topology = builder.build("sinks", Settings(delivery="exactly_once", epoch_interval=1.0))
+        topology = builder.build("sinks", Settings(delivery=Delivery("exactly_once", epoch_interval=1.0)))
         return LocalRunner(topology, folder=str(tmp_path))
 
     first = start()
-    assert len(first.plan.slot_ids()) == 1, "all in one slot, or this shows nothing"
+    assert len(first.plan.worker_ids()) == 1, "all in one worker, or this shows nothing"
     first.run(0.5)
     first.component("away")[0].down = ConnectionRefusedError("no server")
     first.run(2.0)
@@ -487,22 +487,22 @@ def test_rows_of_a_sink_that_moves_are_counted(tmp_path, form, delivery):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Counted(100))
     builder.set_bolt("sink", form()).shuffle_grouping("numbers")
-    runner = LocalRunner(builder.build("sinks", Settings(delivery=delivery)), folder=str(tmp_path))
+    runner = LocalRunner(builder.build("sinks", Settings(delivery=Delivery(delivery))), folder=str(tmp_path))
     runner.run(0.02)
     old = runner.component("sink")[0]
-    assert runner.move(SlotId(1, 0))
+    assert runner.move(WorkerId(1, 0))
     runner.run(1.0)
     assert old.committed == list(range(100))
     assert runner.stats("sink")[0].written == 100
 
 
-def test_exactly_once_what_a_sink_publishes_after_its_slot_has_left_is_counted(exactly_once):
+def test_exactly_once_what_a_sink_publishes_after_its_worker_has_left_is_counted(exactly_once):
     runner, sink = exactly_once(Store())
     sink.commit = lambda token: (_ for _ in ()).throw(ConnectionRefusedError("no server"))
     runner.run(2.0)
     assert runner.commits.committed
     assert runner.stats("sink")[0].written == 0
-    (task,) = Memo.of(runner._slots[SlotId(1, 0)], 1).data["tasks"].values()
+    (task,) = HandoverState.of(runner._workers[WorkerId(1, 0)], 1).data["tasks"].values()
     assert task["stats"]["written"] == 100
 
 
@@ -537,7 +537,7 @@ def test_rows_that_come_while_a_piece_is_half_committed_are_not_taken_for_it(run
     spout.count = 3
     runner.run(5.0)
     assert sorted(sink.committed) == sorted(spout.acked) == [0, 1, 2]
-    assert letters(runner) == spout.failed == []
+    assert dead_letters(runner) == spout.failed == []
 
 
 @pytest.mark.parametrize("form", [Store, SlowStore])
@@ -550,7 +550,7 @@ def test_a_parcel_whose_rows_are_all_rejected_is_acked(run, form, error, call, m
     sink.bad, sink.at, sink.error = frozenset({1, 2}), call, error
     spout.count = 3
     runner.run(5.0)
-    assert letters(runner) == [1, 2]
+    assert dead_letters(runner) == [1, 2]
     assert sorted(spout.acked) == [0, 1, 2]
     assert spout.failed == []
 
@@ -568,7 +568,7 @@ def test_exactly_once_bad_rows_at_the_end_of_an_epoch_do_not_stop_the_topology(e
     assert runner.stats("sink")[0].away > 0
     spout.count = 50
     runner.run(20.0)
-    assert letters(runner) == sorted(sink.bad)
+    assert dead_letters(runner) == sorted(sink.bad)
     assert sink.committed == [n for n in range(50) if n not in sink.bad]
 
 
@@ -577,7 +577,7 @@ def test_exactly_once_a_sink_that_has_never_taken_anything_is_waited_for(exactly
     runner, sink = exactly_once(Store(), count=1)
     sink.bad, sink.at, sink.error = frozenset({0}), "write", ValueError
     runner.run(8.0)
-    assert letters(runner) == []
+    assert dead_letters(runner) == []
     assert runner.stats("sink")[0].away > 7
     sink.bad = frozenset()
     runner.run(3.0)
@@ -589,7 +589,7 @@ def test_a_sink_that_has_committed_nothing_has_taken_nothing_whatever_it_wrote(r
     runner, _, sink = run(SlowStore(), count=1)
     sink.bad, sink.error = frozenset({0}), ValueError
     runner.run(8.0)
-    assert letters(runner) == []
+    assert dead_letters(runner) == []
 
 
 @pytest.mark.parametrize("write", ["away", "in doubt"])
@@ -612,7 +612,7 @@ def test_a_commit_in_doubt_tries_the_parcel_that_waits_to_be_written(run, write)
     runner.run(10.0)
     spout.count = 20
     runner.run(5.0)
-    assert letters(runner) == [0]
+    assert dead_letters(runner) == [0]
     assert sorted(sink.committed) == list(range(1, 20))
     assert sorted(spout.acked) == list(range(20))
     (stats,) = runner.stats("sink")
@@ -640,6 +640,6 @@ def test_what_a_refused_piece_left_in_the_open_transaction_blames_no_other_row(r
     sink.write, until = failing, runner.clock.now() + 1.0
     runner.run(8.0)
     assert writes[:2] == [0, 1], "or this shows nothing"
-    assert letters(runner) == [0]
+    assert dead_letters(runner) == [0]
     assert sorted(sink.committed) == [1, 2, 3]
     assert sorted(spout.acked) == [0, 1, 2, 3]

@@ -1,21 +1,22 @@
-"""What a slot inside a Spark task reports; without Spark, to a real coordinator."""
+"""What a worker inside a Spark task reports; without Spark, to a real coordinator."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from penstock import Settings, TopologyBuilder, make_plan
-from penstock.coordinator.client import ControlClient
-from penstock.coordinator.messages import Hello, TakeSeat
-from penstock.coordinator.server import Coordinator
+from penstock import TopologyBuilder, make_plan
+from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.model import SlotId
-from penstock.runtime.job import make_job
-from penstock.spark import slot_driver
+from penstock.plan.model import WorkerId
+from penstock.protocol.client import ControlClient
+from penstock.protocol.messages import AssignWorker, Hello
 from penstock.spark.pickling import dumps
-from penstock.spark.slot_driver import SlotDriver
-from penstock.spark.wake import Wake
 from penstock.testing import CaptureBolt, FeederSpout
+from penstock.worker import host as host
+from penstock.worker.host import WorkerHost
+from penstock.worker.job import make_job
+from penstock.worker.wake import Wake
+from tests.helpers import settings_with
 
 
 @pytest.fixture
@@ -24,19 +25,19 @@ def drive():
     coordinator.start()
 
     def drive(**settings):
-        """A slot's driver, and the list its reports go to."""
+        """A worker's driver, and the list its reports go to."""
         builder = TopologyBuilder()
         builder.set_spout("words", FeederSpout("word"))
         builder.set_bolt("show", CaptureBolt()).local_or_shuffle_grouping("words")
-        topology = builder.build("t", Settings(**settings))
+        topology = builder.build("t", settings_with(**settings))
         plan = make_plan(topology)
         job = make_job(topology, plan, "", dumps)
         coordinator.begin(0, plan, MetricsBus(plan), job.key)
         wake = Wake()
         control = ControlClient(coordinator.address, coordinator.secret, wake.set)
         control.send(Hello(0, 0, 0, 1, "here"))
-        driver = SlotDriver(SlotId(0, 0), job, 0, control, wake, TakeSeat(0))
-        driver._slot.streams[1, 2] = [10, 200]
+        driver = WorkerHost(WorkerId(0, 0), job, 0, control, wake, AssignWorker(0))
+        driver._worker.streams[1, 2] = [10, 200]
         reports = []
         driver._control.send = reports.append
         return driver, reports
@@ -50,7 +51,7 @@ def clock(monkeypatch):
     """The time, as the driver reads it; set ``clock[0]``."""
     now = [1000.0]
     time = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 1.5)
-    monkeypatch.setattr(slot_driver, "time", time)
+    monkeypatch.setattr(host, "time", time)
     return now
 
 
@@ -66,7 +67,7 @@ def test_streams_are_told_four_times_a_window(drive, clock):
 def test_the_last_report_has_all(drive, clock):
     driver, reports = drive(monitor="memory")
     driver._report(0)
-    driver._slot.streams[1, 2][0] = 11
+    driver._worker.streams[1, 2][0] = 11
     driver._closed = True
     driver._report(0)
     assert reports[-1].streams == [[1, 2, 11, 200]]

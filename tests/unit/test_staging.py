@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.columns import to_column
-from penstock.connectors import staging
-from penstock.connectors.staging import RowBuffer, StagedSink
 from penstock.errors import ComponentError, StateError
+from penstock.storage import staging
+from penstock.storage.staging import RowBuffer, StagedSink
 from penstock.topology.components import Conf, Context, Source
 
 A, B = Source("left", "default", 3), Source("right", "odd", 4)
@@ -178,7 +178,7 @@ def test_a_disk_that_refuses_once_costs_no_row(tmp_path: Path, monkeypatch: Any)
     write = sink._staged.write
 
     def refuse(name: str, data: bytes) -> None:
-        raise StateError("state store", "the file system must let it write", "no space left")
+        raise StateError("state store", "the file cannot be written (no space left)")
 
     monkeypatch.setattr(sink._staged, "write", refuse)
     with pytest.raises(StateError):
@@ -200,10 +200,10 @@ def test_staged_rows_that_vanished_are_an_error_not_a_loss(tmp_path: Path) -> No
         start(shelf, tmp_path, token)
     message = str(caught.value)
     assert message.startswith(
-        "component 'sink' (task 1): the rows of epoch 1 stay staged until they are published"
+        "component 'sink' (task 1): the staged rows of epoch 1 were lost before they were published"
     )
     assert token["files"][0] in message
-    assert "All nodes must reach the same state_dir" in message
+    assert "All nodes must reach the same delivery.state_dir" in message
 
 
 def test_staged_rows_that_somebody_changed_are_not_published(tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_other_fields_are_refused_and_the_rest_stays() -> None:
     with pytest.raises(ComponentError) as caught:
         buffer.add(batch(word=["b"], count=[2]), B)
     assert str(caught.value) == (
-        "component 'sink' (task 1), input from 'right' (stream 'odd', task 4): all inputs of a sink have the same"
-        " fields, here (word, n); got (word, count)."
-        " Give each shape of row a sink of its own, or rename the fields in a bolt before it."
+        "component 'sink' (task 1), input from 'right' (stream 'odd', task 4): it has the fields"
+        " (word, count), but other inputs of the sink have (word, n)."
+        " Give each kind of row a sink of its own, or rename the fields in a bolt before it."
     )
     assert buffer.table().to_pylist() == [{"word": "a", "n": 1}]
 
@@ -261,7 +261,9 @@ def test_types_widen_where_no_value_changes() -> None:
 def test_types_that_would_change_a_value_are_refused(values: list[Any]) -> None:
     buffer = RowBuffer("component 'sink' (task 1)")
     buffer.add(batch(n=[0.5]), A)
-    with pytest.raises(ComponentError, match=r"a field keeps its type, here \(n: double\); got \(n: ") as caught:
+    with pytest.raises(
+        ComponentError, match=r"its fields have other types than before .* instead of \(n: double\)"
+    ) as caught:
         buffer.add(batch(n=values), B)
     assert "Declare the fields' types where they are emitted" in str(caught.value)
     assert buffer.table()["n"].to_pylist() == [0.5]
@@ -270,7 +272,7 @@ def test_types_that_would_change_a_value_are_refused(values: list[Any]) -> None:
 def test_a_large_integer_is_not_rounded_for_a_fraction_after_it() -> None:
     buffer = RowBuffer("here")
     buffer.add(batch(n=[2**60 + 1]), A)
-    with pytest.raises(ComponentError, match="a field keeps its type"):
+    with pytest.raises(ComponentError, match="its fields have other types than before"):
         buffer.add(batch(n=[0.5]), A)
     buffer.add(batch(n=[1]), A)
     assert buffer.table()["n"].to_pylist() == [2**60 + 1, 1]
@@ -288,8 +290,8 @@ def test_pickled_values_arrow_does_not_know_are_refused() -> None:
         buffer.add(pickled(n=[1, "one"]), A)
     message = str(caught.value)
     assert message.startswith(
-        "component 'sink' (task 1), field 'n' from 'left' (stream 'default', task 3): a field"
+        "component 'sink' (task 1), field 'n' from 'left' (stream 'default', task 3): its values"
     )
-    assert "got int, str (" in message
+    assert ": int, str (" in message
     assert "Declare the field with a type, or convert it in a bolt before the sink." in message
     assert buffer.rows == 0

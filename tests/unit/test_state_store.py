@@ -133,7 +133,7 @@ def test_a_relative_path_does_not_follow_the_current_directory(tmp_path, monkeyp
 
 
 def test_a_missing_file_says_so(store):
-    with pytest.raises(StateError, match="file nothing: the file system must let it read") as caught:
+    with pytest.raises(StateError, match="file nothing: the attempt to read failed") as caught:
         store.read("nothing")
     assert is_missing(caught.value)
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
@@ -141,12 +141,12 @@ def test_a_missing_file_says_so(store):
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a/./b", f"{TEMPORARY}x"])
 def test_a_name_stays_inside(store, name):
-    with pytest.raises(StateError, match="a name must stay inside the store"):
+    with pytest.raises(StateError, match="could leave the store"):
         store.write(name, b"")
 
 
 def test_an_unknown_kind_of_url_says_what_to_do():
-    with pytest.raises(StateError, match=r"must be a local path or a URL that fsspec knows; got .*nonsense"):
+    with pytest.raises(StateError, match=r"neither a local path nor a URL that fsspec knows .*nonsense"):
         StateStore("nonsense://x")
 
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path):
     with small_disk(tmp_path / "disk", "64k") as store:
         store.write("x", b"old")
         with pytest.raises(
-            StateError, match=r"file x: .* must let it write; got .*No space left.*Free some space"
+            StateError, match=r"file x: the attempt to write failed .*No space left.*Free some space"
         ):
             store.write("x", b"n" * 100_000)
         assert store.read("x") == b"old"
@@ -203,7 +203,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path):
 
 def test_a_folder_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "state").write_text("not a folder")
-    with pytest.raises(StateError, match=r"must let it write; got (NotADirectory|FileExists)Error"):
+    with pytest.raises(StateError, match=r"the attempt to write failed \((NotADirectory|FileExists)Error"):
         StateStore(str(tmp_path / "state")).write("x", b"1")
 
 
@@ -292,7 +292,7 @@ CALLS = {
 )
 def test_what_may_pass_is_told_apart(unreliable, call, error):
     Unreliable.error = error
-    with pytest.raises(StateUnavailable, match=f"the file system must let it {call}; got {type(error).__name__}"):
+    with pytest.raises(StateUnavailable, match=rf"the attempt to {call} failed \({type(error).__name__}"):
         CALLS[call](unreliable)
 
 
@@ -337,7 +337,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatc
         raise OSError(errno.EIO, "I/O error", path)
 
     monkeypatch.setattr(os, "scandir", broken)
-    with pytest.raises(StateUnavailable, match="must let it list; got OSError: I/O error"):
+    with pytest.raises(StateUnavailable, match=r"the attempt to list failed \(OSError: I/O error"):
         store.list("manifests/")
 
 
@@ -361,7 +361,7 @@ def test_a_folder_that_every_user_may_write_to_is_refused(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     store = StateStore(str(tmp_path / "state"))
-    with pytest.raises(StateError, match=r"must not be writable by every user; got mode 0777.*chmod -R go-rwx"):
+    with pytest.raises(StateError, match=r"every user may write to it .mode 0777.*chmod -R go-rwx"):
         store.check_owner()
     (tmp_path / "state").chmod(0o755)
     store.check_owner()

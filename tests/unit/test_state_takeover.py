@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from penstock.coordinator.commit_thread import save_at_rest
-from penstock.coordinator.recovery import StateDirectory
+from penstock.driver.commit_thread import save_at_rest
+from penstock.driver.recovery import StateDirectory
 from penstock.errors import PenstockError, StateError, StateRemoved, Superseded
 from penstock.plan.planner import make_plan
 from penstock.state import manifest as manifests
@@ -40,7 +40,7 @@ def test_a_damaged_savepoint_leaves_the_own_state(store, tmp_path):
     before = committed(store, count=10_000).commits.committed
     savepoint = saved(store, tmp_path)
     flip(savepoint, savepoint.list("snapshots/")[-1])
-    with pytest.raises(StateError, match="the signature differs"):
+    with pytest.raises(StateError, match="their signature differs"):
         directory(store).adopt(savepoint)
     again = LocalRunner(small(count=10_000), folder=store.url)
     assert again.commits.committed == before
@@ -351,6 +351,8 @@ def test_a_savepoint_is_apart_from_the_own_directory_however_it_is_written(tmp_p
     store = StateStore(str(tmp_path / "state"))
     committed(store)
     (tmp_path / "state" / "link").symlink_to(tmp_path / "state" / "t")
-    with pytest.raises(StateError, match="must not be the topology's own state directory, in it or around it"):
+    with pytest.raises(
+        StateError, match="it overlaps with the topology's own state directory, in it or around it"
+    ):
         directory(store).adopt(StateStore(form.format(store.url)))
     assert manifests.newest(store.child("t")).epoch == 3

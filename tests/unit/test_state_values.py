@@ -1,4 +1,4 @@
-"""Values and maps: what changes is written, what does not is not, and nothing leaks into a cut."""
+"""Values and maps: what changes is written, what does not is not, and nothing leaks into a snapshot."""
 
 import collections
 import copy
@@ -19,15 +19,15 @@ from penstock.state.shares import Share
 from penstock.state.values import TaskState
 
 
-def kinds(cut):
-    return {name: (kind, rows) for name, (kind, rows, _) in cut.encode().items()}
+def kinds(snapshot):
+    return {name: (kind, rows) for name, (kind, rows, _) in snapshot.encode().items()}
 
 
-def restored(*cuts):
-    """A state restored from the chain these cuts make."""
+def restored(*snapshots):
+    """A state restored from the chain these snapshots make."""
     chain: dict[str, list[bytes]] = {}
-    for cut in cuts:
-        for name, (kind, _, data) in cut.encode().items():
+    for snapshot in snapshots:
+        for name, (kind, _, data) in snapshot.encode().items():
             chain[name] = [data] if kind == "full" else [*chain[name], data]
     state = TaskState()
     state.restore(chain)
@@ -163,9 +163,7 @@ def test_columns_add_as_plus_equals_would():
 def test_columns_of_two_lengths_are_an_error():
     counts = TaskState().map("counts")
     for call in (counts.update_columns, counts.add_columns):
-        with pytest.raises(
-            StateError, match=r"state 'counts', .*_columns: takes two columns of one length; got 2"
-        ):
+        with pytest.raises(StateError, match=r"state 'counts', .*_columns: the columns have different lengths, 2"):
             call(["a", "b"], [1])
     assert not counts
 
@@ -173,16 +171,16 @@ def test_columns_of_two_lengths_are_an_error():
 def test_only_changes_are_written():
     state = TaskState()
     counts, position = state.map("counts"), state.value("position", 0)
-    assert kinds(state.cut()) == {}
+    assert kinds(state.snapshot()) == {}
     counts.update((number, 0) for number in range(100))
-    assert kinds(state.cut()) == {"counts": ("full", 100)}
-    assert not state.cut()
+    assert kinds(state.snapshot()) == {"counts": ("full", 100)}
+    assert not state.snapshot()
     counts[7] += 1
     del counts[8]
     position.value = 5
-    assert kinds(state.cut()) == {"counts": ("delta", 2), "position": ("full", 1)}
+    assert kinds(state.snapshot()) == {"counts": ("delta", 2), "position": ("full", 1)}
     position.value = 5
-    assert kinds(state.cut()) == {}
+    assert kinds(state.snapshot()) == {}
 
 
 @pytest.mark.parametrize(
@@ -205,9 +203,9 @@ def test_every_change_is_noted(change, key):
     state = TaskState()
     counts = state.map("counts")
     counts.update((number, 0) for number in range(100))
-    first = state.cut()
+    first = state.snapshot()
     change(counts)
-    second = state.cut()
+    second = state.snapshot()
     assert kinds(second) == {"counts": ("delta", 1)}
     after = restored(first, second).map("counts")
     assert after == counts
@@ -218,9 +216,9 @@ def test_clearing_writes_a_full_copy_of_nothing():
     state = TaskState()
     counts = state.map("counts")
     counts.update((number, 0) for number in range(100))
-    first = state.cut()
+    first = state.snapshot()
     counts.clear()
-    second = state.cut()
+    second = state.snapshot()
     assert kinds(second) == {"counts": ("full", 0)}
     assert restored(first, second).map("counts") == {}
 
@@ -229,10 +227,10 @@ def test_changes_beyond_half_of_the_full_copy_become_one():
     state = TaskState()
     counts = state.map("counts")
     counts.update((number, 0) for number in range(100))
-    written = [kinds(state.cut())["counts"]]
+    written = [kinds(state.snapshot())["counts"]]
     for number in range(7):
         counts.update((number * 10 + index, 1) for index in range(10))
-        written.append(kinds(state.cut())["counts"])
+        written.append(kinds(state.snapshot())["counts"])
     assert written == [("full", 100)] + 5 * [("delta", 10)] + [("full", 100), ("delta", 10)]
 
 
@@ -240,53 +238,53 @@ def test_many_small_changes_become_a_full_copy_too():
     state = TaskState()
     counts = state.map("counts")
     counts.update((number, 0) for number in range(1000))
-    state.cut()
+    state.snapshot()
     written = []
     for _ in range(maps.MAX_DELTAS + 1):
         counts[1] += 1
-        written.append(kinds(state.cut())["counts"][0])
+        written.append(kinds(state.snapshot())["counts"][0])
     assert written == maps.MAX_DELTAS * ["delta"] + ["full"]
 
 
 def test_a_restored_map_goes_on_with_changes():
     state = TaskState()
     state.map("counts").update((number, 0) for number in range(100))
-    again = restored(state.cut())
-    assert kinds(again.cut()) == {}
+    again = restored(state.snapshot())
+    assert kinds(again.snapshot()) == {}
     again.map("counts")[1] = 5
-    assert kinds(again.cut()) == {"counts": ("delta", 1)}
+    assert kinds(again.snapshot()) == {"counts": ("delta", 1)}
 
 
-def test_what_was_in_place_changed_after_the_cut_is_not_in_it():
+def test_what_was_in_place_changed_after_the_snapshot_is_not_in_it():
     state = TaskState()
     lists, value = state.map("lists"), state.value("value", [])
     lists["a"] = [1]
     lists["t"] = (1, [2])
     value.value.append(1)
-    cut = state.cut()
+    snapshot = state.snapshot()
     lists["a"].append(2)
     lists["t"][1].append(3)
     lists["b"] = []
     value.value.append(2)
-    before = restored(cut)
+    before = restored(snapshot)
     assert before.map("lists") == {"a": [1], "t": (1, [2])}
     assert before.value("value").value == [1]
     lists["a"] = lists["a"]
     lists["t"] = lists["t"]
-    after = restored(cut, state.cut())
+    after = restored(snapshot, state.snapshot())
     assert after.map("lists") == lists == {"a": [1, 2], "t": (1, [2, 3]), "b": []}
     assert after.value("value").value == [1, 2]
 
 
-def test_a_cut_is_encoded_in_another_thread_while_the_state_goes_on():
+def test_a_snapshot_is_encoded_in_another_thread_while_the_state_goes_on():
     state = TaskState()
     counts = state.map("counts", default=0)
     counts.update((number, number) for number in range(50_000))
-    cut, encoded, running = state.cut(), [], threading.Event()
+    snapshot, encoded, running = state.snapshot(), [], threading.Event()
 
     def encode():
         running.set()
-        encoded.append(cut.encode()["counts"])
+        encoded.append(snapshot.encode()["counts"])
 
     thread = threading.Thread(target=encode)
     thread.start()
@@ -335,7 +333,7 @@ def test_any_picklable_value_survives(value):
     state = TaskState()
     state.value("value", "default").value = value
     state.map("map").update({1: value, "x": value, 2: 0})
-    again = restored(state.cut())
+    again = restored(state.snapshot())
     assert again.value("value").value == value
     assert type(again.value("value").value) is type(value)
     assert again.map("map").copy() == {1: value, "x": value, 2: 0}
@@ -345,9 +343,9 @@ def test_keys_of_any_kind_survive():
     state = TaskState()
     expected = {1: "a", "1": "b", (1, 2): "c", None: "d", Point(4): "e", 1.5: "f", b"x": "g", 2**80: "h"}
     state.map("map").update(expected)
-    first = state.cut()
+    first = state.snapshot()
     del state.map("map")[(1, 2)]
-    again = restored(first, state.cut())
+    again = restored(first, state.snapshot())
     assert again.map("map") == {key: value for key, value in expected.items() if key != (1, 2)}
 
 
@@ -357,45 +355,45 @@ def test_a_value_at_its_default_is_not_written_and_an_assigned_one_is():
     assert state.value("value", 6) is value
     assert value.value == 5
     assert repr(value) == "ValueState(5)"
-    assert not state.cut(full=True)
+    assert not state.snapshot(full=True)
     value.value = 6
-    first = state.cut()
+    first = state.snapshot()
     assert kinds(first) == {"value": ("full", 1)}
     value.value = 5
-    second = state.cut()
+    second = state.snapshot()
     assert restored(first, second).value("value", 9).value == 5
-    assert kinds(state.cut(full=True)) == {"value": ("full", 1)}
+    assert kinds(state.snapshot(full=True)) == {"value": ("full", 1)}
 
 
-def test_a_full_cut_stands_alone():
+def test_a_full_snapshot_stands_alone():
     state = TaskState()
     counts = state.map("counts")
     counts.update((number, 0) for number in range(100))
-    state.cut()
+    state.snapshot()
     counts[1] = [5]
-    state.cut()
-    cut = state.cut(full=True)
-    assert cut.full
-    assert kinds(cut) == {"counts": ("full", 100)}
-    assert restored(cut).map("counts") == counts
+    state.snapshot()
+    snapshot = state.snapshot(full=True)
+    assert snapshot.full
+    assert kinds(snapshot) == {"counts": ("full", 100)}
+    assert restored(snapshot).map("counts") == counts
     counts[2] = 1
-    assert kinds(state.cut()) == {"counts": ("delta", 1)}
+    assert kinds(state.snapshot()) == {"counts": ("delta", 1)}
 
 
 def test_a_restored_state_nobody_asks_for_is_kept():
     state = TaskState()
     state.map("counts").update((number, 0) for number in range(100))
     state.value("position").value = 7
-    first = state.cut()
+    first = state.snapshot()
     state.map("counts")[1] = 5
     state.value("position").value = 8
     del state.map("counts")[2]
-    again = restored(first, state.cut())
+    again = restored(first, state.snapshot())
     assert again
     assert again.keys == 103
     again.value("other").value = 1
-    assert kinds(again.cut()) == {"other": ("full", 1)}
-    full = again.cut(full=True)
+    assert kinds(again.snapshot()) == {"other": ("full", 1)}
+    full = again.snapshot(full=True)
     assert kinds(full) == {"counts": ("full", 102), "position": ("full", 1), "other": ("full", 1)}
     third = restored(full)
     assert third.map("counts") == state.map("counts")
@@ -409,15 +407,15 @@ def test_one_name_is_one_thing():
     with pytest.raises(StateError) as caught:
         state.map("position")
     assert str(caught.value) == (
-        "state 'position': a name stands for a value or for a map, not for both; got map('position') where it is "
-        "in use as a value. Give one of the two another name."
+        "state 'position': map('position') was called, but it is in use as a value. "
+        "Give one of the two another name."
     )
-    again = restored(state.cut())
-    with pytest.raises(StateError, match=r"got map\('position'\) where it was restored as a value"):
+    again = restored(state.snapshot())
+    with pytest.raises(StateError, match=r"map\('position'\) was called, but it was restored as a value"):
         again.map("position")
     assert again.value("position").value == 1
     again.map("counts")
-    with pytest.raises(StateError, match=r"got value\('counts'\) where it is in use as a map"):
+    with pytest.raises(StateError, match=r"value\('counts'\) was called, but it is in use as a map"):
         again.value("counts")
 
 
@@ -425,17 +423,17 @@ def test_what_cannot_be_pickled_is_said_and_nothing_is_lost():
     state = TaskState()
     counts, value = state.map("counts"), state.value("value")
     counts.update((number, 0) for number in range(100))
-    first = state.cut()
+    first = state.snapshot()
     counts[1], value.value = 5, threading.Lock()
-    with pytest.raises(StateError, match=r"state 'value': what is kept in it must be picklable; got a lock"):
-        state.cut()
+    with pytest.raises(StateError, match=r"state 'value': a lock in it cannot be pickled"):
+        state.snapshot()
     value.value = 3
-    second = state.cut()
+    second = state.snapshot()
     assert second.full
     assert restored(first, second).map("counts") == counts
     counts[threading] = 1
-    with pytest.raises(StateError, match="state 'counts': what is kept in it must be picklable; got a module"):
-        state.cut(full=True).encode()
+    with pytest.raises(StateError, match="state 'counts': a module in it cannot be pickled"):
+        state.snapshot(full=True).encode()
 
 
 def test_more_than_fits_an_arrow_array_is_said(monkeypatch):
@@ -444,9 +442,9 @@ def test_more_than_fits_an_arrow_array_is_said(monkeypatch):
     state = TaskState()
     state.map("texts").update(a="x", b="y")
     with pytest.raises(
-        StateError, match=r"state 'texts': 16,384 of its keys .* must fit 2 GB; got .*context.folder"
+        StateError, match=r"state 'texts': 16,384 of its keys .* do not fit into 2 GB.*context.folder"
     ):
-        state.cut().encode()
+        state.snapshot().encode()
 
 
 def test_what_it_tells_of_itself():
@@ -459,12 +457,12 @@ def test_what_it_tells_of_itself():
     state.value("position").value = 1
     counts.update((number, 0) for number in range(100))
     assert state.keys == 101
-    first = state.cut()
+    first = state.snapshot()
     assert state.bytes == 0
     full = sum(len(data) for _, _, data in first.encode().values())
     assert state.bytes == full
     counts[1] = 1
-    second = state.cut()
+    second = state.snapshot()
     assert state.bytes == full
     delta = sum(len(data) for _, _, data in second.encode().values())
     assert state.bytes == full + delta == restored(first, second).bytes
@@ -475,19 +473,19 @@ def test_many_rows_survive():
     counts = state.map("counts")
     counts.update((f"word-{number}", number) for number in range(40_000))
     counts["odd"] = "one"  # one chunk is of another type than the others
-    first = state.cut()
+    first = state.snapshot()
     for number in range(18_000):
         del counts[f"word-{number}"]
-    second = state.cut()
+    second = state.snapshot()
     assert kinds(second) == {"counts": ("delta", 18_000)}
     assert restored(first, second).map("counts") == counts
 
 
 def test_counting_from_another_thread_takes_nothing_away():
-    """A slot reports its sizes from a thread of its own while the component counts."""
+    """A worker reports its sizes from a thread of its own while the component counts."""
     state = TaskState()
     counts = state.map("counts", 0)
-    state.cut()
+    state.snapshot()
     stop = threading.Event()
 
     def report():
@@ -507,37 +505,39 @@ def test_counting_from_another_thread_takes_nothing_away():
         reporter.join()
         sys.setswitchinterval(before)
     assert sum(counts.values()) == 100_000
-    state.cut()
+    state.snapshot()
     assert state.counted == 100
 
 
-# ---- cuts that others wait for -----------------------------------------------------------------------------
+# ---- snapshots that others wait for -----------------------------------------------------------------------------
 
 
-def test_a_cut_of_changes_only_does_not_write_all_again():
+def test_a_snapshot_of_changes_only_does_not_write_all_again():
     state = TaskState()
     counts = state.map("counts", default=0)
     counts.update((number, 0) for number in range(10))
-    assert state.cut(compact=False).changes["counts"].kind == "full", "there is nothing yet that it could change"
+    assert state.snapshot(compact=False).changes["counts"].kind == "full", (
+        "there is nothing yet that it could change"
+    )
     counts.update((number, 1) for number in range(10))
     del counts[3]
-    change = state.cut(compact=False).changes["counts"]
+    change = state.snapshot(compact=False).changes["counts"]
     assert (change.kind, change.rows) == ("delta", 10)
     counts[1] += 1
-    assert state.cut(full=True, compact=False).changes["counts"].kind == "full", "asked for"
+    assert state.snapshot(full=True, compact=False).changes["counts"].kind == "full", "asked for"
     for _ in range(60):
         counts[1] += 1
-        assert state.cut(compact=False).changes["counts"].kind == "delta"
+        assert state.snapshot(compact=False).changes["counts"].kind == "delta"
     counts[1] += 1
-    assert state.cut().changes["counts"].kind == "full", "made up for"
+    assert state.snapshot().changes["counts"].kind == "full", "made up for"
 
 
-def test_what_was_inherited_is_cut_whole_also_where_others_wait():
+def test_what_was_inherited_is_in_a_snapshot_whole_also_where_others_wait():
     state = TaskState()
     state.map("counts")["a"] = 1
-    parts = {name: [data] for name, (_, _, data) in state.cut().encode().items()}
+    parts = {name: [data] for name, (_, _, data) in state.snapshot().encode().items()}
     again = TaskState()
     again.inherit({0: parts}, Share(0, 2, 1))
-    cut = again.cut(compact=False)
-    assert cut.full
-    assert cut.changes["counts"].kind == "full"
+    snapshot = again.snapshot(compact=False)
+    assert snapshot.full
+    assert snapshot.changes["counts"].kind == "full"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.coordinator.migrations import Decision
+from penstock.driver.migration_controller import Decision
 from penstock.metrics.stats import TaskStats
 from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
@@ -38,7 +38,7 @@ def test_before_any_report():
     assert (status["state"], status["uptime"], status["rate_in"], status["pending"]) == ("starting", 0, 0, 0)
     assert [row["component"] for row in status["components"]] == ["lines", "orders", "split", "show"]
     assert component(status, "split")["latency_p50"] is None
-    assert all(slot["pid"] is None and not slot["connected"] for slot in status["slots"])
+    assert all(worker["pid"] is None and not worker["connected"] for worker in status["workers"])
 
 
 def test_the_topology_as_a_whole(watched):
@@ -66,16 +66,16 @@ def test_components(watched):
     assert split["published"] == []
 
 
-def test_tasks_and_slots(watched):
+def test_tasks_and_workers(watched):
     status = parsed(watched)
     tasks = {row["task"]: row for row in status["tasks"]}
     assert list(tasks) == ["lines/0", "orders/0", "split/0", "split/1", "show/0"]
-    assert (tasks["split/1"]["component"], tasks["split/1"]["slot"]) == ("split", "1.1")
+    assert (tasks["split/1"]["component"], tasks["split/1"]["worker"]) == ("split", "1.1")
     assert (tasks["show/0"]["queued"], tasks["show/0"]["limit"]) == (15_000, None)
-    slots = {row["slot"]: row for row in status["slots"]}
-    assert list(slots) == ["0.0", "0.1", "1.0", "1.1", "2.0"]
-    assert slots["1.1"] == {
-        "slot": "1.1",
+    workers = {row["worker"]: row for row in status["workers"]}
+    assert list(workers) == ["0.0", "0.1", "1.0", "1.1", "2.0"]
+    assert workers["1.1"] == {
+        "worker": "1.1",
         "node": "node-a",
         "pid": 4321,
         "connected": True,
@@ -84,7 +84,7 @@ def test_tasks_and_slots(watched):
         "tasks": ["split/1"],
         "clock_skew": 0.0,
     }
-    assert (slots["2.0"]["connected"], slots["2.0"]["node"]) == (False, ""), "it has not said hello"
+    assert (workers["2.0"]["connected"], workers["2.0"]["node"]) == (False, ""), "it has not said hello"
 
 
 def test_lag_commits_rows_of_sinks_and_calls_that_do_not_return(watched):
@@ -104,12 +104,12 @@ def test_lag_commits_rows_of_sinks_and_calls_that_do_not_return(watched):
 
 def test_energy(watched):
     assert parsed(watched)["nodes"] == [], "nobody has looked yet"
-    watched.look()
+    watched.poll()
     watched.clock.advance(10.0)
-    watched.look()
+    watched.poll()
     status = parsed(watched)
     (node,) = status["nodes"]
-    assert (node["node"], node["slots"], node["source"]) == ("node-a", 3, "modelled")
+    assert (node["node"], node["workers"], node["source"]) == ("node-a", 3, "modelled")
     assert (node["base"], node["measured"]) == (350, None)
     assert status["energy"]["base"] == 350
     assert status["energy"]["total"] == node["base"] + node["dynamic"]
@@ -117,7 +117,7 @@ def test_energy(watched):
 
 def test_decisions_have_reasons_and_times_in_order(watched):
     watched.migrations.decisions.append(Decision(1001.5, "split", "split/0 → split/1: its inbox is full"))
-    watched.bus.note("restart", "", "slot 1.0 has been silent for 20 s")
+    watched.bus.note("restart", "", "worker 1.0 has been silent for 20 s")
     watched.report((2, 0), {SHOW: TaskStats(queued=12, capacity=16_384)})
     assert parsed(watched)["decisions"] == [
         {
@@ -132,7 +132,7 @@ def test_decisions_have_reasons_and_times_in_order(watched):
             "component": "split",
             "text": "split/0 → split/1: its inbox is full",
         },
-        {"time": 1003, "kind": "restart", "component": "", "text": "slot 1.0 has been silent for 20 s"},
+        {"time": 1003, "kind": "restart", "component": "", "text": "worker 1.0 has been silent for 20 s"},
         {
             "time": 1003,
             "kind": "flow",
@@ -163,11 +163,11 @@ def test_counters_go_on_after_a_restart_and_gauges_do_not(watched):
 def test_every_field_is_documented(watched):
     """A field is in the table of its part, as `name`."""
     watched.bus.note("flow", "", "x")
-    watched.look()
+    watched.poll()
     status = parsed(watched)
     text = DOCS.read_text()
     documented = text[text.index("### The JSON") : text.index("### Metrics")]
-    lists = ("components", "tasks", "slots", "nodes", "decisions", "errors")
+    lists = ("components", "tasks", "workers", "nodes", "decisions", "errors")
     parts = {f"| `{name}[]`": status[name][0] for name in lists}
     for begin, example in {"| the whole": status, "| `energy`": status["energy"], **parts}.items():
         (row,) = (line for line in documented.splitlines() if line.startswith(begin))

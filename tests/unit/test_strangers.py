@@ -5,9 +5,9 @@ import http.client
 import socket
 import time
 
-from penstock.coordinator import wire
-from penstock.coordinator.client import ControlClient
-from penstock.coordinator.server import Coordinator
+from penstock.driver.server import Coordinator
+from penstock.protocol import wire
+from penstock.protocol.client import ControlClient
 from penstock.web import server as web
 from penstock.web.server import StatusServer
 

@@ -1,4 +1,4 @@
-"""Slots count what goes from task to task."""
+"""Workers count what goes from task to task."""
 
 from penstock import TopologyBuilder
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
@@ -6,12 +6,12 @@ from tests.helpers import Pass
 
 
 def counted(runner):
-    """By component and number: slots keep task ids."""
+    """By component and number: workers keep task ids."""
     plan = runner.plan
     return {
         (plan.task[source].key, plan.task[target].key): tuple(count)
-        for slot in runner._slots.values()
-        for (source, target), count in slot.streams.items()
+        for worker in runner._workers.values()
+        for (source, target), count in worker.streams.items()
     }
 
 
@@ -35,12 +35,12 @@ def test_tuples_and_bytes_of_each_pair():
     assert sum(size for _, size in streams.values()) == sum(sent) > 0
 
 
-def test_what_stays_in_the_slot_is_counted_too():
+def test_what_stays_in_the_worker_is_counted_too():
     builder = TopologyBuilder()
     builder.set_spout("words", FeederSpout("word"))
     builder.set_bolt("show", CaptureBolt()).local_or_shuffle_grouping("words")
     runner = LocalRunner(builder.build("t"))
-    assert runner.plan.slots == 1
+    assert runner.plan.workers == 1
     runner.feed("words", [("w",)])
     runner.run_until_idle()
     ((pair, (tuples, size)),) = counted(runner).items()

@@ -8,22 +8,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock import BasicBolt, RichBolt, Settings, TopologyBuilder, signing
-from penstock.coordinator import wire
-from penstock.coordinator.client import ControlClient, _framed
-from penstock.coordinator.messages import Failed, Hello, Left, Open, Report, Tally, dumps, loads
-from penstock.coordinator.server import Coordinator
+from penstock import BasicBolt, Delivery, RichBolt, Settings, TopologyBuilder, Transport, signing
+from penstock.driver.server import Coordinator
 from penstock.errors import ControlRefused, PenstockError, SnapshotCorrupt, UserCodeError
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
+from penstock.protocol import wire
+from penstock.protocol.client import ControlClient, _framed
+from penstock.protocol.messages import (
+    AckTally,
+    Hello,
+    OpenTasks,
+    WorkerFailed,
+    WorkerLeft,
+    WorkerReport,
+    dumps,
+    loads,
+)
 from penstock.replay.records import decode
-from penstock.runtime.failures import blame
 from penstock.spark.session import _lines
 from penstock.state import manifest
 from penstock.state.manifest import Manifest
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.texts import MOST_CELL, MOST_ERROR, MOST_LINE, bounded_cell, bounded_repr, parse_json, shortened
 from penstock.topology.tuples import tuple_type
+from penstock.worker.failures import blame
 
 LONG = "x" * 2_000_000
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -40,25 +49,25 @@ def test_a_long_text_keeps_its_beginning_and_its_end():
 
 
 def test_the_parts_of_an_error_are_bounded():
-    error = PenstockError(LONG, LONG, LONG, LONG)
-    assert len(str(error)) < 4 * MOST_ERROR + 20
+    error = PenstockError(LONG, LONG, LONG)
+    assert len(str(error)) < 3 * MOST_ERROR + 20
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_a_password_at_a_cut_does_not_show():
     for position in range(2_940, 3_060, 9):
         secret, around = " password=hunter2hunter2 ", "y" * position
-        assert "hunter2" not in PenstockError("here", "rule", around + secret + LONG).got
-        assert "hunter2" not in PenstockError("here", "rule", LONG + secret + around).got
+        assert "hunter2" not in PenstockError("here", around + secret + LONG).problem
+        assert "hunter2" not in PenstockError("here", LONG + secret + around).problem
 
 
 def test_what_user_code_raises_is_bounded():
     error = blame("b", "execute", ValueError(LONG), tuple_type("a", "s", 1, ("line", "n"))((LONG, 7)))
     assert isinstance(error, UserCodeError)
-    assert len(error.got) <= MOST_ERROR
-    assert error.got.startswith("ValueError: xxx")
-    assert error.got.endswith(", n=7)")
-    assert "on Tuple(line='xxx" in error.got
+    assert len(error.problem) <= MOST_ERROR
+    assert error.problem.startswith("execute raised ValueError: xxx")
+    assert error.problem.endswith(", n=7)")
+    assert "on Tuple(line='xxx" in error.problem
 
 
 class Unshowable:
@@ -74,7 +83,9 @@ class Unshowable:
 def test_a_repr_is_bounded_and_does_not_raise(value):
     assert 0 < len(bounded_repr(value)) <= 200
     assert len(str(bounded_cell(value))) <= MOST_CELL
-    assert blame("b", "execute", ValueError("no"), (value, 1)).got.startswith("ValueError: no, on (")
+    assert blame("b", "execute", ValueError("no"), (value, 1)).problem.startswith(
+        "execute raised ValueError: no, on ("
+    )
 
 
 @pytest.mark.parametrize("value", ["short", 7, 2**63, 1.5, None, True])
@@ -114,14 +125,16 @@ def test_what_a_worker_reports_of_two_long_lines_is_small(bolt):
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines("line"))
     builder.set_bolt("bolt", bolt()).shuffle_grouping("lines")
-    runner = LocalRunner(builder.build("t", Settings(delivery="at_least_once", chaining=False)))
+    runner = LocalRunner(
+        builder.build("t", Settings(delivery=Delivery("at_least_once"), transport=Transport(fusing=False)))
+    )
     runner.feed("lines", [(LONG,), (LONG,)])
     runner.run(1.0)
-    slots = runner._slots.values()
-    texts = [str(error) for slot in slots for error in slot.errors]
-    texts += [stats.last_error for slot in slots for stats in slot.stats().values()]
+    workers = runner._workers.values()
+    texts = [str(error) for worker in workers for error in worker.errors]
+    texts += [stats.last_error for worker in workers for stats in worker.stats().values()]
     assert sum(map(len, texts)) < 100_000
-    assert len(json.dumps([slot.published for slot in slots])) < 3_000_000
+    assert len(json.dumps([worker.published for worker in workers])) < 3_000_000
     (spout,) = runner.component("lines")
     assert [len(failure.error) <= 4 * MOST_ERROR for failure in spout.failures] == [True, True]
     runner.close()
@@ -148,22 +161,22 @@ def sent(message):
 
 def test_a_report_that_is_too_long_goes_without_what_users_put_in_it():
     rows = {"1": [["x" * (wire.MOST_BYTES + 1)]]}
-    report = sent(Report(3, 2, 1, 0.5, 9, {"1": {}}, rows, ["earlier"], probe=4))
+    report = sent(WorkerReport(3, 2, 1, 0.5, 9, {"1": {}}, rows, ["earlier"], probe=4))
     assert (report.frames_sent, report.probe, report.published) == (3, 4, {})
     (error,) = report.errors
-    assert error.startswith("control connection: a message has at most 67,108,864 bytes; got one of 67,")
+    assert error.startswith("control connection: a message of 67,")
 
 
 def test_another_message_that_is_too_long_fails_the_worker_with_the_reason():
-    failed = sent(Left(3, {"memo": "x" * (wire.MOST_BYTES + 1)}))
-    assert isinstance(failed, Failed)
-    assert failed.rule == "a message has at most 67,108,864 bytes"
-    assert failed.way_out.startswith("The state of a task, what a sink keeps")
+    failed = sent(WorkerLeft(3, {"handover state": "x" * (wire.MOST_BYTES + 1)}))
+    assert isinstance(failed, WorkerFailed)
+    assert failed.problem.endswith(" is longer than 67,108,864 bytes")
+    assert failed.hint.startswith("The state of a task, what a sink keeps")
 
 
 def test_the_driver_does_not_send_one_either():
-    with pytest.raises(ControlRefused, match="a message has at most 67,108,864 bytes; got one of 67,"):
-        wire.framed(dumps(Open({}, tasks={"a": "x" * (wire.MOST_BYTES + 1)})))
+    with pytest.raises(ControlRefused, match=r"a message of 67,.* bytes is longer than 67,108,864 bytes"):
+        wire.framed(dumps(OpenTasks({}, tasks={"a": "x" * (wire.MOST_BYTES + 1)})))
 
 
 @pytest.fixture
@@ -175,30 +188,30 @@ def joined():
     plan = make_plan(builder.build("t"))
     coordinator = Coordinator()
     coordinator.start()
-    crew = coordinator.begin(0, plan, MetricsBus(plan), 1)
+    registry = coordinator.begin(0, plan, MetricsBus(plan), 1)
     client = ControlClient(coordinator.address, coordinator.secret, lambda: None)
     client.send(Hello(0, 0, 0, 1, "here"))
-    assert coordinator.wait(lambda: bool(crew.slots), 10)
-    yield coordinator, crew, client
+    assert coordinator.wait(lambda: bool(registry.workers), 10)
+    yield coordinator, registry, client
     client.close()
     coordinator.stop()
 
 
 def test_a_message_that_is_too_long_for_the_driver_is_the_reason_of_the_failure(joined):
-    coordinator, crew, client = joined
+    coordinator, registry, client = joined
     client._socket.sendall(wire.LENGTH.pack(75_000_000))
-    assert coordinator.wait(lambda: crew.failure is not None, 10)
-    assert crew.failure.where == "slot 0.0, control connection"
-    assert crew.failure.got == "one of 75,000,000 bytes"
+    assert coordinator.wait(lambda: registry.failure is not None, 10)
+    assert registry.failure.where == "worker 0.0, control connection"
+    assert registry.failure.problem == "a message of 75,000,000 bytes is longer than 67,108,864 bytes"
 
 
 def test_a_worker_says_what_it_could_not_read(joined):
-    coordinator, crew, client = joined
-    connection = next(iter(crew.slots.values()))
+    coordinator, registry, client = joined
+    connection = next(iter(registry.workers.values()))
     coordinator._soon(lambda: connection.writer.write(wire.LENGTH.pack(75_000_000)))
-    assert coordinator.wait(lambda: crew.failure is not None, 10)
-    assert crew.failure.got == "one of 75,000,000 bytes"
-    assert "one of 75,000,000 bytes" in client.lost_because
+    assert coordinator.wait(lambda: registry.failure is not None, 10)
+    assert registry.failure.problem == "a message of 75,000,000 bytes is longer than 67,108,864 bytes"
+    assert "a message of 75,000,000 bytes" in client.lost_because
 
 
 # ---- JSON that is nested too deeply ----------------
@@ -211,10 +224,10 @@ def test_json_that_is_nested_too_deeply_is_malformed():
 
 
 def test_a_message_that_is_nested_too_deeply_is_refused():
-    binary = dumps(Tally(b""))
+    binary = dumps(AckTally(b""))
     deep = DEEP.encode()
     for data in (b'["Hello", ' + deep + b"]", binary[:1] + len(deep).to_bytes(4, "little") + deep):
-        with pytest.raises(ControlRefused, match="expects messages of the protocol"):
+        with pytest.raises(ControlRefused, match="a message does not follow the protocol"):
             loads(data)
 
 
@@ -234,6 +247,6 @@ def test_a_manifest_that_is_nested_too_deeply_is_corrupt():
             return b"%b\n%08x %b\n" % (text, zlib.crc32(text), signature)
 
     with pytest.raises(
-        SnapshotCorrupt, match=r"^manifest memory://x/.*: must be JSON; got the JSON is nested too"
+        SnapshotCorrupt, match=r"^manifest memory://x/.*: it is not valid JSON \(the JSON is nested too"
     ):
         Manifest.read(Store(), SimpleNamespace(file="m"))

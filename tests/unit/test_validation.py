@@ -18,7 +18,7 @@ from penstock import (
     TopologyBuilder,
     TopologyError,
 )
-from penstock.merging import Count
+from penstock.aggregates import Count
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.topology.groupings import Fields, Shuffle
 from tests.helpers import Pass
@@ -96,13 +96,19 @@ def test_a_second_component_of_one_id_names_both_lines():
     builder.set_spout("words", FeederSpout("word"))
     first = line().rsplit(":", 1)[1]
     text = refused(lambda: builder.set_bolt("words", CaptureBolt()))
-    holds(text, "component 'words'", "ids must differ", f"{FILE}:{int(first) - 1}", "Rename one of the two")
+    holds(
+        text,
+        "component 'words'",
+        "there is another component 'words'",
+        f"{FILE}:{int(first) - 1}",
+        "Rename one of the two",
+    )
 
 
 @pytest.mark.parametrize("parallelism", [0, -3, 1.5, "2", None])
 def test_parallelism_is_at_least_one(parallelism):
     text = refused(lambda: words().set_bolt("count", CaptureBolt(), parallelism))
-    holds(text, "component 'count'", f"({FILE}:", "at least 1", repr(parallelism), "Use 1 or more")
+    holds(text, "component 'count'", f"({FILE}:", "at least 1", f"not {parallelism!r}")
 
 
 @pytest.mark.parametrize("tasks", [3, 0, 4.5, None])
@@ -116,7 +122,7 @@ def test_tasks_are_at_least_the_parallelism(tasks):
 
 def test_spouts_count_their_tasks_too():
     declarer = TopologyBuilder().set_spout("words", FeederSpout("word"), 2)
-    holds(refused(lambda: declarer.set_num_tasks(1)), "component 'words'", "at least the parallelism, 2", "got 1")
+    holds(refused(lambda: declarer.set_num_tasks(1)), "component 'words'", "at least the parallelism, 2, not 1")
 
 
 def test_a_class_instead_of_an_instance():
@@ -154,7 +160,7 @@ def test_something_else_in_set_bolt():
 @pytest.mark.parametrize("id", ["", "__acker", "a:b", None, 7])
 def test_ids_are_plain_names(id):
     text = refused(lambda: TopologyBuilder().set_spout(id, FeederSpout("word")))
-    holds(text, f"({FILE}:", "the id of a component is a printable text", repr(id))
+    holds(text, f"({FILE}:", f"{id!r} cannot be the id of a component, which is a printable text")
 
 
 def test_grouping_takes_a_grouping():
@@ -191,14 +197,14 @@ def test_a_topology_needs_a_name():
 
 
 def test_no_component_at_all():
-    holds(message(TopologyBuilder(), "shop"), "topology 'shop'", "at least one spout", "no component", "set_spout")
+    holds(message(TopologyBuilder(), "shop"), "topology 'shop'", "it has no components", "set_spout")
 
 
 def test_no_spout():
     builder = TopologyBuilder()
     builder.set_bolt("a", Pass("x")).shuffle_grouping("b")
     builder.set_bolt("b", Pass("x")).shuffle_grouping("a")
-    holds(message(builder, "shop"), "topology 'shop'", "needs at least one spout", "2 bolts", "set_spout")
+    holds(message(builder, "shop"), "topology 'shop'", "it has no spout", "set_spout")
 
 
 def test_an_unknown_component_with_a_near_name():
@@ -206,20 +212,30 @@ def test_an_unknown_component_with_a_near_name():
     declarer = builder.set_bolt("count", CaptureBolt())
     declarer.shuffle_grouping("wrods")
     at = int(line().rsplit(":", 1)[1]) - 1
-    holds(message(builder), f"component 'count' ({FILE}:{at})", "got 'wrods'", "Did you mean 'words'?")
+    holds(
+        message(builder),
+        f"component 'count' ({FILE}:{at})",
+        "it reads from 'wrods', which does not exist",
+        "Did you mean 'words'?",
+    )
 
 
 def test_an_unknown_component_with_no_near_name():
     builder = words()
     builder.set_bolt("count", CaptureBolt()).shuffle_grouping("xyzzy")
-    holds(message(builder), "component 'count'", "got 'xyzzy'", "The components are: words, count.")
+    holds(
+        message(builder),
+        "component 'count'",
+        "it reads from 'xyzzy', which does not exist",
+        "The components are: words, count.",
+    )
 
 
 def test_an_unknown_stream_names_the_declared_ones():
     builder = words()
     builder.set_bolt("count", CaptureBolt()).shuffle_grouping("words", stream="late")
     text = message(builder)
-    holds(text, f"component 'count' ({FILE}:", "component 'words' declares no stream 'late'", ", but only default")
+    holds(text, f"component 'count' ({FILE}:", "stream 'late' of 'words', which declares only default")
     holds(text, "FeederSpout.declare_output_fields", "stream='default'")
 
 
@@ -228,7 +244,7 @@ def test_an_unknown_stream_suggests_the_nearest_one():
     builder.set_spout("source", TwoStreams())
     builder.set_bolt("count", CaptureBolt()).shuffle_grouping("source", stream="wrods")
     text = message(builder)
-    holds(text, "component 'count'", "no stream 'wrods'", "errors, words")
+    holds(text, "component 'count'", "stream 'wrods' of 'source'", "errors, words")
     assert "'words'" in text.split("errors, words")[1], text
 
 
@@ -236,7 +252,7 @@ def test_a_component_that_declares_nothing_has_no_stream():
     builder = words()
     builder.set_bolt("sink", CaptureBolt()).shuffle_grouping("words")
     builder.set_bolt("after", CaptureBolt()).shuffle_grouping("sink")
-    holds(message(builder), "component 'after'", "'sink' declares no stream 'default'", ", but no stream at all")
+    holds(message(builder), "component 'after'", "stream 'default' of 'sink', which declares no stream")
 
 
 @pytest.mark.parametrize("method", ["fields_grouping", "partial_key_grouping"])
@@ -246,13 +262,17 @@ class TestKeyFields:
         getattr(builder.set_bolt("count", CaptureBolt()), method)("words", "wrod")
         name = method.removesuffix("_grouping")
         text = message(builder)
-        holds(text, f"component 'count' ({FILE}:", f"{name} grouping names fields of stream 'words'")
-        holds(text, "got 'wrod'", "Did you mean 'word'?")
+        holds(
+            text,
+            f"component 'count' ({FILE}:",
+            f"{name} grouping names field 'wrod', which stream 'words' does not have",
+        )
+        holds(text, "Did you mean 'word'?")
 
     def test_unknown_and_nothing_near(self, method):
         builder = words()
         getattr(builder.set_bolt("count", CaptureBolt()), method)("words", "word", "zzz")
-        holds(message(builder), "component 'count'", "got 'zzz'", "The fields are: word, count.")
+        holds(message(builder), "component 'count'", "names field 'zzz'", "The fields are: word, count.")
 
     def test_missing(self, method):
         builder = words()
@@ -271,7 +291,7 @@ def test_a_custom_grouping_s_fields_are_checked():
 
     builder = words()
     builder.set_bolt("count", CaptureBolt()).grouping("words", ByWord())
-    holds(message(builder), "component 'count'", "custom grouping names fields", "'wird'", "Did you mean 'word'?")
+    holds(message(builder), "component 'count'", "custom grouping names field", "'wird'", "Did you mean 'word'?")
 
 
 def test_direct_grouping_on_a_plain_stream():
@@ -286,7 +306,9 @@ def test_another_grouping_on_a_direct_stream():
     builder.set_spout("words", DirectSpout())
     builder.set_bolt("count", CaptureBolt()).shuffle_grouping("words")
     text = message(builder)
-    holds(text, f"component 'count' ({FILE}:", "stream 'words' is direct", "got shuffle", "Use direct_grouping")
+    holds(
+        text, f"component 'count' ({FILE}:", "stream 'words' is direct", "only, not shuffle", "Use direct_grouping"
+    )
 
 
 def test_a_bolt_that_reads_nothing():
@@ -310,13 +332,18 @@ def test_a_cycle_is_written_out():
     builder.set_bolt("b", Pass("x")).shuffle_grouping("a")
     builder.set_bolt("c", Pass("x")).shuffle_grouping("b")
     text = message(builder)
-    holds(text, f"component 'a' ({FILE}:", "no cycles", "a -> b -> c -> a", "Remove one of these groupings")
+    holds(
+        text,
+        f"component 'a' ({FILE}:",
+        "the groupings form a cycle, a -> b -> c -> a",
+        "Remove one of these groupings",
+    )
 
 
 def test_a_bolt_that_reads_itself():
     builder = words()
     builder.set_bolt("a", Pass("x")).shuffle_grouping("words").shuffle_grouping("a")
-    holds(message(builder), "component 'a'", "no cycles", "got a -> a", "a queue that a spout reads")
+    holds(message(builder), "component 'a'", "the groupings form a cycle, a -> a", "a queue that a spout reads")
 
 
 def test_a_diamond_is_no_cycle():
@@ -332,7 +359,7 @@ def test_the_same_stream_twice():
     declarer = builder.set_bolt("count", CaptureBolt()).shuffle_grouping("words")
     declarer.fields_grouping("words", "word")
     text = message(builder)
-    holds(text, f"component 'count' ({FILE}:", "subscribes to a stream once", "'words' stream 'default' twice")
+    holds(text, f"component 'count' ({FILE}:", "subscribes twice", "stream 'default' of 'words'")
     holds(text, "Drop one of the two groupings")
 
 
@@ -373,12 +400,12 @@ def test_the_names_of_tuple_methods_are_free():
 
 def test_duplicate_field_names():
     text = declared(lambda d: d.declare("word", "n", "word", stream="s"))
-    holds(text, "component 'words', stream 's'", "field names must differ", "'word' twice", "Rename one")
+    holds(text, "component 'words', stream 's'", "it has two fields", "fields 'word'", "Rename one")
 
 
 def test_no_field():
     text = declared(lambda d: d.declare())
-    holds(text, "component 'words', stream 'default'", "at least one field", 'declare("word", "count")')
+    holds(text, "component 'words', stream 'default'", "it has no field", 'declare("word", "count")')
 
 
 def test_a_stream_declared_twice():
@@ -386,7 +413,7 @@ def test_a_stream_declared_twice():
         declarer.declare("a", stream="s")
         declarer.declare("b", stream="s")
 
-    holds(declared(twice), "component 'words', stream 's'", "declared once", "two declarations", "Drop one")
+    holds(declared(twice), "component 'words', stream 's'", "declared twice", "Drop one")
 
 
 @pytest.mark.parametrize("name", ["", 7, None, ["word", "count"]])
@@ -430,20 +457,20 @@ def test_an_unpicklable_component():
     topology = builder.build("t", Settings())
     with pytest.raises(TopologyError) as caught:
         LocalRunner(topology)
-    holds(str(caught.value), "component 'locked'", "must be picklable", "TypeError", "lock", "prepare()")
+    holds(str(caught.value), "component 'locked'", "cannot be pickled", "TypeError", "lock", "prepare()")
 
 
-def test_parts_of_one_key_must_meet_in_one_task():
+def test_partials_of_one_key_must_meet_in_one_task():
     counts = Reduce("word", count=Count())
 
     def merged_by(group):
         builder = TopologyBuilder()
         builder.set_spout("words", FeederSpout("word"))
-        builder.set_bolt("count", counts.parts(), 3).shuffle_grouping("words")
+        builder.set_bolt("count", counts.partials(), 3).shuffle_grouping("words")
         group(builder.set_bolt("total", counts.merged(), 2))
         return builder.build("parts")
 
-    with pytest.raises(TopologyError, match=r"'total'.*of one key must meet.*shuffle.*fields_grouping"):
+    with pytest.raises(TopologyError, match=r"'total'.*of a key must reach one task.*shuffle.*fields_grouping"):
         merged_by(lambda total: total.shuffle_grouping("count"))
     with pytest.raises(TopologyError, match="partial_key"):
         merged_by(lambda total: total.partial_key_grouping("count", "word"))
@@ -483,7 +510,7 @@ def test_tuples_that_are_compared_must_meet_in_one_task(group, tasks, got):
         builder.build("t")
         return
     text = message(builder)
-    holds(text, "component 'once'", f"({FILE}:", "agree in word, count must come to one of its 2 tasks", got)
+    holds(text, "component 'once'", f"({FILE}:", "agree in word, count must reach one of its 2 tasks", got)
     holds(text, "'word', 'count') for every input, or one task")
 
 
@@ -531,7 +558,7 @@ def test_names_that_cannot_be_part_of_a_path_are_rejected(name):
     ):
         with pytest.raises(TopologyError) as error:
             make()
-        assert f"{what} is a printable text of 1 to 100 bytes" in str(error.value)
+        assert f"cannot be {what}, which is a printable text of 1 to 100 bytes" in str(error.value)
         assert str(error.value).isprintable()
         assert len(str(error.value)) < 500
 
@@ -572,10 +599,16 @@ class OpensLater(RichBolt):
 @pytest.mark.parametrize(
     ("component", "text"),
     [
-        (Yields(), "Yields.next_tuple is a plain function that does its work when it is called; got a generator"),
-        (Awaits(), "Awaits.execute is a plain function that does its work when it is called; got a coroutine"),
-        (YieldsBatches(), "YieldsBatches.execute_batch is a plain function .* got a generator function"),
-        (OpensLater(), "OpensLater.prepare is a plain function .* got a coroutine function"),
+        (
+            Yields(),
+            "Yields.next_tuple must be a plain function that does its work when it is called, not a generator",
+        ),
+        (
+            Awaits(),
+            "Awaits.execute must be a plain function that does its work when it is called, not a coroutine",
+        ),
+        (YieldsBatches(), "YieldsBatches.execute_batch must be a plain function .* not a generator function"),
+        (OpensLater(), "OpensLater.prepare must be a plain function .* not a coroutine function"),
     ],
     ids=["generator", "coroutine", "batches", "prepare"],
 )
@@ -640,18 +673,24 @@ class OpensAlone(Spout):
     [
         (
             NoCollector(),
-            "NoCollector.execute must be declared as execute(self, tup, collector); got execute(self, tup) "
+            "NoCollector.execute must be declared as execute(self, tup, collector), not as execute(self, tup) "
             "(test_validation.py:LINE). Change its parameters, or derive the class from RichBolt.",
         ),
-        (NoSelf(), "execute(self, tup, collector); got execute(tup, collector) (test_validation.py:LINE)."),
+        (NoSelf(), "execute(self, tup, collector), not as execute(tup, collector) (test_validation.py:LINE)."),
         (
             TwoMore(),
-            "got execute(self, tup, collector, extra, *, more) (test_validation.py:LINE). Change its param",
+            "not as execute(self, tup, collector, extra, *, more) (test_validation.py:LINE). Change its param",
         ),
-        (PreparesWithout(), "as prepare(self, conf, context, collector); got prepare(self, conf, context) (test"),
-        (NextOfWhat(), "as next_tuple(self); got next_tuple(self, collector) (test_validation.py:LINE)"),
-        (OnInstance(lambda tup: None), "as execute(self, tup, collector); got execute(tup) (test_validation.py:"),
-        (OpensAlone(), "as open(self, conf, context, collector); got open(self) (test_validation.py:LINE)"),
+        (
+            PreparesWithout(),
+            "as prepare(self, conf, context, collector), not as prepare(self, conf, context) (test",
+        ),
+        (NextOfWhat(), "as next_tuple(self), not as next_tuple(self, collector) (test_validation.py:LINE)"),
+        (
+            OnInstance(lambda tup: None),
+            "as execute(self, tup, collector), not as execute(tup) (test_validation.py:",
+        ),
+        (OpensAlone(), "as open(self, conf, context, collector), not as open(self) (test_validation.py:LINE)"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
@@ -664,7 +703,7 @@ def test_a_method_with_other_parameters_is_rejected(component, text):
         builder.set_bolt("part", component).shuffle_grouping("words")
     with pytest.raises(TopologyError) as error:
         builder.build("t")
-    name = error.value.rule.split(".")[1].split()[0]
+    name = error.value.problem.split(".")[1].split()[0]
     line = inspect.getsourcelines(getattr(component, name))[1]
     assert text.replace("LINE", str(line)) in str(error.value)
     assert error.value.where.startswith("component 'part' (test_validation.py:")

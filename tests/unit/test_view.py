@@ -13,7 +13,7 @@ from penstock.cli import drain, run
 from penstock.cli.main import _ToStandardError, main
 from penstock.cli.status import task_lines
 from penstock.cli.view import brief, compact, component_table, latency, result_table, screen, summary
-from penstock.coordinator.outcome import FRUITLESS, judge
+from penstock.driver.outcome import FRUITLESS, judge
 from penstock.metrics.bus import ComponentView
 from penstock.metrics.stats import TaskStats
 
@@ -121,7 +121,7 @@ def test_errors_and_the_way_out_are_at_the_top():
 
 
 def test_the_cause_of_an_error_is_seen_on_a_narrow_terminal():
-    error = "1,234 errors, the last: component 'parse' (orders.py:118 in execute): execute must not raise; got "
+    error = "1,234 errors, the last: component 'parse' (orders.py:118 in execute): execute raised "
     lines = drawn(80, 24, error + "ValueError: no price")
     assert "".join(lines[3:5]) == error + "ValueError: no price"
     assert lines[5].startswith("component  ")

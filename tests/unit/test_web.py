@@ -58,8 +58,8 @@ def test_counters_gauges_and_labels(watched):
     assert value(watched, "penstock_rate_limit_tuples_per_second", **of("lines")) == 1000
     assert value(watched, "penstock_rate_limit_tuples_per_second", **of("show")) == math.inf
     assert value(watched, "penstock_pending_tuples") == 10
-    assert value(watched, "penstock_slot_up", slot="1.0", node="node-a") == 1
-    assert value(watched, "penstock_slot_up", slot="2.0", node="") == 0
+    assert value(watched, "penstock_worker_up", worker="1.0", node="node-a") == 1
+    assert value(watched, "penstock_worker_up", worker="2.0", node="") == 0
     watched.state, watched.restarts = "restarting", 3
     assert value(watched, "penstock_restarts_total") == 3
     assert value(watched, "penstock_state", state="restarting") == 1
@@ -80,18 +80,18 @@ def test_lag_commits_rows_of_sinks_and_calls_that_do_not_return(watched):
 
 
 def test_energy_says_that_it_is_modelled(watched):
-    watched.look()
+    watched.poll()
     watched.clock.advance(10.0)
     watched.report((0, 0), {}, machine={"id": "m", "rapl": 5.0})
-    watched.look()
+    watched.poll()
     watched.clock.advance(10.0)
     watched.report((0, 0), {}, machine={"id": "m", "rapl": 95.0})
-    watched.look()
+    watched.poll()
     modelled = {"node": "node-a", "part": "base", "source": "modelled"}
     assert value(watched, "penstock_energy_joules_total", **modelled) == 700
     assert value(watched, "penstock_power_watts", **modelled) == 35
     assert value(watched, "penstock_measured_energy_joules_total", node="node-a", source="rapl") == 90
-    assert value(watched, "penstock_node_cpu_seconds_total", node="node-a") == 1.5, "one process, four slots"
+    assert value(watched, "penstock_node_cpu_seconds_total", node="node-a") == 1.5, "one process, four workers"
 
 
 def test_names_and_types_follow_the_rules(watched):

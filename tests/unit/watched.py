@@ -4,21 +4,22 @@ import dataclasses
 import math
 import threading
 
-from penstock import Settings, SimulatedClock, TopologyBuilder, make_plan
-from penstock.coordinator import status
-from penstock.coordinator.crew import Connection
-from penstock.coordinator.load_monitor import LoadMonitor
-from penstock.coordinator.messages import Hello, Report
-from penstock.coordinator.migrations import Migrations
-from penstock.coordinator.placements import Placements
-from penstock.coordinator.scalings import Scalings
-from penstock.coordinator.server import Coordinator
+from penstock import SimulatedClock, TopologyBuilder, make_plan
+from penstock.driver import status
+from penstock.driver.load_monitor import LoadMonitor
+from penstock.driver.migration_controller import MigrationController
+from penstock.driver.placement_controller import PlacementController
+from penstock.driver.registry import WorkerConnection
+from penstock.driver.scaling_controller import ScalingController
+from penstock.driver.server import Coordinator
 from penstock.errors import SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import SlotId
-from penstock.spark.moving import Moved
+from penstock.plan.model import WorkerId
+from penstock.protocol.messages import Hello, WorkerReport
+from penstock.spark.move import Moved
 from penstock.testing import CaptureBolt, FeederSpout
+from tests.helpers import settings_with
 
 LINES, ORDERS, SPLIT_0, SPLIT_1, SHOW = 1, 2, 3, 4, 5
 """Tasks."""
@@ -31,7 +32,7 @@ def topology(name="word-count", **settings):
     split = builder.set_bolt("split", PassOn(), 2)
     split.shuffle_grouping("lines").shuffle_grouping("orders")
     builder.set_bolt("show", CaptureBolt()).global_grouping("split")
-    built = builder.build("word-count", Settings(delivery="at_least_once", **settings))
+    built = builder.build("word-count", settings_with(delivery="at_least_once", **settings))
     return dataclasses.replace(built, name=name)  # any name, also one that build() would reject
 
 
@@ -49,10 +50,10 @@ class Watched:
         self.plan = make_plan(self.topology)
         self.bus = MetricsBus(self.plan, self.clock.monotonic)
         self.coordinator = Coordinator()
-        self.slots = {}
-        self.migrations = Migrations(self.plan, self.topology.settings)
-        self.scalings = Scalings(self.plan, self.topology, self.topology.settings)
-        self.placements = Placements(self.topology.settings)
+        self.workers = {}
+        self.migrations = MigrationController(self.plan, self.topology.settings)
+        self.scalings = ScalingController(self.plan, self.topology, self.topology.settings)
+        self.placements = PlacementController(self.topology.settings)
         self.monitor = LoadMonitor(self.topology.settings, self.clock)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.commit_age = None
@@ -62,20 +63,20 @@ class Watched:
         self.killed_with = None
         self.rearranged, self.more = None, 2
 
-    def report(self, slot, tasks, attempt=0, **more):
+    def report(self, worker, tasks, attempt=0, **more):
         data = {str(task): stats.to_json() for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
-        self.bus.record(attempt, SlotId(*slot), Report(0, 0, pending, cpu, 2_000_000, data, **more))
+        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
 
-    def connect(self, slot, pid=4321, node="node-a", attempt=0):
-        hello = Hello(*slot, attempt, pid, node)
-        self.slots[SlotId(*slot)] = Connection(hello, None)
+    def connect(self, worker, pid=4321, node="node-a", attempt=0):
+        hello = Hello(*worker, attempt, pid, node)
+        self.workers[WorkerId(*worker)] = WorkerConnection(hello, None)
 
     def status(self):
         return status.take(self, self.clock)
 
-    def look(self):
-        return self.monitor.look(self.clock.monotonic(), self.bus, self.slots)
+    def poll(self):
+        return self.monitor.poll(self.clock.monotonic(), self.bus, self.workers)
 
     def placement(self):
         return self.monitor.placement()
@@ -83,12 +84,14 @@ class Watched:
     def rearrange(self):
         return self.rearranged
 
-    def move(self, slot, node):
-        if str(slot) not in map(str, self.plan.slot_ids()):
-            raise SettingError("topology 'word-count'", "has the slots 0.0, 0.1, 1.0, …", slot)
+    def move(self, worker, node):
+        if str(worker) not in map(str, self.plan.worker_ids()):
+            raise SettingError("topology 'word-count'", f"it has no worker {worker}, only 0.0, 0.1, 1.0, …")
         if node not in ("a", "b"):
-            raise TopologyFailed("topology 'word-count'", "a slot moves to a free seat", node)
-        return Moved(0.0, slot, "b", node, gap=0.041, seconds=0.3, steps={"seated": 0.1})
+            raise TopologyFailed(
+                "topology 'word-count'", f"a worker cannot move to {node}, which has no free slot"
+            )
+        return Moved(0.0, worker, "b", node, gap=0.041, seconds=0.3, steps={"placed": 0.1})
 
     def spread(self):
         return self.more
@@ -128,5 +131,5 @@ def busy(watched):
         published = {str(SHOW): [["written", 2 * n], ["share", math.nan]]}
         watched.report((2, 0), {SHOW: show}, published=published, errors=errors, pending=3)
         watched.clock.advance(1.0)
-    for slot in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        watched.connect(slot)
+    for worker in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        watched.connect(worker)

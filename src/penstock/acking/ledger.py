@@ -1,4 +1,4 @@
-"""The two ends of XOR acking: the tally a slot collects, and the ledgers of an acker.
+"""The two ends of XOR acking: the tally a worker collects, and the ledgers of an acker.
 
 A root's ledger begins with a keyed function of the root. Each frame sent and each group acked XORs an edge id
 into it; a spout XORs in what its own edges differ by, if it sent other than one copy. XOR does not care for
@@ -100,7 +100,7 @@ class Acker:
         self._ledgers: dict[int, _Ledgers] = {}
 
     def apply(self, single: Entries, ranges: Entries) -> dict[int, I64]:
-        """Enter what one slot sent (see ``unpack``); returns the numbers of the roots that are complete now, by
+        """Enter what one worker sent (see ``unpack``); returns the numbers of the roots that are complete now, by
         spout task, in order."""
         parts: dict[int, list[_Change]] = {}
         for task, numbers, value in _by_task(single):

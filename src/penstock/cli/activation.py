@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
+from penstock.driver import runs
+from penstock.protocol.messages import OperatorRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,6 +23,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    runs.find(options.topology).ask(Command(options.command))
+    runs.find(options.topology).ask(OperatorRequest(options.command))
     print(f"'{options.topology}' is {'active' if options.command == 'activate' else 'inactive'}")
     return 0

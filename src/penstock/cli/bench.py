@@ -45,8 +45,7 @@ def handle(options: argparse.Namespace) -> int:
     if not (root / "benchmarks").is_dir():
         raise LoadError(
             "penstock bench",
-            "needs a source checkout",
-            "an installed package",
+            "it needs a source checkout, and this is an installed package",
             "Clone the repository and run it there.",
         )
     sys.path.insert(0, str(root))

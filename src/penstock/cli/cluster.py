@@ -16,12 +16,12 @@ from rich.text import Text
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import number
 from penstock.cluster import manage
-from penstock.cluster.manage import NodeStatus, Plan, Progress
-from penstock.cluster.record import Record
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
-from penstock.coordinator.runs import Run
+from penstock.cluster.manage import ClusterPlan, NodeStatus, Progress
+from penstock.cluster.record import ClusterRecord
+from penstock.driver import runs
+from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, EnvironmentFault, PenstockError
+from penstock.protocol.messages import OperatorRequest
 from penstock.redaction import printable
 from penstock.spark.java import ensure_java
 from penstock.texts import parse_json
@@ -77,22 +77,27 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = actions.add_parser("up", help="start a cluster")
-    up.add_argument("--nodes", type=int, default=Plan.nodes, metavar="N", help="how many (default: %(default)s)")
+    up.add_argument(
+        "--nodes", type=int, default=ClusterPlan.nodes, metavar="N", help="how many (default: %(default)s)"
+    )
     up.add_argument(
         "--link",
-        default=Plan.link,
+        default=ClusterPlan.link,
         metavar="RATE",
         help="of each node's link, each way: 100mbit, 1gbit, none (default: %(default)s)",
     )
     up.add_argument(
         "--slots",
         type=int,
-        default=Plan.slots,
+        default=ClusterPlan.slots,
         metavar="N",
         help="task slots of each node: threads that mostly wait, not cores (default: %(default)s)",
     )
     up.add_argument(
-        "--memory", default=Plan.memory, metavar="SIZE", help="of each node's JVM, say 2g (default: %(default)s)"
+        "--memory",
+        default=ClusterPlan.memory,
+        metavar="SIZE",
+        help="of each node's JVM, say 2g (default: %(default)s)",
     )
     up.add_argument("--plain", action="store_true", help="no namespaces and links: the nodes share loopback")
     up.set_defaults(handler=handle_up)
@@ -103,7 +108,7 @@ def handle_up(options: argparse.Namespace) -> int:
     if not plain and os.geteuid() != 0:
         plain = True
         print("penstock: not root, so the nodes share loopback: no links of their own, --link does nothing")
-    plan = Plan(options.nodes, options.link, options.slots, options.memory, plain)
+    plan = ClusterPlan(options.nodes, options.link, options.slots, options.memory, plain)
     with _progress() as progress:
         cluster = manage.up(plan, ensure_java(), progress)
     link = "on loopback" if plain else f"link {options.link}"
@@ -127,9 +132,11 @@ def handle_drain(options: argparse.Namespace) -> int:
         if not empty and not options.force:
             raise EnvironmentFault(
                 f"node '{name}'",
-                f"must be empty to be removed, within {options.seconds:g} s",
-                ", ".join(f"'{run.topology}' with {slots} slots" for run, slots in _on_node(name))
-                or f"{len(manage.executors(name))} processes there",
+                f"it was not empty within {options.seconds:g} s: "
+                + (
+                    ", ".join(f"'{run.topology}' has {slots} workers there" for run, slots in _on_node(name))
+                    or f"{len(manage.executors(name))} processes run there"
+                ),
                 f"It takes nothing new. Drain it again, or with --force. {_LEFT}",
             )
         progress(f"removing {name} …")
@@ -149,7 +156,7 @@ def _empty(node: str, seconds: float, progress: Progress) -> bool:
             asked.add(run)
             progress(f"'{run.topology}' leaves {node} …")
             try:
-                run.ask(Command("scale", {"parallelism": {}, "reason": f"{node} is drained"}), None)
+                run.ask(OperatorRequest("scale", {"parallelism": {}, "reason": f"{node} is drained"}), None)
                 print(f"'{run.topology}' has left {node}, where it had {slots} slots")
             except PenstockError as error:
                 print(f"'{run.topology}' keeps {slots} slots on {node}: {error}", file=sys.stderr)
@@ -190,7 +197,9 @@ def handle_down(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(cluster: Record, nodes: list[NodeStatus], slots: dict[str, dict[str, int]]) -> dict[str, object]:
+def _as_json(
+    cluster: ClusterRecord, nodes: list[NodeStatus], slots: dict[str, dict[str, int]]
+) -> dict[str, object]:
     """Without its secret."""
     return {
         "master": cluster.url,
@@ -222,7 +231,7 @@ def _on_node(node: str) -> list[tuple[Run, int]]:
     found = []
     for run in runs.running():
         try:
-            slots = parse_json(run.ask(Command("status")))["slots"]
+            slots = parse_json(run.ask(OperatorRequest("status")))["slots"]
         except ControlRefused:
             continue  # just ended
         there = sum(1 for slot in slots if slot["pid"] is not None and manage.node_of(slot["pid"]) == node)

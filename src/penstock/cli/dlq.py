@@ -1,9 +1,9 @@
 """``penstock dlq``: look at dead letters, send them back, drop them.
 
 Works on the files in the state directory, with the topology running or not, on the machine where the tasks keep
-them. A spout's letters go back to its From queue, those of a PersistBolt to its delayed persistent queue. Any
-process may append to either at any time: a running topology finds the letters within a second, another one when it
-starts. With ``--kafka`` the same for spouts, on topics.
+them. A spout's dead letters go back to its From queue, those of a PersistBolt to its delayed persistent queue. Any
+process may append to either at any time: a running topology finds the dead letters within a second, another one
+when it starts. With ``--kafka`` the same for spouts, on topics.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rich.text import Text
 
 from penstock.cli.terminal import Terminal
 from penstock.errors import LoadError
-from penstock.persist.letters import put_again
+from penstock.persist.dead_letters import send_rows_back
 from penstock.persist.spec import ProcessorSpec, find
 from penstock.redaction import printable
-from penstock.replay import stored_letters
-from penstock.replay.dead_letters import DeadLetters, DiskDeadLetters, Letter, drop, send_back
+from penstock.replay import state_dead_letters as stored_letters
+from penstock.replay.dead_letters import DeadLetter, DeadLetterStore, DiskDeadLetterStore, drop, send_back
 from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
-from penstock.replay.stored_letters import StoredLetters
+from penstock.replay.state_dead_letters import StateDeadLetterStore
 from penstock.settings import Settings
 from penstock.state.store import StateStore
 from penstock.texts import parse_json
@@ -42,7 +42,7 @@ class _Box:
 
     component: str
     index: int
-    dead: DeadLetters
+    dead: DeadLetterStore
     send_back: Callable[[Collection[int]], int] | None
     """None: no queue takes them."""
     close: Callable[[], None]
@@ -53,24 +53,24 @@ class _Box:
 
     @classmethod
     def of_bolt(cls, spec: ProcessorSpec) -> _Box:
-        dead = DiskDeadLetters(Path(spec.dead))
+        dead = DiskDeadLetterStore(Path(spec.dead))
         queue = spec.queue.open(spec.name, spec.folder)
 
         def close() -> None:
             dead.close()
             queue.close()
 
-        return cls(spec.component, 0, dead, lambda ids: put_again(dead, queue, ids), close)
+        return cls(spec.component, 0, dead, lambda ids: send_rows_back(dead, queue, ids), close)
 
     @classmethod
-    def of_task(cls, component: str, index: int, dead: StoredLetters) -> _Box:
+    def of_task(cls, component: str, index: int, dead: StateDeadLetterStore) -> _Box:
         """Of a sink or bolt that gave up rows, or a spout without replay queues: there is no queue to send them
         back to."""
         return cls(component, index, dead, None, dead.close)
 
-    def id(self, letter: Letter) -> str:
-        """What the user knows a letter by: unique in its topology."""
-        return f"{self.component}.{self.index}.{letter.id}"
+    def id(self, dead_letter: DeadLetter) -> str:
+        """What the user knows a dead letter by: unique in its topology."""
+        return f"{self.component}.{self.index}.{dead_letter.id}"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -95,15 +95,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action.add_argument(
             "--state-dir",
             metavar="DIR",
-            default=Settings().state_dir,
-            help="the topology's state_dir (default: %(default)s)",
+            default=Settings().delivery.state_dir,
+            help="the topology's delivery.state_dir (default: %(default)s)",
         )
         action.add_argument("--kafka", metavar="HOST:PORT", help="the queues are on this Kafka, not on local disk")
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
-    # In a pipe there is no edge to wrap at: a letter is a line, for grep.
+    # In a pipe there is no edge to wrap at: a dead letter is a line, for grep.
     console = Terminal(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     try:
         return _handle(console, options)
@@ -112,16 +112,15 @@ def handle(options: argparse.Namespace) -> int:
             raise
         raise LoadError(
             "penstock dlq",
-            "the files of the queues can be read and written",
-            str(error),
-            "See to that file, then give the command again.",
+            f"a file of the queues cannot be read or written ({error})",
+            "Check that file, then give the command again.",
         ) from error
 
 
 def _handle(console: Terminal, options: argparse.Namespace) -> int:
     boxes = _find_on_kafka(options) if options.kafka else _find(options)
     try:
-        found = {box.id(letter): (box, letter) for box in boxes for letter in box.dead.letters()}
+        found = {box.id(dead_letter): (box, dead_letter) for box in boxes for dead_letter in box.dead.read_all()}
         if options.action == "list":
             _list(console, options.topology, found)
             return 0
@@ -133,7 +132,7 @@ def _handle(console: Terminal, options: argparse.Namespace) -> int:
             chosen = _with_queues(console, chosen, options.all)
         count = 0
         for box in boxes:
-            ids = {letter.id for owner, letter in chosen.values() if owner is box}
+            ids = {dead_letter.id for owner, dead_letter in chosen.values() if owner is box}
             if options.action == "drop":
                 count += drop(box.dead, ids)
             elif box.send_back is not None:
@@ -172,16 +171,15 @@ def _find(options: argparse.Namespace) -> list[_Box]:
         names = sorted({about["topology"] for about in abouts.values()})
         raise LoadError(
             f"{state_dir}",
-            f"topology '{topology}' must have replay queues, a PersistBolt or dead letters here",
-            f"those of {', '.join(names)}" if names else "none of any topology",
+            f"topology '{topology}' has no replay queues, PersistBolt or dead letters here"
+            + (f", only these have: {', '.join(names)}" if names else ""),
             "Check --topology and --state-dir. For queues on Kafka give --kafka HOST:PORT.",
         )
     if component is not None and component not in owners:
         raise LoadError(
             f"topology '{topology}'",
-            f"component '{component}' must be one that keeps dead letters here",
-            ", ".join(sorted(owners)),
-            "Name one of these.",
+            f"component '{component}' keeps no dead letters here",
+            f"These do: {', '.join(sorted(owners))}.",
         )
     spouts.sort(key=lambda spout: (spout[0]["component"], spout[0]["index"]))
     wanted = owners if component is None else {component}
@@ -193,7 +191,7 @@ def _find(options: argparse.Namespace) -> list[_Box]:
         ),
         *(_Box.of_bolt(spec) for spec in bolts if spec.component in wanted),
         *(
-            _Box.of_task(owner, index, StoredLetters(store))
+            _Box.of_task(owner, index, StateDeadLetterStore(store))
             for owner, index, store in sorted(stored, key=lambda each: each[:2])
             if owner in wanted
         ),
@@ -208,30 +206,28 @@ def _find_on_kafka(options: argparse.Namespace) -> list[_Box]:
         whose = f", source '{options.component}'" if options.component else ""
         raise LoadError(
             f"Kafka at {options.kafka}",
-            f"topology '{options.topology}'{whose} must have replay queues here",
-            "none",
+            f"topology '{options.topology}'{whose} has no replay queues here",
             f"Check the names: a topic is called {options.topology}.SOURCE.dead.",
         )
     return boxes
 
 
-def _choose(found: dict[str, tuple[_Box, Letter]], ids: list[str]) -> dict[str, tuple[_Box, Letter]]:
+def _choose(found: dict[str, tuple[_Box, DeadLetter]], ids: list[str]) -> dict[str, tuple[_Box, DeadLetter]]:
     if not ids:
-        raise LoadError("penstock dlq", "say which dead letters", "none", "Name ids of the list, or give --all.")
+        raise LoadError("penstock dlq", "it was not said which dead letters", "Give ids from the list, or --all.")
     unknown = [id for id in ids if id not in found]
     if unknown:
         raise LoadError(
             "penstock dlq",
-            "an id is one of the list",
-            ", ".join(unknown),
-            "penstock dlq list shows what is there; nothing was changed.",
+            f"no dead letter has the id {', '.join(unknown)}",
+            "penstock dlq list shows the ids. Nothing was changed.",
         )
     return {id: found[id] for id in ids}
 
 
 def _with_queues(
-    console: Terminal, chosen: dict[str, tuple[_Box, Letter]], everything: bool
-) -> dict[str, tuple[_Box, Letter]]:
+    console: Terminal, chosen: dict[str, tuple[_Box, DeadLetter]], everything: bool
+) -> dict[str, tuple[_Box, DeadLetter]]:
     """Those that a queue takes back. The others are an error before anything is changed, or, of all, stay."""
     taken = {id: found for id, found in chosen.items() if found[0].send_back is not None}
     stay = len(chosen) - len(taken)
@@ -245,8 +241,8 @@ def _with_queues(
     if not (everything and taken):
         raise LoadError(
             f"penstock dlq send-back, component {owners}",
-            "only letters of a ReplaySpout or a PersistBolt can be sent back",
-            f"{stay} of a component without a queue; nothing was changed",
+            "only dead letters of a ReplaySpout or a PersistBolt can be sent back, and "
+            f"{stay} of these belong to a component without a queue. Nothing was changed",
             instead,
         )
     console.print(
@@ -255,7 +251,7 @@ def _with_queues(
     return taken
 
 
-def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, Letter]]) -> None:
+def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, DeadLetter]]) -> None:
     if not found:
         console.print(f"no dead letters in topology '{printable(topology)}'", markup=False, highlight=False)
         return
@@ -264,8 +260,8 @@ def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, Letter]
     table.add_column("attempts", justify="right")
     for name in ("first failed", "failed at", "error", "tuple"):
         table.add_column(name)
-    for id, (_, letter) in found.items():
-        record = letter.record
+    for id, (_, dead_letter) in found.items():
+        record = dead_letter.record
         table.add_row(  # Text: a user's value may look like markup
             Text(printable(id)),
             str(record.attempts),
@@ -277,9 +273,9 @@ def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, Letter]
     console.print(table)
 
 
-def _show(console: Terminal, id: str, found: tuple[_Box, Letter]) -> None:
-    box, letter = found
-    record = letter.record
+def _show(console: Terminal, id: str, found: tuple[_Box, DeadLetter]) -> None:
+    box, dead_letter = found
+    record = dead_letter.record
     lines = [
         f"id            {id}",
         f"kept by       {box.component}, task {box.index}",

@@ -34,8 +34,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
-        default=Settings().state_dir,
-        help="the topology's state_dir (default: %(default)s)",
+        default=Settings().delivery.state_dir,
+        help="the topology's delivery.state_dir (default: %(default)s)",
     )
     parser.set_defaults(handler=handle)
 
@@ -48,10 +48,9 @@ def handle(options: argparse.Namespace) -> int:
     if not specs:
         raise LoadError(
             f"{options.state_dir}",
-            f"topology '{options.topology}' must have a PersistBolt"
+            f"topology '{options.topology}' has no PersistBolt"
             + (f" '{options.component}'" if options.component else "")
             + " that has run here",
-            "none",
             "Check the names and --state-dir.",
         )
     until = time.monotonic() + options.seconds

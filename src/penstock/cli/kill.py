@@ -11,11 +11,11 @@ from concurrent.futures import TimeoutError as StillBusy
 
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import number
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
-from penstock.coordinator.outcome import INCOMPLETE
-from penstock.coordinator.runs import Run
+from penstock.driver import runs
+from penstock.driver.outcome import INCOMPLETE
+from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, PenstockError
+from penstock.protocol.messages import OperatorRequest
 from penstock.texts import parse_json
 
 _LOOK = 0.2  # seconds between two looks at how far it is
@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def handle(options: argparse.Namespace) -> int:
     run = runs.find(options.topology)
     with Terminal(file=sys.stderr).status("asking the topology …") as spinner:
-        answer = _ask(run, Command("kill", {"drain": options.drain}))
+        answer = _ask(run, OperatorRequest("kill", {"drain": options.drain}))
         while not _done(answer):
             spinner.update(_progress(run))
         spinner.update(_STOPPING)
@@ -56,7 +56,7 @@ def handle(options: argparse.Namespace) -> int:
     return INCOMPLETE if left_behind else 0
 
 
-def _ask(run: Run, command: Command) -> Future[str]:
+def _ask(run: Run, command: OperatorRequest) -> Future[str]:
     answer: Future[str] = Future()
 
     def ask() -> None:
@@ -75,9 +75,8 @@ def _await_end(run: Run) -> None:
         if time.monotonic() > deadline:
             raise ControlRefused(
                 f"topology '{run.topology}'",
-                f"must end within {_PATIENCE:g} s once its tasks are closed",
-                f"but process {run.pid} still runs it",
-                "Look at what penstock run says there.",
+                f"process {run.pid} still runs it {_PATIENCE:g} s after its tasks were closed",
+                "Look at what penstock run prints there.",
             )
         time.sleep(_LOOK)
 
@@ -92,7 +91,7 @@ def _done(answer: Future[str]) -> bool:
 
 def _progress(run: Run) -> str:
     try:
-        status = parse_json(run.ask(Command("status")))
+        status = parse_json(run.ask(OperatorRequest("status")))
     except ControlRefused:
         return _STOPPING
     return f"letting tuples in flight finish: {number(status['pending'])} to go …"

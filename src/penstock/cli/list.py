@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.view import duration, number, wide_console
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
-from penstock.coordinator.runs import Run
+from penstock.driver import runs
+from penstock.driver.runs import Run
 from penstock.errors import PenstockError
+from penstock.protocol.messages import OperatorRequest
 from penstock.texts import parse_json
 
 _PATIENCE = 5.0  # seconds for a topology to answer: one that hangs must not hide the others
@@ -44,7 +44,7 @@ def handle(options: argparse.Namespace) -> int:
 def _row(run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"topology": run.topology, "pid": run.pid}
     try:
-        status = parse_json(run.ask(Command("status"), _PATIENCE))
+        status = parse_json(run.ask(OperatorRequest("status"), _PATIENCE))
     except PenstockError as error:
         return {**row, "state": "silent", "error": str(error)}
     row |= {name: status[name] for name in ("state", "uptime", "epoch", "restarts")}

@@ -16,7 +16,7 @@ from penstock.interrupts import Interrupted
 from penstock.topology.builder import Topology, TopologyBuilder
 
 _LISTED = 5  # files of a folder in an error text
-_WAY_OUT = "Say topology = builder.build('name') in the file, or name an object with FILE:OBJECT."
+_HINT = "Say topology = builder.build('name') in the file, or name an object with FILE:OBJECT."
 
 
 def load_topology(target: str) -> Topology:
@@ -36,7 +36,7 @@ def load_topology(target: str) -> Topology:
     if isinstance(made, TopologyBuilder):
         made = made.build(path.stem)
     if not isinstance(made, Topology):
-        raise LoadError(target, "must be a topology or a function that returns one", repr(made), _WAY_OUT)
+        raise LoadError(target, f"it is neither a topology nor a function that returns one, but {made!r}", _HINT)
     return made
 
 
@@ -67,23 +67,27 @@ def _import(path: Path) -> ModuleType:
         files = sorted(each.name for each in path.glob("*.py"))
         raise LoadError(
             str(path),
-            "must be a Python file",
-            "a folder" + (f" with {', '.join(files[:_LISTED])}" if files else " without Python files"),
+            "this is a folder"
+            + (f" with {', '.join(files[:_LISTED])}" if files else " without Python files")
+            + ", not a Python file",
             f"Name the file: {path / files[0]}." if files else "",
         )
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
         raise LoadError(
-            str(path),
-            "there is no such file",
-            "",
-            f"Did you mean {path.parent / near[0]}?" if near else "",
+            str(path), "there is no such file", f"Did you mean {path.parent / near[0]}?" if near else ""
         )
     # The file's own folder comes first, as when Python runs it, so that it can import its neighbours.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise LoadError(str(path), "must be a Python file", path.suffix or "no suffix", "Name it something.py.")
+        raise LoadError(
+            str(path),
+            f"it is not a Python file: its name ends with {path.suffix}"
+            if path.suffix
+            else "it is not a Python file: its name has no suffix",
+            "Name it something.py.",
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
@@ -91,7 +95,9 @@ def _import(path: Path) -> ModuleType:
     except PenstockError:
         raise
     except SyntaxError as error:
-        raise LoadError(f"{error.filename or path}:{error.lineno}", "must be valid Python", error.msg) from error
+        raise LoadError(
+            f"{error.filename or path}:{error.lineno}", f"it is not valid Python ({error.msg})"
+        ) from error
     except Interrupted:
         raise
     except BaseException as error:  # a user's file may raise anything, sys.exit() included
@@ -105,12 +111,12 @@ def _blame(path: Path, error: BaseException) -> LoadError:
         f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name
     ]
     where = f"{path}:{lines[-1]}" if lines else str(path)
-    way_out = ""
+    hint = ""
     if isinstance(error, ModuleNotFoundError):
-        way_out = f"Install {error.name}, or put it beside the file."
+        hint = f"Install {error.name}, or put it beside the file."
     if isinstance(error, SystemExit):
-        way_out = "Put what the file does as a program under: if __name__ == '__main__'."
-    return LoadError(where, "the file must import without an error", f"{type(error).__name__}: {error}", way_out)
+        hint = "Put what the file does as a program under: if __name__ == '__main__'."
+    return LoadError(where, f"the file cannot be imported ({type(error).__name__}: {error})", hint)
 
 
 def _named(module: ModuleType, name: str) -> Any:
@@ -119,10 +125,7 @@ def _named(module: ModuleType, name: str) -> Any:
     except AttributeError:
         near = difflib.get_close_matches(name, vars(module), 1)
         raise LoadError(
-            f"{module.__file__}",
-            f"has no object '{name}'",
-            "",
-            f"Did you mean {near[0]}?" if near else _WAY_OUT,
+            f"{module.__file__}", f"it has no object '{name}'", f"Did you mean {near[0]}?" if near else _HINT
         ) from None
 
 
@@ -132,5 +135,5 @@ def _only(module: ModuleType) -> Any:
     found = {name: value for name, value in vars(module).items() if isinstance(value, Topology)}
     if len(found) == 1:
         return next(iter(found.values()))
-    got = f"{len(found)} topologies: {', '.join(found)}" if found else "no topology"
-    raise LoadError(f"{module.__file__}", "must hold one topology", got, _WAY_OUT)
+    got = f"{len(found)}: {', '.join(found)}" if found else "none"
+    raise LoadError(f"{module.__file__}", f"it must hold one topology, but it holds {got}", _HINT)

@@ -1,9 +1,9 @@
 """The entry point: parse, run the command, end with the right exit code and no stack trace of ours.
 
 Exit codes: 0 done, 2 bad input (usage, file, settings, topology), 3 the surroundings lack something (Java, a
-master, a port, slots), 4 the topology failed while running, 5 it ended and left tuples in flight or its last epoch
-behind, 6 it ended and one of its components did nothing but fail, 130 and 143 ended by SIGINT and SIGTERM, 141
-nobody read the output any more, 1 anything unexpected.
+master, a port, workers), 4 the topology failed while running, 5 it ended and left tuples in flight or its last
+epoch behind, 6 it ended and one of its components did nothing but fail, 130 and 143 ended by SIGINT and SIGTERM,
+141 nobody read the output any more, 1 anything unexpected.
 """
 
 from __future__ import annotations

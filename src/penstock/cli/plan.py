@@ -10,7 +10,7 @@ from penstock.plan.render import as_mermaid, as_text
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="show stages, slots and groupings of a topology")
+    parser = commands.add_parser("plan", help="show stages, workers and groupings of a topology")
     parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file with a topology")
     parser.add_argument(
         "--format", choices=("both", "text", "mermaid"), default="both", help="what to print (default: both)"

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.view import number, wide_console
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
-from penstock.coordinator.runs import Run
+from penstock.driver import runs
+from penstock.driver.runs import Run
 from penstock.errors import SettingError
 from penstock.metrics.bus import QueueView
+from penstock.protocol.messages import OperatorRequest
 from penstock.texts import parse_json
 
 _FULL = 0.8  # share of an inbox from which it is shown in yellow: the load factor's default
@@ -33,7 +33,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     if options.topology is None:
-        raise SettingError("penstock queues", "needs the name of a topology", "none", "See penstock list.")
+        raise SettingError(
+            "penstock queues", "the name of a topology is missing", "penstock list shows the names."
+        )
     console = wide_console()
     run = runs.find(options.topology)
     if not options.watch:
@@ -46,7 +48,7 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def table(run: Run) -> Table:
-    rows = [QueueView(**row) for row in parse_json(run.ask(Command("queues")))]
+    rows = [QueueView(**row) for row in parse_json(run.ask(OperatorRequest("queues")))]
     result = Table(title=Text(run.topology), title_justify="left")
     result.add_column("task")
     for name in ("waiting", "capacity", "on disk", "in/s", "out/s", "held to/s"):

@@ -12,11 +12,12 @@ import time
 from penstock.cli.background import Background
 from penstock.cli.loading import load_again, load_topology
 from penstock.cli.terminal import Terminal
-from penstock.coordinator.status import Status
 from penstock.credentials import literal_secrets
+from penstock.driver.status import TopologyStatus
 from penstock.errors import PenstockError
 from penstock.interrupts import StopSignals
 from penstock.redaction import printable
+from penstock.settings import Settings
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.cli")
@@ -36,10 +37,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--set",
         dest="assignments",
-        metavar="KEY=VALUE",
+        metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="change a setting; conf.NAME=VALUE hands a value to the components (repeatable)",
+        help="change a setting, such as delivery=exactly_once or flow.load_factor=0.7; "
+        "conf.NAME=VALUE hands a value to the components (repeatable)",
     )
     parser.add_argument(
         "--seconds", type=_seconds, metavar="N", help="end after so long (default: run until Ctrl-C)"
@@ -128,7 +130,7 @@ class _Command:
             finally:
                 self._close()
 
-    def _status(self) -> Status | None:
+    def _status(self) -> TopologyStatus | None:
         return None if self._running is None else self._running.status()
 
     def _start(self) -> bool:
@@ -227,7 +229,7 @@ class _Command:
 
 def _with(topology: Topology, options: argparse.Namespace) -> Topology:
     """With the settings of the command line."""
-    return dataclasses.replace(topology, settings=topology.settings.parse(options.assignments))
+    return dataclasses.replace(topology, settings=Settings.parse(options.assignments, base=topology.settings))
 
 
 def _seconds(text: str) -> float:

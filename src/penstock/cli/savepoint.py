@@ -7,12 +7,12 @@ import secrets
 import time
 
 from penstock.cli.terminal import Terminal
-from penstock.coordinator.commit_thread import REQUESTS, request, save_at_rest
+from penstock.driver.commit_thread import REQUESTS, request, save_at_rest
 from penstock.errors import NotRunning, StateError, StateMissing
 from penstock.redaction import printable, redacted
 from penstock.settings import Settings
 from penstock.state.generations import newest_generation
-from penstock.state.lease import Owner
+from penstock.state.lease import LeaseHolder
 from penstock.state.store import StateStore
 from penstock.texts import parse_json
 
@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("target", help="where to: a path or fsspec URL")
     parser.add_argument(
         "--state-dir",
-        default=Settings().state_dir,
+        default=Settings().delivery.state_dir,
         help="the topology's setting of that name (default: %(default)s)",
     )
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for it (default: 60)")
@@ -45,8 +45,7 @@ def handle(options: argparse.Namespace) -> int:
     if not newest_generation(store):
         raise StateMissing(
             f"topology '{options.topology}'",
-            f"there is no state of it in {options.state_dir}",
-            "",
+            f"{options.state_dir} holds no state of it",
             "Check the topology's name and --state-dir. A topology with delivery=at_most_once keeps no state.",
         )
     console = Terminal()
@@ -63,7 +62,7 @@ def handle(options: argparse.Namespace) -> int:
 def _ask(store: StateStore, options: argparse.Namespace) -> int:
     """Leave a request and wait for the answer: the topology may run on another machine. However this ends, the
     request is gone: a later start of the topology must not carry it out."""
-    owner = Owner(store, time.monotonic)
+    owner = LeaseHolder(store, time.monotonic)
     if not owner.may_live():
         raise _not_running(options.topology)
     name = f"{REQUESTS}/{secrets.token_hex(8)}"
@@ -76,7 +75,7 @@ def _ask(store: StateStore, options: argparse.Namespace) -> int:
         store.remove(f"{name}.done")
 
 
-def _answer(store: StateStore, name: str, owner: Owner, options: argparse.Namespace) -> int:
+def _answer(store: StateStore, name: str, owner: LeaseHolder, options: argparse.Namespace) -> int:
     begun = looked = time.monotonic()
     while True:
         if name in store.list(f"{REQUESTS}/"):
@@ -93,13 +92,12 @@ def _answer(store: StateStore, name: str, owner: Owner, options: argparse.Namesp
             raise StateError(
                 f"topology '{options.topology}'",
                 f"it did not answer within {options.timeout:g} s",
-                "",
-                "Give it more time with --timeout, or look at what penstock status says.",
+                "Give it more time with --timeout, or see penstock status.",
             )
         time.sleep(_POLL)
 
 
 def _not_running(topology: str) -> NotRunning:
     return NotRunning(
-        f"topology '{topology}'", "it does not run", "", "Add --at-rest to copy the last epoch it committed."
+        f"topology '{topology}'", "it is not running", "Add --at-rest to copy the last epoch it committed."
     )

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from penstock.cli.loading import split_target
 from penstock.cli.terminal import Terminal
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
+from penstock.driver import runs
 from penstock.errors import SettingError
+from penstock.protocol.messages import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 
@@ -52,16 +52,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle_scale(options: argparse.Namespace) -> int:
     numbers = dict(map(_number, options.assignments))
-    return _ask(options.topology, Command("scale", {"parallelism": numbers, "pause": options.pause}))
+    return _ask(options.topology, OperatorRequest("scale", {"parallelism": numbers, "pause": options.pause}))
 
 
 def handle_replace(options: argparse.Namespace) -> int:
     path, name = split_target(options.target)
     target = f"{path.resolve()}:{name}" if name else str(path.resolve())  # it may run in another folder
-    return _ask(options.topology, Command("replace", {"target": target, "pause": options.pause}))
+    return _ask(options.topology, OperatorRequest("replace", {"target": target, "pause": options.pause}))
 
 
-def _ask(topology: str, command: Command) -> int:
+def _ask(topology: str, command: OperatorRequest) -> int:
     run = runs.find(topology)
     with Terminal(file=sys.stderr).status(Text(f"'{printable(topology)}': the new form gets ready …")):
         done: dict[str, Any] = parse_json(run.ask(command, None))
@@ -77,5 +77,9 @@ def _ask(topology: str, command: Command) -> int:
 def _number(text: str) -> tuple[str, int]:
     component, sign, value = text.partition("=")
     if not sign or not component or not value.isdecimal() or int(value) < 1:
-        raise SettingError(f"penstock scale {text}", "must read COMPONENT=N, N at least 1", repr(text))
+        raise SettingError(
+            f"penstock scale {text}",
+            f"{text!r} does not have the form COMPONENT=N with N at least 1",
+            "Try penstock scale TOPOLOGY count=4.",
+        )
     return component, int(value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
+from penstock.driver import runs
 from penstock.errors import SettingError
+from penstock.protocol.messages import OperatorRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     rates = dict(map(_rate, options.assignments))
-    runs.find(options.topology).ask(Command("set", dict(rates)))
+    runs.find(options.topology).ask(OperatorRequest("set", dict(rates)))
     for spout, rate in rates.items():
         limit = "without a limit" if math.isinf(rate) else f"at most {rate:,g} tuples/s"
         print(f"'{spout}' of '{options.topology}' now emits {limit}")
@@ -37,7 +37,11 @@ def _rate(text: str) -> tuple[str, float]:
     name, sign, value = text.partition("=")
     spout, _, what = name.rpartition(".")
     if not sign or not spout or what != "max_rate":
-        raise SettingError(f"penstock set {text}", "must read SPOUT.max_rate=N", repr(text))
+        raise SettingError(
+            f"penstock set {text}",
+            f"{text!r} does not have the form SPOUT.max_rate=N",
+            "Try penstock set TOPOLOGY lines.max_rate=1000.",
+        )
     if value == "none":
         return spout, math.inf
     try:
@@ -45,5 +49,7 @@ def _rate(text: str) -> tuple[str, float]:
     except ValueError:
         rate = math.nan
     if not rate > 0:
-        raise SettingError(f"{spout}.max_rate", "is a number of tuples a second above 0, or none", repr(value))
+        raise SettingError(
+            f"{spout}.max_rate", f"{value!r} is neither a number of tuples per second above 0 nor none"
+        )
     return spout, rate

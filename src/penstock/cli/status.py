@@ -27,11 +27,11 @@ from penstock.cli.view import (
     wide_console,
 )
 from penstock.control.energy import Energy
-from penstock.coordinator import runs
-from penstock.coordinator.messages import Command
-from penstock.coordinator.runs import Run
+from penstock.driver import runs
+from penstock.driver.runs import Run
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import ComponentView
+from penstock.protocol.messages import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 
@@ -46,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "status",
         help="show a running topology",
-        description="Its components, slots, limits, decisions with their reasons, last errors, and what its "
+        description="Its components, workers, limits, decisions with their reasons, last errors, and what its "
         "components show.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
@@ -87,7 +87,7 @@ def _watch(run: Run, as_json: bool) -> None:
 
 
 def _ask(run: Run) -> dict[str, Any]:
-    status: dict[str, Any] = parse_json(run.ask(Command("status")))
+    status: dict[str, Any] = parse_json(run.ask(OperatorRequest("status")))
     return status
 
 
@@ -99,7 +99,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     title += f"  restarts {status['restarts']}  process {status['pid']}"
     parts: list[RenderableType] = [
         component_table(title, [_view(row) for row in status["components"]]),
-        _slot_table(status["slots"]),
+        _worker_table(status["workers"]),
     ]
     parts += [line(text) for text in task_lines(status["tasks"])]
     if status["nodes"]:
@@ -144,21 +144,23 @@ def _view(row: Mapping[str, Any]) -> ComponentView:
     return ComponentView(**{**{name: row[name] for name in _COLUMNS}, "limit": limit})
 
 
-def _slot_table(slots: list[dict[str, Any]]) -> Table:
+def _worker_table(workers: list[dict[str, Any]]) -> Table:
     table = Table()
-    for name in ("slot", "node"):
+    for name in ("worker", "node"):
         table.add_column(name)
     for name in ("process", "CPU", "memory"):
         table.add_column(name, justify="right")
     table.add_column("tasks")
-    for slot in slots:
+    for worker in workers:
         table.add_row(
-            slot["slot"],
-            _text(slot["node"] if slot["connected"] else "not connected", "" if slot["connected"] else "red"),
-            "-" if slot["pid"] is None else str(slot["pid"]),
-            f"{slot['cpu']:.1f} s",
-            size(slot["rss"]),
-            plain_text(" ".join(slot["tasks"])),
+            worker["worker"],
+            _text(
+                worker["node"] if worker["connected"] else "not connected", "" if worker["connected"] else "red"
+            ),
+            "-" if worker["pid"] is None else str(worker["pid"]),
+            f"{worker['cpu']:.1f} s",
+            size(worker["rss"]),
+            plain_text(" ".join(worker["tasks"])),
         )
     return table
 

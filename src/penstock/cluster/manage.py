@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 
 from penstock.cluster import processes, record, standalone
-from penstock.cluster.network import Network, Rate, usable
-from penstock.cluster.record import Node, Record
+from penstock.cluster.network import ClusterNetwork, Rate, usable
+from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.private_folder import PrivateFolder, remove_private_tree
 
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """What ``up`` is to make."""
 
     nodes: int = 4
@@ -44,16 +44,18 @@ class Plan:
         Rate.parse(self.link)
         for name, value, most in (("--nodes", self.nodes, 200), ("--slots", self.slots, 1024)):
             if not 1 <= value <= most:
-                raise SettingError(name, f"is 1 to {most}", str(value))
+                raise SettingError(name, f"{value} is not between 1 and {most}")
         if not (self.memory[:-1].isdecimal() and self.memory[-1:] in "mg"):
-            raise SettingError("--memory", "is a number and m or g, as for Java", repr(self.memory), "Try 1g.")
+            raise SettingError(
+                "--memory", f"{self.memory!r} is not a number followed by m or g, as Java expects it", "Try 1g."
+            )
 
 
 @dataclass(frozen=True)
 class NodeStatus:
     """A node, now."""
 
-    node: Node
+    node: ClusterNode
     state: str
     """``up``, ``starting``, ``draining``, ``empty`` (drained, no executor left) or ``dead``."""
     executors: int
@@ -63,7 +65,7 @@ class NodeStatus:
     """Bytes so far over its link; None where it has none."""
 
 
-def up(plan: Plan, java_home: str, progress: Progress = lambda line: None) -> Record:
+def up(plan: ClusterPlan, java_home: str, progress: Progress = lambda line: None) -> ClusterRecord:
     """Start a master and workers; returns when all have joined. What goes wrong on the way removes what there is
     so far. Raises ``EnvironmentFault``."""
     with record.changing(make=True):
@@ -71,8 +73,8 @@ def up(plan: Plan, java_home: str, progress: Progress = lambda line: None) -> Re
         if found is not None:
             raise EnvironmentFault(
                 "cluster",
-                "there is one at a time for each user of a machine",
-                f"one of {len(found.nodes)} nodes at {found.url}" + ("" if found.ready else ", not completely up"),
+                (f"this user already has one on this machine, with {len(found.nodes)} nodes at {found.url}")
+                + ("" if found.ready else ", not completely up"),
                 "Use it (penstock cluster status), or end it first: penstock cluster down.",
             )
         try:
@@ -83,10 +85,10 @@ def up(plan: Plan, java_home: str, progress: Progress = lambda line: None) -> Re
             raise
 
 
-def add(count: int, java_home: str, progress: Progress = lambda line: None) -> list[Node]:
+def add(count: int, java_home: str, progress: Progress = lambda line: None) -> list[ClusterNode]:
     """Start more nodes; returns when they have joined."""
     if count < 1:
-        raise SettingError("--nodes", "is at least 1", str(count))
+        raise SettingError("--nodes", f"{count} is less than 1")
     with _existing() as found:
         before = {node.name for node in found.nodes}
         try:
@@ -99,7 +101,7 @@ def add(count: int, java_home: str, progress: Progress = lambda line: None) -> l
         return [node for node in after.nodes if node.name not in before]
 
 
-def decommission(name: str) -> Node:
+def decommission(name: str) -> ClusterNode:
     """Have a node take nothing new from now on: no executor, and no task of those it has. What runs there goes on;
     an executor without tasks ends by itself. Cannot be taken back."""
     with _existing() as found:
@@ -108,9 +110,8 @@ def decommission(name: str) -> Node:
         if not others:
             raise EnvironmentFault(
                 f"node '{name}'",
-                "must leave another node behind",
-                "it is the only one",
-                "Add one first (penstock cluster add), or end the cluster: penstock cluster down.",
+                "it is the cluster's only node, so it cannot be removed",
+                "Add another first (penstock cluster add), or end the cluster: penstock cluster down.",
             )
         found.with_node(node).save()
         if node.process is not None:
@@ -152,7 +153,7 @@ def down(progress: Progress = lambda line: None) -> bool:
         return True
 
 
-def statuses() -> tuple[Record, list[NodeStatus]]:
+def statuses() -> tuple[ClusterRecord, list[NodeStatus]]:
     """The cluster and its nodes. Raises ``EnvironmentFault`` where there is none."""
     found = _expect()
     states = standalone.workers(found)
@@ -168,21 +169,21 @@ def node_of(pid: int) -> str | None:
 # ---- steps ---------------------------------------------------------------------------------------------
 
 
-def _up(plan: Plan, java_home: str, progress: Progress) -> Record:
+def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
     tag, host, network = secrets.token_hex(2), "127.0.0.1", None
     if not plan.plain:
         problem = usable()
         if problem:
             raise EnvironmentFault(
                 "cluster's network",
-                "needs root, and the commands ip, tc and unshare",
-                problem,
-                "Install iproute2 and util-linux and be root, or say --plain: nodes on loopback without links.",
+                f"it needs root and the commands ip, tc and unshare ({problem})",
+                "Install iproute2 and util-linux and run as root, or use --plain: nodes on "
+                "loopback without links.",
             )
-        network = Network.choose(tag, Rate.parse(plan.link), Random(secrets.randbits(64)))
+        network = ClusterNetwork.choose(tag, Rate.parse(plan.link), Random(secrets.randbits(64)))
         host = network.host_address
     work = record.work_folder(tag)
-    found = Record(
+    found = ClusterRecord(
         tag, secrets.token_hex(8), secrets.token_hex(32), record.boot(), str(work), plan.slots, plan.memory,
         host, 0, 0, network,
     )  # fmt: skip
@@ -215,7 +216,7 @@ def _up(plan: Plan, java_home: str, progress: Progress) -> Record:
     return found
 
 
-def _start_nodes(found: Record, count: int, java_home: str, progress: Progress) -> Record:
+def _start_nodes(found: ClusterRecord, count: int, java_home: str, progress: Progress) -> ClusterRecord:
     """Start so many more, and wait until the master has all."""
     names = []
     for _ in range(count):
@@ -238,19 +239,19 @@ def _start_nodes(found: Record, count: int, java_home: str, progress: Progress) 
     return found
 
 
-def _next_node(found: Record) -> Node:
+def _next_node(found: ClusterRecord) -> ClusterNode:
     number = next(n for n in range(1, len(found.nodes) + 2) if n not in {node.number for node in found.nodes})
     name = f"node-{found.named + 1}"
     if found.network is None:
-        return Node(name, number, "127.0.0.1", _free_port("127.0.0.1"))
+        return ClusterNode(name, number, "127.0.0.1", _free_port("127.0.0.1"))
     if number > found.network.most:
         raise EnvironmentFault(
-            "cluster's network", f"has addresses for {found.network.most} nodes", f"another one, {name}"
+            "cluster's network", f"it has addresses for {found.network.most} nodes only, too few for {name}"
         )
-    return Node(name, number, found.network.address(number), _MASTER_PORT + 1)
+    return ClusterNode(name, number, found.network.address(number), _MASTER_PORT + 1)
 
 
-def _await_workers(found: Record, names: list[str], progress: Progress) -> None:
+def _await_workers(found: ClusterRecord, names: list[str], progress: Progress) -> None:
     deadline = time.monotonic() + _START_SECONDS
     waited_for = [found.node(name) for name in names]
     while True:
@@ -269,15 +270,14 @@ def _await_workers(found: Record, names: list[str], progress: Progress) -> None:
         time.sleep(_LOOK)
 
 
-def _failed(found: Record, who: str, what: str) -> EnvironmentFault:
+def _failed(found: ClusterRecord, who: str, what: str) -> EnvironmentFault:
     log = _log(found, who)
     said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     errors = [line for line in said if " ERROR " in line or "Exception" in line or line.startswith("Error")]
     return EnvironmentFault(
         f"cluster's {who}",
-        "must start and join the cluster",
-        f"it {what}: {(errors or said or ['it said nothing'])[-1].strip()}",
-        "A machine short of memory is the likeliest reason: fewer nodes may do, or a smaller --memory.",
+        f"it {what}: {(errors or said or ['it printed nothing'])[-1].strip()}",
+        "The machine may be short of memory: try fewer nodes, or a smaller --memory.",
     )
 
 
@@ -293,7 +293,7 @@ def _remove_node(name: str) -> None:
     found.without(name).save()
 
 
-def _of(found: Record, node: str | None = None) -> list[processes.Process]:
+def _of(found: ClusterRecord, node: str | None = None) -> list[processes.Process]:
     """Of a node, or of all: what is written down, and what carries the mark."""
     written = {each.process for each in found.nodes if node in (None, each.name)}
     written |= {found.master} if node is None else set()
@@ -310,9 +310,8 @@ def _down(progress: Progress = lambda line: None) -> None:
             if left:
                 raise EnvironmentFault(
                     "cluster",
-                    "all its processes must end",
-                    f"process {left[0].pid} did not, though it was killed",
-                    "It waits in the kernel, for a disk say. Try again.",
+                    f"process {left[0].pid} did not end, though it was killed",
+                    "It waits in the kernel, for example for a disk. Try again.",
                 )
             if not any(each.alive for each in _of(found)):
                 break
@@ -323,7 +322,7 @@ def _down(progress: Progress = lambda line: None) -> None:
     record.remove()
 
 
-def _status(found: Record, node: Node, states: dict[tuple[str, int], str]) -> NodeStatus:
+def _status(found: ClusterRecord, node: ClusterNode, states: dict[tuple[str, int], str]) -> NodeStatus:
     here = processes.marked(found.key, node.name)
     sent = received = None
     if found.network is not None:
@@ -348,25 +347,22 @@ def _is_executor(pid: int) -> bool:
 
 
 @contextmanager
-def _existing() -> Iterator[Record]:
+def _existing() -> Iterator[ClusterRecord]:
     with record.changing():
         found = _expect()
         if not found.ready or found.boot != record.boot():
             raise EnvironmentFault(
                 "cluster",
-                "must be up",
-                "what a penstock cluster up has left that did not come to its end, or the machine was restarted",
-                "Say penstock cluster down, then up.",
+                "it is not up: penstock cluster up did not finish, or the machine was restarted since",
+                "Run penstock cluster down, then up.",
             )
         yield found
 
 
-def _expect() -> Record:
+def _expect() -> ClusterRecord:
     found = record.load()
     if found is None:
-        raise EnvironmentFault(
-            "cluster", "must be up", "none of this user on this machine", "Start one: penstock cluster up."
-        )
+        raise EnvironmentFault("cluster", "this user has none on this machine", "Start one: penstock cluster up.")
     return found
 
 
@@ -374,7 +370,7 @@ def _settings_file() -> Path:
     return record.folder() / _SETTINGS
 
 
-def _log(found: Record, who: str) -> Path:
+def _log(found: ClusterRecord, who: str) -> Path:
     return Path(found.work) / f"{who}.log"
 
 
@@ -388,4 +384,4 @@ def _free_port(host: str, wanted: int = 0) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise EnvironmentFault(f"address {host}", "must have a free port", "none", "End something that listens there.")
+    raise EnvironmentFault(f"address {host}", "it has no free port", "End a program that listens there.")

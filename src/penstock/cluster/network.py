@@ -51,10 +51,7 @@ class Rate:
         bits = int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]) if found else 0
         if not 8_000 <= bits <= 100_000_000_000:
             raise SettingError(
-                f"--link {text}",
-                "is the rate of each node's link, 8kbit to 100gbit, or none",
-                repr(text),
-                "Try 100mbit.",
+                f"--link {text}", f"{text!r} is neither a rate between 8kbit and 100gbit nor none", "Try 100mbit."
             )
         return cls(bits)
 
@@ -77,9 +74,9 @@ def free_range(used: Iterable[ipaddress.IPv4Network], random: Random) -> ipaddre
                 return drawn
     raise EnvironmentFault(
         "cluster's network",
-        "needs 256 private addresses in a row that no route of this machine covers",
-        f"{len(used)} routes over all of {', '.join(map(str, _CANDIDATES))}",
-        "Say --plain: nodes on loopback, without links of their own.",
+        f"no range of 256 private addresses is free: {len(used)} routes of this machine "
+        f"cover all of {', '.join(map(str, _CANDIDATES))}",
+        "Use --plain: nodes on loopback, without links of their own.",
     )
 
 
@@ -106,7 +103,7 @@ def usable() -> str:
 
 
 @dataclass(frozen=True)
-class Network:
+class ClusterNetwork:
     """Names and addresses; what is made of them is made by the methods."""
 
     tag: str
@@ -116,7 +113,7 @@ class Network:
     """Of each node's link, in bits a second, each way."""
 
     @classmethod
-    def choose(cls, tag: str, rate: Rate | None, random: Random) -> Network:
+    def choose(cls, tag: str, rate: Rate | None, random: Random) -> ClusterNetwork:
         listing = _run("ip", "-j", "-4", "route", "show", "table", "all")
         return cls(tag, str(free_range(routes(listing), random)), rate.bits if rate else None)
 
@@ -227,9 +224,9 @@ def _run(*command: str, strict: bool = True) -> str:
     if strict:
         raise EnvironmentFault(
             "cluster's network",
-            f"'{' '.join(command)}' must work",
-            problem or f"exit code {done.returncode}",
-            "It needs root with all rights of it (in a container: --privileged) and a kernel with network "
-            "namespaces, veth, bridge and tbf. With --plain the nodes share loopback.",
+            f"'{' '.join(command)}' failed ({problem or f'exit code {done.returncode}'})",
+            "It needs root with all capabilities (in a container: --privileged) and a kernel "
+            "with network namespaces, veth, bridge and tbf. With --plain the nodes share "
+            "loopback.",
         )
     return ""

@@ -21,9 +21,9 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from penstock.cluster.network import Network
+from penstock.cluster.network import ClusterNetwork
 from penstock.cluster.processes import Process
-from penstock.coordinator import runs
+from penstock.driver import runs
 from penstock.errors import EnvironmentFault
 from penstock.private_folder import PrivateFolder, if_present
 from penstock.texts import parse_json
@@ -35,7 +35,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """One worker of Spark's."""
 
     name: str
@@ -48,7 +48,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Record:
+class ClusterRecord:
     """A cluster, whole or half made. What is made of it is written down before, or found by ``tag`` or ``key``."""
 
     tag: str
@@ -68,10 +68,10 @@ class Record:
     host: str
     port: int
     web_port: int
-    network: Network | None = None
+    network: ClusterNetwork | None = None
     """None: all on loopback."""
     master: Process | None = None
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ClusterNode, ...] = ()
     named: int = 0
     """Nodes that have had a name so far: none is used twice."""
     ready: bool = False
@@ -81,23 +81,22 @@ class Record:
     def url(self) -> str:
         return f"spark://{self.host}:{self.port}"
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> ClusterNode:
         for node in self.nodes:
             if node.name == name:
                 return node
         raise EnvironmentFault(
             f"node '{name}'",
-            "must be one of the cluster's",
-            f"its nodes are {', '.join(node.name for node in self.nodes) or 'none'}",
+            f"the cluster has no such node, only {', '.join(node.name for node in self.nodes) or 'none'}",
             "See penstock cluster status.",
         )
 
-    def with_node(self, node: Node) -> Record:
+    def with_node(self, node: ClusterNode) -> ClusterRecord:
         """The node is new, or takes the place of the one of that name."""
         others = tuple(each for each in self.nodes if each.name != node.name)
         return dataclasses.replace(self, nodes=(*others, node))
 
-    def without(self, name: str) -> Record:
+    def without(self, name: str) -> ClusterRecord:
         return dataclasses.replace(self, nodes=tuple(each for each in self.nodes if each.name != name))
 
     def validate(self) -> None:
@@ -145,7 +144,7 @@ def opened() -> PrivateFolder:
         return above.child(folder().name)
 
 
-def load() -> Record | None:
+def load() -> ClusterRecord | None:
     """The cluster there is, whole or not. Raises ``EnvironmentFault`` where it cannot be trusted."""
     try:
         with opened() as place:
@@ -157,13 +156,12 @@ def load() -> Record | None:
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise EnvironmentFault(
             f"{folder() / _FILE}",
-            "must be what penstock cluster up has written",
-            f"{type(error).__name__}: {error}",
-            "It may be of another version: end the cluster with that one.",
+            f"it is not what penstock cluster up writes ({type(error).__name__}: {error})",
+            "It may come from another version: end the cluster with that version.",
         ) from error
 
 
-def find(master: str) -> Record | None:
+def find(master: str) -> ClusterRecord | None:
     """The cluster, if ``master`` is its URL."""
     try:
         record = load()
@@ -208,10 +206,10 @@ def _is_current(place: PrivateFolder) -> bool:
         return False
 
 
-def _record(found: dict[str, Any]) -> Record:
+def _record(found: dict[str, Any]) -> ClusterRecord:
     def process(fields: dict[str, int] | None) -> Process | None:
         return Process(**fields) if fields else None
 
-    nodes = tuple(Node(**{**node, "process": process(node["process"])}) for node in found["nodes"])
-    network = Network(**found["network"]) if found["network"] else None
-    return Record(**{**found, "master": process(found["master"]), "nodes": nodes, "network": network})
+    nodes = tuple(ClusterNode(**{**node, "process": process(node["process"])}) for node in found["nodes"])
+    network = ClusterNetwork(**found["network"]) if found["network"] else None
+    return ClusterRecord(**{**found, "master": process(found["master"]), "nodes": nodes, "network": network})

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.cluster.record import Node, Record
+from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault
 
 # Masters and workers only start others and tell who lives: they need little, and soon.
@@ -40,7 +40,7 @@ def spark_home() -> Path:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise EnvironmentFault(
-            "Spark", "comes with the package pyspark", "it is not installed", "pip install penstock"
+            "Spark", "the package pyspark is not installed", "Install it with: pip install penstock."
         )
     return Path(found.origin).parent
 
@@ -65,18 +65,20 @@ def settings_text(secret: str) -> str:
     return "".join(f"{key} {value}\n" for key, value in settings.items())
 
 
-def master_command(record: Record, java_home: str, settings: Path) -> list[str]:
+def master_command(record: ClusterRecord, java_home: str, settings: Path) -> list[str]:
     where = ["--host", record.host, "--port", str(record.port), "--webui-port", str(record.web_port)]
     return [*_java(java_home), _MASTER, *where, "--properties-file", str(settings)]
 
 
-def worker_command(record: Record, node: Node, java_home: str, settings: Path, work: Path) -> list[str]:
+def worker_command(
+    record: ClusterRecord, node: ClusterNode, java_home: str, settings: Path, work: Path
+) -> list[str]:
     where = ["--host", node.host, "--port", str(node.port), "--webui-port", "0"]
     offers = ["--cores", str(record.slots), "--memory", record.memory, "--work-dir", str(work)]
     return [*_java(java_home), _WORKER, *where, *offers, "--properties-file", str(settings), record.url]
 
 
-def workers(record: Record) -> dict[tuple[str, int], str]:
+def workers(record: ClusterRecord) -> dict[tuple[str, int], str]:
     """What the master says of its workers by address: ``ALIVE``, ``DECOMMISSIONED``, ``DEAD``. Empty where it does
     not answer."""
     try:
@@ -99,5 +101,7 @@ def _scala_version(home: Path) -> str:
         if found:
             return found[1]
     raise EnvironmentFault(
-        f"{home}", "must have Spark's jars", "no spark-core among them", "pip install --force-reinstall pyspark"
+        f"{home}",
+        "Spark's jars are missing: there is no spark-core",
+        "Install them with: pip install --force-reinstall pyspark.",
     )

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.connectors.giving_up import give_up
+from penstock.connectors.dead_letters import give_up
 from penstock.connectors.lines import LineReader
-from penstock.connectors.start_record import StartRecord
 from penstock.connectors.watermark import LowWater
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.replay.eden import Eden
-from penstock.replay.progress import Progress
+from penstock.replay.progress import ReadProgress
+from penstock.storage.start_record import StartRecord
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 
@@ -31,11 +31,15 @@ class _Lines:
     def __init__(self, where: str, path: str, start: str, follow: bool, fields: Sequence[FieldSpec]) -> None:
         if start not in ("begin", "end"):
             raise SettingError(
-                f"{where}(start)", "must be begin or end", repr(start), "It holds for files never read before."
+                f"{where}(start)",
+                f"{start!r} is neither begin nor end",
+                "It applies to files that were never read before.",
             )
         if len(fields) != 1:
             raise SettingError(
-                f"{where}(fields)", "a line is one field", f"{len(fields)} fields", "Split lines in a bolt."
+                f"{where}(fields)",
+                f"a line is one field, but {len(fields)} are declared",
+                "Split lines in a bolt.",
             )
         self.where = where
         self.path = os.path.abspath(path)  # here on the driver: an executor's working folder is another
@@ -48,8 +52,7 @@ class _Lines:
         if not paths:
             raise EnvironmentFault(
                 f"component '{context.component}', {self.where}",
-                "the files must be there when the topology starts, on every node that reads them",
-                f"nothing at {self.path}",
+                f"there is nothing at {self.path} on this node, where a task reads it",
                 "Check the path; put the file there, or on a file system that all nodes share.",
             )
         share = paths[context.index :: context.parallelism]
@@ -154,7 +157,7 @@ class FileSpout(BatchSpout):
         self._positions.value = self._reader.positions(self._marks.mark if self._tracked else None)
 
     def after_commit(self) -> None:
-        self._lines.record.committed()
+        self._lines.record.on_committed()
 
     def close(self) -> None:
         self._reader.close()
@@ -173,7 +176,7 @@ class FileEden(Eden):
     def open(self, conf: Conf, context: Context) -> None:
         self._positions = context.state.value("positions", {})
         self._reader = self._lines.open(context, self._positions.value)
-        self._progress = Progress(0)
+        self._progress = ReadProgress(0)
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         first, lines = self._reader.read(limit)
@@ -189,7 +192,7 @@ class FileEden(Eden):
         self._positions.value = self._reader.positions(self._progress.position)
 
     def after_commit(self) -> None:
-        self._lines.record.committed()
+        self._lines.record.on_committed()
 
     def close(self) -> None:
         self._reader.close()

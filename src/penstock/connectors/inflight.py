@@ -15,7 +15,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 @dataclass
-class _Segment:
+class _EmittedRows:
     """Records that were emitted together. Let go as a whole, when the last of them is acked."""
 
     offsets: Offsets
@@ -27,12 +27,12 @@ class InFlight:
     """The records of one partition that are emitted and not acked, and the low-water mark below them.
 
     One record that takes long keeps the records it was emitted with, no more; so memory follows the number of
-    unacked records, which ``max_spout_pending`` bounds.
+    unacked records, which ``delivery.max_spout_pending`` bounds.
     """
 
     def __init__(self, start: int) -> None:
         self._low = LowWater(start)
-        self._segments: list[_Segment] = []
+        self._segments: list[_EmittedRows] = []
         self._firsts: list[int] = []
 
     @property
@@ -53,7 +53,7 @@ class InFlight:
         else:  # holes: each run between two of them
             for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
                 self._low.add(int(run[0]), len(run))
-        self._segments.append(_Segment(offsets, rows, len(offsets)))
+        self._segments.append(_EmittedRows(offsets, rows, len(offsets)))
         self._firsts.append(first)
 
     def ack(self, offsets: Offsets) -> None:

@@ -14,7 +14,7 @@ from penstock.connectors.kafka_rejection import RECORDS_FAULT
 from penstock.errors import ComponentError, PenstockError, SinkBusy
 from penstock.topology.components import Conf, Context, Failure, Source, TransactionalSink
 
-_FLUSH_SECONDS = 2.0  # for which a commit blocks its slot, at most
+_FLUSH_SECONDS = 2.0  # for which a commit blocks its worker, at most
 
 
 class KafkaBolt(TransactionalSink):
@@ -40,7 +40,7 @@ class KafkaBolt(TransactionalSink):
         options: Options = MappingProxyType({}),
     ) -> None:
         """``timeout``: seconds Kafka may take to accept a record; longer than a broker's restart, shorter than the
-        20 s after which a silent slot counts as dead. ``options`` are librdkafka's, for security and tuning."""
+        20 s after which a silent worker counts as dead. ``options`` are librdkafka's, for security and tuning."""
         self._encoder = Encoder("KafkaBolt", topic, key_field, value_field, value)
         self._bootstrap, self._timeout, self._options = bootstrap, timeout, dict(options)
 
@@ -108,13 +108,13 @@ class KafkaBolt(TransactionalSink):
         try:
             self.errors.check()
         except ComponentError as hopeless:  # for this producer; a person may mend it
-            self._lost = hopeless.got or hopeless.rule
+            self._lost = hopeless.problem
         for error, _ in self._undelivered:
             if error.name() not in RECORDS_FAULT:
                 self._lost = self._lost or f"{len(self._undelivered)} not accepted: {error.str()}"
         if self._lost:
             raise self._busy(self._lost)
-        self._bury()
+        self._store_rejected()
         self.errors.clear()
         self._written = []
         return None
@@ -136,7 +136,7 @@ class KafkaBolt(TransactionalSink):
                 raise self._busy("its queue is full") from None
         self._lost = ""
 
-    def _bury(self) -> None:
+    def _store_rejected(self) -> None:
         """Kafka rejects records that it got together as one: each is offered once more alone. One that is rejected
         then is a dead letter."""
         self._suspects += self._undelivered
@@ -147,28 +147,26 @@ class KafkaBolt(TransactionalSink):
             if self._producer.flush(_FLUSH_SECONDS):
                 raise self._busy("no answer")
             refusals = [error for error, _ in self._undelivered]
-            self._undelivered.clear()  # else it is offered twice where its letter cannot be stored now
+            self._undelivered.clear()  # else it is offered twice where its dead letter cannot be stored now
             for error in refusals:
                 if error.name() not in RECORDS_FAULT:
                     self._lost = error.str()
                     raise self._busy(self._lost)
                 failure = Failure(self._context.component, f"Kafka rejects the record: {error.str()}")
-                letter = (record.topic(), record.key(), record.value())
-                self._context.add_dead_letters([letter], failure)
+                dead_letter = (record.topic(), record.key(), record.value())
+                self._context.add_dead_letters([dead_letter], failure)
             self._suspects.pop(0)
 
     def _rejected(self, error: Exception) -> ComponentError:
         return ComponentError(
             f"{self._where}, Kafka at {self._bootstrap}",
-            "a row becomes a record that Kafka may take",
-            f"{type(error).__name__}: {error}",
-            "Mend the row in a bolt before this one, or topic= and value=.",
+            f"a row cannot become a record ({type(error).__name__}: {error})",
+            "Correct the row in a bolt before this one, or topic= and value=.",
         )
 
     def _busy(self, got: str) -> SinkBusy:
         return SinkBusy(
             f"{self._where}, Kafka at {self._bootstrap}",
-            "Kafka accepts every record",
-            got,
+            f"Kafka did not accept every record ({got})",
             "Check that the topic exists and that the brokers run and have space. Nothing is lost meanwhile.",
         )

@@ -27,8 +27,7 @@ def client_library() -> Any:
     except ImportError:
         raise EnvironmentFault(
             "Kafka connector",
-            "the package confluent-kafka talks to Kafka",
-            "it is not installed",
+            "the package confluent-kafka is not installed",
             'Install it with: pip install "penstock[kafka]".',
         ) from None
     return confluent_kafka
@@ -112,24 +111,23 @@ def fenced(error: Any) -> bool:
 
 
 def refused(where: str, bootstrap: str, error: Any) -> ComponentError:
-    """An error no retry mends, in four parts."""
+    """An error no retry mends, in three parts."""
     if fenced(error):
-        way_out = (
+        hint = (
             "Another run of this topology uses the same transactional id: end one of them. If there is none, "
             "Kafka gave up a transaction that was open for too long; starting again mends that."
         )
     elif error.name() in _HOPELESS:
-        way_out = "Give the client the right credentials (options={'sasl.username': ...}) and rights."
+        hint = "Give the client the right credentials (options={'sasl.username': ...}) and rights."
     else:
-        way_out = f"Kafka calls this {error.name()}; its documentation says what can be done."
-    return ComponentError(f"{where}, Kafka at {bootstrap}", "Kafka accepts the request", error.str(), way_out)
+        hint = f"Kafka calls this {error.name()}; its documentation says what can be done."
+    return ComponentError(f"{where}, Kafka at {bootstrap}", f"Kafka refused the request: {error.str()}", hint)
 
 
-def no_answer(where: str, bootstrap: str, rule: str, got: str) -> SystemAway:
+def no_answer(where: str, bootstrap: str, problem: str) -> SystemAway:
     return SystemAway(
         f"{where}, Kafka at {bootstrap}",
-        rule,
-        got,
+        problem,
         "Check the address, that the brokers run, and that the topic exists.",
     )
 
@@ -148,12 +146,10 @@ def ask(where: str, bootstrap: str, question: Callable[[float], Any], seconds: f
                 raise refused(where, bootstrap, error) from failed
             if time.monotonic() >= deadline:
                 raise no_answer(
-                    where, bootstrap, f"the brokers answer within {seconds:.0f} s", error.str()
+                    where, bootstrap, f"the brokers did not answer within {seconds:.0f} s ({error.str()})"
                 ) from failed
             if error.name() not in ("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"):
                 time.sleep(0.05)  # it answered at once that it cannot yet
         except TimeoutError as failed:  # of a future; concurrent.futures' is the built-in one
             if time.monotonic() >= deadline:
-                raise no_answer(
-                    where, bootstrap, f"the brokers answer within {seconds:.0f} s", "no answer"
-                ) from failed
+                raise no_answer(where, bootstrap, f"the brokers did not answer within {seconds:.0f} s") from failed

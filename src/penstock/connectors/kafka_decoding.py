@@ -27,12 +27,11 @@ class Decoder:
         if not fields or any(part not in PARTS for part in fields.values()):
             raise TopologyError(
                 "KafkaSpout",
-                "fields maps the names to emit to parts of a record: " + ", ".join(PARTS),
-                repr(dict(fields)),
-                'Say fields={"line": "value", "user": "key"}.',
+                f"fields is {dict(fields)!r}, and every value must be a part of a record: " + ", ".join(PARTS),
+                'For example fields={"line": "value", "user": "key"}.',
             )
         if decode not in ("text", "bytes"):
-            raise TopologyError("KafkaSpout", 'decode is "text" or "bytes"', repr(decode), "Choose one.")
+            raise TopologyError("KafkaSpout", f'decode is {decode!r}, neither "text" nor "bytes"')
         payload = pa.string() if decode == "text" else pa.binary()
         types = {"value": payload, "key": payload, "topic": pa.string()}
         self._parts = list(fields.values())

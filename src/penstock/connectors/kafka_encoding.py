@@ -32,11 +32,11 @@ class Encoder:
         """The value is that of ``value_field``, or what the function ``value`` makes of the row; without either
         it is the only field there is beside the key, or else the whole row as JSON."""
         if not topic:
-            raise TopologyError(name, "a topic is a name, or a function of the row", repr(topic), "Name a topic.")
-        if value_field is not None and value is not None:
             raise TopologyError(
-                name, "the value is a field or a function of the row", "both", "Drop value_field or value."
+                name, f"the topic {topic!r} is neither a name nor a function of the row", "Name a topic."
             )
+        if value_field is not None and value is not None:
+            raise TopologyError(name, "value_field and value are both given", "Leave one of them out.")
         self._topic, self._key_field, self._value_field, self._value = topic, key_field, value_field, value
 
     def records(self, batch: pa.RecordBatch, where: str) -> Iterator[Record]:
@@ -54,21 +54,19 @@ class Encoder:
         for topic, value, key, *_ in self._made(batch, where):
             if not isinstance(topic, str) or not topic:
                 raise ComponentError(
-                    where, "a topic is a name", repr(topic), "Let topic= return one for each row."
+                    where, f"the topic {topic!r} is not a name", "Let topic= return a name for each row."
                 )
             if not isinstance(value, str | bytes | None):
                 raise ComponentError(
                     where,
-                    "a record's value is str, bytes or None",
-                    f"{value!r:.100} of type {type(value).__name__}",
+                    f"the record's value {value!r:.100} is of type {type(value).__name__}, not str, bytes or None",
                     "Let value= return one of these for each row.",
                 )
             size = _size(value) + _size(key)
             if size > largest:
                 raise ComponentError(
                     where,
-                    f"key and value of a record have at most {largest} bytes",
-                    f"{size} for topic '{topic}'",
+                    f"a record for topic '{topic}' has {size} bytes of key and value, more than {largest}",
                     "Raise options={'message.max.bytes': ...}, and the topic's max.message.bytes with it.",
                 )
 
@@ -85,9 +83,8 @@ class Encoder:
         except Exception as error:  # user code may raise anything
             raise ComponentError(
                 where,
-                "topic= and value= make a record of every row",
-                f"{type(error).__name__}: {error}",
-                "Mend the function, or the row in a bolt before the sink.",
+                f"topic= or value= failed for a row ({type(error).__name__}: {error})",
+                "Correct the function, or the row in a bolt before the sink.",
             ) from error
 
     def _values(self, batch: pa.RecordBatch, rows: list[dict[str, Any]], where: str) -> Iterable[Payload]:
@@ -102,8 +99,7 @@ class Encoder:
         if field not in batch.schema.names:
             raise ComponentError(
                 where,
-                f"the field '{field}' goes to Kafka",
-                "a tuple with the fields " + ", ".join(batch.schema.names),
+                f"the input has no field '{field}', only {', '.join(batch.schema.names)}",
                 "Name one of these in key_field or value_field.",
             )
         column = batch.column(field)

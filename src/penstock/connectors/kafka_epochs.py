@@ -58,8 +58,8 @@ class EpochNotes:
         deadline = time.monotonic() + seconds
         while not self._unless_raced(ensure, deadline):
             if time.monotonic() > deadline:
-                rule = f"topic '{self.topic}' has a partition for each task within {seconds:.0f} s"
-                raise no_answer(self._where, self._bootstrap, rule, "it has not")
+                problem = f"topic '{self.topic}' did not get a partition for each task within {seconds:.0f} s"
+                raise no_answer(self._where, self._bootstrap, problem)
 
     def _unless_raced(self, ensure: Any, deadline: float) -> bool:
         def question(timeout: float) -> bool:
@@ -108,8 +108,8 @@ class EpochNotes:
                 elif error is None or error.name() == "_PARTITION_EOF":
                     self._reader.unassign()
                     return found
-        rule = f"the notes in topic '{self.topic}' can be read"
-        raise no_answer(self._where, self._bootstrap, rule, "no answer")
+        problem = f"the epochs noted in topic '{self.topic}' could not be read in time"
+        raise no_answer(self._where, self._bootstrap, problem)
 
     def close(self) -> None:
         self._reader.close()

@@ -21,9 +21,9 @@ def check_start(start: Start) -> None:
     if not (start in ("earliest", "latest") or isinstance(start, datetime | Mapping)):
         raise TopologyError(
             "KafkaSpout",
-            'start is "earliest", "latest", a datetime, or {(topic, partition): offset}',
-            repr(start),
-            'For a time say start=datetime(2026, 1, 31, tzinfo=UTC); "earliest" reads all there is.',
+            f'start is {start!r}, which is neither "earliest", "latest", a datetime nor '
+            f"{{(topic, partition): offset}}",
+            'For a time give start=datetime(2026, 1, 31, tzinfo=UTC); "earliest" reads everything.',
         )
 
 
@@ -66,8 +66,7 @@ class Directory:
         if missing:
             raise ComponentError(
                 f"{self._where}, Kafka at {self._bootstrap}",
-                "every topic the spout reads exists",
-                "no topic " + ", ".join(f"'{topic}'" for topic in missing),
+                "it reads from a topic that does not exist: " + ", ".join(f"'{topic}'" for topic in missing),
                 "Create it, or correct its name.",
             )
         return found

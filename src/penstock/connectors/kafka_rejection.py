@@ -65,11 +65,11 @@ class RecordSearch:
         """The records to offer next, in a transaction that is aborted afterwards."""
         return self._todo[-1] if self._todo else None
 
-    def took(self) -> None:
+    def on_accepted(self) -> None:
         self._todo.pop()
         self._done()
 
-    def refused(self, error: str) -> None:
+    def on_refused(self, error: str) -> None:
         piece = self._todo.pop()
         if len(piece) > 1:
             half = len(piece) // 2

@@ -29,14 +29,14 @@ from penstock.connectors.kafka_client import (
 )
 from penstock.connectors.kafka_spout import KafkaSpout
 from penstock.errors import EnvironmentFault
-from penstock.replay.dead_letters import DeadLetters, Letter, struck_ids
+from penstock.replay.dead_letters import DeadLetter, DeadLetterStore, struck_ids
 from penstock.replay.eden import SpoutEden
-from penstock.replay.progress import Progress
-from penstock.replay.queues import Pointer, Queue, Queues, ReplayStore
-from penstock.replay.records import Record, decode, decode_letter, encode, encode_letter
+from penstock.replay.progress import ReadProgress
+from penstock.replay.queues import Pointer, Queues, ReplayQueue, ReplayStore
+from penstock.replay.records import ReplayRecord, decode, decode_dead_letter, encode, encode_dead_letter
 from penstock.topology.components import Context
 
-_LETTER, _STRUCK = b"L", b"S"
+_DEAD_LETTER, _STRUCK = b"L", b"S"
 _FETCH_SECONDS = 10.0  # a record that Kafka says is there comes sooner, unless the broker is down
 _TOPIC_SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 _KINDS = ("from", "to", "dead")
@@ -111,8 +111,10 @@ class Broker:
         if failed and failed[0].name() != "_MSG_TIMED_OUT":
             raise refused(self.where, self.bootstrap, failed[0])
         if failed or left:
-            got = f"{len(failed) + left} of {len(values)} records not accepted"
-            raise no_answer(self.where, self.bootstrap, f"records are accepted in {ANSWER_SECONDS:.0f} s", got)
+            problem = (
+                f"{len(failed) + left} of {len(values)} records were not accepted within {ANSWER_SECONDS:.0f} s"
+            )
+            raise no_answer(self.where, self.bootstrap, problem)
 
     def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
         """The offsets of the oldest record there is and of the next to come."""
@@ -134,7 +136,7 @@ class Broker:
             self.producer.flush(1.0)
 
 
-class KafkaQueue(Queue):
+class KafkaQueue(ReplayQueue):
     """A partition as a queue; what is released is before the group's offset."""
 
     def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
@@ -146,11 +148,11 @@ class KafkaQueue(Queue):
         self._released = self._cursor = int(max(first, stored.offset))
         self._start(self._cursor)
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[ReplayRecord]) -> None:
         if records:
             self._broker.produce(self._topic, self._partition, [encode(record) for record in records])
 
-    def read(self, limit: int) -> list[tuple[int, Record]]:
+    def read(self, limit: int) -> list[tuple[int, ReplayRecord]]:
         if self.empty:
             return []
         messages = self._consumer.consume(min(limit, self._end - self._cursor), _FETCH_SECONDS)
@@ -173,8 +175,7 @@ class KafkaQueue(Queue):
             raise no_answer(
                 self._broker.where,
                 self._broker.bootstrap,
-                f"records of {self._topic} from offset {self._cursor} on are handed out",
-                f"none within {_FETCH_SECONDS:.0f} s",
+                (f"no records of {self._topic} from offset {self._cursor} on came within {_FETCH_SECONDS:.0f} s"),
             )
         return found
 
@@ -211,7 +212,7 @@ class KafkaQueue(Queue):
 
     def _start(self, position: int) -> None:
         self._cursor = position
-        self._progress: Progress = Progress(position)
+        self._progress: ReadProgress = ReadProgress(position)
         self._consumer.assign([self._broker.kafka.TopicPartition(self._topic, self._partition, position)])
 
 
@@ -236,23 +237,23 @@ class KafkaPointer(Pointer):
         self._consumer.close()
 
 
-class KafkaDeadLetters(DeadLetters):
-    """Dead letters in a partition. A letter's id is its offset; a removal is a record of its own."""
+class KafkaDeadLetterStore(DeadLetterStore):
+    """Dead letters in a partition. A dead letter's id is its offset; a removal is a record of its own."""
 
     def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
         self._broker, self._topic, self._partition = broker, topic, partition
         self._consumer = broker.consumer(group)
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, records: Sequence[ReplayRecord]) -> None:
         if records:
-            values = [_LETTER + encode_letter(record) for record in records]
+            values = [_DEAD_LETTER + encode_dead_letter(record) for record in records]
             self._broker.produce(self._topic, self._partition, values)
 
-    def letters(self) -> list[Letter]:
-        return [Letter(offset, decode_letter(value)) for offset, value in self._stored().items()]
+    def read_all(self) -> list[DeadLetter]:
+        return [DeadLetter(offset, decode_dead_letter(value)) for offset, value in self._stored().items()]
 
     def remove(self, ids: Collection[int]) -> None:
-        """(1) write a record that strikes them out; (2) delete what comes before the first letter left."""
+        """(1) write a record that strikes them out; (2) delete what comes before the first dead letter left."""
         if ids:
             struck = _STRUCK + json.dumps(sorted(ids)).encode()
             self._broker.produce(self._topic, self._partition, [struck])
@@ -274,16 +275,16 @@ class KafkaDeadLetters(DeadLetters):
                 raise no_answer(
                     self._broker.where,
                     self._broker.bootstrap,
-                    f"records of {self._topic} from offset {at} on are handed out",
-                    str(messages[-1].error()) if messages else f"none within {_FETCH_SECONDS:.0f} s",
+                    f"no records of {self._topic} from offset {at} on came "
+                    + (f"({messages[-1].error()})" if messages else f"within {_FETCH_SECONDS:.0f} s"),
                 )
             for message in messages:
                 value = message.value()
                 if value is not None and value[:1] == _STRUCK:
                     for id in struck_ids(value[1:]):
                         found.pop(id, None)
-                else:  # a letter; or what someone else wrote, which is shown as a damaged one
-                    found[message.offset()] = value[1:] if value and value[:1] == _LETTER else value
+                else:  # a dead letter; or what someone else wrote, which is shown as a damaged one
+                    found[message.offset()] = value[1:] if value and value[:1] == _DEAD_LETTER else value
             at = messages[-1].offset() + 1
         self._consumer.unassign()
         return found
@@ -387,7 +388,7 @@ def open_queues(broker: Broker, topics: Mapping[str, str], partition: int) -> Qu
     return Queues(
         KafkaQueue(broker, topics["from"], partition, group),
         KafkaQueue(broker, topics["to"], partition, group),
-        KafkaDeadLetters(broker, topics["dead"], partition, group),
+        KafkaDeadLetterStore(broker, topics["dead"], partition, group),
         pointer,
         release,
     )

@@ -26,8 +26,8 @@ from penstock.connectors.kafka_client import (
 from penstock.connectors.kafka_encoding import Encoder, Payload, Record, Row, produce
 from penstock.connectors.kafka_epochs import EpochNotes
 from penstock.connectors.kafka_rejection import RECORDS_FAULT, Content, RecordSearch, content_of, groups
-from penstock.connectors.staging import StagedSink
 from penstock.errors import ComponentError, PenstockError, SinkRefused
+from penstock.storage.staging import StagedSink
 from penstock.topology.components import Conf, Context, Failure, Source
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds before trying again; doubled each time
@@ -120,7 +120,7 @@ class KafkaSink(StagedSink):
                     self._transact(epoch, rows, deadline)
                 else:
                     self._probe(self._search.piece, deadline)
-                    self._search.took()
+                    self._search.on_accepted()
                     self._published = known
             except (self._kafka.KafkaException, SystemError) as failed:
                 error = self._undo(library_error(failed).args[0], deadline)
@@ -146,7 +146,7 @@ class KafkaSink(StagedSink):
             return
         self._begin()
         self._send(self._records(epoch, rows), deadline)
-        self._bury(epoch, rows)
+        self._store_rejected(epoch, rows)
         self._committing = epoch
         self._end(deadline)
 
@@ -190,28 +190,27 @@ class KafkaSink(StagedSink):
         if self._search.piece is None:
             self._search.suspect(self._suspects)
         else:
-            self._search.refused(next(iter(self._suspects.values())))
+            self._search.on_refused(next(iter(self._suspects.values())))
         self._suspects = {}
 
-    def _bury(self, epoch: int, rows: pa.Table) -> None:
-        """Make dead letters of the rows that Kafka will never take. Also without any: letters that there are of
-        this epoch are of an attempt that Kafka did not commit."""
+    def _store_rejected(self, epoch: int, rows: pa.Table) -> None:
+        """Make dead letters of the rows that Kafka will never take. Also without any: dead letters that there are
+        of this epoch are of an attempt that Kafka did not commit."""
         if not self._search.rejected:
-            self.context.add_dead_letters([], [], once=self.publishing(epoch))
+            self.context.add_dead_letters([], [], once=self.dead_letters_name(epoch))
             return
         found = [self._search.rejected.get(content_of(record)) for record in self._all_records(rows)]
         rejected = [(number, said) for number, said in enumerate(found) if said is not None]
-        letters = [tuple(row.values()) for row in rows.take([number for number, _ in rejected]).to_pylist()]
+        dead_letters = [tuple(row.values()) for row in rows.take([number for number, _ in rejected]).to_pylist()]
         failures = [Failure(self.context.component, f"Kafka rejects the record: {said}") for _, said in rejected]
-        self.context.add_dead_letters(letters, failures, once=self.publishing(epoch))
+        self.context.add_dead_letters(dead_letters, failures, once=self.dead_letters_name(epoch))
         if self._reported_epoch == epoch:
             return
         self._reported_epoch = epoch
         self.context.report(
             ComponentError(
                 f"{self._at}, Kafka at {self._bootstrap}",
-                "Kafka accepts every record",
-                f"{len(rejected)} that it rejected: {rejected[0][1]}",
+                f"Kafka rejected {len(rejected)} records: {rejected[0][1]}",
                 "They are among the dead letters: penstock dlq list. All other rows are written.",
             )
         )
@@ -219,7 +218,9 @@ class KafkaSink(StagedSink):
     def _end(self, deadline: float) -> None:
         """End the open transaction. If this raises, the library wants the same call again."""
         commit = self._committing is not None
-        self._insist(self._producer.commit_transaction if commit else self._producer.abort_transaction, deadline)
+        self._retry_until(
+            self._producer.commit_transaction if commit else self._producer.abort_transaction, deadline
+        )
         self._published = self._committing  # after an abort look again
         self._begun, self._committing = False, None
 
@@ -235,7 +236,7 @@ class KafkaSink(StagedSink):
         for batch in rows.to_batches(max_chunksize=10_000):
             yield from self._encoder.records(batch, self._at)
 
-    def _insist(self, call: Callable[[float], Any], deadline: float) -> None:
+    def _retry_until(self, call: Callable[[float], Any], deadline: float) -> None:
         """Call until it succeeds or fails for good; what Kafka calls retriable may be called again as it is."""
         while True:
             try:
@@ -277,8 +278,8 @@ class KafkaSink(StagedSink):
     def _failure(self, error: Any) -> PenstockError:
         if _beyond_mending(error):
             return SinkRefused(*refused(self._at, self._bootstrap, error).args)
-        rule = f"Kafka takes an epoch within {self._timeout:.0f} s"
-        return no_answer(self._at, self._bootstrap, rule, error.str())
+        problem = f"Kafka did not take an epoch within {self._timeout:.0f} s ({error.str()})"
+        return no_answer(self._at, self._bootstrap, problem)
 
 
 def _beyond_mending(error: Any) -> bool:

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.connectors.giving_up import give_up
+from penstock.connectors.dead_letters import give_up
 from penstock.connectors.inflight import InFlight
 from penstock.connectors.kafka_client import BrokerErrors, Options, ask, client_library, connecting, log, where
 from penstock.connectors.kafka_decoding import Decoder
 from penstock.connectors.kafka_positions import Directory, Partition, Start, check_start, owned
-from penstock.connectors.start_record import StartRecord
 from penstock.errors import ComponentError, TopologyError
+from penstock.storage.start_record import StartRecord
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import OutputDeclarer
 
@@ -95,12 +95,14 @@ class KafkaSpout(BatchSpout):
     def _check(self) -> None:
         if not self._topics or not all(self._topics) or len(set(self._topics)) < len(self._topics):
             raise TopologyError(
-                "KafkaSpout", "topics are one or more names, each once", repr(self._topics), "Name a topic."
+                "KafkaSpout", f"topics is {self._topics!r}, not one or more different names", "Name a topic."
             )
         check_start(self._start)
         for name, value in (("batch", self._batch), ("max_attempts", self._max_attempts)):
             if value < 1:
-                raise TopologyError("KafkaSpout", f"{name} is at least 1", repr(value), "Leave it out.")
+                raise TopologyError(
+                    "KafkaSpout", f"{name} is {value!r}, which is less than 1", "Leave it out to get the default."
+                )
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(*((field.name, field.type) for field in self._decoder.schema))
@@ -305,9 +307,9 @@ class KafkaSpout(BatchSpout):
         if end < reading.position:
             raise ComponentError(
                 f"{self._where}, Kafka at {self._bootstrap}",
-                f"{reading.topic} partition {reading.number} has the records it had: {reading.position} were read",
-                f"it ends at {end}",
-                "Was the topic deleted and made again? Then start the topology with a fresh state directory.",
+                f"{reading.topic} partition {reading.number} ends at {end}, but "
+                f"{reading.position} records of it were read",
+                "Was the topic deleted and created again? Then start the topology with a new state directory.",
             )
         if first > reading.position:
             self.errors.counts["lost"] += first - reading.position
@@ -359,8 +361,7 @@ class KafkaSpout(BatchSpout):
             self._context.report(
                 ComponentError(
                     self._where,
-                    "on_give_up must not raise",
-                    f"{type(error).__name__}: {error}",
+                    f"on_give_up failed ({type(error).__name__}: {error})",
                     "The record is a dead letter instead.",
                 )
             )
@@ -395,7 +396,7 @@ class KafkaSpout(BatchSpout):
         no committed state yet would be skipped by a start that goes by the group. Exactly once the epoch after
         the committed one may have been snapshotted already, so the snapshot before the newest is taken."""
         self._commit_to_group(self._noted if self._tracked else self._noted_before)
-        self._record.committed()
+        self._record.on_committed()
 
     def _done(self) -> dict[Partition, int]:
         """The first offset of each partition that is not done."""

@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from penstock.connectors import incarnation
-from penstock.connectors.patient_file import PatientFile
-from penstock.connectors.staging import RowBuffer
 from penstock.errors import ComponentError, PenstockError, SinkBusy, SinkRefused, TopologyError
 from penstock.filesystems import open_url
 from penstock.state.failures import is_passing
 from penstock.state.store import StateStore
+from penstock.storage import incarnation
+from penstock.storage.patient_file import PatientFile
+from penstock.storage.staging import RowBuffer
 from penstock.texts import parse_json
 from penstock.topology.components import Conf, Context, Source, TransactionalSink
 
@@ -73,8 +73,7 @@ class ParquetSink(TransactionalSink):
         if isinstance(partition_by, str):
             raise TopologyError(
                 f"ParquetSink for {folder}",
-                "partition_by is a sequence of fields",
-                repr(partition_by),
+                f"partition_by is {partition_by!r}, not a sequence of fields",
                 f"Write partition_by=[{partition_by!r}].",
             )
         self._url = os.fspath(folder)
@@ -131,8 +130,8 @@ class ParquetSink(TransactionalSink):
         if missing or len(self._partition_by) >= batch.num_columns:
             raise ComponentError(
                 self.where,
-                f"the input has the fields to partition by: ({', '.join(self._partition_by)}) and one more",
-                f"({', '.join(batch.schema.names)})",
+                f"the input has the fields ({', '.join(batch.schema.names)}), but partition_by "
+                f"needs ({', '.join(self._partition_by)}) and one more",
                 "Partition by fields of the input.",
             )
         if self._buffer.bytes >= ROW_GROUP_BYTES:
@@ -205,8 +204,7 @@ class ParquetSink(TransactionalSink):
             # Exactly once the epoch is committed and its rows are gone: asking again would hide that.
             raise (SinkRefused if self.incarnation.epochs else ComponentError)(
                 self.where,
-                "what was staged stays until it is committed",
-                f"neither {staged} nor {target}",
+                (f"a staged file was lost before it was committed: there is neither {staged} nor {target}"),
                 "All nodes must reach the same folder, and nothing else may change what is in _staged.",
             ) from None
 
@@ -240,9 +238,8 @@ class ParquetSink(TransactionalSink):
         except pa.ArrowException as error:
             raise ComponentError(
                 self.where,
-                "Parquet has the fields' types, and values to partition by are texts, numbers or times",
-                f"{type(error).__name__}: {error}",
-                "Convert the field in a bolt before the sink.",
+                f"a field's type cannot be written or partitioned by ({type(error).__name__}: {error})",
+                "Partition by texts, numbers or times; convert the field in a bolt before the sink.",
             ) from error
 
     def _write_row_groups(self) -> None:
@@ -255,8 +252,7 @@ class ParquetSink(TransactionalSink):
             except pa.ArrowException as error:
                 raise ComponentError(
                     self.where,
-                    "Parquet takes the rows",
-                    f"{type(error).__name__}: {error}",
+                    f"the rows cannot be written as Parquet ({type(error).__name__}: {error})",
                     "Convert the fields in a bolt before the sink.",
                 ) from error
             self._buffer.clear()
@@ -314,8 +310,8 @@ class ParquetSink(TransactionalSink):
         if lost := [file.name for file in staged if file.file.is_lost]:
             raise SinkRefused(
                 self.where,
-                "what was staged stays until it is committed",
-                f"{len(lost)} files were removed from {self._stage}, as {lost[0]}",
+                f"{len(lost)} staged files were removed from {self._stage} before they were "
+                f"committed, for example {lost[0]}",
                 "Their rows are written again from the last commit. Nothing else may change what is in _staged.",
             )
         self._make_folder(self._stage)
@@ -356,9 +352,8 @@ class ParquetSink(TransactionalSink):
                 raise
             raise SinkBusy(
                 self.where,
-                "the folder takes the rows",
-                f"{type(error).__name__}: {error}",
-                "See to space and rights there; nothing is lost, and the sink goes on as soon as it can.",
+                f"the folder cannot be written to ({type(error).__name__}: {error})",
+                "Check space and permissions there. Nothing is lost, and the sink goes on as soon as it can.",
             ) from error
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from penstock.connectors import postgres_rows
-from penstock.connectors.incarnation import superseded
-from penstock.connectors.staging import StagedSink
-from penstock.connectors.tables import checked_columns, last_of_each, write_all_but_rejected
 from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, TopologyError
+from penstock.storage import postgres_rows
+from penstock.storage.incarnation import superseded
+from penstock.storage.staging import StagedSink
+from penstock.storage.tables import checked_columns, last_of_each, write_all_but_rejected
 from penstock.topology.components import Conf, Context, Failure, Source
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # s between two attempts; doubled each
 _LOCK_TIMEOUT = 5000  # ms; a process that died may leave its locks behind for a moment
 
 
-class _RowRefused(Exception):
+class _SinkRowRefused(Exception):
     """PostgreSQL does not take rows of a part, for a reason of theirs."""
 
 
@@ -46,7 +46,7 @@ class PostgresSink(StagedSink):
     own raises. The server's ``synchronous_commit`` must not be off, or its crash may lose a committed epoch.
 
     A row that PostgreSQL will never take (a NUL character, a constraint) is a dead letter; all others are written.
-    Without the server the sink tries again for ``retry_for`` seconds, in which it blocks its slot, and then says
+    Without the server the sink tries again for ``retry_for`` seconds, in which it blocks its worker, and then says
     that it is away: it is asked again until the server is back. The same holds for a table or column that is
     missing."""
 
@@ -63,12 +63,12 @@ class PostgresSink(StagedSink):
     ) -> None:
         where = f"PostgresSink for table '{table}'"
         if mode not in ("insert", "upsert"):
-            raise TopologyError(where, "mode is 'insert' or 'upsert'", repr(mode))
+            raise TopologyError(where, f"mode is {mode!r}, neither 'insert' nor 'upsert'")
         if isinstance(key, str) or (mode == "upsert") != bool(key):
             raise TopologyError(
                 where,
-                "mode='upsert' has a key, a sequence of columns, and mode='insert' has none",
-                f"mode={mode!r}, key={key!r}",
+                f"mode={mode!r} does not fit key={key!r}: 'upsert' needs a sequence of columns as "
+                "key, 'insert' has none",
                 "Name the columns that tell one row from another: key=('word',).",
             )
         self._dsn = dsn
@@ -84,7 +84,9 @@ class PostgresSink(StagedSink):
             import psycopg
         except ImportError as error:
             raise EnvironmentFault(
-                self.where, "PostgresSink needs psycopg 3", str(error), 'pip install "penstock[postgres]"'
+                self.where,
+                f"the package psycopg 3 cannot be imported ({error})",
+                'Install it with: pip install "penstock[postgres]".',
             ) from error
         self._psycopg = psycopg
         self._lost: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
@@ -134,8 +136,7 @@ class PostgresSink(StagedSink):
             if not self.incarnation.is_same_task(identity) and self._published_here:
                 raise ComponentError(
                     self.where,
-                    f"one topology at a time writes as '{self._sink}' to a database",
-                    "a commit of another run in between",
+                    f"another run also writes as '{self._sink}' to this database",
                     "Stop the other one, or give one of them another name.",
                 )
             if self._create:
@@ -158,20 +159,19 @@ class PostgresSink(StagedSink):
             except self._psycopg.Error as error:
                 if (error.sqlstate or "")[:2] not in postgres_rows.ROWS_FAULT:
                     raise
-                raise _RowRefused(str(self._refused(error))) from error
+                raise _SinkRowRefused(str(self._refused(error))) from error
 
-        rejected = write_all_but_rejected(rows, write, (_RowRefused, pa.ArrowException))
+        rejected = write_all_but_rejected(rows, write, (_SinkRowRefused, pa.ArrowException))
         numbers = pa.array([each.row for each in rejected], pa.int64())
-        letters = [tuple(row.values()) for row in rows.take(numbers).to_pylist()]
+        dead_letters = [tuple(row.values()) for row in rows.take(numbers).to_pylist()]
         failures = [Failure(self.context.component, each.error) for each in rejected]
         # Also without any: those that there are of this epoch are of an attempt that PostgreSQL did not commit.
-        self.context.add_dead_letters(letters, failures, once=self.publishing(epoch))
+        self.context.add_dead_letters(dead_letters, failures, once=self.dead_letters_name(epoch))
         if rejected:
             self.context.report(
                 ComponentError(
                     self.where,
-                    "the rows fit the table's columns, types and constraints",
-                    f"{len(rejected)} that do not: {rejected[0].error}",
+                    f"{len(rejected)} rows do not fit the table: {rejected[0].error}",
                     "They are among the dead letters: penstock dlq list. All other rows are written.",
                 )
             )
@@ -194,8 +194,7 @@ class PostgresSink(StagedSink):
         if missing := [name for name in wanted if name not in schema.names]:
             raise ComponentError(
                 self.where,
-                f"the input has the fields {', '.join(sorted(wanted))}",
-                f"({', '.join(schema.names)}), without {', '.join(sorted(missing))}",
+                f"the input ({', '.join(schema.names)}) has no field {', '.join(sorted(missing))}",
                 "Set columns={field: column} to say which field goes where.",
             )
         return fields
@@ -224,9 +223,8 @@ class PostgresSink(StagedSink):
                 if now + pause > first_loss + self._retry_for:
                     raise SinkBusy(
                         f"{self.where} at {postgres_rows.address(self._dsn)}",
-                        f"PostgreSQL answers within {self._retry_for:g} s",
-                        str(error).strip(),
-                        "Start it or mend the dsn; nothing is lost, the rows are staged until it is there.",
+                        f"PostgreSQL did not answer within {self._retry_for:g} s ({str(error).strip()})",
+                        "Start it or correct the dsn. Nothing is lost: the rows stay staged meanwhile.",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -246,8 +244,8 @@ class PostgresSink(StagedSink):
         details += [text for text in (said.message_detail, said.context, said.message_hint) if text]
         return SinkBusy(
             self.where,
-            "the rows of an epoch fit the table's columns, types and constraints",
-            f"{said.message_primary or error}" + (f" ({'; '.join(details)})" if details else ""),
+            f"the rows of an epoch do not fit the table: {said.message_primary or error}"
+            + (f" ({'; '.join(details)})" if details else ""),
             "Convert the field in a bolt before the sink, or alter the table.",
         )
 

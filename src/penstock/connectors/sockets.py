@@ -41,10 +41,12 @@ class SocketSpout(BatchSpout):
         self, host: str, port: int, *, fields: Sequence[FieldSpec] = ("line",), clock: Clock | None = None
     ) -> None:
         if not 0 < port < 65536:
-            raise SettingError("SocketSpout(port)", "a port is between 1 and 65535", repr(port))
+            raise SettingError("SocketSpout(port)", f"{port!r} is not between 1 and 65535")
         if len(fields) != 1:
             raise SettingError(
-                "SocketSpout(fields)", "a line is one field", f"{len(fields)} fields", "Split lines in a bolt."
+                "SocketSpout(fields)",
+                f"a line is one field, but {len(fields)} are declared",
+                "Split lines in a bolt.",
             )
         self._address = (host, port)
         self._fields = tuple((field, str) if isinstance(field, str) else field for field in fields)

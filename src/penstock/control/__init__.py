@@ -1,2 +1,39 @@
-"""Policies: pure functions of what they are told, with no IO, clock, thread or Spark. The slots, the coordinator
+"""Policies: pure functions of what they are told, with no IO, clock, thread or Spark. The workers, the coordinator
 and the simulator drive the very same code."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.control.erdm import ErdmPolicy
+    from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot, Use
+    from penstock.control.placement_report import explain
+
+# Loaded when used: a worker needs flow control, but no placement.
+_HOMES = {
+    "ErdmPolicy": "penstock.control.erdm",
+    "PlacedExecutor": "penstock.control.placement",
+    "PlacementNode": "penstock.control.placement",
+    "PlacementSnapshot": "penstock.control.placement",
+    "ExecutorStream": "penstock.control.placement",
+    "Use": "penstock.control.placement",
+    "explain": "penstock.control.placement_report",
+}
+
+__all__ = [
+    "ErdmPolicy",
+    "ExecutorStream",
+    "PlacedExecutor",
+    "PlacementNode",
+    "PlacementSnapshot",
+    "Use",
+    "explain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

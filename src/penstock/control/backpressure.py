@@ -1,9 +1,9 @@
 """Backpressure, decided: what a task says about its queue, and what a sender makes of it (SPEC 3.1).
 
-A *watch* looks at one task's inbox and says what is to be told to the tasks that send to it. A *gate* stands in
-a sender, one for each component it sends to, takes those messages and says how many tuples may go. There is a pair
-for each mode: ``step`` (A algorithm 1), ``spout`` (Storm 1.x, Heron) and ``credit`` (Flink); ``none`` has neither.
-All are driven by the caller's clock.
+An *overload detector* looks at one task's inbox and says what is to be told to the tasks that send to it. A *rate
+limiter* stands in a sender, one for each component it sends to, takes those messages and says how many tuples may
+go. There is a pair for each mode: ``step`` (A algorithm 1), ``spout`` (Storm 1.x, Heron) and ``credit`` (Flink);
+``none`` has neither. All are driven by the caller's clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Messages = list[tuple[int, str, float]]
 """Target task, kind, value."""
 
 
-class Watch(ABC):
+class OverloadDetector(ABC):
     """Judges one task's inbox. ``upstream``: the tasks that send to it."""
 
     def __init__(self, upstream: Collection[int], capacity: int) -> None:
@@ -45,17 +45,17 @@ class Watch(ABC):
     def observe(self, now: float, length: int, arrived: int) -> Messages:
         """What to say, now that ``length`` tuples wait, overflow included, and ``arrived`` ever came."""
 
-    def consumed(self, source: int, rows: int) -> None:  # noqa: B027 - only credits care
+    def record_consumed(self, source: int, rows: int) -> None:  # noqa: B027 - only credits care
         """Tuples of that sender were taken from the inbox."""
 
-    def enacted(self) -> None:  # noqa: B027 - only steps care
+    def on_sender_adjusted(self) -> None:  # noqa: B027 - only steps care
         """A sender has done what it was told."""
 
-    def memo(self) -> Any:
+    def handover(self) -> Any:
         """What it has told its senders, as JSON: for one that goes on in its place in another process."""
         return None
 
-    def restore(self, memo: Any) -> None:  # noqa: B027 - where there is something to remember
+    def restore(self, handover: Any) -> None:  # noqa: B027 - where there is something to remember
         """Go on from there."""
 
     @property
@@ -69,7 +69,7 @@ class Watch(ABC):
         return math.inf
 
 
-class StepWatch(Watch):
+class StepDetector(OverloadDetector):
     """A algorithm 1, on one queue.
 
     Where the queue is above L·QML, a timer of ``sensitivity`` = (QML − q) / (2·V) runs; at its end each sender is
@@ -126,7 +126,7 @@ class StepWatch(Watch):
         if wanted is None:
             self._timer = None
             return []
-        answer_by = self._answer_by  # read once: ``enacted`` comes from another thread
+        answer_by = self._answer_by  # read once: ``on_sender_adjusted`` comes from another thread
         if answer_by is not None:
             if now < answer_by:
                 return []
@@ -149,13 +149,13 @@ class StepWatch(Watch):
         self._answer_by = now + LONGEST
         return [(task, wanted, float(self.steps)) for task in self.upstream]
 
-    def memo(self) -> Any:
+    def handover(self) -> Any:
         return [self.steps, self._rate]
 
-    def restore(self, memo: Any) -> None:
-        self.steps, self._rate = memo
+    def restore(self, handover: Any) -> None:
+        self.steps, self._rate = handover
 
-    def enacted(self) -> None:
+    def on_sender_adjusted(self) -> None:
         self._answer_by = None
 
     def _verdict(self, timer: _Timer, now: float, length: int, arrived: int) -> bool | None:
@@ -199,7 +199,7 @@ class _Timer:
     """Ever, by then."""
 
 
-class SpoutWatch(Watch):
+class SpoutDetector(OverloadDetector):
     """Storm 1.x and Heron: a queue above the mark stops the spouts, all of them, until it is below the other."""
 
     def __init__(self, spouts: Collection[int], capacity: int, load_factor: float = LOAD_FACTOR) -> None:
@@ -214,14 +214,14 @@ class SpoutWatch(Watch):
         self._holds = holds
         return [(task, "hold" if holds else "resume", 0.0) for task in self.upstream]
 
-    def memo(self) -> Any:
+    def handover(self) -> Any:
         return self._holds
 
-    def restore(self, memo: Any) -> None:
-        self._holds = memo
+    def restore(self, handover: Any) -> None:
+        self._holds = handover
 
 
-class CreditWatch(Watch):
+class CreditDetector(OverloadDetector):
     """Flink: each sender has an equal share of the inbox as credit, renewed as its tuples are taken from it."""
 
     def __init__(self, upstream: Collection[int], capacity: int) -> None:
@@ -230,7 +230,7 @@ class CreditWatch(Watch):
         self._consumed = dict.fromkeys(self.upstream, 0)
         self._granted = dict.fromkeys(self.upstream, 0)
 
-    def consumed(self, source: int, rows: int) -> None:
+    def record_consumed(self, source: int, rows: int) -> None:
         self._consumed[source] += rows
 
     def observe(self, now: float, length: int, arrived: int) -> Messages:
@@ -242,18 +242,18 @@ class CreditWatch(Watch):
                 messages.append((task, "grant", float(total)))
         return messages
 
-    def memo(self) -> Any:
+    def handover(self) -> Any:
         return [[task, self._consumed[task], self._granted[task]] for task in self.upstream]
 
-    def restore(self, memo: Any) -> None:
-        for task, consumed, granted in memo:
+    def restore(self, handover: Any) -> None:
+        for task, consumed, granted in handover:
             self._consumed[task], self._granted[task] = consumed, granted
 
 
 # ---- the sender's side -----------------------------------------------------------------------------------
 
 
-class Gate:
+class RateLimiter:
     """Between a task and one component it sends to. This one is open, unless a task behind it says wait: it has
     more of a later epoch than it can keep, and this sender is ahead of the others (exactly once)."""
 
@@ -261,30 +261,30 @@ class Gate:
     """Tuples it holds back may wait while the task goes on with what is for other components."""
 
     def __init__(self) -> None:
-        self.waited_for: frozenset[int] = frozenset()
+        self.paused_by: frozenset[int] = frozenset()
         """Tasks behind it that said wait."""
 
-    def take(self, message: TaskMessage, now: float, measured: float) -> bool:
+    def handle(self, message: TaskMessage, now: float, measured: float) -> bool:
         """What a task behind it says; ``measured``: the rate it was sent to lately. True: the rate is another."""
         before = self.rate
         if message.kind == "wait":
-            self.waited_for |= {message.source}
+            self.paused_by |= {message.source}
         elif message.kind == "proceed":
-            self.waited_for -= {message.source}
+            self.paused_by -= {message.source}
         else:
-            self._take(message, now, measured)
+            self._handle(message, now, measured)
         return self.rate != before
 
     def room(self, target: int, now: float) -> float:
         """How many tuples may go to that task now; the last may bring more than fit."""
-        return 0.0 if self.waited_for else self._room(target, now)
+        return 0.0 if self.paused_by else self._room(target, now)
 
     @property
     def rate(self) -> float:
         """Tuples a second that may go."""
-        return 0.0 if self.waited_for else self._rate
+        return 0.0 if self.paused_by else self._rate
 
-    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
+    def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
         """What the mode makes of a message."""
 
     def _room(self, target: int, now: float) -> float:
@@ -294,32 +294,32 @@ class Gate:
     def _rate(self) -> float:
         return math.inf
 
-    def sent(self, target: int, rows: int) -> None:
+    def record_sent(self, target: int, rows: int) -> None:
         """They went."""
 
     def wait(self, now: float) -> float:
         """Seconds until there may be room, where that is known; else inf: a message will tell."""
         return math.inf
 
-    def memo(self) -> Any:
+    def handover(self) -> Any:
         """What it was told, as JSON: for one that goes on in its place in another process."""
-        return [sorted(self.waited_for), self._memo()]
+        return [sorted(self.paused_by), self._handover()]
 
-    def restore(self, memo: Any, now: float) -> None:
+    def restore(self, handover: Any, now: float) -> None:
         """Go on from there."""
-        waited_for, more = memo
-        self.waited_for = frozenset(waited_for)
+        paused_by, more = handover
+        self.paused_by = frozenset(paused_by)
         self._restore(more, now)
 
-    def _memo(self) -> Any:
+    def _handover(self) -> Any:
         """What the mode remembers."""
         return None
 
-    def _restore(self, memo: Any, now: float) -> None:
+    def _restore(self, handover: Any, now: float) -> None:
         """The same."""
 
 
-class StepGate(Gate):
+class StepLimiter(RateLimiter):
     """A algorithm 1 at the sender: remembers its initial rate at the first signal, halves it at each, doubles it
     at each cancel, and leaves the state when it is back.
 
@@ -335,12 +335,12 @@ class StepGate(Gate):
         self.initial: float | None = None
         self.steps: dict[int, int] = {}
         """Asked for by each task, where there are any."""
-        self.passed_by: frozenset[int] = frozenset()
+        self.excluded: frozenset[int] = frozenset()
         """Tasks nothing is sent to at the moment (migration): their queues are no reason to slow."""
         self._step = step
         self._pace = Pace()
 
-    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
+    def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
         asked = dict(self.steps)  # a copy, put in place whole: reports read it from another thread
         if message.kind == "slow":
             if self.initial is None:
@@ -355,47 +355,47 @@ class StepGate(Gate):
             self.initial = None
         self._pace.set(self._rate, now)
 
-    def pass_by(self, tasks: Iterable[int], now: float) -> None:
+    def exclude_tasks(self, tasks: Iterable[int], now: float) -> None:
         """Nothing is sent to these from now on."""
-        self.passed_by = frozenset(tasks)
+        self.excluded = frozenset(tasks)
         self._pace.set(self._rate, now)
 
-    def _memo(self) -> Any:
-        return [self.initial, list(self.steps.items()), sorted(self.passed_by)]
+    def _handover(self) -> Any:
+        return [self.initial, list(self.steps.items()), sorted(self.excluded)]
 
-    def _restore(self, memo: Any, now: float) -> None:
-        self.initial, steps, passed_by = memo
+    def _restore(self, handover: Any, now: float) -> None:
+        self.initial, steps, excluded = handover
         self.steps = dict(steps)
-        self.pass_by(passed_by, now)
+        self.exclude_tasks(excluded, now)
 
     @property
     def _rate(self) -> float:
         initial = self.initial
-        most = max((asked for task, asked in self.steps.items() if task not in self.passed_by), default=0)
+        most = max((asked for task, asked in self.steps.items() if task not in self.excluded), default=0)
         return math.inf if initial is None or not most else initial / self._step**most
 
     def _room(self, target: int, now: float) -> float:
         return self._pace.room(now)
 
-    def sent(self, target: int, rows: int) -> None:
+    def record_sent(self, target: int, rows: int) -> None:
         self._pace.spend(rows)
 
     def wait(self, now: float) -> float:
-        return math.inf if self.waited_for else self._pace.wait(now)
+        return math.inf if self.paused_by else self._pace.wait(now)
 
     def validate(self) -> None:
         assert (self.initial is None) == (not self.steps), "in backpressure as long as a task asks for it"
         assert all(0 < asked <= _MOST_STEPS for asked in self.steps.values())
 
 
-class SpoutGate(Gate):
+class SpoutLimiter(RateLimiter):
     """Closed as long as any task of the topology holds the spouts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.holders: set[int] = set()
 
-    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
+    def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
         if message.kind == "hold":
             self.holders.add(message.source)
         elif message.kind == "resume":
@@ -409,7 +409,7 @@ class SpoutGate(Gate):
         return 0.0 if self.holders else math.inf
 
 
-class CreditGate(Gate):
+class CreditLimiter(RateLimiter):
     """Each task behind it says how many tuples it may be sent altogether; before its first word, nothing."""
 
     def __init__(self) -> None:
@@ -417,41 +417,42 @@ class CreditGate(Gate):
         self._granted: dict[int, float] = {}
         self._sent: dict[int, int] = {}
 
-    def _take(self, message: TaskMessage, now: float, measured: float) -> None:
+    def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
         if message.kind == "grant":
             self._granted[message.source] = max(message.value, self._granted.get(message.source, 0.0))
 
     def _room(self, target: int, now: float) -> float:
         return self._granted.get(target, 0.0) - self._sent.get(target, 0)
 
-    def sent(self, target: int, rows: int) -> None:
+    def record_sent(self, target: int, rows: int) -> None:
         self._sent[target] = self._sent.get(target, 0) + rows
 
-    def _memo(self) -> Any:
+    def _handover(self) -> Any:
         return [list(self._granted.items()), list(self._sent.items())]
 
-    def _restore(self, memo: Any, now: float) -> None:
-        granted, sent = memo
+    def _restore(self, handover: Any, now: float) -> None:
+        granted, sent = handover
         self._granted, self._sent = dict(granted), dict(sent)
 
 
-def make_watch(
+def make_detector(
     mode: str,
     upstream: Collection[int],
     spouts: Collection[int],
     capacity: int,
     load_factor: float,
     step: float = STEP,
-) -> Watch | None:
-    """The watch of a mode over one task's inbox."""
+) -> OverloadDetector | None:
+    """The overload detector of a mode over one task's inbox."""
     if mode == "step":
-        return StepWatch(upstream, capacity, load_factor, step)
+        return StepDetector(upstream, capacity, load_factor, step)
     if mode == "spout":
-        return SpoutWatch(spouts, capacity, load_factor)
-    return CreditWatch(upstream, capacity) if mode == "credit" else None
+        return SpoutDetector(spouts, capacity, load_factor)
+    return CreditDetector(upstream, capacity) if mode == "credit" else None
 
 
-def make_gate(mode: str, step: float) -> Gate:
-    """The gate of a mode between a task and a component; in mode ``spout`` it is the spout's own that counts."""
-    gates: dict[str, Callable[[], Gate]] = {"step": lambda: StepGate(step), "credit": CreditGate}
-    return gates.get(mode, Gate)()
+def make_limiter(mode: str, step: float) -> RateLimiter:
+    """The rate limiter of a mode between a task and a component; in mode ``spout`` it is the spout's own that
+    counts."""
+    limiters: dict[str, Callable[[], RateLimiter]] = {"step": lambda: StepLimiter(step), "credit": CreditLimiter}
+    return limiters.get(mode, RateLimiter)()

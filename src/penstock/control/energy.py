@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.control.limits import Loads
-from penstock.control.placement import Regulate, Snapshot
+from penstock.control.placement import PlacementSnapshot, Regulate
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Energy:
 
 
 def power(
-    snapshot: Snapshot,
+    snapshot: PlacementSnapshot,
     models: Mapping[str, PowerModel] | None = None,
     released: Collection[str] = (),
     regulated: Iterable[Regulate] = (),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.control.limits import AtLimit, Loads, Need
 from penstock.control.paths import Critical, communication, critical, widened
-from penstock.control.placement import Move, Release, Snapshot, Stay
+from penstock.control.placement import ExecutorMove, ExecutorStay, PlacementSnapshot, Release
 from penstock.control.roster import Roster
 from penstock.errors import SettingError
 
@@ -44,11 +44,11 @@ class InterNode:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlacementPlan:
     critical: Critical
-    moves: tuple[Move, ...]
+    moves: tuple[ExecutorMove, ...]
     """In the order they were decided, upstream first; each holds the limits with those before it carried out."""
-    stays: tuple[Stay, ...]
+    stays: tuple[ExecutorStay, ...]
     releases: tuple[Release, ...]
     emptied: int
     """Releases of nodes that had an executor."""
@@ -72,14 +72,14 @@ class ErdmPolicy:
     """
 
     def __init__(self, slack: float = 0.0, fill: float | None = None) -> None:
-        _check("the slack of the critical path", slack, "is 0 or more and below 1", 0 <= slack < 1)
-        _check("the fill of critical nodes", fill, "is above 0, up to 1", fill is None or 0 < fill <= 1)
+        _check("the slack of the critical path", slack, "0 or more and below 1", 0 <= slack < 1)
+        _check("the fill of critical nodes", fill, "above 0, up to 1", fill is None or 0 < fill <= 1)
         self.slack, self.fill = slack, fill
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: PlacementSnapshot) -> PlacementPlan:
         return plan(snapshot, self.slack, self.fill)
 
-    def decide(self, snapshot: Snapshot) -> list[Move | Release]:
+    def decide(self, snapshot: PlacementSnapshot) -> list[ExecutorMove | Release]:
         """What to do now: moves in order, then releases. Where the moves are not worthwhile only nodes that are
         empty as it is are released."""
         found = self.plan(snapshot)
@@ -89,7 +89,7 @@ class ErdmPolicy:
         return [release for release in found.releases if release.node not in busy]
 
 
-def plan(snapshot: Snapshot, slack: float = 0.0, fill: float | None = None) -> Plan:
+def plan(snapshot: PlacementSnapshot, slack: float = 0.0, fill: float | None = None) -> PlacementPlan:
     """C algorithm 2. Critical executors stay; all others are asked, upstream first:
 
     1. Parents on critical nodes, also by a move of this plan: of these nodes the one with fewest executors (round
@@ -112,12 +112,12 @@ def plan(snapshot: Snapshot, slack: float = 0.0, fill: float | None = None) -> P
         if not count
     )
     emptied = sum(release.node in before for release in releases)
-    return Plan(
+    return PlacementPlan(
         found, tuple(moves), tuple(stays), releases, emptied, limit_nodes, inter_node(snapshot, loads.places)
     )
 
 
-def inter_node(snapshot: Snapshot, places: Sequence[int]) -> InterNode:
+def inter_node(snapshot: PlacementSnapshot, places: Sequence[int]) -> InterNode:
     """C eq. 20–25, with the executors on these nodes afterwards; both by position."""
     old, bandwidths = snapshot.graph.places, [node.limit.bandwidth for node in snapshot.nodes]
     paths = local = opened = 0
@@ -137,10 +137,12 @@ def inter_node(snapshot: Snapshot, places: Sequence[int]) -> InterNode:
     return InterNode(paths, local, opened, before, after)
 
 
-def _reallocate(snapshot: Snapshot, found: Critical, loads: Loads) -> tuple[list[Move], list[Stay]]:
+def _reallocate(
+    snapshot: PlacementSnapshot, found: Critical, loads: Loads
+) -> tuple[list[ExecutorMove], list[ExecutorStay]]:
     choice = _Choice(snapshot, found, loads)
-    moves: list[Move] = []
-    stays: list[Stay] = []
+    moves: list[ExecutorMove] = []
+    stays: list[ExecutorStay] = []
     for index in snapshot.graph.order:
         executor, source = snapshot.executors[index], loads.places[index]
         if source in choice.nodes:
@@ -148,18 +150,18 @@ def _reallocate(snapshot: Snapshot, found: Critical, loads: Loads) -> tuple[list
         need = loads.need(index)
         target, reason = choice.of(index, need)
         if target is None:
-            stays.append(Stay(executor.id, executor.node, reason))
+            stays.append(ExecutorStay(executor.id, executor.node, reason))
             continue
         loads.move(index, target, need)
         choice.roster.moved(target)
-        moves.append(Move(executor.id, executor.node, snapshot.nodes[target].name, reason))
+        moves.append(ExecutorMove(executor.id, executor.node, snapshot.nodes[target].name, reason))
     return moves, stays
 
 
 class _Choice:
     """Among critical nodes, for one executor after the other."""
 
-    def __init__(self, snapshot: Snapshot, found: Critical, loads: Loads) -> None:
+    def __init__(self, snapshot: PlacementSnapshot, found: Critical, loads: Loads) -> None:
         self.snapshot, self.loads = snapshot, loads
         self.nodes = {snapshot.graph.node_position[name] for name in found.nodes}
         self.roster = Roster(loads, sorted(self.nodes), self._rules)
@@ -210,15 +212,13 @@ class _Choice:
         others = [node for node in homes if node != home and self.loads.lacking(need, node) is None]
         if not others:
             return f"of its parents' nodes only {self._figures(home)} has room"
-        rival = others[0]
+        runner_up = others[0]
         rule = (
             "fewest executors"
-            if self.loads.counts[rival] > self.loads.counts[home]
+            if self.loads.counts[runner_up] > self.loads.counts[home]
             else "as few executors, least CPU"
         )
-        return (
-            f"parents on {len(homes)} critical nodes: {self._figures(home)} before {self._figures(rival)}: {rule}"
-        )
+        return f"parents on {len(homes)} critical nodes: {self._figures(home)} before {self._figures(runner_up)}: {rule}"
 
     def _refused(self, homes: list[int], allowed: set[int] | None, need: Need) -> str:
         first = homes[0]
@@ -239,4 +239,6 @@ _NAMED = 3
 
 def _check(name: str, value: float | None, rule: str, holds: bool) -> None:
     if not holds:
-        raise SettingError("placement", f"{name} {rule}", f"{value!r}", "Leave it out to get the default.")
+        raise SettingError(
+            "placement", f"{name} must be {rule}, not {value!r}", "Leave it out to get the default."
+        )

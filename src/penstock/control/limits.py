@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.control.placement import RESOURCES, Snapshot
+from penstock.control.placement import RESOURCES, PlacementSnapshot
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Loads:
     lessen a node's use, and a measured figure would go wrong with the first move.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: PlacementSnapshot) -> None:
         self.snapshot = snapshot
         graph = snapshot.graph
         self.places = list(graph.places)

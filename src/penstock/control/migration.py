@@ -16,7 +16,7 @@ from penstock.errors import SettingError
 
 
 @dataclass(frozen=True)
-class NodeLoad:
+class BranchNodeLoad:
     """One node (on Spark: a task) over the last interval; rates in bytes a second."""
 
     queue_use: float
@@ -35,7 +35,7 @@ class Branch:
     """One way from the branching point to the merge."""
 
     name: str
-    nodes: tuple[NodeLoad, ...]
+    nodes: tuple[BranchNodeLoad, ...]
     bandwidth: float
     """The least of its links, above 0; the unit does not matter as long as it is the same for all branches."""
 
@@ -105,13 +105,13 @@ class MigrationPolicy:
     def __init__(
         self, alpha: float = 0.3, beta: float = 0.5, overload: float = 0.8, recovery: float = 0.5
     ) -> None:
-        _check("alpha", alpha, "lies between 0 and 1", 0 < alpha < 1)
-        _check("beta", beta, "is above 0", 0 < beta < math.inf)
-        _check("overload", overload, "lies between 0 and 1", 0 < overload < 1)
+        _check("alpha", alpha, "between 0 and 1", 0 < alpha < 1)
+        _check("beta", beta, "above 0", 0 < beta < math.inf)
+        _check("overload", overload, "between 0 and 1", 0 < overload < 1)
         _check(
             "recovery",
             recovery,
-            f"lies between 0 and the overload threshold {overload:g}",
+            f"between 0 and the overload threshold {overload:g}",
             0 < recovery < overload,
         )
         self.alpha, self.beta, self.overload, self.recovery = alpha, beta, overload, recovery
@@ -180,7 +180,11 @@ class MigrationPolicy:
 
 def _check(name: str, value: float, rule: str, holds: bool) -> None:
     if not holds:
-        raise SettingError("migration", f"{name} {rule}", f"{value!r}", "The defaults are those D measured best.")
+        raise SettingError(
+            "migration",
+            f"{name} must be {rule}, not {value!r}",
+            "The defaults are the values that Sun 2022 measured as best.",
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ class SegmentLedger:
             raise ValueError(f"segments do not overlap: {branch} has one up to {self._ends[branch]}, not {offset}")
         self._open[branch] = Segment(branch, target, offset, 0)
 
-    def grew(self, branch: str, rows: int = 1) -> None:
+    def extend(self, branch: str, rows: int = 1) -> None:
         """So many more of the branch's tuples went to the open segment's target."""
         if rows < 0 or branch not in self._open:
             raise ValueError(f"an open segment grows by 0 rows or more; got {rows} for {branch!r}")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.control.limits import Loads
-from penstock.control.placement import RESOURCES, Executor, Snapshot
+from penstock.control.placement import RESOURCES, PlacedExecutor, PlacementSnapshot
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Critical:
     """Critical executors: all that are on critical nodes, on the path or not (C definition 3)."""
 
 
-def computation(executor: Executor) -> float:
+def computation(executor: PlacedExecutor) -> float:
     """C eq. 2, an executor's part of W_computation: busy seconds a second."""
     return executor.cpu
 
@@ -70,7 +70,7 @@ def communication(bytes: float, bandwidth: float, other: float) -> float:
     return bytes / min(bandwidth, other)
 
 
-def path_of(snapshot: Snapshot, executors: Sequence[str]) -> Path:
+def path_of(snapshot: PlacementSnapshot, executors: Sequence[str]) -> Path:
     """The path through these executors (C eq. 1); each must send to the next."""
     graph, nodes = snapshot.graph, snapshot.nodes
     hops: list[Hop] = []
@@ -91,7 +91,7 @@ def path_of(snapshot: Snapshot, executors: Sequence[str]) -> Path:
     return Path(tuple(hops))
 
 
-def critical(snapshot: Snapshot, slack: float = 0.0) -> Critical:
+def critical(snapshot: PlacementSnapshot, slack: float = 0.0) -> Critical:
     """The most costly path (C eq. 5), its nodes and their executors; of equal paths the first in the snapshot's
     order.
 
@@ -116,7 +116,7 @@ def critical(snapshot: Snapshot, slack: float = 0.0) -> Critical:
     return _critical(snapshot, path_of(snapshot, [snapshot.executors[index].id for index in trail]), on)
 
 
-def widened(snapshot: Snapshot, found: Critical, fill: float) -> Critical:
+def widened(snapshot: PlacementSnapshot, found: Critical, fill: float) -> Critical:
     """The same path, with so many more nodes counted as critical, those of the most costly paths first, that the
     executors of all others should fit on them with ``fill`` of each limit in use (ours).
 
@@ -147,7 +147,7 @@ def widened(snapshot: Snapshot, found: Critical, fill: float) -> Critical:
     return _critical(snapshot, found.path, on)
 
 
-def _critical(snapshot: Snapshot, path: Path, on: set[int]) -> Critical:
+def _critical(snapshot: PlacementSnapshot, path: Path, on: set[int]) -> Critical:
     places = snapshot.graph.places
     return Critical(
         path,
@@ -156,7 +156,7 @@ def _critical(snapshot: Snapshot, path: Path, on: set[int]) -> Critical:
     )
 
 
-def node_costs(snapshot: Snapshot) -> dict[str, float]:
+def node_costs(snapshot: PlacementSnapshot) -> dict[str, float]:
     """For each node with executors the cost of the most costly path through it: how critical it is."""
     found: dict[str, float] = {}
     for executor, cost in zip(snapshot.executors, _through(snapshot, _upstream(snapshot)[0]), strict=True):
@@ -164,7 +164,7 @@ def node_costs(snapshot: Snapshot) -> dict[str, float]:
     return found
 
 
-def _upstream(snapshot: Snapshot) -> tuple[list[float], list[int]]:
+def _upstream(snapshot: PlacementSnapshot) -> tuple[list[float], list[int]]:
     """For each executor the cost of the most costly path that ends with it, and its parent there; -1 for none."""
     graph = snapshot.graph
     places, bandwidths = graph.places, [node.limit.bandwidth for node in snapshot.nodes]
@@ -183,7 +183,7 @@ def _upstream(snapshot: Snapshot) -> tuple[list[float], list[int]]:
     return costs, via
 
 
-def _through(snapshot: Snapshot, up: list[float]) -> list[float]:
+def _through(snapshot: PlacementSnapshot, up: list[float]) -> list[float]:
     """For each executor the cost of the most costly path through it."""
     graph = snapshot.graph
     places, bandwidths = graph.places, [node.limit.bandwidth for node in snapshot.nodes]

@@ -1,7 +1,7 @@
 """What a placement policy is told and what it may say (SPEC 6): executors on nodes, streams between them.
 
-Pure and inert: the load monitor fills a ``Snapshot``, a policy answers with suggestions, somebody else carries
-them out. An executor is the tasks of one component in one slot; a node is a Spark executor, a host.
+Pure and inert: the load monitor fills a ``PlacementSnapshot``, a policy answers with suggestions, somebody else
+carries them out. An executor is the tasks of one component in one worker; a node is a Spark executor, a host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Executor:
+class PlacedExecutor:
     """One executor over the last window."""
 
     id: str
@@ -47,12 +47,12 @@ class Executor:
     """Bytes a second it sent to and received from other nodes. What its streams do not account for (a source, a
     store) goes with it; where it is less than they carry, they count."""
     nodes: frozenset[str] | None = None
-    """Where it may go, for a move needs a slot of its stage there; None is anywhere. Only its own node: it is
+    """Where it may go, for a move needs a worker of its stage there; None is anywhere. Only its own node: it is
     fixed."""
 
 
 @dataclass(frozen=True)
-class Stream:
+class ExecutorStream:
     """From one executor to another, all streams of the topology together; at most one for each pair."""
 
     source: str
@@ -64,7 +64,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Node:
+class PlacementNode:
     name: str
     limit: Use
     """What may be in use, C's r (eq. 6–8): as much of what the node has as one wants to be used. All above 0."""
@@ -73,13 +73,13 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PlacementSnapshot:
     """Everything a policy needs. Streams make no cycle. Equal snapshots lead to equal decisions; where all rules
     leave several nodes, the one named first in ``nodes`` is taken."""
 
-    nodes: tuple[Node, ...]
-    executors: tuple[Executor, ...]
-    streams: tuple[Stream, ...] = ()
+    nodes: tuple[PlacementNode, ...]
+    executors: tuple[PlacedExecutor, ...]
+    streams: tuple[ExecutorStream, ...] = ()
 
     def __post_init__(self) -> None:
         _unique("nodes", (node.name for node in self.nodes))
@@ -112,7 +112,7 @@ class Snapshot:
         """Executor → node."""
         return {executor.id: executor.node for executor in self.executors}
 
-    def moved(self, places: Mapping[str, str]) -> Snapshot:
+    def moved(self, places: Mapping[str, str]) -> PlacementSnapshot:
         """The same load with these executors elsewhere: what is measured next if nothing else changes."""
         old, position = self.places, self.graph.position
         new = old | dict(places)
@@ -137,7 +137,7 @@ class Graph:
     """The streams of a snapshot by positions in its ``executors`` and ``nodes``, for work that is done for
     each."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: PlacementSnapshot) -> None:
         self.position = {executor.id: index for index, executor in enumerate(snapshot.executors)}
         self.node_position = {node.name: index for index, node in enumerate(snapshot.nodes)}
         self.places = [self.node_position.get(executor.node, -1) for executor in snapshot.executors]
@@ -173,7 +173,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Move:
+class ExecutorMove:
     """The executor goes from one node to another, its state and its data with it."""
 
     executor: str
@@ -183,7 +183,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Stay:
+class ExecutorStay:
     """The executor should have moved and has nowhere to go. Nothing to carry out, something to tell."""
 
     executor: str
@@ -211,7 +211,7 @@ class Regulate:
     """Share of the memory's full voltage, above 0 and up to 1."""
 
 
-Suggestion = Move | Release | Regulate
+Suggestion = ExecutorMove | Release | Regulate
 
 
 def _unique(what: str, names: Iterable[str]) -> None:

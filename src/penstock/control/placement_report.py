@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from penstock.control.erdm import Plan
+from penstock.control.erdm import PlacementPlan
 from penstock.control.limits import amount
 
 _SHOWN = 20
 """Lines of each kind that are shown; a plan may have thousands. JSON has them all."""
 
 
-def explain(plan: Plan, shown: int = _SHOWN) -> list[str]:
+def explain(plan: PlacementPlan, shown: int = _SHOWN) -> list[str]:
     """Why the plan is as it is, one line after the other: the critical path, what is at a limit, who moves and who
     cannot, which nodes become free, and what that saves."""
     path = plan.critical.path
@@ -50,7 +50,7 @@ def explain(plan: Plan, shown: int = _SHOWN) -> list[str]:
     return lines
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: PlacementPlan) -> dict[str, Any]:
     """Only what JSON has. Costs in seconds of work a second, amounts in cores, bytes and bytes a second."""
     path = plan.critical.path
     return {

@@ -1,4 +1,4 @@
-"""What one task says to another about load (A figures 6 and 7, table 2). Inert; boards carry it."""
+"""What one task says to another about load (A figures 6 and 7, table 2). Inert; message boards carry it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TaskMessage:
 
 
 @dataclass(frozen=True)
-class TaskState:
+class TaskFlowState:
     """What a task did about the messages it got: the last word on its rate towards one component."""
 
     task: int

@@ -52,9 +52,9 @@ def decode(header: Header, frame: pa.Buffer, schema: pa.Schema | None) -> pa.Rec
             raise ValueError("no schema, and none declared")
         batch = pa.ipc.read_record_batch(frame.slice(begin), schema)
     except (pa.ArrowException, OSError, EOFError, ValueError, TypeError, IndexError) as error:
-        raise FrameError("frame", "the body is an Arrow record batch of its stream", str(error)) from error
+        raise FrameError("frame", f"its body is not an Arrow record batch of its stream ({error})") from error
     if batch.num_rows != header.rows:
-        raise FrameError("frame", f"the header announces {header.rows} tuples", f"{batch.num_rows}")
+        raise FrameError("frame", f"its header announces {header.rows} tuples, but it has {batch.num_rows}")
     return batch
 
 

@@ -24,7 +24,7 @@ class Kind(IntEnum):
     MARKER = 3
     """The sender's epoch ends here; nothing follows."""
     LAST = 4
-    """Nothing more comes from the sender this way: the slot has moved to another seat."""
+    """Nothing more comes from the sender this way: the worker has moved to another slot."""
 
 
 class Header(NamedTuple):
@@ -32,9 +32,9 @@ class Header(NamedTuple):
 
     kind: int
     target_stage: int
-    target_slot: int
+    target_worker: int
     source_stage: int
-    source_slot: int
+    source_worker: int
     target_task: int = 0
     source_task: int = 0
     stream: int = 0
@@ -60,13 +60,12 @@ class Header(NamedTuple):
 def unpack(data: bytes | memoryview) -> Header:
     """Read a header. Raises ``FrameError`` for anything that is not one."""
     if len(data) < HEADER_BYTES:
-        raise FrameError("frame", f"a frame begins with a header of {HEADER_BYTES} bytes", f"{len(data)} bytes")
+        raise FrameError("frame", f"it has {len(data)} bytes, less than a header of {HEADER_BYTES} bytes")
     magic, version, *rest = _LAYOUT.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise FrameError(
             "frame",
-            f"a frame begins with {_MAGIC:#x} and version {_VERSION}",
-            f"{magic:#x} and version {version}",
+            f"it begins with {magic:#x} and version {version} instead of {_MAGIC:#x} and version {_VERSION}",
             "All nodes must run the same version of penstock.",
         )
     return Header(*rest)

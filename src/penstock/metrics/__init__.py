@@ -1,1 +1,1 @@
-"""One metrics bus: tasks count, slots report, the driver folds reports into a view per component."""
+"""One metrics bus: tasks count, workers report, the driver folds reports into a view per component."""

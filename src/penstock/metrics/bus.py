@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from penstock.control.migration import Segment
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import Plan, SlotId
+from penstock.plan.model import Plan, WorkerId
 from penstock.redaction import redacted
 
-_WINDOW = 3.0  # seconds a rate looks back: steady to the eye, and still quick to follow
+_RATE_SECONDS = 3.0  # seconds a rate looks back: steady to the eye, and still quick to follow
 _NOTES = 64  # of what happened that are kept: a screen or two
 
 
-class SlotReport(Protocol):
+class WorkerState(Protocol):
     """What the bus needs of a report."""
 
     @property
@@ -104,7 +104,7 @@ class StreamCount:
 
     tuples: int = 0
     bytes: int = 0
-    """On the wire; in memory where both tasks share a slot."""
+    """On the wire; in memory where both tasks share a worker."""
 
     def __add__(self, other: StreamCount) -> StreamCount:
         return StreamCount(self.tuples + other.tuples, self.bytes + other.bytes)
@@ -115,14 +115,15 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class SlotLoad:
-    """What a slot has told of its load, and when that came, on the monotonic clock. CPU and memory are as new as
+class WorkerLoad:
+    """What a worker has told of its load, and when that came, on the monotonic clock. CPU and memory are as new as
     its last report; streams and machine it tells less often."""
 
     time: float
     cpu: float
     rss: int
-    told: float = -math.inf
+    detailed_at: float = -math.inf
+    """When ``streams`` and ``machine`` came, which a report does not always have."""
     streams: Mapping[Pair, StreamCount] | None = None
     """Of its tasks, since the last start; None: not told yet, or the load monitor is off."""
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -130,22 +131,22 @@ class SlotLoad:
 
 @dataclass(frozen=True)
 class Load:
-    """All slots of one start."""
+    """All workers of one start."""
 
     attempt: int
-    slots: Mapping[SlotId, SlotLoad]
+    workers: Mapping[WorkerId, WorkerLoad]
     busy: Mapping[int, float]
     """Seconds of each task."""
 
 
 @dataclass
-class _Sample:
+class _CounterSample:
     time: float
     stats: dict[int, TaskStats]
 
 
 class MetricsBus:
-    """Folds the reports of all slots into one view per component. Safe to use from several threads."""
+    """Folds the reports of all workers into one view per component. Safe to use from several threads."""
 
     def __init__(self, plan: Plan, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._plan, self._monotonic = plan, monotonic
@@ -153,24 +154,24 @@ class MetricsBus:
         self._attempt = 0
         self._now: dict[int, TaskStats] = {}
         self._base: dict[int, TaskStats] = {}
-        self._samples: deque[_Sample] = deque()
+        self._samples: deque[_CounterSample] = deque()
         self._peaks: dict[int, int] = {}
         self._published: dict[int, list[list[Any]]] = {}
         self._errors: deque[str] = deque(maxlen=64)
         self._last_errors: deque[Note] = deque(maxlen=_NOTES)
         self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._segments: deque[tuple[int, Segment]] = deque(maxlen=10_000)
-        self._process: dict[SlotId, tuple[float, int]] = {}
-        self._pending: dict[SlotId, int] = {}
-        self._loads: dict[SlotId, SlotLoad] = {}
+        self._process: dict[WorkerId, tuple[float, int]] = {}
+        self._pending: dict[WorkerId, int] = {}
+        self._loads: dict[WorkerId, WorkerLoad] = {}
         self._base_streams: dict[Pair, StreamCount] = {}
 
     @property
     def plan(self) -> Plan:
         return self._plan
 
-    def record(self, attempt: int, slot: SlotId, report: SlotReport) -> None:
-        """Take a slot's report."""
+    def record(self, attempt: int, worker: WorkerId, report: WorkerState) -> None:
+        """Take a worker's report."""
         with self._lock:
             if attempt != self._attempt:  # the counters of a new start begin at 0 again
                 self._base = {task: _counted(self._total(task)) for task in self._plan.task}
@@ -188,13 +189,13 @@ class MetricsBus:
                 self._published[int(task)] = rows
             self._take_errors(report.errors)
             self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
-            self._process[slot] = (report.cpu, report.rss)
-            self._pending[slot] = report.pending
-            self._note_load(slot, report)
+            self._process[worker] = (report.cpu, report.rss)
+            self._pending[worker] = report.pending
+            self._note_load(worker, report)
             self._sample()
 
     def note_errors(self, errors: Sequence[str]) -> None:
-        """What a process says that no longer has its slot, or not yet: nothing else of it counts."""
+        """What a process says that no longer has its worker, or not yet: nothing else of it counts."""
         with self._lock:
             self._take_errors(errors)
 
@@ -203,12 +204,13 @@ class MetricsBus:
         self._errors.extend(texts)
         self._last_errors.extend(Note(self._monotonic(), "error", "", text) for text in texts)
 
-    def moved(self, slot: SlotId) -> None:
-        """Another process has the slot: what the one before told of itself is no longer so. Its tasks count on."""
+    def forget_process_of(self, worker: WorkerId) -> None:
+        """Another process has the worker: what the one before told of itself is no longer so. Its tasks count
+        on."""
         with self._lock:
-            self._loads.pop(slot, None)
+            self._loads.pop(worker, None)
 
-    def go_on_from(self, before: MetricsBus) -> None:
+    def continue_from(self, before: MetricsBus) -> None:
         """Take over what the bus of the topology's form before this one has: what was noted, and counted. A task
         that is no more leaves its counts to the one of its component that its number falls to."""
         totals = before.task_totals()
@@ -295,8 +297,8 @@ class MetricsBus:
             return list(self._last_errors)
 
     def pending(self) -> int:
-        """Tuples on their way, as far as slots hold them; 0 once nothing is. One that waits for its ack is counted
-        at its spout too."""
+        """Tuples on their way, as far as workers hold them; 0 once nothing is. One that waits for its ack is
+        counted at its spout too."""
         with self._lock:
             return sum(self._pending.values())
 
@@ -330,8 +332,8 @@ class MetricsBus:
         with self._lock:
             return dict(self._now)
 
-    def processes(self) -> dict[SlotId, tuple[float, int]]:
-        """CPU seconds and resident bytes of each slot's process."""
+    def processes(self) -> dict[WorkerId, tuple[float, int]]:
+        """CPU seconds and resident bytes of each worker's process."""
         with self._lock:
             return dict(self._process)
 
@@ -346,17 +348,17 @@ class MetricsBus:
         with self._lock:
             return Load(self._attempt, dict(self._loads), {task: now.busy for task, now in self._now.items()})
 
-    def _note_load(self, slot: SlotId, report: SlotReport) -> None:
-        now, before = self._monotonic(), self._loads.get(slot)
+    def _note_load(self, worker: WorkerId, report: WorkerState) -> None:
+        now, before = self._monotonic(), self._loads.get(worker)
         if report.machine:
             streams = None
             if report.streams is not None:
                 streams = {(source, target): StreamCount(*count) for source, target, *count in report.streams}
-            self._loads[slot] = SlotLoad(now, report.cpu, report.rss, now, streams, report.machine)
+            self._loads[worker] = WorkerLoad(now, report.cpu, report.rss, now, streams, report.machine)
         elif before is None:
-            self._loads[slot] = SlotLoad(now, report.cpu, report.rss)
+            self._loads[worker] = WorkerLoad(now, report.cpu, report.rss)
         else:
-            self._loads[slot] = replace(before, time=now, cpu=report.cpu, rss=report.rss)
+            self._loads[worker] = replace(before, time=now, cpu=report.cpu, rss=report.rss)
 
     def _total_streams(self) -> dict[Pair, StreamCount]:
         total = dict(self._base_streams)
@@ -377,10 +379,10 @@ class MetricsBus:
 
     def _sample(self) -> None:
         now = self._monotonic()
-        if self._samples and now - self._samples[-1].time < _WINDOW / 12:
+        if self._samples and now - self._samples[-1].time < _RATE_SECONDS / 12:
             return
-        self._samples.append(_Sample(now, dict(self._now)))
-        while len(self._samples) > 2 and self._samples[1].time <= now - _WINDOW:
+        self._samples.append(_CounterSample(now, dict(self._now)))
+        while len(self._samples) > 2 and self._samples[1].time <= now - _RATE_SECONDS:
             self._samples.popleft()
 
     def _component(self, component: str, tasks: tuple[int, ...]) -> ComponentView:

@@ -16,7 +16,7 @@ _MEASURED = ("package", "dram")
 have both once more."""
 
 
-class Machine:
+class MachineProbe:
     """``read`` is called now and then, by one thread at a time."""
 
     def __init__(self, jvm: int | None = None, proc: Path = _PROC, powercap: Path = _POWERCAP) -> None:
@@ -30,15 +30,15 @@ class Machine:
         """``id``: the same in all containers and network namespaces of one machine. ``cores``, ``memory`` (bytes):
         what it has, whoever else is on it. ``jvm``: process, CPU seconds so far and resident bytes of the Spark
         executor's. ``rapl``: joules since the first ``read``, of all that runs on the machine."""
-        told: dict[str, Any] = {"id": self._id, "cores": self._cores, "memory": self._memory}
+        found: dict[str, Any] = {"id": self._id, "cores": self._cores, "memory": self._memory}
         if self._jvm is not None:
             use = self._use(self._jvm)
             if use is not None:
-                told["jvm"] = [self._jvm, *use]
+                found["jvm"] = [self._jvm, *use]
         joules = self._rapl.joules()
         if joules is not None:
-            told["rapl"] = joules
-        return told
+            found["rapl"] = joules
+        return found
 
     def _use(self, process: int) -> tuple[float, int] | None:
         try:

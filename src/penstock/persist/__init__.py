@@ -9,7 +9,7 @@ from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.memcached import MemcachedQueue
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
-from penstock.persist.queues import Queue
+from penstock.persist.queues import PersistentQueue
 from penstock.persist.redis import RedisQueue
 from penstock.persist.sqlite import SQLiteStore
 from penstock.persist.stores import Store
@@ -19,8 +19,8 @@ __all__ = [
     "MemcachedQueue",
     "ParquetStore",
     "PersistBolt",
+    "PersistentQueue",
     "PostgresStore",
-    "Queue",
     "RedisQueue",
     "SQLiteStore",
     "Store",

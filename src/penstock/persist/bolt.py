@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from penstock.connectors.staging import StagedSink
 from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, SinkRefused, TopologyError
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.entries import pack, split
 from penstock.persist.keeper import Keeper
 from penstock.persist.policy import Patience
-from penstock.persist.processor import Status
-from penstock.persist.queues import ENTRY_BYTES, Queue, QueueAway, QueueClient, Superseded
+from penstock.persist.processor import ProcessorStatus
+from penstock.persist.queues import ENTRY_BYTES, PersistentQueue, QueueClient, QueueUnavailable, WriterSuperseded
 from penstock.persist.spec import ProcessorSpec, keep, kept, local
 from penstock.persist.stores import Store
+from penstock.storage.staging import StagedSink
 from penstock.topology.components import Conf, Context, Source
 
 log = logging.getLogger("penstock.persist")
@@ -56,7 +56,7 @@ class PersistBolt(StagedSink):
     def __init__(
         self,
         store: Store,
-        queue: Queue | None = None,
+        queue: PersistentQueue | None = None,
         *,
         flush_every: float = 1.0,
         flush_rows: int = 10_000,
@@ -65,18 +65,17 @@ class PersistBolt(StagedSink):
         dead_letters: str | None = None,
     ) -> None:
         queue = EmbeddedQueue() if queue is None else queue
-        if not isinstance(store, Store) or not isinstance(queue, Queue):
+        if not isinstance(store, Store) or not isinstance(queue, PersistentQueue):
             raise TopologyError(
                 "PersistBolt",
-                "has a store and a queue",
-                f"{type(store).__name__} and {type(queue).__name__}",
+                f"it needs a store and a queue, and has {type(store).__name__} and {type(queue).__name__}",
                 "Write PersistBolt(SQLiteStore('results.db', 'results')).",
             )
         if not flush_every > 0 or flush_rows < 1 or not timeout > 0 or drain_for < 0:
             raise TopologyError(
                 "PersistBolt",
-                "flush_every, flush_rows and timeout are greater than 0, drain_for is not negative",
-                f"{flush_every}, {flush_rows}, {timeout}, {drain_for}",
+                "flush_every, flush_rows and timeout must be greater than 0 and drain_for not "
+                f"negative, not {flush_every}, {flush_rows}, {timeout} and {drain_for}",
             )
         self._target, self._mrwq = store, queue
         self._flush_every, self._flush_rows = flush_every, flush_rows
@@ -90,7 +89,7 @@ class PersistBolt(StagedSink):
         self._mrwq.check(self.where, context.shared)
         self._epochs = context.delivery == "exactly_once"
         self._writer = f"{context.component}/{context.index}"
-        self._life: int | None = None
+        self._writer_incarnation: int | None = None
         self._number = 0
         self._in_hand: list[bytes] = []
         self._patience = Patience()
@@ -99,14 +98,14 @@ class PersistBolt(StagedSink):
         """Exactly once: of epochs that are staged and not in the queue yet."""
         self._open_bytes = 0
         self._publisher: QueueClient | None = None  # exactly once: of the thread that commits
-        self._shown = Status()
+        self._shown = ProcessorStatus()
         self._keeper: Keeper | None = None
         spec = self._spec(context)
         self._name = spec.name
         self._client = self._mrwq.open(spec.name, context.shared)
         # Now if it can be: a worker that this one replaces must not be the later one.
-        with contextlib.suppress(QueueAway):
-            self._life = self._client.register(self._writer)
+        with contextlib.suppress(QueueUnavailable):
+            self._writer_incarnation = self._client.register(self._writer)
         if context.index == 0:  # a component has one queue, and a queue one processor
             self._check_last_queue(spec)
             keep(spec)
@@ -115,7 +114,7 @@ class PersistBolt(StagedSink):
     def ready(self) -> bool:
         """There is room in the queue, and this task is known there. Asked for whenever as much was taken as there
         was room for."""
-        if self._room <= 0 or self._life is None:
+        if self._room <= 0 or self._writer_incarnation is None:
             self._room = self._free() // self.context.parallelism
         return self._room > 0
 
@@ -134,10 +133,10 @@ class PersistBolt(StagedSink):
             if token is None:
                 return None
             self._prepared_bytes[token["epoch"]], self._open_bytes = self._open_bytes, 0
-            return {**token, "life": self._life}
+            return {**token, "incarnation": self._writer_incarnation}
         if not self._in_hand and self._buffer.rows:
-            assert self._life is not None  # else it was not ready
-            self._in_hand = self._pack(self._buffer.table(), self._life)
+            assert self._writer_incarnation is not None  # else it was not ready
+            self._in_hand = self._pack(self._buffer.table(), self._writer_incarnation)
             self._buffer.clear()
         self._put_in_hand()
         return None
@@ -159,30 +158,30 @@ class PersistBolt(StagedSink):
 
     def commit(self, token: Any) -> None:
         if token is not None:
-            self._committing = int(token["life"])
+            self._committing = int(token["incarnation"])
         super().commit(token)
 
     def published(self) -> int:
         return int(self._store.read(_PUT)) if _PUT in self._store.list() else -1
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
-        """(1) put an epoch's rows, by the life that staged them; (2) record the epoch. A crash in between has them
-        put again, by the same names, which the processor knows."""
+        """(1) put an epoch's rows, by the incarnation that staged them; (2) record the epoch. A crash in between
+        has them put again, by the same names, which the processor knows."""
         if self._publisher is None:
             self._publisher = self._mrwq.open(self._name, self.context.shared)
-        if self._life is None:
+        if self._writer_incarnation is None:
             try:
-                self._life = self._publisher.register(self._writer)
-            except QueueAway as error:
-                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
+                self._writer_incarnation = self._publisher.register(self._writer)
+            except QueueUnavailable as error:
+                raise SinkBusy(error.where, error.problem, error.hint) from error
         for number, part in enumerate(split(rows, ENTRY_BYTES)):
             entry = pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)
             try:
-                self._publisher.put([entry], self._writer, self._life)
-            except QueueAway as error:
-                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
-            except Superseded as error:
-                raise SinkRefused(error.where, error.rule, error.got, error.way_out) from error
+                self._publisher.put([entry], self._writer, self._writer_incarnation)
+            except QueueUnavailable as error:
+                raise SinkBusy(error.where, error.problem, error.hint) from error
+            except WriterSuperseded as error:
+                raise SinkRefused(error.where, error.problem, error.hint) from error
         self._store.write(_PUT, b"%d" % epoch)
         self._prepared_bytes.pop(epoch, None)
 
@@ -195,10 +194,10 @@ class PersistBolt(StagedSink):
         if self._patience.wait(now):
             return 0
         try:
-            if self._life is None:
-                self._life = self._client.register(self._writer)
+            if self._writer_incarnation is None:
+                self._writer_incarnation = self._client.register(self._writer)
             free = self._mrwq.max_bytes - self._client.waiting() - sum(list(self._prepared_bytes.values()))
-        except QueueAway as error:
+        except QueueUnavailable as error:
             if not self._patience.attempts:
                 self.context.report(error)
             self._patience.failed(now)
@@ -208,17 +207,17 @@ class PersistBolt(StagedSink):
 
     def _put_in_hand(self) -> None:
         """Put what is packed, a few entries at a time. What the queue may have is put again by the same names."""
-        assert self._life is not None or not self._in_hand
+        assert self._writer_incarnation is not None or not self._in_hand
         if self._in_hand and self._patience.wait(time.monotonic()):
             raise SinkBusy(self.where, f"{self._mrwq} did not answer the last time")
         while self._in_hand:
             try:
-                self._client.put(self._in_hand[:_PUT_ENTRIES], self._writer, self._life or 0)
-            except QueueAway as error:
+                self._client.put(self._in_hand[:_PUT_ENTRIES], self._writer, self._writer_incarnation or 0)
+            except QueueUnavailable as error:
                 self._patience.failed(time.monotonic())
-                raise SinkBusy(error.where, error.rule, error.got, error.way_out) from error
-            except Superseded as error:
-                raise SinkRefused(error.where, error.rule, error.got, error.way_out) from error
+                raise SinkBusy(error.where, error.problem, error.hint) from error
+            except WriterSuperseded as error:
+                raise SinkRefused(error.where, error.problem, error.hint) from error
             except ComponentError:
                 self._in_hand = []  # it will never be taken: its tuples fail, the next ones need not
                 raise
@@ -226,11 +225,11 @@ class PersistBolt(StagedSink):
             del self._in_hand[:_PUT_ENTRIES]
         self._patience.succeeded()
 
-    def _pack(self, rows: pa.Table, life: int) -> list[bytes]:
+    def _pack(self, rows: pa.Table, incarnation: int) -> list[bytes]:
         entries = []
         for part in split(rows, ENTRY_BYTES):
             self._number += 1
-            entries.append(pack(self._writer, life, self._number, part))
+            entries.append(pack(self._writer, incarnation, self._number, part))
         return entries
 
     def _check_last_queue(self, spec: ProcessorSpec) -> None:
@@ -241,8 +240,8 @@ class PersistBolt(StagedSink):
         client = last.queue.open(last.name, last.folder)
         try:
             waiting = client.waiting()
-        except QueueAway as error:
-            waiting, why = 1, f"it does not answer ({error.got})"
+        except QueueUnavailable as error:
+            waiting, why = 1, f"it does not answer ({error.problem})"
         else:
             why = f"{waiting:,} bytes wait there"
         finally:
@@ -250,9 +249,8 @@ class PersistBolt(StagedSink):
         if waiting:
             raise EnvironmentFault(
                 self.where,
-                f"the queue that it had before, {last.queue}, is empty",
-                why,
-                f"Empty it first: penstock drain {spec.topology} --component {spec.component}",
+                f"it had another queue before, {last.queue}, and cannot leave it yet: {why}",
+                f"Empty it first: penstock drain {spec.topology} --component {spec.component}.",
             )
 
     def _spec(self, context: Context) -> ProcessorSpec:
@@ -264,8 +262,7 @@ class PersistBolt(StagedSink):
         else:
             raise EnvironmentFault(
                 self.where,
-                "dead letters need a local folder",
-                f"the state directory {context.shared}",
+                f"dead letters need a local folder, and the state directory is {context.shared}",
                 "Write PersistBolt(..., dead_letters='/var/lib/penstock').",
             )
         return ProcessorSpec(
@@ -280,7 +277,7 @@ class PersistBolt(StagedSink):
             self._timeout,
         )
 
-    def _show(self, status: Status) -> None:
+    def _show(self, status: ProcessorStatus) -> None:
         """Bring the processor's status to the live view. From the keeper's thread."""
         # Each end of the queue counts what it knew to be in there; the one that knew more is nearer to the truth.
         mine = self._client if self._publisher is None else self._publisher
@@ -304,9 +301,8 @@ class PersistBolt(StagedSink):
             self.context.report(
                 ComponentError(
                     f"{self.where}, {self._target}",
-                    "takes every row",
-                    f"{status.rejected - self._shown.rejected} that it refused",
-                    f"Look at them with: penstock dlq list --topology {self.context.topology}",
+                    f"it refused {status.rejected - self._shown.rejected} rows",
+                    f"See them with: penstock dlq list --topology {self.context.topology}.",
                 )
             )
         self._shown = status

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from penstock.errors import EnvironmentFault
 from penstock.persist.names import safe
-from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
+from penstock.persist.queues import PersistentQueue, QueueClient, QueueUnavailable, superseded
 from penstock.private_folder import make_folders, open_here
-from penstock.replay.segments import SEGMENT_BYTES, LogReader, SegmentLog, lock, replace_file
+from penstock.storage.segments import SEGMENT_BYTES, LogReader, SegmentLog, lock, replace_file
 
 _LEAST_SEGMENT = 64 << 10  # bytes
 _FRAME = 8  # bytes a record has in a segment beside its own
@@ -30,7 +30,7 @@ _SLOT = struct.Struct("<QQQI")  # a position: record, segment, bytes before it; 
 _SLOT_BYTES = 4096  # a slot has a block of its own: a torn write does not reach the other
 
 
-class EmbeddedQueue(Queue):
+class EmbeddedQueue(PersistentQueue):
     """A log in ``folder``, or where the topology keeps its state. Up to ``max_bytes`` of results wait, and take a
     little more than that on disk."""
 
@@ -44,9 +44,11 @@ class EmbeddedQueue(Queue):
             return
         raise EnvironmentFault(
             where,
-            "the embedded queue needs a folder on a local path",
-            f"'{path}'" if path else "none",
-            "Give it one: EmbeddedQueue(folder=...), or set state_dir. Or take RedisQueue, which needs none.",
+            f"the embedded queue needs a folder on a local path, not '{path}'"
+            if path
+            else "the embedded queue needs a folder on a local path, and has none",
+            "Give it one: EmbeddedQueue(folder=...), or set delivery.state_dir. Or use "
+            "RedisQueue, which needs none.",
         )
 
     def open(self, name: str, folder: str) -> EmbeddedClient:
@@ -67,7 +69,8 @@ class EmbeddedClient(QueueClient):
     - ``position``: the number of the oldest record not released, the segment it is in, and how many bytes of that
       segment come before it. It is written over the older of two slots, so that a crash leaves the other, and so
       that releasing needs no space: a full disk would else stay full;
-    - ``life-...``: the last life of a writer, and ``id``, the queue's, in files that are replaced as a whole.
+    - ``incarnation-...``: the last incarnation of a writer, and ``id``, the queue's, in files that are replaced as
+      a whole.
     """
 
     def __init__(self, name: str, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -77,30 +80,30 @@ class EmbeddedClient(QueueClient):
 
     def id(self) -> str:
         path = self._folder / "id"
-        with self._away("know its id"), self._locked("id"):
+        with self._io_errors("know its id"), self._locked("id"):
             if not path.exists():
                 replace_file(path, secrets.token_hex(8).encode())
             return path.read_text()
 
     def register(self, writer: str) -> int:
-        with self._away("register a writer"), self._locked("lives"):
-            life = max(self._life(writer) + 1, int(time.time() * 1000))
-            replace_file(self._life_file(writer), b"%d" % life)
-            return life
+        with self._io_errors("register a writer"), self._locked("incarnations"):
+            incarnation = max(self._incarnation(writer) + 1, int(time.time() * 1000))
+            replace_file(self._incarnation_file(writer), b"%d" % incarnation)
+            return incarnation
 
-    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
-        with self._away("append"):
+    def put(self, entries: Sequence[bytes], writer: str = "", incarnation: int = 0) -> None:
+        with self._io_errors("append"):
             log = self._log
             if not writer:
                 log.append(entries, self._position()[0])
                 return
-            with self._locked("lives", shared=True):  # nobody registers meanwhile, others may put
-                if self._life(writer) > life:
+            with self._locked("incarnations", shared=True):  # nobody registers meanwhile, others may put
+                if self._incarnation(writer) > incarnation:
                     raise superseded(f"queue '{self._name}' in {self._folder}", writer)
                 log.append(entries, self._position()[0])
 
     def waiting(self) -> int:
-        with self._away("look how much waits"):
+        with self._io_errors("look how much waits"):
             _, first, done = self._position()
             sizes = self._segment_sizes()
             # What is in the segments from that one on, less its beginning. It may be gone since: then so is that.
@@ -108,7 +111,7 @@ class EmbeddedClient(QueueClient):
             return sum(size for segment, size in sizes.items() if segment >= first) - begun
 
     def read(self, limit: int) -> list[tuple[int, bytes]]:
-        with self._away("read"):
+        with self._io_errors("read"):
             if self._reader is None:
                 self._reader = self._log.reader(self._position()[0])
             found = self._reader.read(limit)
@@ -123,7 +126,7 @@ class EmbeddedClient(QueueClient):
 
     def release(self, position: int) -> None:
         """(1) write the position; (2) remove the segments it has passed, whole ones only."""
-        with self._away("release"):
+        with self._io_errors("release"):
             log = self._log  # made before the lock is taken: that takes it too
             with self._locked():
                 number, segment, done = self._position()
@@ -188,11 +191,11 @@ class EmbeddedClient(QueueClient):
                 sizes[first] = self._log.path(first).stat().st_size
         return sizes
 
-    def _life_file(self, writer: str) -> Path:
-        return self._folder / f"life-{safe(writer)}"
+    def _incarnation_file(self, writer: str) -> Path:
+        return self._folder / f"incarnation-{safe(writer)}"
 
-    def _life(self, writer: str) -> int:
-        path = self._life_file(writer)
+    def _incarnation(self, writer: str) -> int:
+        path = self._incarnation_file(writer)
         return int(path.read_bytes()) if path.exists() else 0
 
     @contextlib.contextmanager
@@ -207,13 +210,12 @@ class EmbeddedClient(QueueClient):
             os.close(file)
 
     @contextlib.contextmanager
-    def _away(self, what: str) -> Iterator[None]:
+    def _io_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise QueueAway(
+            raise QueueUnavailable(
                 f"queue '{self._name}' in {self._folder}",
-                f"the disk lets the queue {what}",
-                str(error),
-                "Free some space or mend the disk: it goes on by itself.",
+                f"the queue cannot {what} ({error})",
+                "Free some space or repair the disk; it then goes on by itself.",
             ) from error

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import EnvironmentFault
 
-_HEADER = struct.Struct("<4sQQIH")  # magic, life, number, rows, length of the writer's name
+_HEADER = struct.Struct("<4sQQIH")  # magic, incarnation, number, rows, length of the writer's name
 _MAGIC = b"pst1"
 
 
@@ -19,13 +19,13 @@ class EntryDamaged(EnvironmentFault):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Rows that were put together. ⟨writer, life, number⟩ is theirs alone: put or read a second time, they are
-    known by it. A writer has one life after another, each with a greater number, and counts its entries upwards
-    within each."""
+class QueueEntry:
+    """Rows that were put together. ⟨writer, incarnation, number⟩ is theirs alone: put or read a second time, they
+    are known by it. A writer has one incarnation after another, each with a greater number, and counts its entries
+    upwards within each."""
 
     writer: str
-    life: int
+    incarnation: int
     number: int
     rows: int
     content: pa.Buffer
@@ -36,12 +36,12 @@ class Entry:
             return reader.read_all()
 
 
-def pack(writer: str, life: int, number: int, rows: pa.Table) -> bytes:
+def pack(writer: str, incarnation: int, number: int, rows: pa.Table) -> bytes:
     """An entry as bytes."""
     rows = rows.combine_chunks()  # one message, however many batches the rows came in
     out = pa.BufferOutputStream()
     name = writer.encode()
-    head = _HEADER.pack(_MAGIC, life, number, rows.num_rows, len(name)) + name
+    head = _HEADER.pack(_MAGIC, incarnation, number, rows.num_rows, len(name)) + name
     out.write(head.ljust(_aligned(len(head)), b"\0"))
     with pa.ipc.new_stream(out, rows.schema) as stream:
         stream.write_table(rows)
@@ -49,19 +49,19 @@ def pack(writer: str, life: int, number: int, rows: pa.Table) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Entry:
+def unpack(data: bytes) -> QueueEntry:
     """An entry from its bytes; its rows are decoded when they are asked for."""
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
         raise EntryDamaged(
             "the delayed persistent queue",
-            "holds what this version of penstock put there",
-            f"{len(data)} bytes that begin with {data[:8]!r}",
+            f"it holds something that this version of Penstock did not put there: {len(data)} "
+            f"bytes that begin with {data[:8]!r}",
             "Let nothing else write to the queue, and drain it with the version that filled it.",
         )
-    _, life, number, rows, length = _HEADER.unpack_from(data)
+    _, incarnation, number, rows, length = _HEADER.unpack_from(data)
     end = _HEADER.size + length
     writer = data[_HEADER.size : end].decode()
-    return Entry(writer, life, number, rows, pa.py_buffer(data)[_aligned(end) :])
+    return QueueEntry(writer, incarnation, number, rows, pa.py_buffer(data)[_aligned(end) :])
 
 
 def _aligned(size: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from penstock import signing
 from penstock.persist.policy import Patience
-from penstock.persist.processor import Status
+from penstock.persist.processor import ProcessorStatus
 from penstock.persist.spec import LENGTH
 from penstock.texts import parse_json
 
@@ -26,7 +26,7 @@ class Keeper:
     """Starts a processor, hears what it says, starts another when it dies. ``heard`` is called from a thread of
     its own."""
 
-    def __init__(self, spec: bytes, heard: Callable[[Status], None]) -> None:
+    def __init__(self, spec: bytes, heard: Callable[[ProcessorStatus], None]) -> None:
         self._spec, self._heard = spec, heard
         self._ending = threading.Event()
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Keeper:
         return process.returncode == 0
 
     def _keep(self) -> None:
-        patience, status = Patience(), Status()
+        patience, status = Patience(), ProcessorStatus()
         while True:
             with self._lock:
                 if self._ending.is_set():
@@ -78,13 +78,13 @@ class Keeper:
             self._heard(status)
             self._ending.wait(status.pause)
 
-    def _listen(self, process: subprocess.Popen[bytes], status: Status) -> Status:
+    def _listen(self, process: subprocess.Popen[bytes], status: ProcessorStatus) -> ProcessorStatus:
         """Until the process ends; returns its last status. Its counts go on from those of the one before."""
         assert process.stdout is not None
         before = (status.written, status.rejected, status.again, status.lost)
         for line in process.stdout:
             with contextlib.suppress(ValueError, TypeError):  # half a line of one that was killed
-                status = Status(**parse_json(line))
+                status = ProcessorStatus(**parse_json(line))
                 status.written, status.rejected, status.again, status.lost = (
                     mine + theirs
                     for mine, theirs in zip(

@@ -34,7 +34,7 @@ from typing import Any
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ComponentError, EnvironmentFault, TopologyError
 from penstock.persist.names import safe
-from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
+from penstock.persist.queues import PersistentQueue, QueueClient, QueueUnavailable, superseded
 
 HOLE_SECONDS = 2.0
 """How long the processor waits for an entry whose number was taken. A put takes a millisecond; a writer that
@@ -75,7 +75,7 @@ class _Head:
         return cls(*map(int, data.split()))
 
 
-class MemcachedQueue(Queue):
+class MemcachedQueue(PersistentQueue):
     """A queue in the memcached at ``server`` (``host:port``). Up to ``max_bytes`` of results wait."""
 
     def __init__(self, server: str = "127.0.0.1:11211", max_bytes: int = 32 << 20) -> None:
@@ -88,14 +88,15 @@ class MemcachedQueue(Queue):
             library.client.base.normalize_server_spec(self.server)
         except ValueError as error:
             raise TopologyError(
-                where, "server is a memcached's host and port", str(error), "Write MemcachedQueue('host:11211')."
+                where,
+                f"server is not a memcached's host and port ({error})",
+                "Write MemcachedQueue('host:11211').",
             ) from None
         if self.max_bytes > _MOST_BYTES:
             raise TopologyError(
                 where,
-                f"max_bytes of MemcachedQueue is at most {_MOST_BYTES}",
-                str(self.max_bytes),
-                "Take RedisQueue, or EmbeddedQueue, for more.",
+                f"max_bytes of MemcachedQueue is {self.max_bytes}, which is more than {_MOST_BYTES}",
+                "Use RedisQueue or EmbeddedQueue for more.",
             )
 
     def open(self, name: str, folder: str) -> MemcachedClient:
@@ -133,34 +134,34 @@ class MemcachedClient(QueueClient):
         self._passed: dict[int, int | None] = {}  # units of what was read and not released; None: a tombstone
 
     def id(self) -> str:
-        with self._away():
+        with self._io_errors():
             self._open_queue()
             return self._id.decode()
 
     # ---- writers -------------------------------------------------------------------------------------------
 
     def register(self, writer: str) -> int:
-        key = self._life_key(writer)
-        with self._away():
+        key = self._incarnation_key(writer)
+        with self._io_errors():
             while True:
                 last, token = self._server.gets(key)
-                life = max(int(last or 0) + 1, int(time.time() * 1000))
-                value = b"%d" % life
+                incarnation = max(int(last or 0) + 1, int(time.time() * 1000))
+                value = b"%d" % incarnation
                 if self._server.add(key, value) if last is None else self._server.cas(key, value, token):
-                    return life
+                    return incarnation
 
-    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
-        """A later life that is registered at this very moment may be missed: memcached looks at one key at a time.
-        The processor passes over what comes of that."""
-        with self._away():
-            newest = self._server.get(self._life_key(writer)) if writer else None
-            if newest is not None and int(newest) > life:
+    def put(self, entries: Sequence[bytes], writer: str = "", incarnation: int = 0) -> None:
+        """A later incarnation that is registered at this very moment may be missed: memcached looks at one key at
+        a time. The processor passes over what comes of that."""
+        with self._io_errors():
+            newest = self._server.get(self._incarnation_key(writer)) if writer else None
+            if newest is not None and int(newest) > incarnation:
                 raise superseded(self._where, writer)
             for entry in entries:
                 self._put_one(entry)
 
-    def _life_key(self, writer: str) -> str:
-        return f"{self._prefix}:life:{safe(writer)}"
+    def _incarnation_key(self, writer: str) -> str:
+        return f"{self._prefix}:incarnation:{safe(writer)}"
 
     def _put_one(self, entry: bytes) -> None:
         """(1) count up the tail; (2) add the entry under its number; (3) look whether the queue is still there and
@@ -186,7 +187,7 @@ class MemcachedClient(QueueClient):
                     self._tail = number
                     return
             self._server.delete(key)  # too late: nobody would look for it
-        raise self._fault(f"an entry is in the queue after {_TRIES} tries", "none that stayed")
+        raise self._fault(f"an entry did not stay in the queue in {_TRIES} tries")
 
     def _add(self, key: str, value: bytes) -> bool:
         try:
@@ -199,16 +200,16 @@ class MemcachedClient(QueueClient):
             raise
 
     def waiting(self) -> int:
-        with self._away():
-            units, head = self._look()
+        with self._io_errors():
+            units, head = self._read_counters()
             return ((units - head.units) & _UNITS) * _UNIT if head.number < self._tail else 0
 
     # ---- the processor -------------------------------------------------------------------------------------
 
     def read(self, limit: int) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
-        with self._away():
-            _, head = self._look()
+        with self._io_errors():
+            _, head = self._read_counters()
             if self._cursor < head.number:
                 self._skip_to(head.number)
             more = True
@@ -264,7 +265,7 @@ class MemcachedClient(QueueClient):
 
     def release(self, position: int) -> None:
         number = position - self._passed_before
-        with self._away():
+        with self._io_errors():
             units = self._passed.get(number)
             if units is None:
                 self._open_queue()
@@ -313,7 +314,7 @@ class MemcachedClient(QueueClient):
     def _key(self, part: str | int) -> str:
         return f"{self._prefix}:{self._id.decode()}:{part}"
 
-    def _look(self) -> tuple[int, _Head]:
+    def _read_counters(self) -> tuple[int, _Head]:
         """The tail's units, and the head, of the queue there is now."""
         for _ in range(_TRIES):
             self._open_queue()
@@ -323,13 +324,13 @@ class MemcachedClient(QueueClient):
                 self._tail, self._head = tail & _NUMBERS, head.number
                 return tail >> _NUMBER_BITS, head
             self._lost()
-        raise self._fault("memcached keeps the queue's tail and head", "it has dropped them again and again")
+        raise self._fault("memcached dropped the queue's tail and head again and again")
 
     def _open_queue(self) -> None:
         """Find the queue there is now; make one where there is none, or one without its tail or head."""
         key = f"{self._prefix}:id"
         while not self._id:
-            self._look_at_settings()
+            self._check_settings()
             found, token = self._server.gets(key)
             if found is not None and found != self._gone:
                 self._begin(found)
@@ -353,7 +354,7 @@ class MemcachedClient(QueueClient):
         self._gone = self._id
         self._begin(b"")
 
-    def _look_at_settings(self) -> None:
+    def _check_settings(self) -> None:
         try:
             found = self._server.stats("settings")
         except self._errors.MemcacheClientError:  # some proxies do not know it
@@ -374,24 +375,24 @@ class MemcachedClient(QueueClient):
         if self._item_bytes and len(entry) + _OVERHEAD > self._item_bytes:
             raise ComponentError(
                 self._where,
-                f"memcached takes values of up to {self._item_bytes} bytes",
-                f"an entry of {len(entry)} bytes",
-                "Start it with a greater -I, or take RedisQueue or EmbeddedQueue.",
+                f"an entry of {len(entry)} bytes is larger than memcached takes, {self._item_bytes} bytes",
+                "Start it with a larger -I, or use RedisQueue or EmbeddedQueue.",
             )
 
     @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
+    def _io_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, self._errors.MemcacheError) as error:
             self._server.close()
             raise self._fault(
-                f"memcached answers within {_ANSWER_SECONDS:g} s, and does as it is asked",
-                f"{type(error).__name__}: {error}".removesuffix(": "),
+                f"memcached did not do what it was asked within {_ANSWER_SECONDS:g} s ("
+                + f"{type(error).__name__}: {error}".removesuffix(": ")
+                + ")"
             ) from error
 
-    def _fault(self, rule: str, got: str) -> QueueAway:
-        return QueueAway(self._where, rule, got, "It goes on by itself once memcached does and has memory.")
+    def _fault(self, problem: str) -> QueueUnavailable:
+        return QueueUnavailable(self._where, problem, "It goes on by itself once memcached runs and has memory.")
 
 
 def _units_of(value: bytes) -> int | None:
@@ -409,9 +410,6 @@ def _library(where: str) -> Any:
         import pymemcache.exceptions
     except ImportError:
         raise EnvironmentFault(
-            where,
-            "the package pymemcache talks to memcached",
-            "but it is not installed",
-            'Install it with: pip install "penstock[memcached]".',
+            where, "the package pymemcache is not installed", 'Install it with: pip install "penstock[memcached]".'
         ) from None
     return pymemcache

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from penstock.connectors.parquet import hive_partitions, sync_folder
-from penstock.connectors.tables import Rejected, last_of_each, write_all_but_rejected
 from penstock.credentials import has_references
 from penstock.errors import EnvironmentFault, StateError, TopologyError
 from penstock.filesystems import open_url
@@ -29,13 +28,14 @@ from penstock.persist.stores import (
     Overtaken,
     Reject,
     Store,
-    StoreAway,
     StoreClient,
+    StoreUnavailable,
     checked_key,
 )
 from penstock.persist.tables import NullInKey, refuse_null_keys
 from penstock.redaction import redacted
 from penstock.state.store import TEMPORARY, StateStore, is_missing
+from penstock.storage.tables import Rejected, last_of_each, write_all_but_rejected
 from penstock.texts import parse_json
 
 _OWN = "_penstock"
@@ -79,7 +79,7 @@ class ParquetStore(Store):
         where = f"ParquetStore for {url}"
         if isinstance(partition_by, str):
             raise TopologyError(
-                where, "partition_by is a sequence of fields", repr(partition_by), f"Write [{partition_by!r}]."
+                where, f"partition_by is {partition_by!r}, not a sequence of fields", f"Write [{partition_by!r}]."
             )
         self.key = checked_key(where, key)
         self.partition_by = tuple(partition_by or ())
@@ -87,15 +87,15 @@ class ParquetStore(Store):
         if self.key and "://" in url and not url.startswith("file://"):
             raise TopologyError(
                 where,
-                "with a key the folder is a path: an object store does not replace a file in one step",
-                f"key={self.key!r}",
+                f"with a key ({self.key!r}) the folder must be a local path, because an object "
+                "store does not replace a file in one step",
                 "Leave the key out and take the last row of each when reading, or use PostgresStore.",
             )
         if self.key and not set(self.partition_by) <= set(self.key):
             raise TopologyError(
                 where,
-                "with a key a row stays in its partition: partition_by is part of the key",
-                f"partition_by={self.partition_by!r}, key={self.key!r}",
+                f"partition_by={self.partition_by!r} is not part of key={self.key!r}, so a row "
+                "could change its partition",
                 "Add the field to the key, or leave it out of partition_by.",
             )
         self.url = url if "://" in url or url.startswith("${") else os.path.abspath(url)
@@ -107,13 +107,12 @@ class ParquetStore(Store):
         except (ValueError, ImportError) as error:
             raise EnvironmentFault(
                 f"{where}, ParquetStore for {self.url}",
-                "folder is a local path or a URL that fsspec knows",
-                str(error),
+                f"folder is neither a local path nor a URL that fsspec knows ({error})",
                 "Install the package that fsspec names for it.",
             ) from error
 
     def open(self) -> StoreClient:
-        return _Client(self)
+        return _ParquetClient(self)
 
     def __str__(self) -> str:
         return f"Parquet files in {redacted(self.url)}"
@@ -149,8 +148,7 @@ class _Commit:
             if not _STAGED_FILE.fullmatch(staged) or not _is_target(target):
                 raise StateError(
                     f"record {_OWN}/{name}",
-                    "moves files of this store to where it keeps rows, and no others",
-                    f"{staged!r} to {target!r}",
+                    f"it would move {staged!r} to {target!r}, which is not one of this store's files",
                     "Find out who wrote it. Nothing was moved; restore the record from a backup.",
                 )
         return cls(int(posixpath.basename(name).partition(".")[0]), content["queues"], files, schema)
@@ -162,7 +160,7 @@ def _is_target(name: str) -> bool:
     return bool(_TARGET_FILE.fullmatch(file)) and all("=" in folder for folder in folders)
 
 
-class _Client(StoreClient):
+class _ParquetClient(StoreClient):
     """A write, in numbered steps: (1) files, complete and durable, under names that readers pass over; (2) the
     next commit's record, which says how far the queue is and which files belong to it; (3) rename the files; (4)
     remove what earlier commits and attempts left. The write is done with step 2: whoever comes next does 3 and 4,
@@ -194,9 +192,7 @@ class _Client(StoreClient):
             with self._io():
                 newest = self._newest()
                 if newest.queues.get(queue, "") != before:
-                    raise Overtaken(
-                        str(self._store), f"one processor at a time writes for '{queue}'", "a write of another"
-                    )
+                    raise Overtaken(str(self._store), f"another processor also writes for '{queue}'")
                 self._settle(newest)
             fitting, rejected = self._fitting(rows, newest.schema)
             if rejected and rejected != told:
@@ -229,11 +225,11 @@ class _Client(StoreClient):
         wanted = {*self._store.key, *self._store.partition_by}
         missing = sorted(wanted - set(rows.column_names))
         if missing or set(self._store.partition_by) >= set(rows.column_names):
-            raise StoreAway(
+            raise StoreUnavailable(
                 str(self._store),
-                f"the rows have the fields {', '.join(sorted(wanted))}, and one that is not for partitions",
-                f"({', '.join(rows.column_names)})",
-                "Partition by fields of the rows; they wait in the queue.",
+                f"the rows have the fields ({', '.join(rows.column_names)}), but "
+                f"{', '.join(sorted(wanted))} and one that is not for partitions are needed",
+                "Partition by fields of the rows. The rows wait in the queue.",
             )
         schema = _widened(known, rows.schema)
         for name in self._store.partition_by:
@@ -357,11 +353,10 @@ class _Client(StoreClient):
         try:
             yield
         except (OSError, pa.ArrowException, StateError) as error:
-            raise StoreAway(
+            raise StoreUnavailable(
                 str(self._store),
-                "the folder takes the rows",
-                f"{type(error).__name__}: {error}",
-                "See to space and rights there; the rows wait in the queue.",
+                f"the folder cannot be written to ({type(error).__name__}: {error})",
+                "Check space and permissions there. The rows wait in the queue.",
             ) from error
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.connectors import postgres_rows
-from penstock.connectors.tables import Columns, last_of_each, write_all_but_rejected
 from penstock.errors import EnvironmentFault, TopologyError
-from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient
+from penstock.persist.stores import Overtaken, Reject, StoreClient, StoreUnavailable
 from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
+from penstock.storage import postgres_rows
+from penstock.storage.tables import Columns, last_of_each, write_all_but_rejected
 
 if TYPE_CHECKING:
     import psycopg
@@ -56,30 +56,31 @@ class PostgresStore(TableStore):
             import psycopg  # noqa: F401 - whether it is there
         except ImportError as error:
             raise EnvironmentFault(
-                where, "PostgresStore needs psycopg 3", str(error), 'pip install "penstock[postgres]"'
+                where,
+                f"the package psycopg 3 cannot be imported ({error})",
+                'Install it with: pip install "penstock[postgres]".',
             ) from error
         try:
             postgres_rows.check_dsn(self.dsn)
         except EnvironmentFault as error:
             raise TopologyError(
                 f"{where}, PostgresStore for table '{self.table}'",
-                "dsn is a connection string of PostgreSQL",
-                error.got,
-                error.way_out,
+                f"dsn is not a connection string of PostgreSQL: {error.problem}",
+                error.hint,
             ) from None
 
     def open(self) -> StoreClient:
-        return _Client(self)
+        return _PostgresClient(self)
 
     def __str__(self) -> str:
         return f"PostgreSQL table '{self.table}' at {postgres_rows.address(self.dsn)}"
 
 
-class _RowRefused(Exception):
+class _StoreRowRefused(Exception):
     """PostgreSQL does not take rows of a part, for a reason of theirs."""
 
 
-class _Client(StoreClient):
+class _PostgresClient(StoreClient):
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._session: _Session | None = None
@@ -95,9 +96,7 @@ class _Client(StoreClient):
         with self._connected() as session:
             session.execute("BEGIN")
             if session.locked_progress(queue) != before:
-                raise Overtaken(
-                    str(self._store), f"one processor at a time writes for '{queue}'", "a write of another"
-                )
+                raise Overtaken(str(self._store), f"another processor also writes for '{queue}'")
             if rows.num_rows:
                 self._write_rows(session, self._store.shaped(rows), reject)
             session.execute("UPDATE penstock_queues SET progress = %s WHERE queue = %s", (after, queue))
@@ -128,7 +127,7 @@ class _Client(StoreClient):
                 if part.num_rows < rows.num_rows:  # another part follows
                     session.execute("TRUNCATE pg_temp.penstock_rows")
 
-        if rejected := write_all_but_rejected(rows, write, (_RowRefused, NullInKey, pa.ArrowException)):
+        if rejected := write_all_but_rejected(rows, write, (_StoreRowRefused, NullInKey, pa.ArrowException)):
             reject(rejected)
 
     @contextlib.contextmanager
@@ -145,11 +144,10 @@ class _Client(StoreClient):
             if self._session is not None and self._session.hung:
                 said = "no answer"
             self.close()
-            raise StoreAway(
+            raise StoreUnavailable(
                 str(self._store),
-                f"PostgreSQL takes the rows, each statement within {self._store.timeout:g} s",
-                said,
-                "Start it, or mend the table, the rights or the dsn; the rows wait in the queue.",
+                f"PostgreSQL did not take the rows, each statement within {self._store.timeout:g} s ({said})",
+                "Start it, or correct the table, the permissions or the dsn. The rows wait in the queue.",
             ) from error
         except BaseException:
             self.close()
@@ -192,7 +190,7 @@ class _Session:
 
     @contextlib.contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What happens inside happens whole, or is undone and raises ``_RowRefused`` or what was raised."""
+        """What happens inside happens whole, or is undone and raises ``_StoreRowRefused`` or what was raised."""
         import psycopg
 
         self.execute("SAVEPOINT part")
@@ -202,7 +200,7 @@ class _Session:
             if (error.sqlstate or "")[:2] not in postgres_rows.ROWS_FAULT:
                 raise
             self._undo()
-            raise _RowRefused(str(error)) from error
+            raise _StoreRowRefused(str(error)) from error
         except (NullInKey, pa.ArrowException):
             self._undo()
             raise

@@ -19,7 +19,7 @@ from typing import IO
 from penstock import signing
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
-from penstock.persist.processor import Processor, Status, drained
+from penstock.persist.processor import Processor, ProcessorStatus, drained
 from penstock.persist.spec import LENGTH, ProcessorSpec, load
 from penstock.redaction import described, redact_tracebacks
 
@@ -72,7 +72,7 @@ class _Reporter:
 
     def __init__(self, out: IO[str]) -> None:
         self._out, self._lock = out, threading.Lock()
-        self._last = Status()
+        self._last = ProcessorStatus()
         self._due = 0.0
 
     def report(self, processor: Processor, last: bool = False) -> None:
@@ -85,7 +85,7 @@ class _Reporter:
     def trouble(self, text: str) -> None:
         self._write(dataclasses.replace(self._last, trouble=text, attempts=self._last.attempts + 1))
 
-    def _write(self, status: Status) -> None:
+    def _write(self, status: ProcessorStatus) -> None:
         with self._lock:
             self._last = status
             with contextlib.suppress(OSError):  # the worker is gone: standard input says so too

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.connectors.tables import Rejected
-from penstock.persist.entries import Entry, unpack
-from penstock.persist.letters import DeadRow, DeadRows
+from penstock.persist.dead_letters import DeadLetterRow, DeadLetterRows
+from penstock.persist.entries import QueueEntry, unpack
 from penstock.persist.policy import Flushing, Patience
-from penstock.persist.progress import Progress
-from penstock.persist.queues import QueueAway, QueueClient
-from penstock.persist.stores import Overtaken, StoreAway, StoreClient
+from penstock.persist.progress import WriteProgress
+from penstock.persist.queues import QueueClient, QueueUnavailable
+from penstock.persist.stores import Overtaken, StoreClient, StoreUnavailable
+from penstock.storage.tables import Rejected
 
 log = logging.getLogger("penstock.persist")
 
@@ -34,7 +34,7 @@ _POLL = 0.02  # s between two looks at an empty queue: small beside a flush peri
 
 
 @dataclass
-class Status:
+class ProcessorStatus:
     """What the processor tells the worker, which shows it."""
 
     written: int = 0
@@ -65,12 +65,12 @@ class Processor:
         name: str,
         queue: QueueClient,
         store: StoreClient,
-        dead: DeadRows,
+        dead: DeadLetterRows,
         flushing: Flushing,
         clock: Clock,
         crash: Callable[[str], None] = lambda step: None,
     ) -> None:
-        self.status = Status()
+        self.status = ProcessorStatus()
         self._name, self._queue, self._store, self._dead = name, queue, store, dead
         self._flushing, self._clock, self._crash = flushing, clock, crash
         self._patience = Patience()
@@ -88,7 +88,7 @@ class Processor:
         """When the call of the store began that is going on now; for a watchdog in another thread."""
         self.empty = False
         """The last turn was told to flush, and left nothing in the queue."""
-        self._entries: list[tuple[int, Entry]] = []
+        self._entries: list[tuple[int, QueueEntry]] = []
         """In hand, with their positions."""
         self._rows = self._bytes = 0
         self._position = self._released = -1
@@ -114,8 +114,8 @@ class Processor:
         except Overtaken as error:
             log.info("%s", error)
             self._recorded = None
-        except (StoreAway, QueueAway) as error:
-            if isinstance(error, StoreAway):
+        except (StoreUnavailable, QueueUnavailable) as error:
+            if isinstance(error, StoreUnavailable):
                 self._limit = max(1, self._limit // 2)
             self._patience.failed(self._clock.monotonic())
             self.status.trouble, self.status.attempts = str(error), self._patience.attempts
@@ -128,13 +128,13 @@ class Processor:
         now = self._clock.monotonic()
         return self._patience.wait(now) or (_POLL if self._saw_end else 0.0)
 
-    def report(self) -> Status:
+    def report(self) -> ProcessorStatus:
         self.status.lost, self.status.warning = self._queue.losses, self._queue.warning
         self.status.pause = self._patience.wait(self._clock.monotonic())
         if not self.status.trouble:
             try:
                 self.status.waiting = self._queue.waiting()
-            except QueueAway as error:
+            except QueueUnavailable as error:
                 self.status.trouble = str(error)
         return self.status
 
@@ -149,14 +149,14 @@ class Processor:
         self._replaced_by = ""
         self._take_up(self._queue.id())
 
-    def _take_up(self, id: str, before: Progress | None = None) -> None:
+    def _take_up(self, id: str, before: WriteProgress | None = None) -> None:
         """Go on with the queue of that id, from what the store knows of it; also from ``before``, what the store
         knows of the queue in whose place it is. The store is told that at once: the next processor will not know
         of the other queue."""
         key = f"{self._name} {id}"
         with self._calling():
             recorded = self._store.progress(key)
-        self._progress = Progress.decode(recorded)
+        self._progress = WriteProgress.decode(recorded)
         """The store's, and what is in hand."""
         if before is not None:
             self._progress = self._progress.with_all_of(before)
@@ -178,7 +178,7 @@ class Processor:
         self._write()
         assert self._recorded is not None
         self._queue.rewind()
-        self._take_up(self._replaced_by, Progress.decode(self._recorded))
+        self._take_up(self._replaced_by, WriteProgress.decode(self._recorded))
 
     def _read(self) -> None:
         """Until enough is in hand, nothing has come, or another queue is in the place of this one: what was read
@@ -209,7 +209,7 @@ class Processor:
         while self._entries:
             assert self._recorded is not None
             entries, table = _together([entry for _, entry in self._entries], self._limit)
-            progress = Progress.decode(self._recorded)
+            progress = WriteProgress.decode(self._recorded)
             for entry in entries:
                 progress.take(entry)
             after = progress.encode()
@@ -233,7 +233,7 @@ class Processor:
         finally:
             self.calling_since = None
 
-    def _rejecter(self, entries: Sequence[Entry], table: pa.Table) -> Callable[[Sequence[Rejected]], None]:
+    def _rejecter(self, entries: Sequence[QueueEntry], table: pa.Table) -> Callable[[Sequence[Rejected]], None]:
         """Keeps rows the store refuses, each known by its entry and its place there."""
         firsts = list(itertools.accumulate((entry.rows for entry in entries), initial=0))
 
@@ -242,8 +242,8 @@ class Processor:
             for each in rejected:
                 place = bisect.bisect_right(firsts, each.row) - 1
                 entry = entries[place]
-                id = f"{entry.writer}.{entry.life}.{entry.number}.{each.row - firsts[place]}"
-                rows.append(DeadRow(id, table.slice(each.row, 1), each.error, self._clock.now()))
+                id = f"{entry.writer}.{entry.incarnation}.{entry.number}.{each.row - firsts[place]}"
+                rows.append(DeadLetterRow(id, table.slice(each.row, 1), each.error, self._clock.now()))
             self._dead.add(rows)
             self._rejected = len(rows)
             self._crash("rejected")
@@ -259,7 +259,7 @@ class Processor:
             self._crash("released")
 
 
-def _together(entries: Sequence[Entry], limit: int) -> tuple[Sequence[Entry], pa.Table]:
+def _together(entries: Sequence[QueueEntry], limit: int) -> tuple[Sequence[QueueEntry], pa.Table]:
     """The first of the entries, and those after it up to ``limit`` rows as far as they go together without a value
     changing: a field whose type differs ends them, unless one of the two knows only None."""
     tables = [entries[0].table()]

@@ -7,36 +7,38 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from penstock.persist.entries import Entry
+from penstock.persist.entries import QueueEntry
 from penstock.texts import parse_json
 
 
-class Progress:
-    """The newest ⟨life, number⟩ of each writer that is in the store. Anything not newer has been there: a queue
-    takes nothing from an earlier life once a later one is registered."""
+class WriteProgress:
+    """The newest ⟨incarnation, number⟩ of each writer that is in the store. Anything not newer has been there: a
+    queue takes nothing from an earlier incarnation once a later one is registered."""
 
     def __init__(self, newest: Mapping[str, tuple[int, int]] | None = None) -> None:
         self._newest = dict(newest or {})
 
-    def is_new(self, entry: Entry) -> bool:
+    def is_new(self, entry: QueueEntry) -> bool:
         newest = self._newest.get(entry.writer)
-        return newest is None or newest < (entry.life, entry.number)
+        return newest is None or newest < (entry.incarnation, entry.number)
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: QueueEntry) -> None:
         """From now on this entry is known."""
-        self._newest[entry.writer] = (entry.life, entry.number)
+        self._newest[entry.writer] = (entry.incarnation, entry.number)
 
-    def with_all_of(self, other: Progress) -> Progress:
+    def with_all_of(self, other: WriteProgress) -> WriteProgress:
         """What either of the two knows."""
         newest = dict(self._newest)
         for writer, name in other._newest.items():
             newest[writer] = max(newest.get(writer, name), name)
-        return Progress(newest)
+        return WriteProgress(newest)
 
     def encode(self) -> str:
         return json.dumps(self._newest, sort_keys=True)
 
     @classmethod
-    def decode(cls, text: str) -> Progress:
+    def decode(cls, text: str) -> WriteProgress:
         """From what ``encode`` gave; of an empty text, that of a store that has nothing."""
-        return cls({writer: (life, number) for writer, (life, number) in parse_json(text or "{}").items()})
+        return cls(
+            {writer: (incarnation, number) for writer, (incarnation, number) in parse_json(text or "{}").items()}
+        )

@@ -13,16 +13,16 @@ from penstock.errors import ComponentError
 ENTRY_BYTES = 512 << 10  # the most a writer puts into one entry: memcached refuses values of 1 MiB
 
 
-class QueueAway(ComponentError):
+class QueueUnavailable(ComponentError):
     """The queue does not answer, or has no space left on its medium. What was asked may have happened: asking
     again is right."""
 
 
-class Superseded(ComponentError):
+class WriterSuperseded(ComponentError):
     """Another process has taken this writer's place. Nothing of what was to be put is there."""
 
 
-class Queue(ABC):
+class PersistentQueue(ABC):
     """Where a queue is kept: made by the user on the driver and pickled; ``open`` runs in each process that uses
     it. A component has one queue: any number of tasks put, one processor reads."""
 
@@ -46,7 +46,7 @@ class Queue(ABC):
 
 class QueueClient(ABC):
     """One process's hold on a queue. All calls come from one thread; a writer calls ``register``, ``put`` and
-    ``waiting``, the processor all the others. Every call but ``close`` may raise ``QueueAway`` within some
+    ``waiting``, the processor all the others. Every call but ``close`` may raise ``QueueUnavailable`` within some
     seconds, and may then be repeated; after a server came back the same client goes on.
 
     Two processors at a time do no harm, though only one is meant to be: reading takes nothing away, and releasing
@@ -61,17 +61,17 @@ class QueueClient(ABC):
 
     @abstractmethod
     def register(self, writer: str) -> int:
-        """Begin a new life of a writer: greater than all its lives before, and also than any of a queue that has
-        lost its memory since (so at least the time in milliseconds)."""
+        """Begin a new incarnation of a writer: greater than all its incarnations before, and also than any of a
+        queue that has lost its memory since (so at least the time in milliseconds)."""
 
     @abstractmethod
-    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
+    def put(self, entries: Sequence[bytes], writer: str = "", incarnation: int = 0) -> None:
         """Append entries (never empty, at most about ``ENTRY_BYTES`` each), in order, behind all that was put
         before by anyone who has returned. On return they are as durable as this queue makes anything. When it
-        raises ``QueueAway``, some first ones may be there.
+        raises ``QueueUnavailable``, some first ones may be there.
 
-        With a writer and its life, raises ``Superseded`` if a later life of it is registered: a worker that was
-        replaced and wakes up must not put old results behind new ones."""
+        With a writer and its incarnation, raises ``WriterSuperseded`` if a later incarnation of it is registered:
+        a worker that was replaced and wakes up must not put old results behind new ones."""
 
     @abstractmethod
     def waiting(self) -> int:
@@ -104,13 +104,12 @@ class QueueClient(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections. Never raises ``QueueAway``."""
+        """Let go of files and connections. Never raises ``QueueUnavailable``."""
 
 
-def superseded(where: str, writer: str) -> Superseded:
-    return Superseded(
+def superseded(where: str, writer: str) -> WriterSuperseded:
+    return WriterSuperseded(
         where,
-        f"'{writer}' is the newest of its name to put",
-        "another process that has begun since",
-        "This one was replaced; or two topologies of one name share the queue: rename one.",
+        f"another process has begun since to put as '{writer}'",
+        "This one was replaced. If two topologies of one name share the queue, rename one.",
     )

@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 from penstock.credentials import has_references, resolved_url
 from penstock.errors import EnvironmentFault, TopologyError
 from penstock.persist.names import safe
-from penstock.persist.queues import Queue, QueueAway, QueueClient, superseded
+from penstock.persist.queues import PersistentQueue, QueueClient, QueueUnavailable, superseded
 from penstock.redaction import described, hide, redacted
 
 _ANSWER_SECONDS = 3.0  # an fsync of a busy disk takes a second at times
 _READ_COUNT = 32  # entries asked for at a time: at most 16 MB
 
-# KEYS: the stream, its counts, the last lives; ARGV: the writer, its life, the entries. Each entry keeps the sum
-# of all bytes put up to its end.
+# KEYS: the stream, its counts, the last incarnations; ARGV: the writer, its incarnation, the entries. Each entry
+# keeps the sum of all bytes put up to its end.
 _PUT = """
 if ARGV[1] ~= '' and tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) > tonumber(ARGV[2]) then
     return 0
@@ -60,15 +60,15 @@ end
 _READ = """
 return {redis.call('GET', KEYS[2]), redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])}
 """
-# KEYS: the last lives of all writers; ARGV: the writer, the least that the new one is.
+# KEYS: the last incarnations of all writers; ARGV: the writer, the least that the new one is.
 _REGISTER = """
-local life = math.max((redis.call('HGET', KEYS[1], ARGV[1]) or 0) + 1, ARGV[2])
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', life))
-return life
+local incarnation = math.max((redis.call('HGET', KEYS[1], ARGV[1]) or 0) + 1, ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', incarnation))
+return incarnation
 """
 
 
-class RedisQueue(Queue):
+class RedisQueue(PersistentQueue):
     """A stream in the database of ``url``: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for
     TLS, ``unix://`` for a socket. The password may be a reference: ``${NAME}``, ``${file:PATH}``. Up to
     ``max_bytes`` of results wait; the server needs memory for them."""
@@ -85,9 +85,8 @@ class RedisQueue(Queue):
         except ValueError:
             raise TopologyError(
                 where,
-                "url is that of a Redis",
-                f"{redacted(self.url)}, which does not parse",  # the library's words may quote a password
-                "Write RedisQueue('redis://host:6379/0'). In a password @, / and : are encoded: %40, %2F, %3A.",
+                f"the URL {redacted(self.url)} is not one of a Redis",
+                "Write RedisQueue('redis://host:6379/0'). In a password, @, / and : are encoded: %40, %2F, %3A.",
             ) from None
 
     def open(self, name: str, folder: str) -> RedisClient:
@@ -115,7 +114,11 @@ class RedisClient(QueueClient):
             retry=once,
         )
         prefix = f"penstock:{{{safe(name)}}}"
-        self._stream, self._counts, self._lives = f"{prefix}:stream", f"{prefix}:counts", f"{prefix}:lives"
+        self._stream, self._counts, self._incarnations = (
+            f"{prefix}:stream",
+            f"{prefix}:counts",
+            f"{prefix}:incarnations",
+        )
         self._id = f"{prefix}:id"
         self._known_id = b""  # of the queue last read from; empty: ask
         self._put, self._release, self._register, self._read_script = map(
@@ -132,11 +135,11 @@ class RedisClient(QueueClient):
 
     def register(self, writer: str) -> int:
         arguments = [writer, int(time.time() * 1000)]
-        return int(self._call(self._register, [self._lives], arguments))
+        return int(self._call(self._register, [self._incarnations], arguments))
 
-    def put(self, entries: Sequence[bytes], writer: str = "", life: int = 0) -> None:
-        keys = [self._stream, self._counts, self._lives]
-        if not self._call(self._put, keys, [writer, life, *entries]):
+    def put(self, entries: Sequence[bytes], writer: str = "", incarnation: int = 0) -> None:
+        keys = [self._stream, self._counts, self._incarnations]
+        if not self._call(self._put, keys, [writer, incarnation, *entries]):
             raise superseded(self._where, writer)
 
     def waiting(self) -> int:
@@ -183,11 +186,11 @@ class RedisClient(QueueClient):
             return ask(*arguments, **more)
         except self._error as error:
             self._checked = False  # the next one that answers may be another server
-            raise QueueAway(
+            raise QueueUnavailable(
                 self._where,
-                f"Redis answers within {_ANSWER_SECONDS:g} s, and does as it is asked",
-                f"{type(error).__name__}: {error}",
-                "It goes on by itself once Redis does; if that runs, see what it says of memory, disk and rights.",
+                f"Redis did not do what it was asked within {_ANSWER_SECONDS:g} s "
+                f"({type(error).__name__}: {error})",
+                "It goes on by itself once Redis does. If Redis runs, check its memory, disk and permissions.",
             ) from error
 
     def _weakness(self) -> str:
@@ -221,7 +224,7 @@ def _with_secrets(library: Any, url: str, where: str) -> str:
     try:
         password = library.connection.parse_url(url).get("password")
     except ValueError:
-        raise EnvironmentFault(where, "needs the URL of a Redis", "one that does not parse") from None
+        raise EnvironmentFault(where, "the URL of the Redis cannot be parsed") from None
     if password:
         hide(password)
     return url
@@ -239,9 +242,6 @@ def _library(where: str) -> Any:
         import redis.retry
     except ImportError:
         raise EnvironmentFault(
-            where,
-            "the package redis talks to Redis",
-            "but it is not installed",
-            'Install it with: pip install "penstock[redis]".',
+            where, "the package redis is not installed", 'Install it with: pip install "penstock[redis]".'
         ) from None
     return redis

@@ -11,14 +11,14 @@ from pathlib import Path
 from penstock import signing
 from penstock.clock import Clock
 from penstock.errors import ComponentError, LoadError
-from penstock.persist.letters import DeadRows
+from penstock.persist.dead_letters import DeadLetterRows
 from penstock.persist.policy import Flushing
 from penstock.persist.processor import Processor
-from penstock.persist.queues import Queue
+from penstock.persist.queues import PersistentQueue
 from penstock.persist.stores import Store
 from penstock.private_folder import make_folders
-from penstock.replay.segments import replace_file
 from penstock.state.store import StateStore
+from penstock.storage.segments import replace_file
 
 _SPEC = "spec.pickle"
 _PURPOSE = "persist spec"  # of a signature
@@ -31,7 +31,7 @@ class ProcessorSpec:
 
     topology: str
     component: str
-    queue: Queue
+    queue: PersistentQueue
     store: Store
     folder: str
     """The component's shared folder, for a queue that wants one."""
@@ -54,8 +54,8 @@ class ProcessorSpec:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ComponentError(
                 f"component '{self.component}'",
-                "its store and queue travel to the processor's process",
-                f"{type(error).__name__}: {error}",
+                "its store and queue cannot be pickled for the processor's process "
+                f"({type(error).__name__}: {error})",
                 "Define your own store in a module, not in the file that is run, and connect in open().",
             ) from error
         return signing.sign(_PURPOSE, pickled) + pickled
@@ -65,7 +65,7 @@ class ProcessorSpec:
             self.name,
             self.queue.open(self.name, self.folder),
             self.store.open(),
-            DeadRows(Path(self.dead), self.component),
+            DeadLetterRows(Path(self.dead), self.component),
             Flushing(self.flush_every, self.flush_rows),
             clock,
             crash,
@@ -105,9 +105,8 @@ def _load_of(data: bytes, topology: str, component: str) -> ProcessorSpec:
     if (spec.topology, spec.component) != (topology, component):
         raise LoadError(
             f"component '{component}' of topology '{topology}'",
-            f"its {_SPEC} must be its own",
-            f"the one of '{spec.component}' of topology '{spec.topology}'",
-            "Find out who put it there, and remove it; the next start of the topology writes it again.",
+            f"its {_SPEC} belongs to '{spec.component}' of topology '{spec.topology}'",
+            "Find out who put it there, and remove it. The next start of the topology writes it again.",
         )
     return spec
 
@@ -118,18 +117,17 @@ def load(data: bytes) -> ProcessorSpec:
     if not signing.is_signed(_PURPOSE, pickled, signature):
         raise LoadError(
             "a PersistBolt's store and queue",
-            "must be signed with this deployment's key",
-            f"{_SPEC} of another key, or changed since it was written",
-            f"Use the key file of the user who runs the topology (set {signing.KEY_FILE}); this one is "
-            f"{signing.key_path()}. If that key is lost, remove the file {_SPEC}; the next start writes it again.",
+            f"{_SPEC} is signed with another key, or was changed since it was written",
+            f"Use the key file of the user who runs the topology (set {signing.KEY_FILE}); "
+            f"this one is {signing.key_path()}. If that key is lost, remove the file {_SPEC}; "
+            "the next start writes it again.",
         )
     try:
         spec = pickle.loads(pickled)
     except Exception as error:  # whatever a user's class raises while it is built
         raise LoadError(
             "a PersistBolt's store and queue",
-            "unpickle with the code that is here",
-            f"{type(error).__name__}: {error}",
+            f"they cannot be unpickled here ({type(error).__name__}: {error})",
             "Run this where the topology's modules can be imported.",
         ) from error
     assert isinstance(spec, ProcessorSpec)

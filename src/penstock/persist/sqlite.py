@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.connectors.tables import Columns, last_of_each, write_all_but_rejected
 from penstock.errors import TopologyError
-from penstock.persist.stores import Overtaken, Reject, StoreAway, StoreClient
+from penstock.persist.stores import Overtaken, Reject, StoreClient, StoreUnavailable
 from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
+from penstock.storage.tables import Columns, last_of_each, write_all_but_rejected
 
 _STRICT = sqlite3.sqlite_version_info >= (3, 37)  # before, SQLite stores any value in any column
 _CODES = 0xFF  # the part of an SQLite error code that names its kind
@@ -26,7 +26,7 @@ _REFUSED = (  # a row's own fault
     NullInKey,
     pa.ArrowException,
 )
-_WAYS_OUT = {
+_HINTS = {
     sqlite3.SQLITE_BUSY: "Another program holds the file's write lock: let it commit.",
     sqlite3.SQLITE_LOCKED: "Another program holds the file's write lock: let it commit.",
     sqlite3.SQLITE_FULL: "Free some space there.",
@@ -64,8 +64,7 @@ class SQLiteStore(TableStore):
         if path == ":memory:" or path.startswith("file:") or "://" in path:
             raise TopologyError(
                 f"SQLiteStore for table '{table}'",
-                "path is a file on a local disk, which outlives the processor",
-                repr(path),
+                f"path is {path!r}, not a file on a local disk that outlives the processor",
                 "Use PostgresStore for several machines.",
             )
         self.path = os.path.abspath(path)  # of the driver: the processor may run in another folder
@@ -75,13 +74,13 @@ class SQLiteStore(TableStore):
         """Python brings all it needs."""
 
     def open(self) -> StoreClient:
-        return _Client(self)
+        return _SQLiteClient(self)
 
     def __str__(self) -> str:
         return f"SQLite table '{self.table}' in {self.path}"
 
 
-class _Client(StoreClient):
+class _SQLiteClient(StoreClient):
     def __init__(self, store: SQLiteStore) -> None:
         self._store = store
         self._connection: sqlite3.Connection | None = None
@@ -96,9 +95,7 @@ class _Client(StoreClient):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 if _progress(connection, queue) != before:
-                    raise Overtaken(
-                        str(self._store), f"one processor at a time writes for '{queue}'", "a write of another"
-                    )
+                    raise Overtaken(str(self._store), f"another processor also writes for '{queue}'")
                 if rows.num_rows:
                     rows = self._store.shaped(rows)
                     if self._store.create:
@@ -156,11 +153,10 @@ class _Client(StoreClient):
         except sqlite3.Error as error:
             self.close()
             code = getattr(error, "sqlite_errorcode", 0) & _CODES
-            raise StoreAway(
+            raise StoreUnavailable(
                 str(self._store),
-                "the file takes the rows",
-                f"{type(error).__name__}: {error}",
-                _WAYS_OUT.get(code, "Look at the file, its folder and its disk.") + " The rows wait in the queue.",
+                f"the file cannot be written to ({type(error).__name__}: {error})",
+                _HINTS.get(code, "Look at the file, its folder and its disk.") + " The rows wait in the queue.",
             ) from error
 
 

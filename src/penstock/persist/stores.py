@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from penstock.connectors.tables import Rejected
 from penstock.errors import ComponentError, TopologyError
+from penstock.storage.tables import Rejected
 
 
-class StoreAway(ComponentError):
+class StoreUnavailable(ComponentError):
     """The store refuses, hangs or is full: the same rows may be taken later. Nothing, or everything, of what was
     asked has happened."""
 
@@ -50,7 +50,7 @@ class Store(ABC):
 
 class StoreClient(ABC):
     """The processor's hold on a store. All calls come from one thread. Any call but ``close`` may raise
-    ``StoreAway``, and may then be repeated: connections are made anew by then."""
+    ``StoreUnavailable``, and may then be repeated: connections are made anew by then."""
 
     @abstractmethod
     def progress(self, queue: str) -> str:
@@ -68,13 +68,13 @@ class StoreClient(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections. Never raises ``StoreAway``."""
+        """Let go of connections. Never raises ``StoreUnavailable``."""
 
 
 def checked_key(where: str, key: Sequence[str]) -> tuple[str, ...]:
     """The key as a store keeps it."""
     if isinstance(key, str) or len(set(key)) != len(tuple(key)):
         raise TopologyError(
-            where, "key is a sequence of different fields", repr(key), f"Write key=({key!r},) for one field."
+            where, f"key is {key!r}, not a sequence of different fields", f"Write key=({key!r},) for one field."
         )
     return tuple(key)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.connectors.tables import Columns, checked_columns
-from penstock.persist.stores import Store, StoreAway, checked_key
+from penstock.persist.stores import Store, StoreUnavailable, checked_key
+from penstock.storage.tables import Columns, checked_columns
 
 
 class NullInKey(ValueError):
@@ -25,8 +25,8 @@ class TableStore(Store):
     Of several rows of one key in one write only the last is written; the others are not even looked at.
 
     A row the table does not take (a type, a constraint, None in the key) is rejected. What is wrong for every row
-    (no such table or column, no right to write) is ``StoreAway``: nothing is dropped, and the rows go in once the
-    table is mended.
+    (no such table or column, no right to write) is ``StoreUnavailable``: nothing is dropped, and the rows go in
+    once the table is mended.
     """
 
     def __init__(self, table: str, key: Sequence[str], columns: Columns, create: bool) -> None:
@@ -40,11 +40,10 @@ class TableStore(Store):
         """The rows with the table's columns."""
         wanted = self.key if self._columns is None else tuple(self._columns)
         if missing := [name for name in wanted if name not in rows.column_names]:
-            raise StoreAway(
+            raise StoreUnavailable(
                 str(self),
-                f"the rows have the fields {', '.join(wanted)}",
-                f"({', '.join(rows.column_names)}), without {', '.join(missing)}",
-                "Set columns={field: column} to say which field goes where; the rows wait in the queue.",
+                f"the rows ({', '.join(rows.column_names)}) have no field {', '.join(missing)}",
+                "Set columns={field: column} to say which field goes where. The rows wait in the queue.",
             )
         if self._columns is None:
             return rows

@@ -1,1 +1,1 @@
-"""From a topology to stages, slots, tasks and the first route table: pure passes over inert data."""
+"""From a topology to stages, workers, tasks and the first route table: pure passes over inert data."""

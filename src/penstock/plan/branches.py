@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from penstock.topology.builder import Node, Topology
+from penstock.topology.builder import Topology, TopologyNode
 from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import All, Direct, Global
 
 _FIXED = (All, Direct, Global)
 
 
-def why_not_migrated(topology: Topology, node: Node, chained: Collection[str]) -> str:
-    """Why tuples for one task of the component are never sent to another; empty where they may be. ``chained``:
-    the components that share slots with the one they read."""
+def why_not_migrated(topology: Topology, node: TopologyNode, fused: Collection[str]) -> str:
+    """Why tuples for one task of the component are never sent to another; empty where they may be. ``fused``:
+    the components that share workers with the one they read."""
     bolt = node.component
-    if not isinstance(bolt, BaseBolt) or not bolt.in_parts:
-        return "does not work in parts"
+    if not isinstance(bolt, BaseBolt) or not bolt.emits_partials:
+        return "does not emit partials"
     if node.tasks < 2:
         return "has one task"
-    if node.id in chained:
-        return f"is chained to '{node.inputs[0].component}'"
+    if node.id in fused:
+        return f"is fused with '{node.inputs[0].component}'"
     for subscription in node.inputs:
         if isinstance(subscription.grouping, _FIXED):
             return f"reads '{subscription.component}' by {subscription.grouping} grouping"
     for stream in node.streams.values():
         for reader, _ in topology.subscribers(stream):
-            if not (isinstance(reader.component, BaseBolt) and reader.component.merges_parts):
-                return f"'{reader.id}', which reads it, does not merge parts"
+            if not (isinstance(reader.component, BaseBolt) and reader.component.merges_partials):
+                return f"'{reader.id}', which reads it, does not merge partials"
     return ""

@@ -1,4 +1,4 @@
-"""What the planner makes. Inert, picklable; it travels to every slot."""
+"""What the planner makes. Inert, picklable; it travels to every worker."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from penstock.topology.streams import Stream
 
 
 @dataclass(frozen=True, order=True)
-class SlotId:
+class WorkerId:
     """One partition of one stage: one long-running Spark task, one Python process."""
 
     stage: int
-    slot: int
+    index: int
 
     def __str__(self) -> str:
-        return f"{self.stage}.{self.slot}"
+        return f"{self.stage}.{self.index}"
 
     @classmethod
-    def parse(cls, text: str) -> SlotId:
-        """The slot that ``str`` gives this text for."""
-        stage, slot = text.split(".")
-        return cls(int(stage), int(slot))
+    def parse(cls, text: str) -> WorkerId:
+        """The worker that ``str`` gives this text for."""
+        stage, worker = text.split(".")
+        return cls(int(stage), int(worker))
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Edge:
     stream: int
     target: str
     grouping: Grouping
-    chained: bool = False
-    """Both ends of each pair of tasks share a slot: tuples pass by reference, without a hop."""
+    fused: bool = False
+    """Both ends of each pair of tasks share a worker: tuples pass by reference, without a hop."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class Stage:
     """All components at one distance from the spouts. A stage sends only to stages after it."""
 
     index: int
-    chains: tuple[tuple[str, ...], ...]
-    slots: int
+    fused_groups: tuple[tuple[str, ...], ...]
+    workers: int
 
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Which slot runs which task. Only its version and contents ever change while a topology runs."""
+    """Which worker runs which task. Only its version and contents ever change while a topology runs."""
 
     version: int
-    slot_of: Mapping[int, SlotId]
+    worker_of: Mapping[int, WorkerId]
 
-    def tasks_of(self, slot: SlotId) -> tuple[int, ...]:
-        return tuple(task for task, owner in self.slot_of.items() if owner == slot)
+    def tasks_of(self, worker: WorkerId) -> tuple[int, ...]:
+        return tuple(task for task, owner in self.worker_of.items() if owner == worker)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Plan:
         return tuple(component for component, why in self.not_migrated.items() if not why)
 
     @property
-    def slots(self) -> int:
-        return sum(stage.slots for stage in self.stages)
+    def workers(self) -> int:
+        return sum(stage.workers for stage in self.stages)
 
     @cached_property
     def tasks_of(self) -> dict[str, tuple[int, ...]]:
@@ -106,8 +106,8 @@ class Plan:
     def task(self) -> dict[int, Task]:
         return {task.id: task for task in self.tasks}
 
-    def slot_ids(self) -> list[SlotId]:
-        return [SlotId(stage.index, slot) for stage in self.stages for slot in range(stage.slots)]
+    def worker_ids(self) -> list[WorkerId]:
+        return [WorkerId(stage.index, worker) for stage in self.stages for worker in range(stage.workers)]
 
     def streams_of(self, component: str) -> list[tuple[int, Stream]]:
         """The streams a component declares, with their numbers on the wire."""
@@ -118,16 +118,16 @@ class Plan:
 
     @cached_property
     def downstream_of(self) -> dict[str, tuple[str, ...]]:
-        """The components each one sends to, those chained to it left out."""
+        """The components each one sends to, those fused with it left out."""
         result: dict[str, tuple[str, ...]] = {}
         for component in self.tasks_of:
-            targets = [e.target for e in self.edges if self.source_of(e) == component and not e.chained]
+            targets = [e.target for e in self.edges if self.source_of(e) == component and not e.fused]
             result[component] = tuple(dict.fromkeys(targets))
         return result
 
     @cached_property
     def upstream_of(self) -> dict[str, tuple[str, ...]]:
-        """The components that send to each one, those it is chained to left out."""
+        """The components that send to each one, those it is fused with left out."""
         return {
             component: tuple(source for source, targets in self.downstream_of.items() if component in targets)
             for component in self.tasks_of
@@ -142,36 +142,36 @@ class Plan:
     def source_of(self, edge: Edge) -> str:
         return self.streams[edge.stream].component
 
-    def chained_tasks(self, task: int) -> tuple[int, ...]:
-        """The tasks in the same slot that a task sends to by reference."""
+    def fused_tasks(self, task: int) -> tuple[int, ...]:
+        """The tasks in the same worker that a task sends to by reference."""
         component = self.task[task].component
-        targets = {edge.target for edge in self.edges if edge.chained and self.source_of(edge) == component}
-        mine = self.routes.tasks_of(self.routes.slot_of[task])
+        targets = {edge.target for edge in self.edges if edge.fused and self.source_of(edge) == component}
+        mine = self.routes.tasks_of(self.routes.worker_of[task])
         return tuple(each for each in mine if self.task[each].component in targets)
 
-    def next_hop(self, source: SlotId, target: SlotId) -> int:
-        """The slot of the following stage that a row from ``source`` to ``target`` goes to.
+    def next_hop(self, source: WorkerId, target: WorkerId) -> int:
+        """The worker of the following stage that a row from ``source`` to ``target`` goes to.
 
         A frame for a later stage is relayed. The relay depends on both ends only, so that frames between two
-        tasks keep their order, and spreads the load over the slots in between.
+        tasks keep their order, and spreads the load over the workers in between.
         """
         if target.stage == source.stage + 1:
-            return target.slot
-        return (source.slot + target.slot) % self.stages[source.stage + 1].slots
+            return target.index
+        return (source.index + target.index) % self.stages[source.stage + 1].workers
 
     def validate(self) -> None:
         """The invariants every plan keeps."""
         assert [stage.index for stage in self.stages] == list(range(len(self.stages)))
-        assert set(self.routes.slot_of) == set(self.task)
-        known = set(self.slot_ids())
-        assert all(slot in known for slot in self.routes.slot_of.values())
-        assert all(self.routes.tasks_of(slot) for slot in known), "a slot without a task"
+        assert set(self.routes.worker_of) == set(self.task)
+        known = set(self.worker_ids())
+        assert all(worker in known for worker in self.routes.worker_of.values())
+        assert all(self.routes.tasks_of(worker) for worker in known), "a worker without a task"
         stage_of = {
-            component: stage.index for stage in self.stages for chain in stage.chains for component in chain
+            component: stage.index for stage in self.stages for group in stage.fused_groups for component in group
         }
         for edge in self.edges:
             source = self.streams[edge.stream].component
-            if edge.chained:
+            if edge.fused:
                 assert stage_of[source] == stage_of[edge.target]
             else:
                 assert stage_of[source] < stage_of[edge.target], "an edge must point to a later stage"

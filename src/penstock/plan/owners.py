@@ -21,7 +21,7 @@ _NOBODYS = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
 
 @dataclass(frozen=True)
 class Owners:
-    """The rule by which keys have owners. JSON takes it to the slots."""
+    """The rule by which keys have owners. JSON takes it to the workers."""
 
     fields: int = 0
     """A key's owner is found by the hash of so many fields; 0: it has none."""

@@ -1,66 +1,66 @@
 """The planner: a list of small passes, each a pure function.
 
-chains -> stages -> tasks -> slots and routes -> streams and edges
+fused groups -> stages -> tasks -> workers and routes -> streams and edges
 """
 
 from __future__ import annotations
 
 from penstock.plan.branches import why_not_migrated
-from penstock.plan.model import Edge, Plan, RouteTable, SlotId, Stage, Task
-from penstock.topology.builder import Node, Topology
+from penstock.plan.model import Edge, Plan, RouteTable, Stage, Task, WorkerId
+from penstock.topology.builder import Topology, TopologyNode
 from penstock.topology.groupings import LocalOrShuffle
 from penstock.topology.streams import Stream
 
-Chain = tuple[str, ...]
+FusedGroup = tuple[str, ...]
 
 
 def make_plan(topology: Topology) -> Plan:
     """Plan a checked topology."""
-    chains = find_chains(topology)
-    stages = assign_stages(topology, chains)
+    fused_groups = find_fused_groups(topology)
+    stages = assign_stages(topology, fused_groups)
     tasks = number_tasks(topology)
     routes = place_tasks(topology, stages, tasks)
-    streams, edges = number_streams(topology, chains)
-    chained = {component for chain in chains for component in chain[1:]}
+    streams, edges = number_streams(topology, fused_groups)
+    fused = {component for group in fused_groups for component in group[1:]}
     bolts = [node for node in topology.nodes.values() if not node.is_spout]
-    why_not = {node.id: why_not_migrated(topology, node, chained) for node in bolts}
+    why_not = {node.id: why_not_migrated(topology, node, fused) for node in bolts}
     plan = Plan(topology.name, stages, tasks, streams, edges, routes, why_not)
     plan.validate()
     return plan
 
 
-def find_chains(topology: Topology) -> list[Chain]:
-    """Components that share slots. A bolt joins its parent's chain when all it reads comes from that one
+def find_fused_groups(topology: Topology) -> list[FusedGroup]:
+    """Components that share workers. A bolt joins its parent's fused group when all it reads comes from that one
     component by local-or-shuffle grouping, with the same number of executors and tasks on both sides: then
     task i always sends to task i, and a hop would buy nothing."""
-    chains: list[list[str]] = []
-    chain_of: dict[str, list[str]] = {}
+    fused_groups: list[list[str]] = []
+    fused_group_of: dict[str, list[str]] = {}
     for node in in_order(topology):
-        parent = _chain_parent(topology, node) if topology.settings.chaining else None
+        parent = _fusing_parent(topology, node) if topology.settings.transport.fusing else None
         if parent is not None:
-            chain = chain_of[parent]
+            group = fused_group_of[parent]
         else:
-            chain = []
-            chains.append(chain)
-        chain.append(node.id)
-        chain_of[node.id] = chain
-    return [tuple(chain) for chain in chains]
+            group = []
+            fused_groups.append(group)
+        group.append(node.id)
+        fused_group_of[node.id] = group
+    return [tuple(group) for group in fused_groups]
 
 
-def assign_stages(topology: Topology, chains: list[Chain]) -> tuple[Stage, ...]:
-    """A chain's stage is its longest distance from a spout; its slots are one per executor."""
-    chain_of = {component: chain for chain in chains for component in chain}
-    depth: dict[Chain, int] = {}
+def assign_stages(topology: Topology, fused_groups: list[FusedGroup]) -> tuple[Stage, ...]:
+    """A fused group's stage is its longest distance from a spout; its workers are one per executor."""
+    fused_group_of = {component: group for group in fused_groups for component in group}
+    depth: dict[FusedGroup, int] = {}
     for node in in_order(topology):
-        chain = chain_of[node.id]
-        if node.id == chain[0]:
-            parents = [depth[chain_of[i.component]] + 1 for i in node.inputs]
-            depth[chain] = max(parents, default=0)
+        group = fused_group_of[node.id]
+        if node.id == group[0]:
+            parents = [depth[fused_group_of[i.component]] + 1 for i in node.inputs]
+            depth[group] = max(parents, default=0)
     stages = []
     for index in range(max(depth.values()) + 1):
-        members = tuple(chain for chain in chains if depth[chain] == index)
-        slots = sum(topology.nodes[chain[0]].parallelism for chain in members)
-        stages.append(Stage(index, members, slots))
+        members = tuple(group for group in fused_groups if depth[group] == index)
+        workers = sum(topology.nodes[group[0]].parallelism for group in members)
+        stages.append(Stage(index, members, workers))
     return tuple(stages)
 
 
@@ -73,35 +73,37 @@ def number_tasks(topology: Topology) -> tuple[Task, ...]:
 
 
 def place_tasks(topology: Topology, stages: tuple[Stage, ...], tasks: tuple[Task, ...]) -> RouteTable:
-    """The first route table: each executor has a slot of its own, tasks are spread evenly and in order."""
-    slot_of: dict[int, SlotId] = {}
+    """The first route table: each executor has a worker of its own, tasks are spread evenly and in order."""
+    worker_of: dict[int, WorkerId] = {}
     for stage in stages:
         first = 0
-        for chain in stage.chains:
-            executors = topology.nodes[chain[0]].parallelism
+        for group in stage.fused_groups:
+            executors = topology.nodes[group[0]].parallelism
             for task in tasks:
-                if task.component in chain:
+                if task.component in group:
                     executor = task.index * executors // topology.nodes[task.component].tasks
-                    slot_of[task.id] = SlotId(stage.index, first + executor)
+                    worker_of[task.id] = WorkerId(stage.index, first + executor)
             first += executors
-    return RouteTable(0, {task.id: slot_of[task.id] for task in tasks})
+    return RouteTable(0, {task.id: worker_of[task.id] for task in tasks})
 
 
-def number_streams(topology: Topology, chains: list[Chain]) -> tuple[tuple[Stream, ...], tuple[Edge, ...]]:
+def number_streams(
+    topology: Topology, fused_groups: list[FusedGroup]
+) -> tuple[tuple[Stream, ...], tuple[Edge, ...]]:
     """Streams get numbers for the frame header; each subscription becomes an edge."""
-    chain_of = {component: chain for chain in chains for component in chain}
+    fused_group_of = {component: group for group in fused_groups for component in group}
     streams = tuple(stream for node in topology.nodes.values() for stream in node.streams.values())
     edges = tuple(
-        Edge(number, node.id, subscription.grouping, chain_of[stream.component] is chain_of[node.id])
+        Edge(number, node.id, subscription.grouping, fused_group_of[stream.component] is fused_group_of[node.id])
         for number, stream in enumerate(streams)
         for node, subscription in topology.subscribers(stream)
     )
     return streams, edges
 
 
-def in_order(topology: Topology) -> list[Node]:
+def in_order(topology: Topology) -> list[TopologyNode]:
     """The components, each after all it reads from; otherwise as they were set."""
-    ordered: list[Node] = []
+    ordered: list[TopologyNode] = []
     placed: set[str] = set()
     waiting = list(topology.nodes.values())
     while waiting:
@@ -112,7 +114,7 @@ def in_order(topology: Topology) -> list[Node]:
     return ordered
 
 
-def _chain_parent(topology: Topology, node: Node) -> str | None:
+def _fusing_parent(topology: Topology, node: TopologyNode) -> str | None:
     parents = {subscription.component for subscription in node.inputs}
     if len(parents) != 1 or not all(isinstance(i.grouping, LocalOrShuffle) for i in node.inputs):
         return None

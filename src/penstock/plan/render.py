@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.plan.model import Plan, SlotId
+from penstock.plan.model import Plan, WorkerId
 from penstock.plan.scalable import why_fixed
 from penstock.topology.builder import Topology
 from penstock.topology.streams import DEFAULT_STREAM
 
 
 def as_text(topology: Topology, plan: Plan) -> str:
-    """Stages with their components and slots, then the groupings, then who is migrated and who scales."""
+    """Stages with their components and workers, then the groupings, then who is migrated and who scales."""
     lines = [
-        f"topology {plan.topology}: {len(plan.stages)} stages, {plan.slots} slots, {len(plan.tasks)} tasks",
+        f"topology {plan.topology}: {len(plan.stages)} stages, {plan.workers} workers, {len(plan.tasks)} tasks",
         "",
     ]
     for stage in plan.stages:
-        lines.append(f"stage {stage.index}  ({stage.slots} slot{'s' if stage.slots > 1 else ''})")
+        lines.append(f"stage {stage.index}  ({stage.workers} worker{'s' if stage.workers > 1 else ''})")
         first = 0
-        for chain in stage.chains:
-            executors = topology.nodes[chain[0]].parallelism
-            for component in chain:
+        for group in stage.fused_groups:
+            executors = topology.nodes[group[0]].parallelism
+            for component in group:
                 node = topology.nodes[component]
                 kind = "spout" if node.is_spout else "bolt"
-                chained = "" if component == chain[0] else f"  chained to {node.inputs[0].component}"
+                fused = "" if component == group[0] else f"  fused with {node.inputs[0].component}"
                 tick = f"  tick {node.tick_interval:g} s" if node.tick_interval else ""
-                slots, tasks = _span(first, executors), _span(plan.tasks_of[component][0], node.tasks)
+                workers, tasks = _span(first, executors), _span(plan.tasks_of[component][0], node.tasks)
                 lines.append(
                     f"  {component:<16} {kind:<6} {type(node.component).__name__:<20} "
-                    f"slots {slots}  tasks {tasks}{chained}{tick}"
+                    f"workers {workers}  tasks {tasks}{fused}{tick}"
                 )
             first += executors
     lines += ["", "streams"]
@@ -56,8 +56,8 @@ def as_mermaid(topology: Topology, plan: Plan) -> str:
     name = {component: f"c{number}" for number, component in enumerate(topology.nodes)}
     for stage in plan.stages:
         lines.append(f'  subgraph s{stage.index}["stage {stage.index}"]')
-        for chain in stage.chains:
-            for component in chain:
+        for group in stage.fused_groups:
+            for component in group:
                 node = topology.nodes[component]
                 label = f'"{component} ×{node.parallelism}"'
                 lines.append(f"    {name[component]}" + (f"([{label}])" if node.is_spout else f"[{label}]"))
@@ -65,7 +65,7 @@ def as_mermaid(topology: Topology, plan: Plan) -> str:
     for edge in plan.edges:
         stream = plan.streams[edge.stream]
         label = str(edge.grouping) + ("" if stream.name == DEFAULT_STREAM else f" · {stream.name}")
-        arrow = "==>" if edge.chained else "-->"
+        arrow = "==>" if edge.fused else "-->"
         lines.append(f'  {name[stream.component]} {arrow}|"{label}"| {name[edge.target]}')
     return "\n".join(lines)
 
@@ -80,10 +80,10 @@ def _span(first: int, count: int) -> str:
 
 def _hops(plan: Plan, stream: int, target: str) -> str:
     def stage(component: str) -> int:
-        slot: SlotId = plan.routes.slot_of[plan.tasks_of[component][0]]
-        return slot.stage
+        worker: WorkerId = plan.routes.worker_of[plan.tasks_of[component][0]]
+        return worker.stage
 
     distance = stage(target) - stage(plan.streams[stream].component)
     if distance == 0:
-        return "  (chained: no hop)"
+        return "  (fused: no hop)"
     return f"  (relayed: {distance} hops)" if distance > 1 else ""

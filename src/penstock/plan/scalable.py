@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.plan.planner import Chain, find_chains
-from penstock.topology.builder import Node, Topology
+from penstock.plan.planner import FusedGroup, find_fused_groups
+from penstock.topology.builder import Topology, TopologyNode
 from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import Fields, LocalOrShuffle, NoneGrouping, PartialKey, Shuffle
 from penstock.topology.validation import brings_together
@@ -16,28 +16,28 @@ _MEET_NOWHERE = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
 
 
 def why_fixed(topology: Topology, component: str) -> str:
-    """Why a component never scales by itself; empty where it does. Bolts that are chained scale together or not at
-    all, for alone one of them would lose its chain: a bolt is fixed if one that shares its slots is."""
+    """Why a component never scales by itself; empty where it does. Bolts that are fused scale together or not at
+    all, for alone one of them would lose its fused group: a bolt is fixed if one that shares its workers is."""
     node = topology.nodes[component]
     if node.is_spout:
         return "is a spout, and positions in its source belong to its tasks"
     if why := _own_reason(node):
         return why
-    chain = chain_of(topology, component)
-    if topology.nodes[chain[0]].is_spout:
-        return f"is chained to spout '{chain[0]}', which keeps its tasks"
-    for other in chain:
+    group = fused_group_of(topology, component)
+    if topology.nodes[group[0]].is_spout:
+        return f"is fused with spout '{group[0]}', which keeps its tasks"
+    for other in group:
         if other != component and (why := _own_reason(topology.nodes[other])):
-            return f"shares its slots with '{other}', which {why}"
+            return f"shares its workers with '{other}', which {why}"
     return ""
 
 
-def chain_of(topology: Topology, component: str) -> Chain:
-    """The components that share slots with this one, itself included, each after the one it is chained to."""
-    return next(chain for chain in find_chains(topology) if component in chain)
+def fused_group_of(topology: Topology, component: str) -> FusedGroup:
+    """The components that share workers with this one, itself included, each after the one it is fused with."""
+    return next(group for group in find_fused_groups(topology) if component in group)
 
 
-def _own_reason(node: Node) -> str:
+def _own_reason(node: TopologyNode) -> str:
     if node.fixed:
         return "is set fixed"
     for subscription in node.inputs:
@@ -50,10 +50,10 @@ def _own_reason(node: Node) -> str:
     for subscription in node.inputs:
         if not brings_together(bolt, subscription.grouping):
             return f"compares tuples, which by {subscription.grouping} grouping meet only in one task"
-    if node.tasks == 1 and isinstance(bolt, BaseBolt) and bolt.merges_parts and not bolt.in_parts:
+    if node.tasks == 1 and isinstance(bolt, BaseBolt) and bolt.merges_partials and not bolt.emits_partials:
         for subscription in node.inputs:
             if type(subscription.grouping) in _MEET_NOWHERE:
-                return f"merges parts, which by {subscription.grouping} grouping meet only in one task"
+                return f"merges partials, which by {subscription.grouping} grouping meet only in one task"
     return ""
 
 

@@ -2,8 +2,8 @@
 
 from penstock.replay.eden import Eden, QueueEden
 from penstock.replay.embedded import DiskQueue, EmbeddedStore
-from penstock.replay.queues import Queue, ReplayStore
-from penstock.replay.records import Record
+from penstock.replay.queues import ReplayQueue, ReplayStore
+from penstock.replay.records import ReplayRecord
 from penstock.replay.replayer import Replayer
 from penstock.replay.spout import ReplaySpout
 
@@ -11,9 +11,9 @@ __all__ = [
     "DiskQueue",
     "Eden",
     "EmbeddedStore",
-    "Queue",
     "QueueEden",
-    "Record",
+    "ReplayQueue",
+    "ReplayRecord",
     "ReplaySpout",
     "ReplayStore",
     "Replayer",

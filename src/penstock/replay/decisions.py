@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from penstock.replay.records import Record
+from penstock.replay.records import ReplayRecord
 
 
 class Origin(Enum):
@@ -23,12 +23,12 @@ class Origin(Enum):
     TO = "to"
 
 
-class Entry(NamedTuple):
+class ReplayEntry(NamedTuple):
     """A tuple on its way through the topology."""
 
     origin: Origin
     position: int
-    record: Record
+    record: ReplayRecord
 
 
 # Events
@@ -39,7 +39,7 @@ class Arrived:
     """A read has ended. No entries: there is nothing more at that origin for now."""
 
     origin: Origin
-    entries: Sequence[Entry]
+    entries: Sequence[ReplayEntry]
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class Taken:
 class Acked:
     """Done with."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[ReplayEntry]
 
 
 @dataclass(frozen=True)
 class Failed:
     """Each entry with the record that is to come back in its place."""
 
-    entries: Sequence[tuple[Entry, Record]]
+    entries: Sequence[tuple[ReplayEntry, ReplayRecord]]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the last ``Store`` named is durable."""
+    """What the last ``StoreRecords`` named is durable."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Swapped:
 
 
 @dataclass(frozen=True)
-class Looked:
+class QueuesChecked:
     """Someone looked whether there is anything unread: Eden is worth a read, To or From hold something."""
 
     to: bool = False
     from_: bool = False
 
 
-Event: TypeAlias = Arrived | Taken | Acked | Failed | Stored | Swapped | Looked
+Event: TypeAlias = Arrived | Taken | Acked | Failed | Stored | Swapped | QueuesChecked
 
 
 # Instructions
@@ -101,12 +101,12 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreRecords:
     """Append the first to From and the second to the dead letters; answer with ``Stored``. To the backflow
     thread."""
 
-    back: Sequence[Record]
-    dead: Sequence[Record]
+    back: Sequence[ReplayRecord]
+    dead: Sequence[ReplayRecord]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Done:
     positions: Sequence[int]
 
 
-Instruction: TypeAlias = Read | Swap | Store | Done
+Instruction: TypeAlias = Read | Swap | StoreRecords | Done
 
 
 class Decisions:
@@ -134,8 +134,8 @@ class Decisions:
         self._open = {Origin.EDEN: 0, Origin.TO: 0}  # read, and neither acked nor stored
         self._reading: Origin | None = None
         self._swapping = False
-        self._storing: Sequence[tuple[Entry, Record]] = ()
-        self._failed: list[tuple[Entry, Record]] = []
+        self._storing: Sequence[tuple[ReplayEntry, ReplayRecord]] = ()
+        self._failed: list[tuple[ReplayEntry, ReplayRecord]] = []
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take in what happened; what is to be done now, in this order."""
@@ -162,7 +162,7 @@ class Decisions:
             case Swapped():
                 self._swapping = False
                 self._to_unread, self._from_holds = True, False
-            case Looked(to, from_):
+            case QueuesChecked(to, from_):
                 self._eden_dry = False
                 self._to_unread |= to
                 self._from_holds |= from_ and not self._swapping
@@ -194,13 +194,13 @@ class Decisions:
             self._storing, self._failed = self._failed, []
             dead = [record for _, record in self._storing if self._is_dead(record)]
             back = [record for _, record in self._storing if not self._is_dead(record)]
-            result.append(Store(back, dead))
+            result.append(StoreRecords(back, dead))
         if self._room > 0 and self._reading is None and (self._to_unread or not self._eden_dry):
             self._reading = Origin.TO if self._to_unread else Origin.EDEN
             result.append(Read(self._reading, self._room))
         return result
 
-    def _done(self, entries: Sequence[Entry]) -> list[Instruction]:
+    def _done(self, entries: Sequence[ReplayEntry]) -> list[Instruction]:
         result: list[Instruction] = []
         for origin in Origin:
             positions = [entry.position for entry in entries if entry.origin is origin]
@@ -209,5 +209,5 @@ class Decisions:
                 result.append(Done(origin, positions))
         return result
 
-    def _is_dead(self, record: Record) -> bool:
+    def _is_dead(self, record: ReplayRecord) -> bool:
         return record.attempts >= self._max_attempts

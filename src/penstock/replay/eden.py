@@ -39,8 +39,8 @@ class Eden(ABC):
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         """Up to ``limit`` tuples with their positions (whatever numbers ``done`` is to know them by); none when
-        there is nothing now. Never blocks. In the place of one that cannot be read there may be a ``Record`` that
-        is ``damaged``: it becomes a dead letter."""
+        there is nothing now. Never blocks. In the place of one that cannot be read there may be a ``ReplayRecord``
+        that is ``damaged``: it becomes a dead letter."""
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
@@ -97,7 +97,7 @@ class QueueEden(Eden):
         self._position.note()
 
     def after_commit(self) -> None:
-        self._position.committed()
+        self._position.on_committed()
 
     def close(self) -> None:
         self._queue.close()
@@ -161,9 +161,8 @@ class _Catcher:
         if msg_ids is None:
             raise ComponentError(
                 "SpoutEden",
-                "the spout must emit with message ids",
-                "tuples without",
-                "Only a spout that can be acked can be a source for replay.",
+                "the source emits tuples without message ids",
+                "Only a spout whose tuples are acked can be a source for replay.",
             )
         found = columns.columns if isinstance(columns, pa.RecordBatch) else columns
         if isinstance(found, Mapping):
@@ -174,4 +173,6 @@ class _Catcher:
     def emit_batch_direct(
         self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:
-        raise ComponentError("SpoutEden", "a source has one plain stream", "emit_batch_direct", "Use emit_batch.")
+        raise ComponentError(
+            "SpoutEden", "the source calls emit_batch_direct, but it must have one plain stream", "Use emit_batch."
+        )

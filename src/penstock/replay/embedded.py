@@ -14,18 +14,18 @@ from pathlib import Path
 
 from penstock.errors import EnvironmentFault
 from penstock.private_folder import make_folders, open_here
-from penstock.replay.dead_letters import DiskDeadLetters
-from penstock.replay.progress import Progress
-from penstock.replay.queues import Pointer, Queue, Queues, QueuesBusy, ReplayStore
-from penstock.replay.records import Record, decode, encode
-from penstock.replay.segments import SEGMENT_BYTES, SegmentLog, replace_file
+from penstock.replay.dead_letters import DiskDeadLetterStore
+from penstock.replay.progress import ReadProgress
+from penstock.replay.queues import Pointer, Queues, QueuesBusy, ReplayQueue, ReplayStore
+from penstock.replay.records import ReplayRecord, decode, encode
+from penstock.storage.segments import SEGMENT_BYTES, SegmentLog, replace_file
 from penstock.topology.components import Context
 
 FOLDER = "replay"
 ABOUT = "about.json"
 
 
-class DiskQueue(Queue):
+class DiskQueue(ReplayQueue):
     """A queue in a folder of its own. Other programs may append to it while it is read."""
 
     def __init__(self, folder: str | Path, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -34,11 +34,11 @@ class DiskQueue(Queue):
         self._released_file = folder / "position"
         self._start(self._released())
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[ReplayRecord]) -> None:
         if records:
             self._log.append([encode(record) for record in records], self._released())
 
-    def read(self, limit: int) -> list[tuple[int, Record]]:
+    def read(self, limit: int) -> list[tuple[int, ReplayRecord]]:
         stored = self._reader.read(limit)
         try:
             found = [(number, decode(data)) for number, data in stored]
@@ -77,7 +77,7 @@ class DiskQueue(Queue):
 
     def _start(self, position: int) -> None:
         self._reader = self._log.reader(position)
-        self._progress = Progress(position)
+        self._progress = ReadProgress(position)
 
     def _released(self) -> int:
         try:
@@ -135,25 +135,24 @@ def local_folder(context: Context) -> Path:
     if not folder:
         raise EnvironmentFault(
             where,
-            "the embedded queues need a folder that survives the process",
-            "a task without one",
-            "Set delivery to at_least_once and state_dir to a folder.",
+            "the embedded queues need a folder that survives the process, and this task has none",
+            "Set delivery to at_least_once and delivery.state_dir to a folder.",
         )
     if "://" in folder:
         raise EnvironmentFault(
             where,
-            "the embedded queues need a local path",
-            f"'{context.folder}'",
-            "Keep the queues on Kafka: ReplaySpout(source, store=KafkaStore(servers)). Or set state_dir to one.",
+            f"the embedded queues need a local path, not '{context.folder}'",
+            "Keep the queues on Kafka: ReplaySpout(source, store=KafkaStore(servers)). Or "
+            "set delivery.state_dir to a local path.",
         )
     return Path(folder) / FOLDER
 
 
-def _parts(folder: Path) -> tuple[Queue, Queue, DiskDeadLetters, Pointer]:
+def _parts(folder: Path) -> tuple[ReplayQueue, ReplayQueue, DiskDeadLetterStore, Pointer]:
     return (
         DiskQueue(folder / "from"),
         DiskQueue(folder / "to"),
-        DiskDeadLetters(folder / "dead"),
+        DiskDeadLetterStore(folder / "dead"),
         DiskPointer(folder / "pointer"),
     )
 
@@ -169,9 +168,8 @@ class _Owner:
             os.close(self._file)
             raise QueuesBusy(
                 f"{path.parent}",
-                "one process works with a task's replay queues",
-                "another one that holds them",
-                "Wait for it to end, or give this topology a name or state_dir of its own.",
+                "another process holds this task's replay queues",
+                "Wait for it to end, or give this topology a name or delivery.state_dir of its own.",
             ) from None
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ they would be lost (docs/decisions/0005). In the state it holds with the epoch, 
 
 from __future__ import annotations
 
-from penstock.replay.queues import Queue
+from penstock.replay.queues import ReplayQueue
 from penstock.state.values import ValueState
 
 
@@ -17,7 +17,7 @@ class KeptPosition:
     Records are released one epoch late: a restart that cannot read the newest epoch takes the one before.
     """
 
-    def __init__(self, queue: Queue, kept: ValueState) -> None:
+    def __init__(self, queue: ReplayQueue, kept: ValueState) -> None:
         """``kept`` is None in a task that starts from nothing: then all that was not released is read."""
         if kept.value is not None:
             queue.seek(kept.value)
@@ -29,7 +29,7 @@ class KeptPosition:
         """Bring the state up to date: before a snapshot, and before the queue is closed."""
         self._kept.value = self._noted = self._queue.position
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """The snapshot that the last ``note`` was for is committed. If it raises, the records stay until the next
         commit."""
         before, self._committed = self._committed, self._noted

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 
-class Progress:
+class ReadProgress:
     """The stored position of one source: it passes a record only when that and all before it are done.
 
     Positions grow from read to read but may leave gaps (bytes of a file, offsets of a Kafka topic).

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import EnvironmentFault
-from penstock.replay.records import QueueDamaged, Record
+from penstock.replay.records import ReplayRecord
 from penstock.topology.components import Context
 
 if TYPE_CHECKING:
-    from penstock.replay.dead_letters import DeadLetters
+    from penstock.replay.dead_letters import DeadLetterStore
 
-__all__ = ["Pointer", "Queue", "QueueDamaged", "Queues", "QueuesBusy", "Record", "ReplayStore"]
+__all__ = ["Pointer", "Queues", "QueuesBusy", "ReplayQueue", "ReplayRecord", "ReplayStore"]
 
 
 class QueuesBusy(EnvironmentFault):
     """Another process works with this task's replay queues."""
 
 
-class Queue(ABC):
+class ReplayQueue(ABC):
     """A FIFO of records. Where its reader has to go on after a restart is part of the task's state
     (``KeptPosition``); the queue itself only knows what nobody will ever want again.
 
@@ -33,12 +33,12 @@ class Queue(ABC):
     """
 
     @abstractmethod
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[ReplayRecord]) -> None:
         """Add records at the end; on return they are durable. When it raises, some of them may be stored:
         appending all of them again is right, and may double some."""
 
     @abstractmethod
-    def read(self, limit: int) -> list[tuple[int, Record]]:
+    def read(self, limit: int) -> list[tuple[int, ReplayRecord]]:
         """Up to ``limit`` records with their positions, in order; none only when there are no more now. One that
         cannot be read is among them as a damaged record. Does not
         wait for records to come, though a server may take a moment to hand out what it has. Moves the read cursor,
@@ -90,9 +90,9 @@ class Queues:
     """What stands above one task of a spout, beside its source. ``from_`` and ``to`` are as they were named when
     they were made; ``pointer`` says whether they have been exchanged since."""
 
-    from_: Queue
-    to: Queue
-    dead: DeadLetters
+    from_: ReplayQueue
+    to: ReplayQueue
+    dead: DeadLetterStore
     pointer: Pointer
     release: Callable[[], None] = lambda: None
     """Called last: lets another process have them."""

@@ -20,11 +20,6 @@ from penstock.errors import EnvironmentFault
 from penstock.texts import parse_json
 from penstock.topology.components import Failure
 
-
-class QueueDamaged(EnvironmentFault):
-    """What was stored does not read back as it was written."""
-
-
 _JSON, _PICKLE = b"J", b"P"
 _PURPOSE = "replay record"  # of a signature
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -32,7 +27,7 @@ _FLAT = _SCALARS | {bytes}
 _STORY: tuple[Any, ...] = (int, str, str, (int, float))  # the types of what follows the values
 
 
-class Record(NamedTuple):  # one is made for every tuple read: four times as quick as a frozen dataclass
+class ReplayRecord(NamedTuple):  # one is made for every tuple read: four times as quick as a frozen dataclass
     """A tuple in a replay queue, with the story of its failures."""
 
     payload: tuple[Any, ...]
@@ -48,7 +43,7 @@ class Record(NamedTuple):  # one is made for every tuple read: four times as qui
     damaged: bool = False
     """It could not be read: ``error`` says why."""
 
-    def failed(self, failure: Failure, now: float) -> Record:
+    def failed(self, failure: Failure, now: float) -> ReplayRecord:
         """The record after one more failure."""
         return self._replace(
             attempts=self.attempts + 1,
@@ -57,12 +52,12 @@ class Record(NamedTuple):  # one is made for every tuple read: four times as qui
             first_failed=self.first_failed or now,
         )
 
-    def forgiven(self) -> Record:
+    def forgiven(self) -> ReplayRecord:
         """The record with its attempts counted from zero again; its story stays readable."""
         return self._replace(attempts=0)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: ReplayRecord) -> bytes:
     """A record as bytes, for a queue; of a damaged one those that were found, so that it is read once more. Raises
     what pickle raises where a value is neither plain nor picklable."""
     if record.damaged:
@@ -70,24 +65,24 @@ def encode(record: Record) -> bytes:
     return _encode(record, (record.attempts, record.error, record.component, record.first_failed))
 
 
-def decode(data: bytes | None) -> Record:
+def decode(data: bytes | None) -> ReplayRecord:
     """The record ``encode`` made these bytes of, or a damaged record. None: a Kafka record without a value."""
     return _decode(data, 4)
 
 
-def encode_letter(record: Record) -> bytes:
+def encode_dead_letter(record: ReplayRecord) -> bytes:
     """As ``encode``, for a store of dead letters, where a damaged record stays known as one."""
     if not record.damaged:
         return encode(record)
     return _encode(record, record[1:])
 
 
-def decode_letter(data: bytes | None) -> Record:
-    """The record ``encode_letter`` made these bytes of, or a damaged record."""
+def decode_dead_letter(data: bytes | None) -> ReplayRecord:
+    """The record ``encode_dead_letter`` made these bytes of, or a damaged record."""
     return _decode(data, 5)
 
 
-def _encode(record: Record, story: tuple[Any, ...]) -> bytes:
+def _encode(record: ReplayRecord, story: tuple[Any, ...]) -> bytes:
     values = record.payload
     kinds = set(map(type, values))
     if kinds <= _FLAT or all(type(value) is bytes or _plain(value) for value in values):
@@ -104,7 +99,7 @@ def _encode(record: Record, story: tuple[Any, ...]) -> bytes:
     return _PICKLE + signing.sign(_PURPOSE, pickled) + pickled
 
 
-def _decode(data: bytes | None, most: int) -> Record:
+def _decode(data: bytes | None, most: int) -> ReplayRecord:
     """``most``: how many parts of a record's story there may be."""
     if data is None:
         return _damaged(b"", "the record has no value (a Kafka tombstone)")
@@ -126,7 +121,7 @@ def _decode(data: bytes | None, most: int) -> Record:
         for part, kind in zip(story, _STORY, strict=False):
             if not isinstance(part, kind):
                 raise ValueError(f"{type(part).__name__} in the place of {kind}")
-        return Record(payload, *story)
+        return ReplayRecord(payload, *story)
     except EnvironmentFault:  # of the key file: that is mended, not the record
         raise
     except Exception as error:  # bytes that anyone may have written; and whatever a user's class raises
@@ -141,8 +136,8 @@ def _unpickled(data: bytes) -> tuple[Any, ...]:
     return found
 
 
-def _damaged(data: bytes, error: str) -> Record:
-    return Record((data,), error=error, damaged=True)
+def _damaged(data: bytes, error: str) -> ReplayRecord:
+    return ReplayRecord((data,), error=error, damaged=True)
 
 
 def _plain(value: Any) -> bool:

@@ -20,29 +20,30 @@ from penstock.replay.decisions import (
     Arrived,
     Decisions,
     Done,
-    Entry,
     Event,
     Failed,
     Instruction,
-    Looked,
     Origin,
+    QueuesChecked,
     Read,
-    Store,
+    ReplayEntry,
     Stored,
+    StoreRecords,
     Swap,
     Swapped,
     Taken,
 )
 from penstock.replay.eden import Eden
 from penstock.replay.positions import KeptPosition
-from penstock.replay.queues import Queue, Queues
-from penstock.replay.records import QueueDamaged, Record
+from penstock.replay.queues import Queues, ReplayQueue
+from penstock.replay.records import ReplayRecord
 from penstock.state.values import TaskState, ValueState
+from penstock.storage.segments import QueueDamaged
 from penstock.topology.components import Failure
 
 CAPACITY = 4096  # tuples read ahead: what comes back waits behind them, so no more than a large batch
 _EDEN_PAUSE = 0.005  # s until Eden is asked again after it had nothing: short beside a hop, and cheap
-_LOOK_EVERY = 40  # pauses between two looks at From and To, for dead letters that were sent back: 0.2 s
+_CHECK_EVERY = 40  # pauses between two looks at From and To, for dead letters that were sent back: 0.2 s
 _RETRY_PAUSE = 1.0  # s until a failed disk or server is tried again
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Replayer:
         told of records that cannot be read, from any thread."""
         self._eden, self._queues, self._report = eden, queues, report
         self._width = len(eden.fields)
-        self._found: list[tuple[int, Record]] = []
+        self._found: list[tuple[int, ReplayRecord]] = []
         """What the read under way has brought and is not handed on."""
         self._given_up = 0
         self._positions = [
@@ -88,26 +89,26 @@ class Replayer:
         self._decisions = Decisions(max_attempts, capacity, from_holds=not self._from.empty)
         self._state = threading.Lock()  # of the decisions; Done is carried out under it
         self._sources = {Origin.EDEN: threading.Lock(), Origin.TO: threading.Lock()}  # always taken last
-        self._read: deque[Entry] = deque()
+        self._read: deque[ReplayEntry] = deque()
         self._arrived = threading.Condition(threading.Lock())
         self._errors: deque[Exception] = deque(maxlen=10)
         self._stop = threading.Event()
-        self._inboxes: dict[type, SimpleQueue[Any]] = {kind: SimpleQueue() for kind in (Read, Swap, Store)}
+        self._inboxes: dict[type, SimpleQueue[Any]] = {kind: SimpleQueue() for kind in (Read, Swap, StoreRecords)}
         self._threads = [
             threading.Thread(target=run, name=f"replay-{name}", daemon=True)
             for name, run in (
                 ("read", self._run_reader),
                 ("swap", lambda: self._run(Swap, self._swap)),
-                ("backflow", lambda: self._run(Store, self._store)),
+                ("backflow", lambda: self._run(StoreRecords, self._store)),
             )
         ]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        self._tell(Looked())
+        self._handle(QueuesChecked())
 
-    def take(self, limit: int) -> list[Entry]:
+    def take(self, limit: int) -> list[ReplayEntry]:
         """Up to ``limit`` tuples for the spout to emit; none when none is there now. Raises what a thread ran
         into, once; the thread tries again."""
         if self._errors:
@@ -115,7 +116,7 @@ class Replayer:
         count = min(limit, len(self._read))
         entries = [self._read.popleft() for _ in range(count)]
         if entries:
-            self._tell(Taken(count))
+            self._handle(Taken(count))
         return entries
 
     def wait(self, seconds: float) -> bool:
@@ -129,16 +130,16 @@ class Replayer:
             count, self._given_up = self._given_up, 0
             return count
 
-    def refuse(self, entry: Entry, error: str) -> None:
+    def refuse(self, entry: ReplayEntry, error: str) -> None:
         """The tuple cannot be emitted: it is a dead letter at once."""
         record = entry.record.failed(Failure("", error), self._clock.now())
-        self._tell(Failed([(entry, record._replace(attempts=max(record.attempts, self._max_attempts)))]))
+        self._handle(Failed([(entry, record._replace(attempts=max(record.attempts, self._max_attempts)))]))
 
-    def ack(self, entries: Sequence[Entry]) -> None:
-        self._tell(Acked(entries))
+    def ack(self, entries: Sequence[ReplayEntry]) -> None:
+        self._handle(Acked(entries))
 
-    def fail(self, entry: Entry, failure: Failure) -> None:
-        self._tell(Failed([(entry, entry.record.failed(failure, self._clock.now()))]))
+    def fail(self, entry: ReplayEntry, failure: Failure) -> None:
+        self._handle(Failed([(entry, entry.record.failed(failure, self._clock.now()))]))
 
     def note(self) -> None:
         """Bring the positions in the task's state up to date; a snapshot follows, or ``close``."""
@@ -148,7 +149,7 @@ class Replayer:
             for position in self._positions:
                 position.note()
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """The snapshot after the last ``note`` is committed. A disk or server that fails now costs space only,
         which the next commit gives back."""
         try:
@@ -156,7 +157,7 @@ class Replayer:
                 self._eden.after_commit()
             with self._sources[Origin.TO]:
                 for position in self._positions:
-                    position.committed()
+                    position.on_committed()
         except (OSError, PenstockError) as error:
             _log.warning("replay: %s; what is done with stays stored until the next commit", error)
 
@@ -182,14 +183,14 @@ class Replayer:
         self._queues.close()
 
     @property
-    def _to(self) -> Queue:
+    def _to(self) -> ReplayQueue:
         return self._queues.from_ if self._exchanged else self._queues.to
 
     @property
-    def _from(self) -> Queue:
+    def _from(self) -> ReplayQueue:
         return self._queues.to if self._exchanged else self._queues.from_
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         with self._state:
             for instruction in self._decisions.handle(event):
                 if isinstance(instruction, Done):
@@ -206,7 +207,7 @@ class Replayer:
         """A thread's life: carry out instructions until told to stop; the ones it has by then too."""
         inbox = self._inboxes[kind]
         while (instruction := inbox.get()) is not None:
-            self._insist(act, instruction)
+            self._retry(act, instruction)
 
     def _run_reader(self) -> None:
         inbox, pauses = self._inboxes[Read], 0
@@ -215,12 +216,12 @@ class Replayer:
                 instruction = inbox.get(timeout=_EDEN_PAUSE)
             except Empty:
                 pauses += 1
-                self._tell(self._look() if pauses % _LOOK_EVERY == 0 else Looked())
+                self._handle(self._check_queues() if pauses % _CHECK_EVERY == 0 else QueuesChecked())
                 continue
             if instruction is not None:
-                self._insist(self._read_some, instruction)
+                self._retry(self._read_some, instruction)
 
-    def _insist(self, act: Callable[[Any], None], instruction: Instruction) -> None:
+    def _retry(self, act: Callable[[Any], None], instruction: Instruction) -> None:
         """Carry out an instruction, again and again while it fails, until told to stop."""
         while True:
             try:
@@ -241,14 +242,14 @@ class Replayer:
         left = True
         while left:
             left = False
-            for kind, act in ((Swap, self._swap), (Store, self._store)):
+            for kind, act in ((Swap, self._swap), (StoreRecords, self._store)):
                 while not self._inboxes[kind].empty():
                     if (instruction := self._inboxes[kind].get()) is not None:
                         act(instruction)
                         left = True
 
     def _read_some(self, instruction: Read) -> None:
-        entries: list[Entry] = []
+        entries: list[ReplayEntry] = []
         while not entries:  # no entries mean that nothing is left; so where all were set aside, read on
             if not self._found:
                 self._found = self._read_from(instruction.origin, instruction.limit)
@@ -256,23 +257,23 @@ class Replayer:
                 break
             whole = [each for each in self._found if not self._fault(each[1])]
             if len(whole) < len(self._found):
-                self._set_aside(instruction.origin)
-            entries = [Entry(instruction.origin, position, record) for position, record in whole]
+                self._store_unemittable(instruction.origin)
+            entries = [ReplayEntry(instruction.origin, position, record) for position, record in whole]
             self._found = []
-        self._tell(Arrived(instruction.origin, entries))
+        self._handle(Arrived(instruction.origin, entries))
         if entries:
             with self._arrived:
                 self._read.extend(entries)
                 self._arrived.notify_all()
 
-    def _read_from(self, origin: Origin, limit: int) -> list[tuple[int, Record]]:
+    def _read_from(self, origin: Origin, limit: int) -> list[tuple[int, ReplayRecord]]:
         with self._sources[origin]:
             if origin is Origin.TO:
                 return self._to.read(limit)
             found = self._eden.read(limit)
-        return [(at, each if isinstance(each, Record) else Record(each)) for at, each in found]
+        return [(at, each if isinstance(each, ReplayRecord) else ReplayRecord(each)) for at, each in found]
 
-    def _fault(self, record: Record) -> str:
+    def _fault(self, record: ReplayRecord) -> str:
         """Why the record cannot be emitted; empty if it can."""
         if record.damaged:
             return record.error
@@ -280,33 +281,33 @@ class Replayer:
             return f"{len(record.payload)} values for {self._width} fields"
         return ""
 
-    def _set_aside(self, origin: Origin) -> None:
+    def _store_unemittable(self, origin: Origin) -> None:
         """What cannot be emitted goes to the dead letters (1), and only then counts as done where it was read (2).
         If (1) raises, it is done again with the same records."""
         now = self._clock.now()
-        letters = [
+        dead_letters = [
             (at, record.failed(Failure("replay queue", fault), now))
             for at, record in self._found
             if (fault := self._fault(record))
         ]
-        self._queues.dead.add([record for _, record in letters])
+        self._queues.dead.add([record for _, record in dead_letters])
         with self._sources[origin]:
             source = self._eden if origin is Origin.EDEN else self._to
-            source.done([at for at, _ in letters])
+            source.done([at for at, _ in dead_letters])
         with self._state:
-            self._given_up += len(letters)
+            self._given_up += len(dead_letters)
         self._report(
             QueueDamaged(
                 "replay queue" if origin is Origin.TO else "source of a ReplaySpout",
-                "a record must read back as it was written",
-                f"{len(letters)} that did not; the first: {letters[0][1].error}",
-                "It is a dead letter: look at it with penstock dlq, mend the cause, and send it back.",
+                f"{len(dead_letters)} records cannot be read back as they were written; the "
+                f"first: {dead_letters[0][1].error}",
+                "They are dead letters: see them with penstock dlq, remove the cause, and send them back.",
             )
         )
 
-    def _look(self) -> Looked:
+    def _check_queues(self) -> QueuesChecked:
         with self._sources[Origin.TO]:
-            return Looked(to=not self._to.empty, from_=not self._from.empty)
+            return QueuesChecked(to=not self._to.empty, from_=not self._from.empty)
 
     def _swap(self, _: Swap) -> None:
         """Exchange From and To: a pointer, no copying. To is drained, but no epoch may have been committed since:
@@ -314,13 +315,13 @@ class Replayer:
         with self._sources[Origin.TO]:
             self._queues.pointer.store(not self._exchanged)
             self._exchanged = not self._exchanged
-        self._tell(Swapped())
+        self._handle(Swapped())
 
-    def _store(self, instruction: Store) -> None:
+    def _store(self, instruction: StoreRecords) -> None:
         if instruction.back:
             self._from.append(instruction.back)
         if instruction.dead:
             self._queues.dead.add(instruction.dead)
             with self._state:
                 self._given_up += len(instruction.dead)
-        self._tell(Stored())
+        self._handle(Stored())

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import FieldCountError, FieldTypeError, SettingError
-from penstock.replay.decisions import Entry
+from penstock.replay.decisions import ReplayEntry
 from penstock.replay.eden import Eden
 from penstock.replay.queues import QueuesBusy, ReplayStore
 from penstock.replay.replayer import Replayer, claim
@@ -28,7 +28,7 @@ class ReplaySpout(BatchSpout):
 
     How far Eden and the queues are done with is part of the task's state: a restart reads on where the last
     committed epoch was, and a savepoint takes Eden back to where it was then. What failed stays in the queues
-    until it is done with, also when the topology is started afresh: failures of an earlier life are still owed.
+    until it is done with, also when the topology is started afresh: failures of an earlier run are still owed.
     What was done with in them is gone for good: a savepoint does not bring it back.
     """
 
@@ -38,15 +38,14 @@ class ReplaySpout(BatchSpout):
         if max_attempts < 1:
             raise SettingError(
                 "ReplaySpout(max_attempts)",
-                "a tuple has at least one attempt",
-                repr(max_attempts),
-                "1 means: straight to the dead letters.",
+                f"a tuple needs at least one attempt, not {max_attempts!r}",
+                "With 1, a failed tuple becomes a dead letter at once.",
             )
         self._source, self._max_attempts = source, max_attempts
         self._store = store or source.store()
         self._clock: Clock = SystemClock()
         self._replayer: Replayer | None = None
-        self._pending: dict[int, Entry] = {}
+        self._pending: dict[int, ReplayEntry] = {}
         self._next_id = 0
         self._active = False
         self._waiting_since = 0.0
@@ -58,8 +57,8 @@ class ReplaySpout(BatchSpout):
         if context.delivery != "at_least_once":
             raise SettingError(
                 f"component '{context.component}', ReplaySpout",
-                "replay belongs to at least once: there tuples are acked and failed",
-                context.delivery,
+                "replay needs delivery=at_least_once, where tuples are acked and failed, and it "
+                f"is {context.delivery}",
                 "Set delivery=at_least_once, or use the source's own spout.",
             )
         self._store.check(context)
@@ -72,10 +71,10 @@ class ReplaySpout(BatchSpout):
 
     def deactivate(self) -> None:
         self._active = False
-        self._let_go_if_idle()
+        self._release_if_idle()
 
     def next_batch(self) -> None:
-        if self._replayer is None and not self._take_over():
+        if self._replayer is None and not self._try_open():
             return
         assert self._replayer is not None
         if given_up := self._replayer.take_given_up():
@@ -93,7 +92,7 @@ class ReplaySpout(BatchSpout):
                     self._replayer.refuse(entry, f"cannot be emitted: {fault}")
                     self._context.report(fault)
 
-    def _emit(self, entries: list[Entry]) -> None:
+    def _emit(self, entries: list[ReplayEntry]) -> None:
         """All of them, or none."""
         ids = range(self._next_id, self._next_id + len(entries))
         columns = list(zip(*[entry.record.payload for entry in entries], strict=True))
@@ -108,13 +107,13 @@ class ReplaySpout(BatchSpout):
         found = [entry for id in msg_ids if (entry := self._pending.pop(id, None)) is not None]
         if found and self._replayer is not None:
             self._replayer.ack(found)
-        self._let_go_if_idle()
+        self._release_if_idle()
 
     def fail(self, msg_id: Any, failure: Failure) -> None:
         entry = self._pending.pop(msg_id, None)
         if entry is not None and self._replayer is not None:
             self._replayer.fail(entry, failure)
-        self._let_go_if_idle()
+        self._release_if_idle()
 
     def before_snapshot(self) -> None:
         if self._replayer is not None:
@@ -122,7 +121,7 @@ class ReplaySpout(BatchSpout):
 
     def after_commit(self) -> None:
         if self._replayer is not None:
-            self._replayer.committed()
+            self._replayer.on_committed()
 
     def lag(self) -> Mapping[str, int]:
         return self._source.lag() if self._replayer is not None else {}
@@ -133,7 +132,7 @@ class ReplaySpout(BatchSpout):
             self._pending.clear()
             replayer.close()
 
-    def _take_over(self) -> bool:
+    def _try_open(self) -> bool:
         """Open the queues; False while another process of this task still holds them."""
         try:
             queues = self._store.open(self._context)
@@ -153,6 +152,6 @@ class ReplaySpout(BatchSpout):
         self._replayer.start()
         return True
 
-    def _let_go_if_idle(self) -> None:
+    def _release_if_idle(self) -> None:
         if not self._active and not self._pending:
             self.close()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import simpy
 
-from penstock.sim.network import LinkSpec, Network, NodeSpec, Packet
+from penstock.sim.network import LinkSpec, NodeSpec, Packet, SimNetwork
 from penstock.sim.strategies import Strategy
-from penstock.sim.workload import Shape, packets
+from penstock.sim.workload import WorkloadShape, packets
 
 SOURCE, SINK = "source", "sink"
 TICK = 5.0
@@ -22,11 +22,11 @@ TICK = 5.0
 
 
 @dataclass(frozen=True)
-class SetUp:
+class BranchingSetUp:
     nodes: tuple[NodeSpec, ...]
     """The branches' and the sink; the source has neither queue nor speed."""
     links: tuple[LinkSpec, ...]
-    shape: Shape
+    shape: WorkloadShape
 
     @property
     def branches(self) -> list[str]:
@@ -38,7 +38,7 @@ QUEUE = 30
 """Packets of a branch node's queue: 5 to 10 s of its work. Much shorter, and a queue fills between two looks of
 the policy; much longer, and it swallows whole bursts, so that no strategy is ever put to the test."""
 
-FIGURE_3 = SetUp(
+FIGURE_3 = BranchingSetUp(
     nodes=(
         # Speeds: together 14 MB/s for 10.7 offered, so the data fits if it is spread, and no branch alone can
         # take its burst of 8.7. The slowest has the widest links: D concludes from its table 1 that bandwidth
@@ -61,7 +61,7 @@ FIGURE_3 = SetUp(
     # 8.1 MB/s in a calm, 14.1 in a burst, 10.7 on average: D's migration moves 9.5 to 10.4. A calm and a burst
     # take about half a minute, so 500 MB see one burst or two and mostly find the queues empty: D's smallest size
     # gains least.
-    shape=Shape(calm=(14.0, 26.0), burst=(10.0, 20.0), base=2.7, peak=6.0),
+    shape=WorkloadShape(calm=(14.0, 26.0), burst=(10.0, 20.0), base=2.7, peak=6.0),
 )
 
 Totals = dict[int, tuple[int, int]]
@@ -73,7 +73,7 @@ def merge(totals: Totals, packet: Packet) -> None:
     totals[packet.flow] = count + 1, value + packet.value
 
 
-def oracle(count: int, seed: int, set_up: SetUp = FIGURE_3) -> Totals:
+def oracle(count: int, seed: int, set_up: BranchingSetUp = FIGURE_3) -> Totals:
     """What every strategy's sink must end with: the same packets, merged one after the other."""
     totals: Totals = {}
     for packet in packets(count, set_up.branches, set_up.shape, seed):
@@ -82,7 +82,7 @@ def oracle(count: int, seed: int, set_up: SetUp = FIGURE_3) -> Totals:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BranchingOutcome:
     seconds: float
     """Until the sink had merged the last packet."""
     totals: Totals
@@ -94,10 +94,10 @@ class Outcome:
     """Seconds in which the source could not send."""
 
 
-def run(strategy: Strategy, count: int, seed: int, set_up: SetUp = FIGURE_3) -> Outcome:
+def run(strategy: Strategy, count: int, seed: int, set_up: BranchingSetUp = FIGURE_3) -> BranchingOutcome:
     """So many packets through the network. A strategy serves one run."""
     env = simpy.Environment()
-    network = Network(env, [NodeSpec(SOURCE, speed=1.0, queue=1), *set_up.nodes], set_up.links)
+    network = SimNetwork(env, [NodeSpec(SOURCE, speed=1.0, queue=1), *set_up.nodes], set_up.links)
     source, sink = network.nodes[SOURCE], network.nodes[SINK]
     strategy.set_up(env, network, source, network.paths(SOURCE, SINK))
     totals: Totals = {}
@@ -114,7 +114,7 @@ def run(strategy: Strategy, count: int, seed: int, set_up: SetUp = FIGURE_3) -> 
     source.produce(packets(count, set_up.branches, set_up.shape, seed))
     env.run(finished)
     peaks = {name: node.peak for name, node in network.nodes.items()}
-    return Outcome(env.now, totals, _shares(times, count), peaks, source.held_up)
+    return BranchingOutcome(env.now, totals, _shares(times, count), peaks, source.held_up)
 
 
 def _shares(times: list[float], count: int) -> tuple[float, ...]:

@@ -22,15 +22,21 @@ from collections.abc import Callable, Sequence
 
 from penstock.control.energy import power
 from penstock.control.limits import Loads
-from penstock.control.placement import Executor as Seen
-from penstock.control.placement import Move, Node, Snapshot, Stream, Use
-from penstock.control.rivals import Proposal
+from penstock.control.placement import (
+    ExecutorMove,
+    ExecutorStream,
+    PlacedExecutor,
+    PlacementNode,
+    PlacementSnapshot,
+    Use,
+)
+from penstock.sim.baselines import Proposal
 from penstock.sim.events import Loop, Process
-from penstock.sim.executor import ACKER, Choice, Executor, Part, Root
-from penstock.sim.machine import LOOK, Machine
-from penstock.sim.outcome import Outcome, SetUp, Switch, Tick
+from penstock.sim.executor import ACKER, Choice, Root, SimComponent, SimExecutor
+from penstock.sim.machine import UPDATE_INTERVAL, SimMachine
+from penstock.sim.outcome import ClusterOutcome, ClusterSetUp, ClusterTick, Switch
 
-Strategy = Callable[[Snapshot], Proposal]
+Strategy = Callable[[PlacementSnapshot], Proposal]
 _CHUNK = 128 * 1024
 """Bytes of state that go at a time: 10 ms at 100 Mb/s, so that tuples get their turn in between."""
 _PACKET = 1_500.0
@@ -42,27 +48,34 @@ _SOON = 0.1
 
 
 def run(
-    set_up: SetUp, strategy: Strategy | None = None, seed: int = 0, tell: Callable[[float], None] | None = None
-) -> Outcome:
-    """One run; the same seed is the same run. ``tell`` hears every tick."""
-    return Cluster(set_up, strategy, seed, tell).run()
+    set_up: ClusterSetUp,
+    strategy: Strategy | None = None,
+    seed: int = 0,
+    on_tick: Callable[[float], None] | None = None,
+) -> ClusterOutcome:
+    """One run; the same seed is the same run. ``on_tick`` is called after every tick."""
+    return Cluster(set_up, strategy, seed, on_tick).run()
 
 
 class Cluster:
     """One run."""
 
     def __init__(
-        self, set_up: SetUp, strategy: Strategy | None, seed: int, tell: Callable[[float], None] | None = None
+        self,
+        set_up: ClusterSetUp,
+        strategy: Strategy | None,
+        seed: int,
+        on_tick: Callable[[float], None] | None = None,
     ) -> None:
         self.loop = Loop()
-        self.set_up, self._strategy, self._tell = set_up, strategy, tell
+        self.set_up, self._strategy, self._on_tick = set_up, strategy, on_tick
         self._frame, self._delay = set_up.frame, set_up.machine.delay
         self._bandwidth, self._handling = set_up.machine.bandwidth, set_up.machine.handling
         self._chance = random.Random(seed)
         width = len(str(set_up.machines))
-        self.machines = [Machine(f"n{index + 1:0{width}}", set_up.machine) for index in range(set_up.machines)]
-        self.executors: list[Executor] = []
-        self._ackers: list[list[Executor]] = []
+        self.machines = [SimMachine(f"n{index + 1:0{width}}", set_up.machine) for index in range(set_up.machines)]
+        self.executors: list[SimExecutor] = []
+        self._ackers: list[list[SimExecutor]] = []
         for copy in range(set_up.copies):
             self._place(copy)
         self._by_id = {executor.id: executor for executor in self.executors}
@@ -70,49 +83,51 @@ class Cluster:
         self._regulated = Proposal().settings
         self._switch: Switch | None = None
         self._emitted = self._completed = self._failed = self._done = 0
-        self._processed = {part.name: 0 for part in set_up.parts if part.source is not None}
+        self._processed = {component.name: 0 for component in set_up.components if component.source is not None}
         self._latencies: list[float] = []
-        self._ticks: list[Tick] = []
+        self._ticks: list[ClusterTick] = []
         self._roots = 0
 
     def _place(self, copy: int) -> None:
         """Storm's default, round robin over the copy's workers."""
         set_up = self.set_up
-        acker = Part(ACKER, set_up.ackers, set_up.ack_service)
+        acker = SimComponent(ACKER, set_up.ackers, set_up.ack_service)
         name = f"{copy}/" if set_up.copies > 1 else ""
-        mine: dict[str, list[Executor]] = {}
+        mine: dict[str, list[SimExecutor]] = {}
         place = 0
-        for part in (*set_up.parts, acker):
-            mine[part.name] = []
-            for number in range(part.executors):
+        for component in (*set_up.components, acker):
+            mine[component.name] = []
+            for number in range(component.executors):
                 machine = self.machines[(copy * set_up.workers + place % set_up.workers) % set_up.machines]
-                executor = Executor(f"{name}{part.name}[{number}]", len(self.executors), part, machine)
+                executor = SimExecutor(
+                    f"{name}{component.name}[{number}]", len(self.executors), component, machine
+                )
                 self.executors.append(executor)
-                mine[part.name].append(executor)
+                mine[component.name].append(executor)
                 place += 1
         self._ackers.append(mine.pop(ACKER))
-        for part in set_up.parts:
-            for source in mine[part.source] if part.source is not None else ():
-                source.routers.append(Choice(part.grouping, mine[part.name], source.index, self._chance))
+        for component in set_up.components:
+            for source in mine[component.source] if component.source is not None else ():
+                source.routers.append(Choice(component.grouping, mine[component.name], source.index, self._chance))
         self._per_copy = len(self.executors) // (copy + 1)
 
-    def run(self) -> Outcome:
+    def run(self) -> ClusterOutcome:
         set_up, loop = self.set_up, self.loop
         for spout in self.executors:
-            if spout.part.rate is not None:
-                loop.process(self._arrivals(spout, spout.part.rate))
+            if spout.component.rate is not None:
+                loop.process(self._arrivals(spout, spout.component.rate))
             elif spout.is_spout:
                 for _ in range(set_up.max_pending // set_up.frame):
-                    loop.at(self._chance.uniform(0.0, _SPREAD), self._ask, spout)
+                    loop.at(self._chance.uniform(0.0, _SPREAD), self._emit_next, spout)
         for time, machine in set_up.dies:
-            loop.at(time, self._die, self.machines[machine])
-        loop.process(self._looks())
+            loop.at(time, self._crash, self.machines[machine])
+        loop.process(self._update_servers())
         if self._strategy is not None and set_up.switch < set_up.seconds:
-            loop.at(max(set_up.switch - set_up.window, 0.0), self._begin_window)
+            loop.at(max(set_up.switch - set_up.sample_seconds, 0.0), self._begin_sample)
             loop.at(set_up.switch, self._switching, self._strategy)
         loop.process(self._clock())
         loop.run(set_up.seconds)
-        return Outcome(
+        return ClusterOutcome(
             set_up,
             tuple(self._ticks),
             self._switch,
@@ -127,18 +142,18 @@ class Cluster:
 
     # ---- spouts
 
-    def _arrivals(self, spout: Executor, rate: float) -> Process:
+    def _arrivals(self, spout: SimExecutor, rate: float) -> Process:
         while True:
             yield self.loop.now + self._chance.expovariate(rate / self._frame)
             spout.waiting += 1
-            self._ask(spout)
+            self._emit_next(spout)
 
-    def _ask(self, spout: Executor) -> None:
+    def _emit_next(self, spout: SimExecutor) -> None:
         """It emits one frame, if it may."""
         frame = self._frame
         if spout.paused or spout.pending + frame > self.set_up.max_pending:
             return
-        if spout.part.rate is not None:
+        if spout.component.rate is not None:
             if not spout.waiting:
                 return
             spout.waiting -= 1
@@ -151,31 +166,31 @@ class Cluster:
             root.over = True
             self._completed += self._frame
             self._latencies.append(self.loop.now - root.emitted)
-            self._went(root.spout)
+            self._root_ended(root.spout)
 
     def _give_up(self, root: Root) -> None:
         if not root.over:
             root.over = True
             self._failed += self._frame
-            root.spout.waiting += root.spout.part.rate is not None
-            self._went(root.spout)
+            root.spout.waiting += root.spout.component.rate is not None
+            self._root_ended(root.spout)
 
-    def _went(self, spout: Executor) -> None:
+    def _root_ended(self, spout: SimExecutor) -> None:
         spout.pending -= self._frame
-        self._ask(spout)
+        self._emit_next(spout)
 
     # ---- work
 
-    def _arrive(self, executor: Executor, root: Root, tuples: int, read: float = 0.0) -> None:
+    def _arrive(self, executor: SimExecutor, root: Root, tuples: int, read: float = 0.0) -> None:
         """``read``: core seconds for each of them to be read, from another machine."""
         machine, now = executor.machine, self.loop.now
         if not machine.alive:
-            self._lost(root)
+            self._on_lost(root)
             return
         if executor.paused:
             executor.queue.append((root, tuples, read))
             return
-        service = (executor.part.service + read) / machine.frequency
+        service = (executor.component.service + read) / machine.frequency
         work = tuples * service
         squares = 2.0 * work * service  # exponential
         own, shared = executor.thread.accept(now, work, squares), machine.cores.accept(now, work, squares)
@@ -185,38 +200,38 @@ class Cluster:
         if end > executor.until:
             executor.until = end
         if end - now < _SOON:
-            self._worked(machine, executor, root, tuples, end)
+            self._on_worked(machine, executor, root, tuples, end)
         else:
-            self.loop.at(end, self._worked, machine, executor, root, tuples, end)
+            self.loop.at(end, self._on_worked, machine, executor, root, tuples, end)
 
-    def _worked(self, machine: Machine, executor: Executor, root: Root, tuples: int, now: float) -> None:
+    def _on_worked(self, machine: SimMachine, executor: SimExecutor, root: Root, tuples: int, now: float) -> None:
         if not machine.alive:
-            self._lost(root)
+            self._on_lost(root)
             return
         if root.over:
             return
         if now > root.last:
             root.last = now
-        part = executor.part
+        component = executor.component
         if executor.is_acker:
             self._send(now, executor, root.spout, self._frame, self.set_up.ack_size, self._complete, root)
             return
         if executor.is_spout:
             root.emitted = now
         else:
-            self._processed[part.name] += tuples
+            self._processed[component.name] += tuples
             self._done += tuples
             root.processed += tuples
-        if part.emits and executor.routers:
-            self._send_on(executor, root, tuples * part.emits, now)
+        if component.emits and executor.routers:
+            self._send_on(executor, root, tuples * component.emits, now)
         root.left -= 1
         if not root.left:
             self._ack(executor, root)
 
-    def _send_on(self, executor: Executor, root: Root, tuples: int, now: float) -> None:
-        part, sent = executor.part, executor.sent
-        handling = part.size * self._handling
-        frames = min(part.frames, tuples)
+    def _send_on(self, executor: SimExecutor, root: Root, tuples: int, now: float) -> None:
+        component, sent = executor.component, executor.sent
+        handling = component.size * self._handling
+        frames = min(component.frames, tuples)
         for choice in executor.routers:
             root.left += frames
             for number in range(frames):
@@ -227,16 +242,16 @@ class Cluster:
                 if target.machine is not executor.machine:
                     read = handling
                     self._serialise(executor, count, handling)
-                self._send(now, executor, target, count, part.size, self._arrive, target, root, count, read)
+                self._send(now, executor, target, count, component.size, self._arrive, target, root, count, read)
 
-    def _serialise(self, executor: Executor, tuples: int, each: float) -> None:
+    def _serialise(self, executor: SimExecutor, tuples: int, each: float) -> None:
         """Keeps its thread and its machine's cores busy; that a tuple is emitted so much later is in the delay."""
         each, now = each / executor.machine.frequency, self.loop.now
         work = tuples * each
         executor.thread.accept(now, work, 2.0 * work * each)
         executor.machine.cores.accept(now, work, 2.0 * work * each)
 
-    def _ack(self, executor: Executor, root: Root) -> None:
+    def _ack(self, executor: SimExecutor, root: Root) -> None:
         ackers = self._ackers[executor.index // self._per_copy]
         if not ackers:
             self.loop.at(root.last, self._complete, root)
@@ -247,14 +262,14 @@ class Cluster:
         executor.sent[acker.index] = executor.sent.get(acker.index, 0) + tuples
         self._send(root.last, executor, acker, tuples, self.set_up.ack_size, self._arrive, acker, root, tuples)
 
-    def _lost(self, root: Root) -> None:
+    def _on_lost(self, root: Root) -> None:
         if not root.over:
             self.loop.at(max(root.emitted + self.set_up.time_out, self.loop.now), self._give_up, root)
 
     # ---- network
 
     def _send(
-        self, now: float, source: Executor, target: Executor, tuples: int, size: float, act: Callable[..., None],
+        self, now: float, source: SimExecutor, target: SimExecutor, tuples: int, size: float, act: Callable[..., None],
         *args: object,
     ) -> None:  # fmt: skip
         """Tuples of so many bytes each from now on; ``act`` when they are there."""
@@ -266,7 +281,7 @@ class Cluster:
             now = self._transmit(here, there, now, tuples, size)
         self.loop.at(now, act, *args)
 
-    def _transmit(self, source: Machine, target: Machine, now: float, pieces: float, size: float) -> float:
+    def _transmit(self, source: SimMachine, target: SimMachine, now: float, pieces: float, size: float) -> float:
         """When one of them is there. The receiver takes what the sender's link lets through while it comes."""
         each = size / self._bandwidth
         work = pieces * each
@@ -276,37 +291,39 @@ class Cluster:
 
     # ---- the strategy
 
-    def _begin_window(self) -> None:
+    def _begin_sample(self) -> None:
         for executor in self.executors:
             executor.sent.clear()
             executor.begun, executor.traffic = executor.thread.work, 0.0
-        self._window_begun = self.loop.now
+        self._sample_begun = self.loop.now
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> PlacementSnapshot:
         """What the load monitor saw in the window. What goes back from ackers to spouts is in the executors'
         traffic only: streams make no cycle."""
-        seconds, share = self.loop.now - self._window_begun, self.set_up.limit
+        seconds, share = self.loop.now - self._sample_begun, self.set_up.limit
         spec = self.set_up.machine
         limit = Use(share * spec.cores, share * spec.memory, share * 2 * spec.bandwidth)
         executors = self.executors
         streams = (
-            Stream(
+            ExecutorStream(
                 source.id, executors[target].id, tuples / seconds, tuples * self._size(source, target) / seconds
             )
             for source in executors
             for target, tuples in source.sent.items()
         )
-        return Snapshot(
+        return PlacementSnapshot(
             tuple(
-                Node(machine.name, limit) for machine in self.machines if machine.alive and not machine.released
+                PlacementNode(machine.name, limit)
+                for machine in self.machines
+                if machine.alive and not machine.released
             ),
             tuple(
-                Seen(
+                PlacedExecutor(
                     each.id,
-                    each.part.name,
+                    each.component.name,
                     each.machine.name,
                     (each.thread.work - each.begun) / seconds,
-                    each.part.memory,
+                    each.component.memory,
                     each.traffic / seconds,
                 )
                 for each in executors
@@ -314,8 +331,8 @@ class Cluster:
             tuple(streams),
         )
 
-    def _size(self, source: Executor, target: int) -> float:
-        return self.set_up.ack_size if self.executors[target].is_acker else source.part.size
+    def _size(self, source: SimExecutor, target: int) -> float:
+        return self.set_up.ack_size if self.executors[target].is_acker else source.component.size
 
     def _switching(self, strategy: Strategy) -> None:
         snapshot = self.snapshot()
@@ -326,55 +343,55 @@ class Cluster:
         frequency = {each.node: each.frequency for each in proposal.settings}
         for machine in self.machines:
             machine.frequency = frequency.get(machine.name, 1.0)
-        by_source: dict[str, list[Move]] = {}
+        by_source: dict[str, list[ExecutorMove]] = {}
         for move in carried:
             by_source.setdefault(move.source, []).append(move)
-        self._leaving = len(by_source)
-        self._goes = {release.node for release in proposal.releases}
+        self._moving_sources = len(by_source)
+        self._to_release = {release.node for release in proposal.releases}
         self._release()
         for moves in by_source.values():
-            self.loop.process(self._leave(moves))
+            self.loop.process(self._move_away(moves))
 
-    def _leave(self, moves: Sequence[Move]) -> Process:
+    def _move_away(self, moves: Sequence[ExecutorMove]) -> Process:
         """Executors of one machine, one after the other."""
         for move in moves:
             executor, target = self._by_id[move.executor], self._by_name[move.target]
             source = executor.machine
-            left = executor.part.state
+            left = executor.component.state
             while left > 0 and source.alive and target.alive:
-                yield self._copied(source, target, min(left, _CHUNK))
+                yield self._copy_end(source, target, min(left, _CHUNK))
                 left -= _CHUNK
             if not (source.alive and target.alive) or executor.machine is not source:
                 continue  # its machine's executors are placed anew, and this one with them
             executor.paused = True
             yield max(executor.until, self.loop.now)
             if source.alive and target.alive:
-                self._settle(executor, target)
+                self._start_on(executor, target)
             elif source.alive:
-                self._go_on(executor, source)  # where it was
-        self._leaving -= 1
+                self._resume(executor, source)  # where it was
+        self._moving_sources -= 1
         self._release()
         switch = self._switch
-        if switch is not None and not self._leaving:
+        if switch is not None and not self._moving_sources:
             took = self.loop.now - self.set_up.switch
             self._switch = Switch(switch.snapshot, switch.proposal, switch.carried, switch.refused, took)
 
-    def _copied(self, source: Machine, target: Machine, size: float) -> float:
+    def _copy_end(self, source: SimMachine, target: SimMachine, size: float) -> float:
         """When they are there, in packets one after the other."""
         packets = size / _PACKET
         first = self._transmit(source, target, self.loop.now, packets, _PACKET) - self._delay
         return max(first + (packets - 1) * _PACKET / self._bandwidth, self.loop.now)
 
-    def _settle(self, executor: Executor, target: Machine) -> None:
+    def _start_on(self, executor: SimExecutor, target: SimMachine) -> None:
         """Stopped; goes on there, after its start, with what waits for it."""
         executor.machine = target
         start, now = self.set_up.start / target.frequency, self.loop.now
         target.cores.accept(now, start, 0.0)
         executor.thread.accept(now, start, 0.0)
         executor.until = now + start
-        self.loop.at(now + start, self._go_on, executor, target)
+        self.loop.at(now + start, self._resume, executor, target)
 
-    def _go_on(self, executor: Executor, machine: Machine) -> None:
+    def _resume(self, executor: SimExecutor, machine: SimMachine) -> None:
         if executor.machine is not machine or not machine.alive:
             return
         executor.paused = False
@@ -383,41 +400,41 @@ class Cluster:
             self._arrive(executor, root, tuples, read)
         if executor.is_spout:
             for _ in range(self.set_up.max_pending // self._frame):
-                self._ask(executor)
+                self._emit_next(executor)
 
     def _release(self) -> None:
         used = {executor.machine.name for executor in self.executors}
-        for name in self._goes - used:
+        for name in self._to_release - used:
             self._by_name[name].released = True
 
     # ---- failures
 
-    def _die(self, machine: Machine) -> None:
+    def _crash(self, machine: SimMachine) -> None:
         machine.alive = False
         lost = [executor for executor in self.executors if executor.machine is machine]
         for executor in lost:
             for root, _, _ in executor.queue:
-                self._lost(root)
+                self._on_lost(root)
             executor.queue, executor.paused = [], True
         self.loop.at(self.loop.now + self.set_up.recover, self._recover, lost)
 
-    def _recover(self, lost: Sequence[Executor]) -> None:
+    def _recover(self, lost: Sequence[SimExecutor]) -> None:
         """On the machines that are left, round robin."""
         left = [machine for machine in self.machines if machine.alive and not machine.released]
         for number, executor in enumerate(lost):
-            self._settle(executor, left[number % len(left)])
+            self._start_on(executor, left[number % len(left)])
 
     # ---- time
 
-    def _looks(self) -> Process:
+    def _update_servers(self) -> Process:
         while True:
-            yield self.loop.now + LOOK
+            yield self.loop.now + UPDATE_INTERVAL
             for machine in self.machines:
-                machine.cores.look()
-                machine.up.look()
-                machine.down.look()
+                machine.cores.update()
+                machine.up.update()
+                machine.down.update()
             for executor in self.executors:
-                executor.thread.look()
+                executor.thread.update()
 
     def _clock(self) -> Process:
         set_up, span = self.set_up, self.set_up.tick
@@ -435,27 +452,27 @@ class Cluster:
             memory = self._memory()
             nodes = tuple(
                 # Of the cycles at full frequency, as the power model has it.
-                Node(each.name, Use(1.0, 1.0, 1.0), Use(share * each.frequency, room, network))
+                PlacementNode(each.name, Use(1.0, 1.0, 1.0), Use(share * each.frequency, room, network))
                 for each, share, room, network in zip(self.machines, cpu, memory, traffic, strict=True)
             )
             off = [each.name for each in self.machines if each.released or not each.alive]
-            watts = power(Snapshot(nodes, ()), released=off, regulated=self._regulated)
+            watts = power(PlacementSnapshot(nodes, ()), released=off, regulated=self._regulated)
             latency = sum(self._latencies) / len(self._latencies) if self._latencies else None
             self._ticks.append(
-                Tick(now, self._done - done, latency, tuple(cpu), tuple(memory), tuple(traffic), watts)
+                ClusterTick(now, self._done - done, latency, tuple(cpu), tuple(memory), tuple(traffic), watts)
             )
             busy, bytes, done, self._latencies = work, through, self._done, []
-            if self._tell is not None:
-                self._tell(now)
+            if self._on_tick is not None:
+                self._on_tick(now)
 
     def _memory(self) -> list[float]:
         used = {machine.name: 0.0 for machine in self.machines}
         for executor in self.executors:
-            used[executor.machine.name] += executor.part.memory
+            used[executor.machine.name] += executor.component.memory
         return [used[machine.name] / self.set_up.machine.memory for machine in self.machines]
 
 
-def allowed(snapshot: Snapshot, moves: Sequence[Move]) -> tuple[tuple[Move, ...], int]:
+def allowed(snapshot: PlacementSnapshot, moves: Sequence[ExecutorMove]) -> tuple[tuple[ExecutorMove, ...], int]:
     """The moves that hold the limits with those before them carried out, and how many do not. ERDM's all do; those
     of a strategy that does not look what else moves may not."""
     loads, graph = Loads(snapshot), snapshot.graph

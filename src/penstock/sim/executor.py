@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.sim.machine import Server
+from penstock.sim.machine import SimServer
 from penstock.topology.groupings import Fields, Grouping, Shuffle, Targets
 
 if TYPE_CHECKING:
-    from penstock.sim.machine import Machine
+    from penstock.sim.machine import SimMachine
 
 ACKER = "acker"
 KEY = "key"
 
 
 @dataclass(frozen=True)
-class Part:
+class SimComponent:
     """A component."""
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 class Root:
     """One frame of a spout with all that stems from it."""
 
-    spout: Executor
+    spout: SimExecutor
     emitted: float
     left: int = 1
     """Frames of it that are not processed; 0: its ack is under way."""
@@ -67,18 +67,18 @@ Frame = tuple[Root, int, float]
 """⟨root, tuples, core seconds for each to be read⟩"""
 
 
-class Executor:
+class SimExecutor:
     """A thread: one tuple at a time, in order. What waits for it has no end: the spouts' pending tuples are
     bounded."""
 
     __slots__ = (
         "begun",
+        "component",
         "id",
         "index",
         "is_acker",
         "is_spout",
         "machine",
-        "part",
         "paused",
         "pending",
         "queue",
@@ -90,11 +90,11 @@ class Executor:
         "waiting",
     )
 
-    def __init__(self, id: str, index: int, part: Part, machine: Machine) -> None:
-        self.id, self.index, self.part, self.machine = id, index, part, machine
-        self.is_acker = part.name == ACKER
-        self.is_spout = part.source is None and not self.is_acker
-        self.thread = Server()
+    def __init__(self, id: str, index: int, component: SimComponent, machine: SimMachine) -> None:
+        self.id, self.index, self.component, self.machine = id, index, component, machine
+        self.is_acker = component.name == ACKER
+        self.is_spout = component.source is None and not self.is_acker
+        self.thread = SimServer()
         self.until = 0.0
         """When it is done with all it was given."""
         self.paused = False
@@ -123,16 +123,16 @@ class Choice:
     """
 
     def __init__(
-        self, grouping: Grouping, targets: Sequence[Executor], source: int, chance: random.Random
+        self, grouping: Grouping, targets: Sequence[SimExecutor], source: int, chance: random.Random
     ) -> None:
         self.targets, self._chance = targets, chance
         self._router = grouping.router(Targets(tuple(range(len(targets))), source_task=source))
         self._edges: list[float] = weights(grouping, len(targets)) if isinstance(grouping, Fields) else []
-        self._turns: list[Executor] = []
+        self._turns: list[SimExecutor] = []
         self._rows = pa.record_batch({"frame": [0] * len(targets)})
         """For a router that only counts: a row stands for a frame."""
 
-    def next(self) -> Executor:
+    def next(self) -> SimExecutor:
         if self._edges:
             return self.targets[bisect(self._edges, self._chance.random() * self._edges[-1])]
         if not self._turns:

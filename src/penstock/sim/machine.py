@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOOK = 0.5
-"""Seconds between two looks at how much of a server is in use."""
+UPDATE_INTERVAL = 0.5
+"""Seconds between two updates of how much of a server is in use."""
 RECENT = 0.1
-"""Weight of the last look: waits follow the use of about the last 5 s."""
+"""Weight of the last update: waits follow the use of about the last 5 s."""
 BURST = 0.1
 """Seconds of work that a server may be behind before it counts: frames come in bursts that their tuples would not.
 More than the sum of a few frames' work, little against a hop. What a server cannot do at all waits on top."""
@@ -36,15 +36,16 @@ class MachineSpec:
     none of it."""
 
 
-class Server:
-    """What does one piece of work after the other, or ``lanes`` at a time: cores, a thread, one way of a link."""
+class SimServer:
+    """What does one piece of work after the other, or ``channels`` at a time: cores, a thread, one way of a
+    link."""
 
-    __slots__ = ("_seen", "_squares", "clear", "lanes", "squares", "use", "wait", "work")
+    __slots__ = ("_seen", "_squares", "channels", "clear", "squares", "use", "wait", "work")
 
-    def __init__(self, lanes: int = 1) -> None:
-        self.lanes = lanes
+    def __init__(self, channels: int = 1) -> None:
+        self.channels = channels
         self.work = 0.0
-        """Seconds of all lanes together, accepted so far."""
+        """Seconds of all channels together, accepted so far."""
         self.squares = 0.0
         """Sum of the pieces' second moments, in s²."""
         self.clear = 0.0
@@ -62,40 +63,40 @@ class Server:
         clear = self.clear
         if clear < now:
             clear = now
-        self.clear = clear + work / self.lanes
+        self.clear = clear + work / self.channels
         behind = clear - now - BURST
         return self.wait + behind if behind > 0.0 else self.wait
 
     def done(self, now: float) -> float:
         """Of the work accepted."""
-        return self.work - max(self.clear - now, 0.0) * self.lanes
+        return self.work - max(self.clear - now, 0.0) * self.channels
 
-    def look(self) -> None:
-        """Every ``LOOK`` seconds: the wait anew. M/G/c; exact for one lane (Pollaczek and Khinchine), for more
-        Lee and Longton's: as M/M/c, by the pieces' mean residual time."""
+    def update(self) -> None:
+        """Every ``UPDATE_INTERVAL`` seconds: the wait anew. M/G/c; exact for one channel (Pollaczek and
+        Khinchine), for more Lee and Longton's: as M/M/c, by the pieces' mean residual time."""
         work, squares = self.work - self._seen, self.squares - self._squares
         self._seen, self._squares = self.work, self.squares
-        use = min(work / (LOOK * self.lanes), 1.0)
+        use = min(work / (UPDATE_INTERVAL * self.channels), 1.0)
         self.use = use if self.use is None else self.use + RECENT * (use - self.use)
         if work > 0.0:
             full = min(self.use, _FULLEST)
-            self.wait = all_busy(self.lanes, full) / (self.lanes * (1 - full)) * squares / (2 * work)
+            self.wait = all_busy(self.channels, full) / (self.channels * (1 - full)) * squares / (2 * work)
 
 
-def all_busy(lanes: int, use: float) -> float:
-    """Erlang's C: how often a piece that comes finds no lane free."""
-    offered = lanes * use
+def all_busy(channels: int, use: float) -> float:
+    """Erlang's C: how often a piece that comes finds no channel free."""
+    offered = channels * use
     blocked = 1.0
-    for lane in range(1, lanes + 1):
-        blocked = offered * blocked / (lane + offered * blocked)
+    for channel in range(1, channels + 1):
+        blocked = offered * blocked / (channel + offered * blocked)
     return blocked / (1 - use * (1 - blocked))
 
 
-class Machine:
+class SimMachine:
     def __init__(self, name: str, spec: MachineSpec) -> None:
         self.name, self.spec = name, spec
-        self.cores = Server(spec.cores)
-        self.up, self.down = Server(), Server()
+        self.cores = SimServer(spec.cores)
+        self.up, self.down = SimServer(), SimServer()
         self.frequency = 1.0
         self.alive = True
         self.released = False

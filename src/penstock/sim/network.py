@@ -51,14 +51,14 @@ class LinkSpec:
     """Seconds; of data on its way and of signals on their way back."""
 
 
-class Gate:
+class LinkControl:
     """Whether a link's sender may send. This one is always open; ``flow`` has others."""
 
     @property
     def open(self) -> bool:
         return True
 
-    def passed(self) -> None:
+    def record_sent(self) -> None:
         """The sender sent a packet."""
 
 
@@ -69,9 +69,9 @@ def after(env: simpy.Environment, seconds: float, act: Callable[[], None]) -> No
 class Link:
     """Packets one after the other at the bandwidth, each then under way for the delay."""
 
-    def __init__(self, env: simpy.Environment, spec: LinkSpec, source: Node, target: Node) -> None:
+    def __init__(self, env: simpy.Environment, spec: LinkSpec, source: SimNode, target: SimNode) -> None:
         self.spec, self.source, self.target = spec, source, target
-        self.gate = Gate()
+        self.control = LinkControl()
         self.taken = 0
         """Packets of this link that its target took from its queue."""
         self._env = env
@@ -80,12 +80,12 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        return self._waiting < LINK_BUFFER and self.gate.open
+        return self._waiting < LINK_BUFFER and self.control.open
 
     def send(self, packet: Packet) -> None:
         """Only while it is ready."""
         self._waiting += 1
-        self.gate.passed()
+        self.control.record_sent()
         self._free_at = max(self._free_at, self._env.now) + packet.size / self.spec.bandwidth
         after(self._env, self._free_at - self._env.now, lambda: self._sent(packet))
 
@@ -99,7 +99,7 @@ class Link:
         self.source.wake()
 
 
-class Node:
+class SimNode:
     """A queue, one worker, links onwards. A source has packets to make instead, a sink no links."""
 
     def __init__(self, env: simpy.Environment, spec: NodeSpec) -> None:
@@ -120,7 +120,7 @@ class Node:
         """Called for each packet that leaves the network here."""
         self._env = env
         self._queue: deque[tuple[Packet, Link]] = deque()
-        self._door: deque[tuple[Packet, Link]] = deque()
+        self._arrived: deque[tuple[Packet, Link]] = deque()
         self._making: Iterator[Packet] | None = None
         self._working = False
         self._held: tuple[Packet, float] | None = None
@@ -136,33 +136,33 @@ class Node:
     def produce(self, packets: Iterable[Packet]) -> None:
         """Be a source: make packets at their own pace; while one cannot be sent, none is made (D §3.1)."""
         self._making = iter(packets)
-        self._go_on()
+        self._next_packet()
 
     def arrive(self, packet: Packet, link: Link) -> None:
         """The link brought it: into the queue, when there is room."""
-        self._door.append((packet, link))
+        self._arrived.append((packet, link))
         self._admit()
         if not self._working:
-            self._go_on()
+            self._next_packet()
 
     def wake(self) -> None:
-        """A link, a gate or a route changed: a packet that waits is looked at again."""
+        """A link, a link's control or a route changed: a packet that waits is looked at again."""
         if self._held:
-            self._try()
+            self._try_to_send()
 
     def _admit(self) -> None:
-        while self._door and len(self._queue) < self.spec.queue:
-            packet, link = self._door.popleft()
+        while self._arrived and len(self._queue) < self.spec.queue:
+            packet, link = self._arrived.popleft()
             self._queue.append((packet, link))
             self.bytes_in += packet.size
             self._queue_changed()
 
-    def _go_on(self) -> None:
+    def _next_packet(self) -> None:
         """The next packet: made, or taken from the queue."""
         if self._making:
             packet = next(self._making, None)
             if packet:
-                after(self._env, packet.gap, lambda made=packet: self._hand_on(made))  # type: ignore[misc]
+                after(self._env, packet.gap, lambda made=packet: self._pass_packet_on(made))  # type: ignore[misc]
             return
         self._working = bool(self._queue)
         if self._working:
@@ -170,17 +170,17 @@ class Node:
             link.taken += 1
             self._queue_changed()
             self._admit()
-            after(self._env, packet.size / self.spec.speed, lambda: self._hand_on(packet))
+            after(self._env, packet.size / self.spec.speed, lambda: self._pass_packet_on(packet))
 
-    def _hand_on(self, packet: Packet) -> None:
+    def _pass_packet_on(self, packet: Packet) -> None:
         if self.links:
             self._held = packet, self._env.now
-            self._try()
+            self._try_to_send()
         else:
             self._done(packet)
             self.on_done(packet)
 
-    def _try(self) -> None:
+    def _try_to_send(self) -> None:
         assert self._held
         packet, since = self._held
         link = self.router(packet)
@@ -193,7 +193,7 @@ class Node:
 
     def _done(self, packet: Packet) -> None:
         self.bytes_out += packet.size
-        self._go_on()
+        self._next_packet()
 
     def _queue_changed(self) -> None:
         self.peak = max(self.peak, len(self._queue))
@@ -201,11 +201,11 @@ class Node:
             call()
 
 
-class Network:
+class SimNetwork:
     """Nodes and links by name."""
 
     def __init__(self, env: simpy.Environment, nodes: Iterable[NodeSpec], links: Iterable[LinkSpec]) -> None:
-        self.nodes: Mapping[str, Node] = {spec.name: Node(env, spec) for spec in nodes}
+        self.nodes: Mapping[str, SimNode] = {spec.name: SimNode(env, spec) for spec in nodes}
         self.links: list[Link] = []
         for spec in links:
             link = Link(env, spec, self.nodes[spec.source], self.nodes[spec.target])

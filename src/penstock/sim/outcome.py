@@ -6,23 +6,23 @@ import math
 from dataclasses import dataclass
 
 from penstock.control.energy import Power
-from penstock.control.placement import Move, Snapshot
-from penstock.control.rivals import Proposal
-from penstock.sim.executor import Part
+from penstock.control.placement import ExecutorMove, PlacementSnapshot
+from penstock.sim.baselines import Proposal
+from penstock.sim.executor import SimComponent
 from penstock.sim.machine import MachineSpec
 
 
 @dataclass(frozen=True)
-class SetUp:
+class ClusterSetUp:
     """Figures without a word about C are ours."""
 
-    parts: tuple[Part, ...]
+    components: tuple[SimComponent, ...]
     """Spouts first; each after what it takes from."""
     seconds: int
     machine: MachineSpec = MachineSpec()  # noqa: RUF009
     machines: int = 16
     copies: int = 1
-    """Topologies of these parts, each on ``workers`` machines in a row."""
+    """Topologies of these components, each on ``workers`` machines in a row."""
     workers: int = 16
     ackers: int = 16
     """Of each copy."""
@@ -36,7 +36,7 @@ class SetUp:
     """Tuples a spout emits at a time, to have fewer events; they wait as single tuples do."""
     switch: float = math.inf
     """When the strategy is asked (C: 105 s)."""
-    window: float = 30.0
+    sample_seconds: float = 30.0
     """Seconds before that the monitor looked at (C table 4)."""
     limit: float = 0.95
     """Of what a machine has, a strategy may use so much."""
@@ -56,7 +56,7 @@ class SetUp:
 
 
 @dataclass(frozen=True)
-class Tick:
+class ClusterTick:
     """What happened in one."""
 
     time: float
@@ -77,9 +77,9 @@ class Tick:
 class Switch:
     """What became of the strategy's proposal."""
 
-    snapshot: Snapshot
+    snapshot: PlacementSnapshot
     proposal: Proposal
-    carried: tuple[Move, ...]
+    carried: tuple[ExecutorMove, ...]
     """Moves that held the limits, those before them carried out."""
     refused: int
     took: float
@@ -87,9 +87,9 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    set_up: SetUp
-    ticks: tuple[Tick, ...]
+class ClusterOutcome:
+    set_up: ClusterSetUp
+    ticks: tuple[ClusterTick, ...]
     switch: Switch | None
     emitted: int
     """Roots' tuples, those emitted again included."""
@@ -117,7 +117,7 @@ class Outcome:
         ticks = self.between(begin, end)
         return sum(tick.power.total for tick in ticks) / len(ticks)
 
-    def between(self, begin: float, end: float) -> list[Tick]:
+    def between(self, begin: float, end: float) -> list[ClusterTick]:
         """Ticks that lie in it."""
         half = self.set_up.tick / 2
         return [tick for tick in self.ticks if begin + half < tick.time < end + half]

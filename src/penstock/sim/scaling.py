@@ -2,9 +2,9 @@
 
 Every tuple is followed. The source keeps what the spout has not emitted; the spout emits while fewer than
 ``max_pending`` are under way; what times out goes back to the source, first in line, and what is left of it in the
-queues is thrown away unprocessed, as the executors do. The policy is asked once a look; what it wants is done as
-SPEC 4 says: the new topology is prepared while the old one runs, the spout stops, what is under way finishes or
-times out, state is handed over, the new one starts.
+queues is thrown away unprocessed, as the executors do. The policy is asked once a load sample; what it wants is
+done as SPEC 4 says: the new topology is prepared while the old one runs, the spout stops, what is under way
+finishes or times out, state is handed over, the new one starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import pairwise
 import simpy
 
 from penstock.control.scaling import Scale, ScalingPolicy
-from penstock.coordinator.looks import Looks, Part, Shape
+from penstock.driver.load_sampler import LoadSampler, ScalingUnit, TopologyShape
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
 from penstock.sim.flow import Process
@@ -46,7 +46,7 @@ class BoltSpec:
 
 
 @dataclass(frozen=True)
-class SetUp:
+class ScalingSetUp:
     bolts: tuple[BoltSpec, ...]
     """In the order of the stream."""
     load: tuple[tuple[float, float], ...]
@@ -54,8 +54,8 @@ class SetUp:
     seconds: int
     time_out: float = 5.0
     max_pending: int = 1_000
-    look: float = 2.0
-    """Seconds of a look; the first after a replacement begins with the new topology."""
+    sample_interval: float = 2.0
+    """Seconds of a load sample; the first after a replacement begins with the new topology."""
     prepare: float = 3.0
     """Seconds until the new topology stands by; the old one works on."""
     hand_over: float = 0.2
@@ -84,7 +84,7 @@ class SetUp:
         return [(begin, end, rate) for (begin, rate), end in zip(self.load, ends, strict=True)]
 
 
-WORDS = SetUp(
+WORDS = ScalingSetUp(
     # A §6.4: split and count slowed, parallelism 1; the load rises eightfold and falls again. At 36/s one task of
     # each is busy 0.6 of its time; at 288/s eight are, and four are not enough.
     bolts=(
@@ -119,7 +119,7 @@ class _Task:
 
 
 @dataclass(frozen=True)
-class Tick:
+class ScalingTick:
     """One second."""
 
     time: float
@@ -133,7 +133,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Change:
+class ScalingChange:
     decided: float
     done: float
     """When the new topology began; inf if the run ended before."""
@@ -141,10 +141,10 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    set_up: SetUp
-    ticks: tuple[Tick, ...]
-    changes: tuple[Change, ...]
+class ScalingOutcome:
+    set_up: ScalingSetUp
+    ticks: tuple[ScalingTick, ...]
+    changes: tuple[ScalingChange, ...]
     longest_gap: float
     """Seconds between two completed tuples."""
     came: int
@@ -163,7 +163,7 @@ class Outcome:
         """Decisions until every bolt had enough tasks; all of them if that never came."""
         begin, end, rate = self.set_up.phases[phase]
         enough = self.set_up.enough(rate)
-        now = self._at(begin)
+        now = self._parallelism_at(begin)
         for count, change in enumerate(each for each in self.changes if begin <= each.decided < end):
             if all(now[name] >= needed for name, needed in enough.items()):
                 return count
@@ -174,7 +174,7 @@ class Outcome:
         """Seconds from the change of the load to the end of the last replacement; None: it never had enough."""
         begin, end, rate = self.set_up.phases[phase]
         enough = self.set_up.enough(rate)
-        final = self._at(end - 1e-9)
+        final = self._parallelism_at(end - 1e-9)
         if any(final[name] < needed for name, needed in enough.items()):
             return None
         return max((each.done - begin for each in self.changes if begin <= each.decided < end), default=0.0)
@@ -184,10 +184,10 @@ class Outcome:
         begin, end, rate = self.set_up.phases[phase]
         enough = self.set_up.enough(rate)
         mine = [each for each in self.changes if begin <= each.decided < end and each.done < math.inf]
-        found = [self._at(change.done) for change in mine]
+        found = [self._parallelism_at(change.done) for change in mine]
         return max((tasks[name] / enough[name] for tasks in found for name in enough), default=1.0)
 
-    def _at(self, time: float) -> dict[str, int]:
+    def _parallelism_at(self, time: float) -> dict[str, int]:
         found = {bolt.name: bolt.parallelism for bolt in self.set_up.bolts}
         for change in self.changes:
             if change.done <= time:
@@ -195,13 +195,13 @@ class Outcome:
         return found
 
 
-def run(policy: ScalingPolicy | None, set_up: SetUp = WORDS, seed: int = 0) -> Outcome:
+def run(policy: ScalingPolicy | None, set_up: ScalingSetUp = WORDS, seed: int = 0) -> ScalingOutcome:
     """One run; the same seed brings the same tuples at the same times. A policy serves one run; None: off."""
     return _Run(policy, set_up, seed).run()
 
 
 class _Run:
-    def __init__(self, policy: ScalingPolicy | None, set_up: SetUp, seed: int) -> None:
+    def __init__(self, policy: ScalingPolicy | None, set_up: ScalingSetUp, seed: int) -> None:
         self._env = simpy.Environment()
         self._policy, self._set_up = policy, set_up
         self._arrivals, self._chance = random.Random(seed), random.Random(seed + 1_000_003)
@@ -213,20 +213,20 @@ class _Run:
         self._drained: simpy.Event | None = None
         self._tasks = {bolt.name: [_Task() for _ in range(bolt.parallelism)] for bolt in set_up.bolts}
         self._turn = dict.fromkeys(self._tasks, 0)
-        self._changes: list[Change] = []
-        self._ticks: list[Tick] = []
+        self._changes: list[ScalingChange] = []
+        self._ticks: list[ScalingTick] = []
         self._completions: list[float] = [0.0]
         self._came = self._failed = self._offered = 0
         self._spout = TaskStats()
-        self._begin_looks()
+        self._begin_sampling()
         self._latencies: list[float] = []
 
-    def run(self) -> Outcome:
-        for process in (self._load(), self._sweep(), self._looks()):
+    def run(self) -> ScalingOutcome:
+        for process in (self._load(), self._sweep(), self._sample_load()):
             self._env.process(process)
         self._env.run(self._env.process(self._clock()))
         gap = max((later - earlier for earlier, later in pairwise(self._completions)), default=math.inf)
-        return Outcome(
+        return ScalingOutcome(
             self._set_up,
             tuple(self._ticks),
             tuple(self._changes),
@@ -284,16 +284,16 @@ class _Run:
                 del self._pending[id(root)]
                 self._waiting.appendleft(_Root(root.came))
             if late:
-                self._went()
+                self._left_topology()
 
     def _complete(self, root: _Root) -> None:
         del self._pending[id(root)]
         self._completions.append(self._env.now)
         self._latencies.append(self._env.now - root.came)
         self._spout.latency.record(self._env.now - root.emitted)
-        self._went()
+        self._left_topology()
 
-    def _went(self) -> None:
+    def _left_topology(self) -> None:
         self._emit()
         if self._drained is not None and not self._pending and not self._drained.triggered:
             self._drained.succeed()
@@ -338,24 +338,24 @@ class _Run:
 
     # ---- control
 
-    def _looks(self) -> Process:
+    def _sample_load(self) -> Process:
         while True:
-            yield self._env.timeout(self._set_up.look)
+            yield self._env.timeout(self._set_up.sample_interval)
             if self._policy is None:
                 continue
             offered = {SPOUT: self._offered} if self._set_up.tells else None
-            look = self._looker.take(self._env.now, self._stats(), offered)
-            assert look is not None, "all tasks report, from the beginning on"
+            sample = self._sampler.take(self._env.now, self._stats(), offered)
+            assert sample is not None, "all tasks report, from the beginning on"
             self._offered = 0
-            scale = self._policy.decide(look)
+            scale = self._policy.decide(sample)
             if scale is not None:
                 yield from self._replace(scale)
-                self._policy.settled(self._env.now)
-                self._begin_looks()
+                self._policy.restart_cool_down(self._env.now)
+                self._begin_sampling()
 
     def _replace(self, scale: Scale) -> Process:
         decided = self._env.now
-        self._changes.append(Change(decided, math.inf, scale))
+        self._changes.append(ScalingChange(decided, math.inf, scale))
         yield self._env.timeout(self._set_up.prepare)
         self._active = False
         if self._pending:
@@ -365,22 +365,22 @@ class _Run:
         yield self._env.timeout(self._set_up.hand_over)
         for name, count in scale.parallelism.items():
             self._tasks[name] = [_Task() for _ in range(count)]
-        self._changes[-1] = Change(decided, self._env.now, scale)
+        self._changes[-1] = ScalingChange(decided, self._env.now, scale)
         self._active = True
         self._emit()
 
-    def _begin_looks(self) -> None:
-        """The topology that runs now is looked at from now on."""
+    def _begin_sampling(self) -> None:
+        """The topology that runs now is sampled from now on."""
         names = [SPOUT, *self._tasks]
         number = 1
-        parts = []
+        units = []
         for source, bolt in zip(names, self._set_up.bolts, strict=False):
             tasks = range(number, number + len(self._tasks[bolt.name]))
             number = tasks.stop
-            parts.append(Part((bolt.name,), (source,), tuple((task,) for task in tasks), fixed=bolt.fixed))
+            units.append(ScalingUnit((bolt.name,), (source,), tuple((task,) for task in tasks), fixed=bolt.fixed))
         self._offered = 0
-        self._looker = Looks(Shape({SPOUT: (0,)}, tuple(parts)))
-        self._looker.take(self._env.now, self._stats())
+        self._sampler = LoadSampler(TopologyShape({SPOUT: (0,)}, tuple(units)))
+        self._sampler.take(self._env.now, self._stats())
 
     def _stats(self) -> dict[int, TaskStats]:
         """What every task would report now: the spout first, then the bolts."""
@@ -396,7 +396,7 @@ class _Run:
             before, failed = len(self._completions), self._failed
             yield self._env.timeout(1.0)
             self._ticks.append(
-                Tick(
+                ScalingTick(
                     self._env.now,
                     _mean(self._latencies),
                     len(self._completions) - before,

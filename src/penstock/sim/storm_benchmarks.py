@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.control.erdm import ErdmPolicy
-from penstock.control.placement import Move, Snapshot
-from penstock.control.rivals import Proposal, leedsp, wndvr
-from penstock.control.tmsh import tmsh
+from penstock.control.placement import ExecutorMove, PlacementSnapshot
+from penstock.sim.baselines import Proposal, leedsp, wndvr
 from penstock.sim.cluster import Strategy
-from penstock.sim.executor import KEY, Part
+from penstock.sim.executor import KEY, SimComponent
 from penstock.sim.machine import MachineSpec
-from penstock.sim.outcome import SetUp
+from penstock.sim.outcome import ClusterSetUp
+from penstock.sim.tmsh import tmsh
 from penstock.topology.groupings import Fields
 
 USE = 0.5
@@ -46,7 +46,7 @@ figure 9: 80 to 100 %)."""
 
 
 @dataclass(frozen=True)
-class InC:
+class PublishedFigures:
     """C's figures for ERDM, and what they are against the default."""
 
     released: int
@@ -69,11 +69,11 @@ class InC:
         return self.rate / (1 + self.faster / 100)
 
 
-IN_C: Mapping[str, InC] = {
-    "wordcount": InC(2, 326, 17, 14, 11.2, 77_572, 13.7, 80_170, 801.33, 6.3),
-    "sol": InC(3, 286, 21, 18, 19.8, 76_471, 13.3, 81_639, 279.28, 8.7),
-    "rollingsort": InC(2, 318, 15, 12, 18.0, 59_763, 18.2, 62_647, 131.02, 10.4),
-    "rollingcount": InC(2, 266, 14, 11, 14.3, 57_530, 12.5, 59_800, None, None),
+PUBLISHED: Mapping[str, PublishedFigures] = {
+    "wordcount": PublishedFigures(2, 326, 17, 14, 11.2, 77_572, 13.7, 80_170, 801.33, 6.3),
+    "sol": PublishedFigures(3, 286, 21, 18, 19.8, 76_471, 13.3, 81_639, 279.28, 8.7),
+    "rollingsort": PublishedFigures(2, 318, 15, 12, 18.0, 59_763, 18.2, 62_647, 131.02, 10.4),
+    "rollingcount": PublishedFigures(2, 266, 14, 11, 14.3, 57_530, 12.5, 59_800, None, None),
 }
 
 
@@ -82,56 +82,58 @@ def _memory(executors: int) -> float:
     return USE * 16 * MachineSpec().memory / executors
 
 
-def _set_up(delay: float, *parts: Part, frame: int = 10) -> SetUp:
-    return SetUp(
-        parts, seconds=300, frame=frame, machine=MachineSpec(delay=delay, handling=HANDLING), switch=105.0
+def _set_up(delay: float, *components: SimComponent, frame: int = 10) -> ClusterSetUp:
+    return ClusterSetUp(
+        components, seconds=300, frame=frame, machine=MachineSpec(delay=delay, handling=HANDLING), switch=105.0
     )
 
 
-def _words(delay: float, split: float, count: float, sentence: float, word: float, state: float) -> SetUp:
+def _words(delay: float, split: float, count: float, sentence: float, word: float, state: float) -> ClusterSetUp:
     memory = _memory(250)
     return _set_up(
         delay,
-        Part("spout", 50, 1e-4, size=sentence, emits=1, memory=memory, state=_MB / 2),
-        Part("split", 100, split, "spout", size=word, emits=WORDS, frames=WORDS, memory=memory, state=_MB / 2),
-        Part("count", 100, count, "split", grouping=Fields(KEY), memory=memory, state=state),
+        SimComponent("spout", 50, 1e-4, size=sentence, emits=1, memory=memory, state=_MB / 2),
+        SimComponent(
+            "split", 100, split, "spout", size=word, emits=WORDS, frames=WORDS, memory=memory, state=_MB / 2
+        ),
+        SimComponent("count", 100, count, "split", grouping=Fields(KEY), memory=memory, state=state),
         frame=5,
     )
 
 
-BENCHMARKS: Mapping[str, SetUp] = {
+BENCHMARKS: Mapping[str, ClusterSetUp] = {
     "wordcount": _words(0.2300, split=2.58e-4, count=1.43e-4, sentence=2_100, word=1_424, state=8 * _MB),
     "sol": _set_up(
         0.0784,
-        Part("spout", 50, 1e-4, size=2_000, emits=1, memory=_memory(250), state=_MB / 2),
-        Part("bolt1", 100, 0.461e-4, "spout", size=2_000, emits=1, memory=_memory(250), state=_MB / 2),
-        Part("bolt2", 100, 0.461e-4, "bolt1", memory=_memory(250), state=_MB / 2),
+        SimComponent("spout", 50, 1e-4, size=2_000, emits=1, memory=_memory(250), state=_MB / 2),
+        SimComponent("bolt1", 100, 0.461e-4, "spout", size=2_000, emits=1, memory=_memory(250), state=_MB / 2),
+        SimComponent("bolt2", 100, 0.461e-4, "bolt1", memory=_memory(250), state=_MB / 2),
     ),
     "rollingsort": _set_up(
         0.0698,
-        Part("spout", 50, 1e-4, size=2_050, emits=1, memory=_memory(150), state=_MB / 2),
-        Part("sort", 100, 1.45e-4, "spout", memory=_memory(150), state=20 * _MB),
+        SimComponent("spout", 50, 1e-4, size=2_050, emits=1, memory=_memory(150), state=_MB / 2),
+        SimComponent("sort", 100, 1.45e-4, "spout", memory=_memory(150), state=20 * _MB),
     ),
     "rollingcount": _words(0.3071, split=3.52e-4, count=1.94e-4, sentence=2_555, word=1_960, state=12 * _MB),
 }
 
 
-def default(snapshot: Snapshot) -> Proposal:
+def default(snapshot: PlacementSnapshot) -> Proposal:
     """Storm's: executors are round robin as it is, and stay."""
     return Proposal()
 
 
-def erdm(snapshot: Snapshot) -> Proposal:
+def erdm(snapshot: PlacementSnapshot) -> Proposal:
     decided = ErdmPolicy(fill=_FILL).decide(snapshot)
-    moves = tuple(each for each in decided if isinstance(each, Move))
-    return Proposal(moves, tuple(each for each in decided if not isinstance(each, Move)))
+    moves = tuple(each for each in decided if isinstance(each, ExecutorMove))
+    return Proposal(moves, tuple(each for each in decided if not isinstance(each, ExecutorMove)))
 
 
-def dvrnp(snapshot: Snapshot) -> Proposal:
+def dvrnp(snapshot: PlacementSnapshot) -> Proposal:
     return wndvr(snapshot)
 
 
-def dvrcp(snapshot: Snapshot) -> Proposal:
+def dvrcp(snapshot: PlacementSnapshot) -> Proposal:
     return wndvr(snapshot, on_critical_path=True)
 
 

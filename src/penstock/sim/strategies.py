@@ -1,5 +1,5 @@
 """How data gets to the branches: Flink's credits, shares fixed beforehand, or migration. Each sets up a network's
-gates and its source's router; the decisions of migration are those of ``penstock.control.migration``."""
+links' controls and its source's router; the decisions of migration are those of ``penstock.control.migration``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Protocol
 
 import simpy
 
-from penstock.control.migration import Branch, Migrate, MigrationPolicy, NodeLoad, SegmentLedger
+from penstock.control.migration import Branch, BranchNodeLoad, Migrate, MigrationPolicy, SegmentLedger
 from penstock.sim.flow import Credit, Process, StopResume
-from penstock.sim.network import Link, Network, Node, Packet
+from penstock.sim.network import Link, Packet, SimNetwork, SimNode
 
 MB = 1_000_000
 """Bytes: the network counts MB, the policy bytes."""
@@ -24,14 +24,14 @@ Paths = Mapping[str, list[Link]]
 
 
 class Strategy(Protocol):
-    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+    def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
         """Once, before the run begins."""
 
 
 class CreditStrategy:
     """Flink's: each packet to the branch it is bound for, when that one has granted a credit."""
 
-    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+    def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
         for link in network.links:
             Credit(env, link)
         source.router = lambda packet: source.links[packet.bound]
@@ -41,7 +41,7 @@ class StaticStrategy:
     """D's static allocation: shares fixed beforehand from what each branch is known to bear, whatever a packet is
     bound for. It is told what the others must find out, so it is a bound on what can be reached."""
 
-    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+    def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
         for link in network.links:
             StopResume(link)
         bears = {
@@ -65,7 +65,7 @@ class StaticStrategy:
 
 
 @dataclass
-class _Counters:
+class _NodeCounters:
     bytes_in: float = 0.0
     bytes_out: float = 0.0
 
@@ -81,11 +81,11 @@ class MigrationStrategy:
         self._interval = interval
         self._offsets: dict[str, int] = {}
 
-    def set_up(self, env: simpy.Environment, network: Network, source: Node, paths: Paths) -> None:
+    def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
         for link in network.links:
             StopResume(link)
         self._source, self._paths = source, paths
-        self._before = {node: _Counters() for path in paths.values() for node in _nodes(path)}
+        self._before = {node: _NodeCounters() for path in paths.values() for node in _nodes(path)}
         source.router = lambda packet: source.links[self.policy.routes.get(packet.bound, packet.bound)]
         source.on_sent = self._sent
         env.process(self._monitor(env))
@@ -93,7 +93,7 @@ class MigrationStrategy:
     def _sent(self, packet: Packet, link: Link) -> None:
         self._offsets[packet.bound] = self._offsets.get(packet.bound, 0) + 1
         if link.spec.target != packet.bound:
-            self.ledger.grew(packet.bound)
+            self.ledger.extend(packet.bound)
 
     def _monitor(self, env: simpy.Environment) -> Process:
         while True:
@@ -112,17 +112,17 @@ class MigrationStrategy:
         loads = tuple(self._load(node) for node in _nodes(path))
         return Branch(name, loads, min(link.spec.bandwidth for link in path) * MB)
 
-    def _load(self, node: Node) -> NodeLoad:
-        before, now = self._before[node], _Counters(node.bytes_in, node.bytes_out)
+    def _load(self, node: SimNode) -> BranchNodeLoad:
+        before, now = self._before[node], _NodeCounters(node.bytes_in, node.bytes_out)
         self._before[node] = now
         per_second = MB / self._interval
-        return NodeLoad(
+        return BranchNodeLoad(
             node.queue_use,
             (now.bytes_in - before.bytes_in) * per_second,
             (now.bytes_out - before.bytes_out) * per_second,
         )
 
 
-def _nodes(path: list[Link]) -> list[Node]:
+def _nodes(path: list[Link]) -> list[SimNode]:
     """Those between the branching point and the merge."""
     return [link.target for link in path[:-1]]

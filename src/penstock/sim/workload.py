@@ -13,7 +13,7 @@ FLOWS = 64
 
 
 @dataclass(frozen=True)
-class Shape:
+class WorkloadShape:
     """Calm and bursts by turns. In a calm all branches get the same rate; in a burst one of them gets more, so the
     source's rate and the skew rise together, as in D figure 6, where nodes' peaks come at different times."""
 
@@ -27,7 +27,7 @@ class Shape:
     """MB a second more to one branch in a burst."""
 
 
-def packets(count: int, branches: Sequence[str], shape: Shape, seed: int) -> Iterator[Packet]:
+def packets(count: int, branches: Sequence[str], shape: WorkloadShape, seed: int) -> Iterator[Packet]:
     """So many packets of 1 MB. Times are the source's own: what it is held up by comes on top."""
     chosen = random.Random(seed)
     phases = _phases(branches, shape, chosen)
@@ -42,7 +42,9 @@ def packets(count: int, branches: Sequence[str], shape: Shape, seed: int) -> Ite
         yield Packet(number, bound, gap, flow=chosen.randrange(FLOWS), value=chosen.randrange(1, 1_000_000))
 
 
-def _phases(branches: Sequence[str], shape: Shape, chosen: random.Random) -> Iterator[tuple[float, list[float]]]:
+def _phases(
+    branches: Sequence[str], shape: WorkloadShape, chosen: random.Random
+) -> Iterator[tuple[float, list[float]]]:
     """How long, and each branch's rate."""
     hot: int | None = None
     begun = chosen.random()  # a run begins somewhere in a calm

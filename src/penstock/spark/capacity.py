@@ -41,8 +41,8 @@ def reserve(
         if is_local(master) or time.monotonic() > deadline:
             raise NotEnoughSlots(
                 f"topology '{topology}'",
-                f"needs {wanted} task slots of Spark's, one per executor (components of a chain share theirs)",
-                f"{free} free of {free + taken} on {master}",
+                f"it needs {wanted} task slots of Spark, one per executor (fused components share "
+                f"theirs), but only {free} of {free + taken} are free on {master}",
                 "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
             )
         time.sleep(_LOOK)

@@ -37,7 +37,7 @@ _PRELOAD = (
     "pyspark.sql.conversion",
     "penstock.spark.stage",
     "penstock.persist",
-    "penstock.connectors.tables",
+    "penstock.storage.tables",
 )
 
 

@@ -18,13 +18,13 @@ _ONE_BATCH = "3650 days"  # Spark's own batch boundary costs up to a second with
 
 
 def start_query(
-    spark: SparkSession, seats: Sequence[int], stage: Callable[[int], StageFunction], folder: Path
+    spark: SparkSession, slots: Sequence[int], stage: Callable[[int], StageFunction], folder: Path
 ) -> StreamingQuery:
-    """Start the query, with so many tasks in each stage. Returns at once; the slots say for themselves when they
+    """Start the query, with so many tasks in each stage. Returns at once; the workers say for themselves when they
     run."""
-    frame = clock_source(spark, seats[0]).mapInArrow(_by_reference(stage(0)), FRAME_SCHEMA)
-    for index in range(1, len(seats)):
-        frame = frame.repartitionById(seats[index], frame["slot"])
+    frame = clock_source(spark, slots[0]).mapInArrow(_by_reference(stage(0)), FRAME_SCHEMA)
+    for index in range(1, len(slots)):
+        frame = frame.repartitionById(slots[index], frame["slot"])
         frame = frame.mapInArrow(_by_reference(stage(index)), FRAME_SCHEMA)
     # A fresh checkpoint folder each time: what must survive a restart is in our own hands, not in Spark's.
     return (

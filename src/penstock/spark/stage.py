@@ -1,5 +1,5 @@
-"""A seat: one of Spark's tasks, in which a slot runs. It moves rows between Spark's iterators and the slot that
-has it; some seats are free, and a slot may come from another while the query runs."""
+"""A slot: one of Spark's tasks, in which a worker runs. It moves rows between Spark's iterators and the worker
+that has it; some slots are free, and a worker may come from another while the query runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock import signing
-from penstock.coordinator.client import ControlClient
-from penstock.coordinator.messages import Hello, TakeSeat
 from penstock.errors import PenstockError
-from penstock.plan.model import SlotId
-from penstock.runtime.job import Job
-from penstock.spark.slot_driver import LONGEST_WAIT, SlotDriver
-from penstock.spark.wake import Wake
+from penstock.plan.model import WorkerId
+from penstock.protocol.client import ControlClient
+from penstock.protocol.messages import AssignWorker, Hello
+from penstock.worker.host import LONGEST_WAIT, WorkerHost
+from penstock.worker.job import Job
+from penstock.worker.wake import Wake
 
 # Tuples are objects the collector counts but never needs to find: by default it looks every 700 of them, which
 # took a tenth of a tuple bolt's time. Cycles in users' code are still found, a little later.
@@ -32,11 +32,11 @@ class StageFunction:
     """What Spark pickles for each stage: plain data, so that it pickles by reference to this module."""
 
     def __init__(
-        self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int, seated: bool = False
+        self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int, placed: bool = False
     ) -> None:
-        """``seated``: which slot runs in which task is said when all have connected. Made by the driver, whose
+        """``placed``: which worker runs in which task is said when all have connected. Made by the driver, whose
         deployment key goes along: workers sign what they store, and check what they unpickle."""
-        self._stage, self._job, self._seated = stage, job, seated
+        self._stage, self._job, self._placed = stage, job, placed
         self._key = signing.deployment_key()
         self._address, self._secret, self._attempt = address, secret, attempt
 
@@ -52,29 +52,29 @@ class StageFunction:
         wake, number = Wake(), task.partitionId()
         control = ControlClient(self._address, self._secret, wake.set)
         control.send(Hello(self._stage, number, self._attempt, os.getpid(), node_name()))
-        seat = Seat(self._stage, self._job, self._attempt, control, wake)
-        return seat.rows(batches, None if self._seated else TakeSeat(number))
+        slot = Slot(self._stage, self._job, self._attempt, control, wake)
+        return slot.rows(batches, None if self._placed else AssignWorker(number))
 
 
-class Seat:
-    """Has one slot after the other, or none."""
+class Slot:
+    """Has one worker after the other, or none."""
 
     def __init__(self, stage: int, job: Job, attempt: int, control: ControlClient, wake: Wake) -> None:
         self._stage, self._job, self._attempt = stage, job, attempt
         self._control, self._wake = control, wake
-        self._driver: SlotDriver | None = None
+        self._driver: WorkerHost | None = None
         self._had_one = threading.Event()
         self._input_ended = False
 
-    def rows(self, batches: Iterator[pa.RecordBatch], given: TakeSeat | None) -> Iterator[pa.RecordBatch]:
-        """Spark's task: consume its rows in a thread, yield the slot's. ``given``: where it is clear from the
-        start which slot that is."""
-        threading.Thread(target=self._read, args=(batches,), name="seat-reader", daemon=True).start()
+    def rows(self, batches: Iterator[pa.RecordBatch], given: AssignWorker | None) -> Iterator[pa.RecordBatch]:
+        """Spark's task: consume its rows in a thread, yield the worker's. ``given``: where it is clear from the
+        start which worker that is."""
+        threading.Thread(target=self._read, args=(batches,), name="slot-reader", daemon=True).start()
         try:
             while (taken := given or self._next()) is not None:
                 given = None
-                id = SlotId(self._stage, taken.slot)
-                self._driver = SlotDriver(id, self._job, self._attempt, self._control, self._wake, taken)
+                id = WorkerId(self._stage, taken.worker)
+                self._driver = WorkerHost(id, self._job, self._attempt, self._control, self._wake, taken)
                 self._had_one.set()
                 yield from self._driver.rows(lambda: self._input_ended)
                 self._driver = None
@@ -82,19 +82,19 @@ class Seat:
             self._input_ended = True
             self._control.close()
 
-    def _next(self) -> TakeSeat | None:
-        """Wait for a slot; None: the query ends."""
+    def _next(self) -> AssignWorker | None:
+        """Wait for a worker; None: the query ends."""
         while not self._input_ended and not self._control.lost:
             while self._control.inbox:
                 message = self._control.inbox.popleft()
-                if isinstance(message, TakeSeat):
+                if isinstance(message, AssignWorker):
                     return message
             self._wake.wait(LONGEST_WAIT)
         return None
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Move frames into the slot; while it does not take them, or there is none yet, wait: Spark's buffers then
-        hold the sender. Behind a slot that has moved away nothing comes that is of use."""
+        """Move frames into the worker; while it does not take them, or there is none yet, wait: Spark's buffers
+        then hold the sender. Behind a worker that has moved away nothing comes that is of use."""
         try:
             while not self._had_one.wait(LONGEST_WAIT):
                 if self._control.lost:

@@ -11,34 +11,34 @@ from collections.abc import Callable, Collection, Mapping
 
 from pyspark.sql import SparkSession
 
-from penstock.coordinator.boards import check_board
-from penstock.coordinator.crew import Connection
-from penstock.coordinator.lease_thread import Lease
-from penstock.coordinator.load_monitor import LoadMonitor
-from penstock.coordinator.load_window import Window
-from penstock.coordinator.messages import SetRate
-from penstock.coordinator.migrations import Migrations
-from penstock.coordinator.outcome import Outcome, judge
-from penstock.coordinator.placements import Placements
-from penstock.coordinator.retrying import retried
-from penstock.coordinator.runs import Run
-from penstock.coordinator.scalings import Scalings
-from penstock.coordinator.server import Coordinator
-from penstock.coordinator.status import Status, take
+from penstock.driver.lease_thread import Lease
+from penstock.driver.load_monitor import LoadMonitor
+from penstock.driver.load_sample import MonitorSample
+from penstock.driver.migration_controller import MigrationController
+from penstock.driver.outcome import Outcome, judge
+from penstock.driver.placement_controller import PlacementController
+from penstock.driver.registry import WorkerConnection
+from penstock.driver.retrying import retried
+from penstock.driver.runs import Run
+from penstock.driver.scaling_controller import ScalingController
+from penstock.driver.server import Coordinator
+from penstock.driver.status import TopologyStatus, take
 from penstock.errors import PenstockError, SettingError, StateUnavailable, TopologyFailed
 from penstock.metrics.bus import MetricsBus
-from penstock.plan.model import Plan, SlotId
-from penstock.plan.seating import Placement
+from penstock.plan.model import Plan, WorkerId
+from penstock.plan.slot_placement import SlotPlacement
+from penstock.protocol.message_board import check_message_board
+from penstock.protocol.messages import SetSpoutRate
 from penstock.spark.capacity import await_nodes
 from penstock.spark.changes import Changes
-from penstock.spark.design import make_design
-from penstock.spark.moving import Moved, MoveWish
+from penstock.spark.deployment import make_deployment
+from penstock.spark.move import Moved, MoveRequest
 from penstock.spark.nodes import nodes_of
 from penstock.spark.operator import Operator
-from penstock.spark.replacement import Replaced, ReplaceWish
+from penstock.spark.query_run import LOOK, QueryLauncher, QueryLost, QueryRun
+from penstock.spark.replacement import Replaced, ReplaceRequest
 from penstock.spark.restarts import Restarts
 from penstock.spark.session import exposure, log_lines, open_session, reachable_address
-from penstock.spark.start import LOOK, Lost, Start, Starter
 from penstock.state import savepoints
 from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
@@ -54,7 +54,7 @@ class RunningTopology:
     ) -> None:
         """``lease``: on the state directory, where one is kept; it is released at the end."""
         owner = None if lease is None else lease.owner
-        design = make_design(topology, None, _nodes_to_spare(topology, spark), owner)
+        deployment = make_deployment(topology, None, _nodes_to_spare(topology, spark), owner)
         self._lease = lease
         self.monitor = LoadMonitor(topology.settings)
         """What executors, streams and nodes are up to, and the energy of that."""
@@ -62,8 +62,8 @@ class RunningTopology:
         self._restarts = Restarts()
         self.error: PenstockError | None = None
         self.coordinator = Coordinator(host, port)
-        self._starter = Starter(spark, self.coordinator)
-        self.current = self._starter.new(design, MetricsBus(design.plan))
+        self._starter = QueryLauncher(spark, self.coordinator)
+        self.current = self._starter.new(deployment, MetricsBus(deployment.plan))
         """The start that owns the topology's state and has its spouts."""
         self._changes = Changes(self, self._starter)
         self.load: Callable[[str], Topology] | None = None
@@ -92,7 +92,7 @@ class RunningTopology:
 
     @property
     def topology(self) -> Topology:
-        return self.current.design.topology
+        return self.current.deployment.topology
 
     @property
     def plan(self) -> Plan:
@@ -104,24 +104,24 @@ class RunningTopology:
         return self.current.bus
 
     @property
-    def migrations(self) -> Migrations:
+    def migrations(self) -> MigrationController:
         """What was decided about data migration since the last start."""
         return self.current.migrations
 
     @property
-    def scalings(self) -> Scalings:
+    def scalings(self) -> ScalingController:
         """What was decided about the number of tasks, and on what grounds."""
         return self._changes.scalings
 
     @property
-    def placements(self) -> Placements:
-        """What was decided about where slots are."""
+    def placements(self) -> PlacementController:
+        """What was decided about where workers are."""
         return self._changes.placements
 
     @property
-    def slots(self) -> dict[SlotId, Connection]:
+    def workers(self) -> dict[WorkerId, WorkerConnection]:
         """Those that have connected."""
-        return self.current.crew.slots
+        return self.current.registry.workers
 
     @property
     def committed(self) -> int:
@@ -156,7 +156,7 @@ class RunningTopology:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is in flight; of use once the spouts are inactive. False: still busy, or broken."""
-        return self.current.drain(self.topology.settings.drain_timeout if timeout is None else timeout)
+        return self.current.drain(self.topology.settings.lifecycle.drain_timeout if timeout is None else timeout)
 
     def kill(self, drain: bool = True) -> None:
         """End the topology: pause the spouts, let what is in flight finish, close the tasks, stop. Raises the
@@ -168,10 +168,10 @@ class RunningTopology:
             current = self.current
             if self.state in ("active", "inactive", "ending"):  # the last: interrupted at the first try
                 self.state = "ending"
-                limit = self.topology.settings.drain_timeout
+                limit = self.topology.settings.lifecycle.drain_timeout
                 if drain:
                     current.deactivate()
-                    if not current.drain(limit) and not current.crew.broken:
+                    if not current.drain(limit) and not current.registry.broken:
                         what = "are lost" if not current.keeps_state else "come again with the next start"
                         self.left_behind = f"tuples in flight {what}, {limit:g} s were not enough to drain"
                         log.warning("topology '%s': %s", self.topology.name, self.left_behind)
@@ -182,9 +182,9 @@ class RunningTopology:
             elif drain and self.state == "restarting":
                 what = "is lost" if not current.keeps_state else "is done again by the next start"
                 self.left_behind = f"it was restarting when it was to end: what was not committed {what}"
-            failure = current.crew.failure
+            failure = current.registry.failure
             if failure is not None:
-                self.error = TopologyFailed(failure.where, failure.rule, failure.got, failure.way_out)
+                self.error = TopologyFailed(failure.where, failure.problem, failure.hint)
             self._end("ended" if failure is None else "failed")
             if self.error is not None:
                 raise self.error
@@ -212,13 +212,13 @@ class RunningTopology:
         for spout, rate in rates.items():
             if spout not in self.plan.spouts:
                 raise SettingError(
-                    f"{spout}.max_rate", "is a limit of a spout", f"the spouts are {', '.join(self.plan.spouts)}"
+                    f"{spout}.max_rate", f"'{spout}' is not a spout; the spouts are {', '.join(self.plan.spouts)}"
                 )
             if not isinstance(rate, int | float) or not rate > 0:
-                raise SettingError(f"{spout}.max_rate", "is greater than 0 tuples a second", repr(rate))
+                raise SettingError(f"{spout}.max_rate", f"{rate!r} is not greater than 0 tuples per second")
         for spout, rate in rates.items():
             self._rates[spout] = float(rate)
-            self.current.crew.send(SetRate(spout, float(rate)))
+            self.current.registry.send(SetSpoutRate(spout, float(rate)))
 
     @property
     def max_rates(self) -> dict[str, float]:
@@ -230,56 +230,57 @@ class RunningTopology:
         code. State goes with it by component. Returns when the new one's spouts emit; raises what keeps it from
         that, and then the old one goes on. ``pause``: stop this one first, for where there is no room for both.
         From any thread; one at a time."""
-        return self._changes.replace(ReplaceWish(topology, reason, pause))
+        return self._changes.replace(ReplaceRequest(topology, reason, pause))
 
     def place(
         self,
-        nodes: Mapping[SlotId, str] | Mapping[str, str],
+        nodes: Mapping[WorkerId, str] | Mapping[str, str],
         reason: str = "by hand",
         leave: Collection[str] = (),
     ) -> Replaced:
-        """Let slots, as "1.0", run on other nodes; those that are not named go anywhere. What a node is called,
-        and which slot has which tasks, is in ``status().slots``. A replacement by the same topology: state and
-        guarantees are those of ``replace``. ``leave``: nodes that Spark need not have any more; slots then go
+        """Let workers, as "1.0", run on other nodes; those that are not named go anywhere. What a node is called,
+        and which worker has which tasks, is in ``status().workers``. A replacement by the same topology: state and
+        guarantees are those of ``replace``. ``leave``: nodes that Spark need not have any more; workers then go
         where they are wanted as far as Spark spreads them so."""
-        placement = Placement({self._slot(slot): node for slot, node in nodes.items()}, exact=not leave)
+        placement = SlotPlacement({self._worker(worker): node for worker, node in nodes.items()}, exact=not leave)
         with self._lock:
-            wish = self._changes.placer.wish(placement, frozenset(leave), reason, self.current)
-        return self._changes.replace(wish)
+            request = self._changes.placer.request(placement, frozenset(leave), reason, self.current)
+        return self._changes.replace(request)
 
-    def move(self, slot: SlotId | str, node: str, reason: str = "by hand") -> Moved:
-        """Let one slot of bolts, as "1.0", run on another node, while all others go on where they are. Needs a
-        seat that is free there (``free_seats``, setting ``spare_seats``). Raises what keeps it from that, and then
-        the slot stays."""
-        return self._changes.move(MoveWish({self._slot(slot): node}, reason, self.current.number))[0]
+    def move(self, worker: WorkerId | str, node: str, reason: str = "by hand") -> Moved:
+        """Let one worker of bolts, as "1.0", run on another node, while all others go on where they are. Needs a
+        slot that is free there (``free_slots``, setting ``placement.spare_slots``). Raises what keeps it from
+        that, and then the worker stays."""
+        return self._changes.move(MoveRequest({self._worker(worker): node}, reason, self.current.number))[0]
 
-    def _slot(self, slot: SlotId | str) -> SlotId:
-        known = {str(each): each for each in self.plan.slot_ids()}
-        if str(slot) not in known:
+    def _worker(self, worker: WorkerId | str) -> WorkerId:
+        known = {str(each): each for each in self.plan.worker_ids()}
+        if str(worker) not in known:
             name = f"topology '{self.topology.name}'"
-            raise SettingError(name, f"has the slots {', '.join(known)}", str(slot))
-        return known[str(slot)]
+            raise SettingError(name, f"it has no worker {worker}, only {', '.join(known)}")
+        return known[str(worker)]
 
     @property
-    def free_seats(self) -> list[tuple[int, str]]:
-        """Stages and nodes of seats that slots can move into, one by one."""
+    def free_slots(self) -> list[tuple[int, str]]:
+        """Stages and nodes of slots that workers can move into, one by one."""
         with self.coordinator.changed:
-            seats = self.current.crew.seats.items()
-            return sorted((seat.stage, each.hello.node) for seat, each in seats if each.free and seat.stage)
+            slots = self.current.registry.slots.items()
+            return sorted((slot.stage, each.hello.node) for slot, each in slots if each.free and slot.stage)
 
     def rearrange(self) -> Replaced | list[Moved] | None:
-        """Have ERDM place the slots now, by the load monitor's newest window, and leave nodes that it empties.
-        Where seats are free slots move one by one, and nodes without any are left the next time; else all go by a
-        replacement. None: nothing that is worth it, or there is no window yet (``placement`` says which)."""
+        """Have ERDM place the workers now, by the load monitor's newest load sample, and leave nodes that it
+        empties. Where slots are free workers move one by one, and nodes without any are left the next time; else
+        all go by a replacement. None: nothing that is worth it, or there is no load sample yet (``placement`` says
+        which)."""
         with self._lock:
-            window = self.monitor.newest(self.bus)
-            wish = None if window is None else self._changes.placer.by_hand(window, self.current)
-        if isinstance(wish, MoveWish):
-            return self._changes.move(wish)
-        return None if wish is None else self._changes.replace(wish)
+            sample = self.monitor.newest(self.bus)
+            request = None if sample is None else self._changes.placer.by_hand(sample, self.current)
+        if isinstance(request, MoveRequest):
+            return self._changes.move(request)
+        return None if request is None else self._changes.replace(request)
 
     def spread(self) -> int:
-        """Use all nodes, those that were left too: the slots are spread over them as soon as they have joined.
+        """Use all nodes, those that were left too: the workers are spread over them as soon as they have joined.
         Returns how many more there are to be."""
         with self._lock:
             return self._changes.placer.ask_back("by hand: all nodes", self.current)
@@ -295,7 +296,7 @@ class RunningTopology:
 
     @property
     def moves(self) -> list[Moved]:
-        """Slots that moved alone, oldest first."""
+        """Workers that moved alone, oldest first."""
         return self._changes.moved
 
     @property
@@ -303,17 +304,17 @@ class RunningTopology:
         """Those that took place, oldest first."""
         return self._changes.replaced
 
-    def status(self) -> Status:
+    def status(self) -> TopologyStatus:
         """All there is to see of the topology, now."""
         return take(self)
 
     def placement(self) -> str:
-        """What ERDM would do by the load monitor's newest window, and where seats are free, as JSON."""
-        answer, seats = json.loads(self.monitor.placement()), self.free_seats
-        answer["free_seats"] = seats
-        if seats:
-            shown = ", ".join(f"{node} (stage {stage})" for stage, node in seats)
-            answer["lines"].append(f"free seats, to move into alone: {shown}")
+        """What ERDM would do by the load monitor's newest load sample, and where slots are free, as JSON."""
+        answer, slots = json.loads(self.monitor.placement()), self.free_slots
+        answer["free_slots"] = slots
+        if slots:
+            shown = ", ".join(f"{node} (stage {stage})" for stage, node in slots)
+            answer["lines"].append(f"free slots, to move into alone: {shown}")
         return json.dumps(answer)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -334,9 +335,9 @@ class RunningTopology:
         if not self.current.keeps_state:
             return
         if savepoint:
-            self._ask_store(lambda: self.current.design.state.adopt(StateStore(savepoint)))
+            self._ask_store(lambda: self.current.deployment.state.adopt(StateStore(savepoint)))
         elif fresh:
-            self._ask_store(self.current.design.state.clear)
+            self._ask_store(self.current.deployment.state.clear)
 
     def discard(self) -> None:
         """In place of ``start``: leave nothing behind."""
@@ -345,7 +346,7 @@ class RunningTopology:
 
     def _ask_store(self, action: Callable[[], object]) -> None:
         """Do something with the state store, again and again where it does not answer, until told to stop."""
-        patience = self.topology.settings.start_timeout
+        patience = self.topology.settings.lifecycle.start_timeout
         retried(action, patience, self._stopping.wait, lambda text: self.bus.note("state", "", text))
 
     # ---- starting --------------------------------------------------------------------------------------
@@ -354,9 +355,9 @@ class RunningTopology:
         """Start and return once the spouts emit. Raises what keeps the topology from running."""
         settings = self.topology.settings
         try:
-            check_board(settings.board, settings.flow)
+            check_message_board(settings.flow.board, settings.flow.mode)
             self._starter.nodes.ask_back()  # which another topology of this session may have left
-            self._starter.hold(self.current.design, settings.start_timeout)
+            self._starter.hold(self.current.deployment, settings.lifecycle.start_timeout)
             self._starter.ship_penstock()
             self.coordinator.start()
             self._start_first()
@@ -368,8 +369,8 @@ class RunningTopology:
             if isinstance(error, PenstockError):
                 self.error = error
             self._end("failed")
-            if isinstance(error, Lost):
-                raise TopologyFailed(f"topology '{self.topology.name}'", "must start", str(error)) from error
+            if isinstance(error, QueryLost):
+                raise TopologyFailed(f"topology '{self.topology.name}'", f"it did not start: {error}") from error
             raise
         threading.Thread(target=self._watch, name="supervisor", daemon=True).start()
 
@@ -383,32 +384,32 @@ class RunningTopology:
             try:
                 self._start_query()
                 return
-            except Lost:
-                if not self.current.crew.corrupt:
+            except QueryLost:
+                if not self.current.registry.corrupt:
                     raise
                 self._restarts.count += 1
                 self._next_start()
 
     def _next_start(self) -> None:
-        """Of the same design; the one before is stopped."""
+        """Of the same deployment; the one before is stopped."""
         self.current.stop()
-        self.current = self._starter.new(self.current.design, self.current.bus, self.current)
+        self.current = self._starter.new(self.current.deployment, self.current.bus, self.current)
 
     def _start_query(self) -> None:
         """One attempt: query, connections, tasks open, spouts active."""
         current = self.current
         self._starter.launch(current)
         if current.keeps_state:
-            self._ask_store(current.design.state.recover)
+            self._ask_store(current.deployment.state.recover)
         else:
-            current.design.state.forget()
+            current.deployment.state.forget()
         current.open(self._starter.go_on)
         self._let_go(current)
 
-    def _let_go(self, start: Start) -> None:
+    def _let_go(self, start: QueryRun) -> None:
         """Its tasks are open: let the spouts emit, if they are to."""
         for spout, rate in list(self._rates.items()):  # an operator may set one meanwhile
-            start.crew.send(SetRate(spout, rate))
+            start.registry.send(SetSpoutRate(spout, rate))
         if self._wanted == "active":
             start.activate()
         self.state = self._wanted
@@ -423,7 +424,7 @@ class RunningTopology:
     # ---- watching --------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Until the end: notice failures and lost slots; start again where that can help."""
+        """Until the end: notice failures and lost workers; start again where that can help."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -431,19 +432,18 @@ class RunningTopology:
                     self._change(self._monitor())
                     self.current.raise_if_dead()
                     self.current.raise_if_silent()
-                except Lost as loss:
+                except QueryLost as loss:
                     self._restart(loss)
                 except StateUnavailable as error:  # of a fall back to an earlier epoch
-                    self._restart(Lost(str(error)))
+                    self._restart(QueryLost(str(error)))
         except PenstockError as error:
             self._give_up(error)
         except Exception as error:  # a JVM that died answers with whatever py4j makes of it
             self._give_up(
                 TopologyFailed(
                     f"topology '{self.topology.name}'",
-                    "Spark must stay alive",
-                    f"{type(error).__name__}: {error}",
-                    "Its last words: " + (" / ".join(log_lines()[-3:]) or "none"),
+                    f"Spark failed ({type(error).__name__}: {error})",
+                    "Its last log lines: " + (" / ".join(log_lines()[-3:]) or "none") + ".",
                 )
             )
         self._changes.refuse()
@@ -452,26 +452,26 @@ class RunningTopology:
         if self._lease is not None and self._lease.error is not None:
             raise self._lease.error
 
-    def _change(self, window: Window | None) -> None:
-        """Carry out what somebody wishes for, or a policy."""
+    def _change(self, sample: MonitorSample | None) -> None:
+        """Carry out what somebody requests, or a policy."""
         changes = self._changes
         with self._lock:
             changes.stop_replaced()
-        wish = changes.asked(LOOK)
+        request = changes.asked(LOOK)
         with self._lock:
-            if wish is None and self.state == "active":
-                wish = changes.decided(window)
-            if wish is not None:
-                changes.carry_out(wish, self._let_go)
+            if request is None and self.state == "active":
+                request = changes.decided(sample)
+            if request is not None:
+                changes.carry_out(request, self._let_go)
 
-    def _monitor(self) -> Window | None:
-        """The load monitor's look; a window, when one has just ended."""
+    def _monitor(self) -> MonitorSample | None:
+        """The load monitor's turn; a load sample, when one has just ended."""
         current = self.current
         with self.coordinator.changed:
-            slots = dict(current.crew.slots)
-        return self.monitor.look(time.monotonic(), current.bus, slots)
+            workers = dict(current.registry.workers)
+        return self.monitor.poll(time.monotonic(), current.bus, workers)
 
-    def _restart(self, loss: Lost) -> None:
+    def _restart(self, loss: QueryLost) -> None:
         """Start the query again, with back-off. Raises when it gives up; returns at once when told to stop."""
         restarts = self._restarts
         restarts.lost(time.monotonic() - self.current.running_since)
@@ -479,11 +479,11 @@ class RunningTopology:
             with self._lock:
                 if self._stopping.is_set():
                     return
-                if restarts.tries >= self.topology.settings.max_restarts:
+                if restarts.tries >= self.topology.settings.lifecycle.max_restarts:
                     raise TopologyFailed(
                         f"topology '{self.topology.name}'",
-                        f"gives up after {restarts.tries} restarts (setting max_restarts)",
-                        str(loss),
+                        f"it failed again after {restarts.tries} restarts (setting "
+                        f"lifecycle.max_restarts): {loss}",
                     )
                 self.state = "restarting"
             self.bus.note("restart", "", str(loss))
@@ -499,8 +499,8 @@ class RunningTopology:
                     self._starter.nodes.ask_back()  # what is left may be too little now
                     self._start_query()
                     return
-                except (Lost, TopologyFailed, StateUnavailable) as again:  # what open() needs may be down too
-                    loss = again if isinstance(again, Lost) else Lost(str(again))
+                except (QueryLost, TopologyFailed, StateUnavailable) as again:  # what open() needs may be down too
+                    loss = again if isinstance(again, QueryLost) else QueryLost(str(again))
 
     def _give_up(self, error: PenstockError) -> None:
         with self._lock:
@@ -525,22 +525,22 @@ class RunningTopology:
                 self._run.withdraw()
             if self._lease is not None:
                 self._lease.release()
-            self._starter.release(self.current.design)
+            self._starter.release(self.current.deployment)
             self.state = state
             self._ended.set()
 
     def _expect_running(self) -> None:
         if self.state not in ("active", "inactive"):
-            raise TopologyFailed(f"topology '{self.topology.name}'", "must be running", self.state)
+            raise TopologyFailed(f"topology '{self.topology.name}'", f"it is {self.state}, not running")
 
 
 def _nodes_to_spare(topology: Topology, spark: SparkSession) -> int:
-    """On how many nodes seats are to be kept free."""
-    if not topology.settings.spare_seats:
+    """On how many nodes slots are to be kept free."""
+    if not topology.settings.placement.spare_slots:
         return 0
     nodes = nodes_of(spark)
     nodes.ask_back()  # which another topology of this session may have left
-    await_nodes(spark, topology.settings.start_timeout)
+    await_nodes(spark, topology.settings.lifecycle.start_timeout)
     return nodes.present()
 
 
@@ -584,21 +584,22 @@ def submit(
 def _check_savepoint(topology: Topology, savepoint: str) -> None:
     """Before Spark is started and the state directory is claimed: a wrong path is reported at once."""
     settings = topology.settings
-    if settings.delivery == "at_most_once":
+    if settings.delivery.guarantee == "at_most_once":
         raise SettingError(
             "setting delivery",
-            "a topology begins from a savepoint only with at_least_once or exactly_once",
-            settings.delivery,
-            "Say --set delivery=exactly_once.",
+            f"with {settings.delivery.guarantee} a topology cannot start from a savepoint",
+            "Use --set delivery=exactly_once or at_least_once.",
         )
-    retried(lambda: savepoints.find(StateStore(savepoint)), settings.start_timeout, threading.Event().wait)
+    retried(
+        lambda: savepoints.find(StateStore(savepoint)), settings.lifecycle.start_timeout, threading.Event().wait
+    )
 
 
 def _lease(topology: Topology, take_over: bool) -> Lease | None:
     """On the topology's state directory, before Spark is started; None where it keeps no state."""
     settings = topology.settings
-    if settings.delivery == "at_most_once":
+    if settings.delivery.guarantee == "at_most_once":
         return None
-    lease = Lease(StateStore(settings.state_dir).child(topology.name), topology.name)
-    retried(lambda: lease.take(take_over), settings.start_timeout, threading.Event().wait)
+    lease = Lease(StateStore(settings.delivery.state_dir).child(topology.name), topology.name)
+    retried(lambda: lease.take(take_over), settings.lifecycle.start_timeout, threading.Event().wait)
     return lease

@@ -1,7 +1,7 @@
 """How state becomes bytes: Arrow IPC streams of rows ⟨key, value, deleted⟩, applied one after the other.
 
-A part (what one cut of one state wrote) is one or more streams end to end, so parts laid end to end are a part
-again. What is stored is unpickled when it is read: only parts whose signature was checked are decoded here.
+A part (what one snapshot of one state wrote) is one or more streams end to end, so parts laid end to end are a
+part again. What is stored is unpickled when it is read: only parts whose signature was checked are decoded here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from penstock.columns import PICKLED, to_column, to_keys, to_values, trusted_bat
 from penstock.errors import StateError
 
 CHUNK_ROWS = 16_384
-"""Rows converted in one go. Arrow holds the interpreter while it reads Python values; about 5 ms of a slot's main
-loop is what a background snapshot may take at a time."""
+"""Rows converted in one go. Arrow holds the interpreter while it reads Python values; about 5 ms of a worker's
+main loop is what a background snapshot may take at a time."""
 
 _FORM = b"penstock.state"
 """Schema metadata: ``map`` or ``value``."""
@@ -39,8 +39,8 @@ class Pickled(bytes):
 
 
 @dataclass(frozen=True)
-class Change:
-    """What one cut has of one state. ``encode`` may run later and elsewhere: it holds all it needs."""
+class StateChange:
+    """What one snapshot has of one state. ``encode`` may run later and elsewhere: it holds all it needs."""
 
     kind: str
     """``full``: the part stands alone; ``delta``: it goes on top of the parts before it."""
@@ -75,8 +75,7 @@ def dumps(value: Any, state: str) -> bytes:
     except Exception as error:  # a user's __reduce__ may raise anything
         raise StateError(
             f"state {state!r}",
-            "what is kept in it must be picklable",
-            f"a {type(value).__qualname__} ({type(error).__name__}: {error})",
+            f"a {type(value).__qualname__} in it cannot be pickled ({type(error).__name__}: {error})",
             "Keep data in the state; open files, connections and locks in open or prepare.",
         ) from error
 
@@ -171,8 +170,8 @@ def _column(values: Sequence[Any], state: str) -> pa.Array:
             dumps(value, state)  # says which, if that is it
         raise StateError(
             f"state {state!r}",
-            f"{CHUNK_ROWS:,} of its keys or values together must fit 2 GB",
-            f"{type(error).__name__}: {error}",
+            f"{CHUNK_ROWS:,} of its keys or values together do not fit into 2 GB "
+            f"({type(error).__name__}: {error})",
             "Keep large values in files of context.folder and their names in the state.",
         ) from error
     return column

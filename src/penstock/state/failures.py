@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from penstock.errors import StateError, StateUnavailable
 
-_WAYS_OUT: Final = {
-    errno.ENOSPC: "Free some space there, or set state_dir to a folder that has more.",
-    errno.EDQUOT: "Raise the quota, or set state_dir to a folder that has more.",
-    errno.EACCES: "Give this user the right to write there, or set state_dir to another folder.",
-    errno.EPERM: "Give this user the right to write there, or set state_dir to another folder.",
-    errno.EROFS: "Set state_dir to a folder on a file system that can be written to.",
+_HINTS: Final = {
+    errno.ENOSPC: "Free some space there, or set delivery.state_dir to a folder that has more.",
+    errno.EDQUOT: "Raise the quota, or set delivery.state_dir to a folder that has more.",
+    errno.EACCES: "Give this user the right to write there, or set delivery.state_dir to another folder.",
+    errno.EPERM: "Give this user the right to write there, or set delivery.state_dir to another folder.",
+    errno.EROFS: "Set delivery.state_dir to a folder on a file system that can be written to.",
     errno.ENOENT: "Was the state folder removed? It must stay for as long as its state is of use.",
 }
 
@@ -42,9 +42,8 @@ def state_error(where: str, verb: str, error: Exception) -> StateError:
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return kind(
         where,
-        f"the file system must let it {verb}",
-        f"{type(error).__name__}: {said}",
-        _WAYS_OUT.get(number or 0, "Look at the file system behind state_dir."),
+        f"the attempt to {verb} failed ({type(error).__name__}: {said})",
+        _HINTS.get(number or 0, "Check the file system behind delivery.state_dir."),
     )
 
 

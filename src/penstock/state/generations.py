@@ -25,7 +25,7 @@ FOLDER = "generations"
 
 
 @dataclass(frozen=True)
-class Record:
+class GenerationRecord:
     """What the file of a generation says."""
 
     token: str
@@ -41,7 +41,7 @@ class Record:
         return json.dumps({**vars(self), "process": dict(self.process)}).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Record:
+    def decode(cls, data: bytes) -> GenerationRecord:
         """A file that is no record, such as one half written, is that of an unknown driver."""
         try:
             fields = json.loads(data)
@@ -115,7 +115,7 @@ class Ownership:
                 store.write(_file(own), self._record(ended=True))
 
     def _record(self, ended: bool = False) -> bytes:
-        return Record(self.token, self._process, self._beat, ended).encode()
+        return GenerationRecord(self.token, self._process, self._beat, ended).encode()
 
     def _is_own(self, store: StateStore, number: int) -> bool:
         found = read_record(store, number) if number else None
@@ -131,9 +131,8 @@ class Ownership:
             return StateRemoved(
                 where,
                 f"its state directory {store.url} {what} while it ran: it holds "
-                f"{f'generation {newest}' if newest else 'no generation'}, and this driver has generation "
-                f"{self.generation}",
-                "",
+                f"{f'generation {newest}' if newest else 'no generation'}, and this driver has "
+                f"generation {self.generation}",
                 "Restore it from a backup or start from a savepoint; an ordinary start begins with what is there.",
             )
         record = read_record(store, newest)
@@ -141,11 +140,10 @@ class Ownership:
         who = f" (process {process['pid']} on {process['host']})" if "pid" in process else ""
         return Superseded(
             where,
-            f"another driver has taken over its state directory {store.url}: generation {newest}{who}, and this "
-            f"driver has generation {self.generation}",
-            "",
-            "This driver has ended and wrote nothing since. To run both, give them different names or state_dir "
-            "settings.",
+            f"another driver has taken over its state directory {store.url}: generation "
+            f"{newest}{who}, and this driver has generation {self.generation}",
+            "This driver has ended and wrote nothing since. To run both, give them different "
+            "names or delivery.state_dir settings.",
         )
 
 
@@ -160,10 +158,10 @@ def newest_generation(store: StateStore) -> int:
     return max(generations(store), default=0)
 
 
-def read_record(store: StateStore, number: int) -> Record | None:
+def read_record(store: StateStore, number: int) -> GenerationRecord | None:
     """What the file of a generation says; None: it is not there (any more)."""
     try:
-        return Record.decode(store.read(_file(number)))
+        return GenerationRecord.decode(store.read(_file(number)))
     except StateError as error:
         if is_missing(error):
             return None

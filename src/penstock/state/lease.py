@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import AlreadyRunning
-from penstock.state.generations import Record, newest_generation, read_record
+from penstock.state.generations import GenerationRecord, newest_generation, read_record
 from penstock.state.store import StateStore
 
 BEAT = 3.0  # seconds between two signs of life: one small write each
@@ -56,7 +56,7 @@ def process_started(pid: int) -> str:
 
 
 def judge(
-    record: Record | None,
+    record: GenerationRecord | None,
     here: Mapping[str, Any],
     started: Callable[[int], str] = process_started,
     holds: Callable[[str], bool] = lambda token: True,
@@ -98,14 +98,14 @@ def check_free(
         assert record is not None
         raise AlreadyRunning(
             f"topology '{topology}'",
-            f"one driver at a time runs it on the state directory {store.url}",
-            f"but {_who(record)} runs it and is alive",
-            "End that one (penstock kill), or say --take-over (take_over=True in submit) to end it by this start. "
-            "To run both, give them different names or state_dir settings.",
+            f"{_who(record)} already runs it on the state directory {store.url}",
+            "End that driver (penstock kill), or use --take-over (take_over=True in submit) "
+            "to end it by this start. To run both, give them different names or "
+            "delivery.state_dir settings.",
         )
 
 
-class Owner:
+class LeaseHolder:
     """The driver that owns a state directory, seen from another process that waits for it."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Owner:
         return self._clock() - self._since < LEASE
 
 
-def _watch(store: StateStore, number: int, record: Record, sleep: Callable[[float], object]) -> Verdict:
+def _watch(store: StateStore, number: int, record: GenerationRecord, sleep: Callable[[float], object]) -> Verdict:
     waited = 0.0
     while waited < LEASE:
         sleep(_LOOK)
@@ -145,7 +145,7 @@ def _watch(store: StateStore, number: int, record: Record, sleep: Callable[[floa
     return Verdict.FREE
 
 
-def _who(record: Record) -> str:
+def _who(record: GenerationRecord) -> str:
     process = record.process
     return f"process {process['pid']} on {process['host']}" if "pid" in process else "an unknown process"
 

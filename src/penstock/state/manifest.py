@@ -23,7 +23,7 @@ from typing import Any
 from penstock import signing
 from penstock.errors import SnapshotCorrupt, StateError
 from penstock.state.snapshots import FOLDER as SNAPSHOTS
-from penstock.state.snapshots import Part, written_by
+from penstock.state.snapshots import SnapshotPart, written_by
 from penstock.state.store import StateStore, is_missing
 from penstock.texts import parse_json
 
@@ -64,7 +64,7 @@ class Name:
 class TaskEntry:
     """A task in a manifest."""
 
-    parts: Mapping[str, list[Part]] = field(default_factory=dict)
+    parts: Mapping[str, list[SnapshotPart]] = field(default_factory=dict)
     """State name → its chain, oldest first."""
     tokens: list[Any] = field(default_factory=list)
     """What its sink prepared, to be committed with this epoch (JSON)."""
@@ -87,7 +87,7 @@ class Manifest:
     """By ``component/index``."""
     parallelism: Mapping[str, int]
     """Component → number of its tasks."""
-    letters: tuple[tuple[int, int], ...] = ()
+    dead_letters: tuple[tuple[int, int], ...] = ()
     """⟨generation, epoch⟩ of each earlier generation that committed epochs in this directory: the newest of them
     that still holds. Dead letters of its later epochs are void. One pair for each start that committed any."""
 
@@ -103,8 +103,7 @@ class Manifest:
             return
         raise StateError(
             f"manifest {store.url}/{self.name.file}",
-            "must be written once",
-            "another one of that name",
+            "there is another manifest of that name",
             "Two drivers may have claimed one generation: use a store that creates files exclusively.",
         )
 
@@ -135,62 +134,63 @@ class Manifest:
         if crc != b"%08x" % zlib.crc32(text) or not text or len(signature) != 2 * signing.SIGNATURE_BYTES:
             raise SnapshotCorrupt(
                 where,
-                "must end with the checksum of its content",
-                "other content than was written",
+                "its content does not have the checksum it was written with",
                 "Remove it to start from the epoch before, or restore it from a backup.",
             )
         if not _is_signed(text, signature):
             raise SnapshotCorrupt(
                 where,
-                "must be signed with the key of this deployment",
-                "the signature of another key",
+                "it is signed with the key of another deployment",
                 f"Use the key file of the deployment that wrote it ({signing.KEY_FILE}); here it is "
                 f"{signing.key_path()}.",
             )
         try:
             fields = parse_json(text)
         except ValueError as error:
-            raise SnapshotCorrupt(where, "must be JSON", str(error)) from error
+            raise SnapshotCorrupt(where, f"it is not valid JSON ({error})") from error
         fields["base"] = tuple(fields["base"])
-        fields["letters"] = tuple((generation, epoch) for generation, epoch in fields.get("letters", ()))
+        fields["dead_letters"] = tuple((generation, epoch) for generation, epoch in fields.get("dead_letters", ()))
         fields["tasks"] = {
             task: TaskEntry(
-                {state: [Part.from_json(part) for part in chain] for state, chain in entry["parts"].items()},
+                {
+                    state: [SnapshotPart.from_json(part) for part in chain]
+                    for state, chain in entry["parts"].items()
+                },
                 entry["tokens"],
             )
             for task, entry in fields["tasks"].items()
         }
         found = cls(**fields)
         if found.name != name:
-            raise SnapshotCorrupt(where, "must have the name it was written with", found.name.file, "Restore it.")
+            raise SnapshotCorrupt(where, f"it was written under another name, {found.name.file}", "Restore it.")
         return found
 
     def taken_over(self, generation: int) -> Manifest:
         """What another generation writes that begins with it."""
         base = (self.generation, self.epoch)
-        return dataclasses.replace(self, generation=generation, base=base, letters=self.letters_after)
+        return dataclasses.replace(self, generation=generation, base=base, dead_letters=self.dead_letters_after)
 
     @property
-    def letters_after(self) -> tuple[tuple[int, int], ...]:
-        """``letters`` of the generation that follows this manifest, also if that begins from nothing."""
+    def dead_letters_after(self) -> tuple[tuple[int, int], ...]:
+        """``dead_letters`` of the generation that follows this manifest, also if that begins from nothing."""
         committed = self.epoch > self.base[1]
-        return (*self.letters, (self.generation, self.epoch)) if committed else self.letters
+        return (*self.dead_letters, (self.generation, self.epoch)) if committed else self.dead_letters
 
     def holds(self, generation: int, epoch: int) -> bool:
         """This generation committed the epoch, and no later start does it again."""
         if generation == self.generation:
             return epoch <= self.epoch
-        return epoch <= dict(self.letters).get(generation, -1)
+        return epoch <= dict(self.dead_letters).get(generation, -1)
 
     @property
-    def chains(self) -> dict[str, Mapping[str, list[Part]]]:
+    def chains(self) -> dict[str, Mapping[str, list[SnapshotPart]]]:
         """Task → state → parts, as ``read_parts`` and ``SnapshotWriter.adopt`` take them."""
         return {task: entry.parts for task, entry in self.tasks.items()}
 
     @property
-    def files(self) -> dict[str, list[Part]]:
+    def files(self) -> dict[str, list[SnapshotPart]]:
         """The snapshot files it needs, and of each the parts it needs."""
-        found: dict[str, list[Part]] = {}
+        found: dict[str, list[SnapshotPart]] = {}
         for entry in self.tasks.values():
             for chain in entry.parts.values():
                 for part in chain:
@@ -199,14 +199,14 @@ class Manifest:
 
 
 def nothing(
-    topology: str, delivery: str, generation: int, created: float, letters: tuple[tuple[int, int], ...] = ()
+    topology: str, delivery: str, generation: int, created: float, dead_letters: tuple[tuple[int, int], ...] = ()
 ) -> Manifest:
     """What a generation writes that begins from nothing. Dead letters of earlier runs stay."""
-    return Manifest(topology, 0, delivery, generation, (0, 0), created, {}, {}, letters)
+    return Manifest(topology, 0, delivery, generation, (0, 0), created, {}, {}, dead_letters)
 
 
-def letters_so_far(store: StateStore) -> tuple[tuple[int, int], ...]:
-    """``Manifest.letters`` for a generation that follows what is here and begins with something else."""
+def dead_letters_so_far(store: StateStore) -> tuple[tuple[int, int], ...]:
+    """``Manifest.dead_letters`` for a generation that follows what is here and begins with something else."""
     try:
         found = newest(store)
     except SnapshotCorrupt:  # their names say at least what the newest generations committed
@@ -214,7 +214,7 @@ def letters_so_far(store: StateStore) -> tuple[tuple[int, int], ...]:
         for name in history(store):
             highest[name.generation] = max(name.epoch, highest.get(name.generation, 0))
         return tuple(sorted(highest.items()))
-    return () if found is None else found.letters_after
+    return () if found is None else found.dead_letters_after
 
 
 def history(store: StateStore) -> list[Name]:
@@ -247,8 +247,9 @@ def newest(store: StateStore, before: int | None = None) -> Manifest | None:
     if manifest is None and found:
         raise SnapshotCorrupt(
             f"state store {store.url}",
-            "at least one of its manifests must be readable",
-            f"{len(found)} that {'is' if len(found) == 1 else 'are'} not",
+            f"none of its {len(found)} manifests can be read"
+            if len(found) > 1
+            else "its only manifest cannot be read",
             "Restore the manifests (or the deployment key that signed them) from a backup or start from a "
             "savepoint; to begin again from nothing, remove the folder.",
         )

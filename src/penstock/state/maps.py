@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from penstock.columns import to_column, to_values
 from penstock.errors import StateError
 from penstock.state.decoded import DecodedChain
-from penstock.state.encoding import DELETED, Change, all_plain, apply_map, encode_map, frozen
+from penstock.state.encoding import DELETED, StateChange, all_plain, apply_map, encode_map, frozen
 from penstock.state.shares import Share
 
 MAX_DELTAS = 50
@@ -92,7 +92,7 @@ class MapState(MutableMapping[Any, Any]):
     ) -> None:
         self.name, self.merge, self.owner = name, merge, owner
         self._default = None if default is _NONE else default
-        self._changed: dict[Any, Any] = {}  # since the last cut; followed once there is a full copy to change
+        self._changed: dict[Any, Any] = {}  # since the last snapshot; followed once there is a full copy to change
         self._base_rows: int | None = None  # of the full copy the changes build on; None: there is none
         self._delta_rows = self._deltas = 0  # written since then
         self._plain = True  # nothing in here can be changed from outside
@@ -232,8 +232,8 @@ class MapState(MutableMapping[Any, Any]):
         self._plain = all_plain(self._settled.values())
 
     def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
-        """Called by ``TaskState``, on an empty map: the chains of the tasks before, by their number. The next cut
-        is full."""
+        """Called by ``TaskState``, on an empty map: the chains of the tasks before, by their number. The next
+        snapshot is full."""
         owner, hash = self.owner, share.hash
         if owner is not None and hash is not None:
             of_owner = hash if owner is whole_key else lambda keys: hash(_owners(owner, keys))
@@ -254,9 +254,10 @@ class MapState(MutableMapping[Any, Any]):
             if both and self.merge is None:
                 raise StateError(
                     f"state {self.name!r}",
-                    "a key that two tasks have needs a way to put its values together when they become one",
-                    f"{next(iter(both))!r} at several of tasks {', '.join(map(str, chains))}",
-                    "Give the map one: state.map(..., merge=operator.add).",
+                    f"{next(iter(both))!r} is a key of several of the tasks "
+                    f"{', '.join(map(str, chains))}, which become one, and the map does not say how "
+                    "to merge its values",
+                    "Give the map a merge: state.map(..., merge=operator.add).",
                 )
             for key in both:
                 assert self.merge is not None
@@ -264,7 +265,7 @@ class MapState(MutableMapping[Any, Any]):
             self._settled.update(items)
         self._plain = all_plain(self._settled.values())
 
-    def take(self, full: bool, compact: bool = True) -> Change | None:
+    def take(self, full: bool, compact: bool = True) -> StateChange | None:
         """Called by ``TaskState``: what changed since the last call, or all of it; None where nothing did.
 
         All of it where there is no full copy yet, or, with ``compact``, where the changes since one outgrow half
@@ -285,7 +286,7 @@ class MapState(MutableMapping[Any, Any]):
         else:
             items = changed if newly_plain else frozen(changed, self.name)
             self._delta_rows, self._deltas = rows, self._deltas + 1
-        return Change("full" if full else "delta", len(items), partial(encode_map, self.name, items))
+        return StateChange("full" if full else "delta", len(items), partial(encode_map, self.name, items))
 
     def _settle(self) -> None:
         if self._fresh:
@@ -303,8 +304,7 @@ class MapState(MutableMapping[Any, Any]):
         if len(keys) != len(values):
             raise StateError(
                 f"state {self.name!r}, {call}",
-                "takes two columns of one length",
-                f"{len(keys):,} keys and {len(values):,} values",
+                f"the columns have different lengths, {len(keys):,} keys and {len(values):,} values",
                 "Pass one value for each key.",
             )
         return keys, values

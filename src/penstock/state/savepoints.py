@@ -13,7 +13,7 @@ from penstock.errors import SnapshotCorrupt, StateError, StateMissing
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership, newest_generation, read_record
 from penstock.state.manifest import Manifest, TaskEntry
-from penstock.state.snapshots import Part, check, copy_name
+from penstock.state.snapshots import SnapshotPart, check, copy_name
 from penstock.state.store import StateStore, is_missing
 
 
@@ -22,8 +22,7 @@ def check_apart(source: StateStore, target: StateStore, what: str) -> None:
     if source.overlaps(target):
         raise StateError(
             what,
-            "must not be the topology's own state directory, in it or around it",
-            f"{source.url} and {target.url}",
+            f"it overlaps with the topology's own state directory ({source.url} and {target.url})",
             "Give another path.",
         )
 
@@ -51,7 +50,7 @@ def copy_files(source: StateStore, manifest: Manifest, target: StateStore, gener
         )
         for key, entry in manifest.tasks.items()
     }
-    return dataclasses.replace(manifest, tasks=tasks, generation=generation, base=(0, 0), letters=())
+    return dataclasses.replace(manifest, tasks=tasks, generation=generation, base=(0, 0), dead_letters=())
 
 
 def find(savepoint: StateStore) -> Manifest:
@@ -59,10 +58,7 @@ def find(savepoint: StateStore) -> Manifest:
     found = manifests.newest(savepoint)
     if found is None or not found.epoch:
         raise StateMissing(
-            f"savepoint {savepoint.url}",
-            "there is no savepoint in this place",
-            "",
-            "Check the path given to --from.",
+            f"savepoint {savepoint.url}", "there is no savepoint here", "Check the path given to --from."
         )
     return found
 
@@ -76,8 +72,8 @@ def write_savepoint(source: StateStore, manifest: Manifest, target: StateStore) 
     if record is not None and record.process:
         raise StateError(
             f"savepoint {target.url}",
-            "must not be the state directory of a topology",
-            f"one of process {record.process.get('pid', '?')} on {record.process.get('host', '?')}",
+            "this is the state directory of a topology, of process "
+            f"{record.process.get('pid', '?')} on {record.process.get('host', '?')}",
             "Give another path.",
         )
     owner = Ownership(manifest.topology)
@@ -87,13 +83,13 @@ def write_savepoint(source: StateStore, manifest: Manifest, target: StateStore) 
     manifests.prune(target, generation, keep=1)
 
 
-def _read(store: StateStore, file: str, parts: list[Part]) -> bytes:
+def _read(store: StateStore, file: str, parts: list[SnapshotPart]) -> bytes:
     try:
         data = store.read(file)
     except StateError as error:
         if is_missing(error):
             raise SnapshotCorrupt(
-                f"snapshot file {store.url}/{file}", "must be there", "no such file", "Restore it from a backup."
+                f"snapshot file {store.url}/{file}", "there is no such file", "Restore it from a backup."
             ) from error
         raise
     for part in parts:

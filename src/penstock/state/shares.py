@@ -60,38 +60,36 @@ class Share:
         if self.hash is None:
             return np.ones(len(keys), np.bool_)
         if self.one_field and is_pickled(keys):
-            self._check_told_apart(keys, state)
+            self._check_distinguishable(keys, state)
         try:
             hashes = self.hash(keys)
         except LookupError:
-            raise _stranger(state, "one with fewer parts than there are fields") from None
+            raise _foreign_key(state, "a key has fewer parts than there are fields") from None
         except KeyTypeError as error:
-            raise _stranger(state, error.got) from None
+            raise _foreign_key(state, error.problem) from None
         strangers = np.flatnonzero(hashes % np.uint64(self.before) != np.uint64(source))
         if len(strangers):
             (key,) = to_values(keys[int(strangers[0]) :][:1])
-            raise _stranger(state, f"{key!r}, which that grouping would not have sent to task {source}")
+            raise _foreign_key(state, f"that grouping would not have sent {key!r} to task {source}")
         mine: npt.NDArray[np.bool_] = hashes % np.uint64(self.now) == np.uint64(self.index)
         return mine
 
     @staticmethod
-    def _check_told_apart(keys: pa.Array, state: str) -> None:
+    def _check_distinguishable(keys: pa.Array, state: str) -> None:
         key = next((key for key in to_values(keys) if isinstance(key, tuple)), None)
         if key is not None:
             raise StateError(
                 f"state {state!r}",
-                "where the input is grouped by one field, a map whose keys are tuples says which part of a key the"
-                " field is",
-                f"the key {key!r} and no owner",
+                f"the input is grouped by one field, but the map has the tuple {key!r} as a key "
+                "and does not say which part of it is the field",
                 "Use state.map(..., owner=lambda key: key) where the field's value is the whole tuple, or"
                 " owner=lambda key: key[0] where the tuple begins with it.",
             )
 
 
-def _stranger(state: str, got: str) -> StateError:
+def _foreign_key(state: str, got: str) -> StateError:
     return StateError(
         f"state {state!r}",
-        "a map's keys are the fields that its bolt's input is grouped by, or begin with them",
-        got,
+        f"a map's keys must be the fields that its bolt's input is grouped by, or begin with them, but {got}",
         "Say with state.map(..., owner=...) which part of a key they are, or keep the number of tasks.",
     )

@@ -1,4 +1,5 @@
-"""Snapshot files: what the tasks of one slot cut at one moment, in one file, and the chains of parts they form.
+"""Snapshot files: what the tasks of one worker snapshot at one moment, in one file, and the chains of parts they
+form.
 
 A state is restored from its chain: a full part and the changes after it, oldest first, most of them in the files
 of earlier snapshots. The chains are what a manifest keeps of a task.
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 from penstock import signing
 from penstock.errors import SnapshotCorrupt, StateError
 from penstock.state.store import StateStore, is_missing
-from penstock.state.values import Cut
+from penstock.state.values import TaskSnapshot
 
 FOLDER = "snapshots"
 _NAME = re.compile(rf"{FOLDER}/gen-(\d+)-epoch-(\d+)-.*")
@@ -23,8 +24,8 @@ _PURPOSE = "state.part"
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where the bytes of one cut of one state are."""
+class SnapshotPart:
+    """Where the bytes of one snapshot of one state are."""
 
     file: str
     offset: int
@@ -39,18 +40,18 @@ class Part:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Part:
+    def from_json(cls, fields: Mapping[str, Any]) -> SnapshotPart:
         return cls(**fields)
 
 
-Chains: TypeAlias = Mapping[str, Mapping[str, Sequence[Part]]]
+Chains: TypeAlias = Mapping[str, Mapping[str, Sequence[SnapshotPart]]]
 """Task → state → parts, oldest first."""
 
 
-def snapshot_name(epoch: int, generation: int, stage: int, slot: int) -> str:
-    """What a slot calls its snapshot of an epoch. The generation keeps apart what another start of the topology
+def snapshot_name(epoch: int, generation: int, stage: int, worker: int) -> str:
+    """What a worker calls its snapshot of an epoch. The generation keeps apart what another start of the topology
     writes for the same epoch."""
-    return f"gen-{generation:08d}-epoch-{epoch:012d}-stage-{stage:03d}-slot-{slot:04d}"
+    return f"gen-{generation:08d}-epoch-{epoch:012d}-stage-{stage:03d}-worker-{worker:04d}"
 
 
 def copy_name(epoch: int, generation: int, number: int) -> str:
@@ -72,19 +73,19 @@ def written_by(file: str) -> tuple[int, int] | None:
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one slot and keeps the chains of its tasks. One thread at a time, in the order in
-    which the cuts were taken."""
+    """Writes the snapshots of one worker and keeps the chains of its tasks. One thread at a time, in the order in
+    which the snapshots were taken."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
-        self._chains: dict[str, dict[str, list[Part]]] = {}
+        self._chains: dict[str, dict[str, list[SnapshotPart]]] = {}
         self._broken: set[str] = set()
 
     @property
     def broken(self) -> bool:
-        """A write failed, and what its cuts held is in no chain. Ask the tasks for full cuts (``cut(full=True)``)
-        until this is False again; until then ``write`` refuses other cuts of these tasks, those already taken
-        included, since a chain with a gap would restore a state that never was."""
+        """A write failed, and what its snapshots held is in no chain. Ask the tasks for full snapshots
+        (``snapshot(full=True)``) until this is False again; until then ``write`` refuses other snapshots of these
+        tasks, those already taken included, since a chain with a gap would restore a state that never was."""
         return bool(self._broken)
 
     def adopt(self, chains: Chains) -> None:
@@ -94,38 +95,40 @@ class SnapshotWriter:
         }
         self._broken.clear()
 
-    def write(self, name: str, cuts: Mapping[str, Cut]) -> dict[str, dict[str, list[Part]]]:
-        """Write the cuts (task → cut) as one file, ``snapshots/<name>.bin``; no file where nothing changed. Gives
-        the whole chains of all tasks known so far. On an error they stay as they were and these tasks are
-        ``broken``."""
-        gaps = sorted(task for task in self._broken & cuts.keys() if not cuts[task].full)
+    def write(self, name: str, snapshots: Mapping[str, TaskSnapshot]) -> dict[str, dict[str, list[SnapshotPart]]]:
+        """Write the snapshots (task → snapshot) as one file, ``snapshots/<name>.bin``; no file where nothing
+        changed. Gives the whole chains of all tasks known so far. On an error they stay as they were and these
+        tasks are ``broken``."""
+        gaps = sorted(task for task in self._broken & snapshots.keys() if not snapshots[task].full)
         if gaps:
             raise StateError(
                 f"snapshot {name}",
-                "after a failed write the next cut of a task must be full",
+                "after a failed write the next snapshot of a task must be full, but there are "
                 f"only changes of {', '.join(gaps)}",
                 "Call cut(full=True) while the writer is broken.",
             )
         try:
-            chains, data = self._extended(f"{FOLDER}/{name}.bin", cuts)
+            chains, data = self._extended(f"{FOLDER}/{name}.bin", snapshots)
             if data:
                 self._store.write(f"{FOLDER}/{name}.bin", data)
         except BaseException:
-            self._broken.update(cuts)
+            self._broken.update(snapshots)
             raise
         self._chains = chains
-        self._broken -= cuts.keys()
+        self._broken -= snapshots.keys()
         return {task: {state: list(parts) for state, parts in states.items()} for task, states in chains.items()}
 
-    def _extended(self, file: str, cuts: Mapping[str, Cut]) -> tuple[dict[str, dict[str, list[Part]]], bytes]:
-        """The chains with the cuts added, and the content of the file."""
+    def _extended(
+        self, file: str, snapshots: Mapping[str, TaskSnapshot]
+    ) -> tuple[dict[str, dict[str, list[SnapshotPart]]], bytes]:
+        """The chains with the snapshots added, and the content of the file."""
         chains = dict(self._chains)
         pieces: list[bytes] = []
         offset = 0
-        for task, cut in cuts.items():
-            states = {} if cut.full else dict(chains.get(task, {}))
-            for state, (kind, rows, data) in cut.encode().items():
-                part = Part(file, offset, len(data), signing.sign(_PURPOSE, data).hex(), kind, rows)
+        for task, snapshot in snapshots.items():
+            states = {} if snapshot.full else dict(chains.get(task, {}))
+            for state, (kind, rows, data) in snapshot.encode().items():
+                part = SnapshotPart(file, offset, len(data), signing.sign(_PURPOSE, data).hex(), kind, rows)
                 states[state] = [part] if kind == "full" else [*states[state], part]
                 pieces.append(data)
                 offset += len(data)
@@ -141,30 +144,29 @@ def read_parts(store: StateStore, chains: Chains) -> dict[str, dict[str, list[by
     }
 
 
-def read_part(store: StateStore, part: Part) -> bytes:
+def read_part(store: StateStore, part: SnapshotPart) -> bytes:
     """The bytes of one part, checked."""
     try:
         data = store.read(part.file, part.offset, part.length)
     except StateError as error:
         if is_missing(error):
-            raise _corrupt(store, part, "no such file") from error
+            raise _corrupt(store, part, "there is no such file") from error
         raise
     check(store, part, data)
     return data
 
 
-def check(store: StateStore, part: Part, data: bytes) -> None:
+def check(store: StateStore, part: SnapshotPart, data: bytes) -> None:
     """Are these the bytes of that part? ``SnapshotCorrupt`` if not."""
     if len(data) != part.length:
-        raise _corrupt(store, part, f"a file that ends {part.length - len(data):,} bytes early")
+        raise _corrupt(store, part, f"the file ends {part.length - len(data):,} bytes early")
     if not signing.is_signed(_PURPOSE, data, bytes.fromhex(part.signature)):
-        raise _corrupt(store, part, "other bytes (the signature differs)")
+        raise _corrupt(store, part, "their signature differs")
 
 
-def _corrupt(store: StateStore, part: Part, got: str) -> SnapshotCorrupt:
+def _corrupt(store: StateStore, part: SnapshotPart, got: str) -> SnapshotCorrupt:
     return SnapshotCorrupt(
         f"snapshot file {store.url}/{part.file}",
-        f"must hold the {part.length:,} bytes at {part.offset:,} that were written there",
-        got,
+        f"the {part.length:,} bytes at {part.offset:,} are not what was written there: {got}",
         "Restore the file from a backup, or start from an earlier epoch or a savepoint whose files are whole.",
     )

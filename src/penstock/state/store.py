@@ -52,9 +52,8 @@ class StateStore:
         except (ValueError, ImportError) as error:
             raise StateError(
                 f"state store {url}",
-                "must be a local path or a URL that fsspec knows",
-                str(error),
-                "Install the package fsspec names for it, or set state_dir to another folder.",
+                f"it is neither a local path nor a URL that fsspec knows ({error})",
+                "Install the package that fsspec names for it, or set delivery.state_dir to another folder.",
             ) from error
         self._root: str = path.rstrip("/")
         # Arrow's file systems (HDFS): for a range from 0 on fsspec asks for no seeking, and then seeks.
@@ -281,9 +280,8 @@ def _check_folder(path: str, owners: set[int], sticky: bool) -> None:
     if seen.st_mode & stat.S_IWOTH and not (sticky and seen.st_mode & stat.S_ISVTX):
         raise StateError(
             f"state directory {path}",
-            "must not be writable by every user",
-            f"mode {stat.S_IMODE(seen.st_mode):04o}",
-            f"Check what is in it, then: chmod -R go-rwx {path}",
+            f"every user may write to it (mode {stat.S_IMODE(seen.st_mode):04o})",
+            f"Check what is in it, then: chmod -R go-rwx {path}.",
         )
 
 
@@ -291,9 +289,9 @@ def _check_user(path: str, seen: os.stat_result, owners: set[int]) -> None:
     if seen.st_uid not in owners:
         raise StateError(
             f"state directory {path}",
-            "must belong to the user who runs the topology",
-            f"user {seen.st_uid}, while this process runs as user {os.geteuid()}",
-            "Run it as that user, set state_dir to another folder, or change the owner with chown -R.",
+            f"it belongs to user {seen.st_uid}, and this process runs as user {os.geteuid()}",
+            "Run the topology as that user, set delivery.state_dir to another folder, or "
+            "change the owner with chown -R.",
         )
 
 
@@ -336,7 +334,7 @@ def _check(url: str, name: str) -> None:
     if not all(parts) or "." in parts or ".." in parts or _is_temporary(name):
         raise StateError(
             f"state store {url}",
-            "a name must stay inside the store: no empty part, '.', '..' or leading '/'",
-            repr(name),
+            f"the name {name!r} could leave the store (an empty part, '.', '..' or a leading "
+            "'/') or is one of its own",
             f"Use a plain name that does not begin with {TEMPORARY!r}.",
         )

@@ -1,4 +1,4 @@
-"""A task's state, as its component uses it: values and maps by name, and the cuts a snapshot is made of."""
+"""A task's state, as its component uses it: values and maps by name, and the snapshots a snapshot is made of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import StateError
 from penstock.state.decoded import DecodedChain
-from penstock.state.encoding import Change, count_rows, dumps, encode_value, form_of, is_plain, pickled_value
+from penstock.state.encoding import StateChange, count_rows, dumps, encode_value, form_of, is_plain, pickled_value
 from penstock.state.maps import _NONE, MapState, Merge, Owner
 from penstock.state.shares import Share
 
@@ -60,16 +60,16 @@ class ValueState:
             elif dumps(value, self.name) != dumps(mine[0], self.name):
                 raise StateError(
                     f"state {self.name!r}",
-                    "a value that differs between tasks needs a way to put it together when they become one",
-                    f"{mine[0]!r} and {value!r}",
-                    "Give it one: state.value(..., merge=operator.add).",
+                    f"tasks that become one have different values, {mine[0]!r} and {value!r}, and it "
+                    "does not say how to merge them",
+                    "Give it a merge: state.value(..., merge=operator.add).",
                 )
         self.before = found
         if mine:
             self.value = self._seen = mine[0]
             self._written = True
 
-    def take(self, full: bool, compact: bool = True) -> Change | None:
+    def take(self, full: bool, compact: bool = True) -> StateChange | None:
         """Called by ``TaskState``: the value, if its pickle changed since the last call, or ``full`` and there is
         one to write. It is written whole in any case."""
         if not full and self.value is self._seen and is_plain(self.value):
@@ -79,20 +79,20 @@ class ValueState:
         if mark == self._mark and not (full and self._written):
             return None
         self._seen, self._mark, self._written = self.value, mark, True
-        return Change("full", 1, partial(encode_value, pickled))
+        return StateChange("full", 1, partial(encode_value, pickled))
 
 
 @dataclass(frozen=True)
-class Cut:
+class TaskSnapshot:
     """A task's state, or what changed in it, at one moment. Later changes do not reach it.
 
-    Each cut must be written, in the order they were taken: changes are told once. If one is lost, the next must be
-    full.
+    Each snapshot must be written, in the order they were taken: changes are told once. If one is lost, the next
+    must be full.
     """
 
     full: bool
     """It holds all there is, and needs nothing written before it."""
-    changes: Mapping[str, Change]
+    changes: Mapping[str, StateChange]
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
@@ -115,7 +115,7 @@ class TaskState:
 
     Ask for states in ``open`` or ``prepare`` and keep them: a name gives the same object each time, holding what
     was restored. A restored name that nobody asks for is kept as it is. All calls come from the task's own thread;
-    only ``Cut.encode`` may run in another.
+    only ``TaskSnapshot.encode`` may run in another.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class TaskState:
         self._sizes: dict[str, int] = {}
         self._owes_full = False
         self.counted = 0
-        """``keys`` at the last cut: for other threads, which must not touch the maps."""
+        """``keys`` at the last snapshot: for other threads, which must not touch the maps."""
 
     def value(
         self, name: str, default: Any = None, merge: Merge | None = None, with_keys: bool = False
@@ -153,27 +153,28 @@ class TaskState:
 
     def restore(self, parts: Mapping[str, Sequence[bytes]]) -> None:
         """Called once, before the component opens: for each name its full part and the changes after it, oldest
-        first. The chains they come from must be the ones that later cuts are added to (``SnapshotWriter.adopt``),
-        else the first cut must be full."""
+        first. The chains they come from must be the ones that later snapshots are added to
+        (``SnapshotWriter.adopt``), else the first snapshot must be full."""
         self._unclaimed.update({name: _kept(chain) for name, chain in parts.items() if chain})
         self._sizes.update({name: sum(map(len, chain)) for name, chain in self._unclaimed.items()})
 
     def inherit(self, parts: Mapping[int, Mapping[str, Sequence[bytes]]], share: Share) -> None:
         """Called once instead of ``restore`` where the number of tasks has changed: what the tasks before had, by
-        their number; only ``share.sources`` are needed. The first cut is full."""
+        their number; only ``share.sources`` are needed. The first snapshot is full."""
         for source, states in parts.items():
             for name, chain in states.items():
                 if chain:
                     self._inherited.setdefault(name, {})[source] = _kept(chain)
         self._share, self._owes_full = share, True
 
-    def cut(self, full: bool = False, compact: bool = True) -> Cut:
-        """What changed since the last cut, or everything. Called in the main loop, between two tuples. The time it
-        takes goes with the changes, not with the size of the state, save for full copies; mutable values are
-        pickled here, since the component may change them right after. Without ``compact`` only changes are cut,
-        also where it would be time to write a whole map again: for the moment before a switch, when others wait.
+    def snapshot(self, full: bool = False, compact: bool = True) -> TaskSnapshot:
+        """What changed since the last snapshot, or everything. Called in the main loop, between two tuples. The
+        time it takes goes with the changes, not with the size of the state, save for full copies; mutable values
+        are pickled here, since the component may change them right after. Without ``compact`` only changes are
+        snapshotted, also where it would be time to write a whole map again: for the moment before a switch, when
+        others wait.
 
-        If it raises (a value that cannot be pickled), nothing is lost: the next cut is full.
+        If it raises (a value that cannot be pickled), nothing is lost: the next snapshot is full.
         """
         full = full or self._owes_full
         self._owes_full = True
@@ -187,7 +188,7 @@ class TaskState:
             changes |= {name: _untouched(chain) for name, chain in self._unclaimed.items()}
         self._owes_full = False
         self.counted = self.keys
-        return Cut(full, changes, self._sizes)
+        return TaskSnapshot(full, changes, self._sizes)
 
     def __bool__(self) -> bool:
         return bool(self._states or self._unclaimed or self._inherited)
@@ -224,11 +225,9 @@ class TaskState:
             return state
         raise StateError(
             f"state {name!r}",
-            "a name stands for a value or for a map, not for both",
-            f"{form}({name!r}) where "
-            + ("it was restored" if state is None else "it is in use")
-            + " as a "
-            + ("map" if form == "value" else "value"),
+            f"{form}({name!r}) was called, but it "
+            f"{'was restored' if state is None else 'is in use'} as a "
+            f"{'map' if form == 'value' else 'value'}",
             "Give one of the two another name.",
         )
 
@@ -237,8 +236,8 @@ def _kept(chain: Sequence[bytes]) -> Sequence[bytes]:
     return chain if isinstance(chain, DecodedChain) else list(chain)
 
 
-def _untouched(chain: Sequence[bytes]) -> Change:
-    return Change("full", sum(map(count_rows, chain)), lambda: b"".join(chain))
+def _untouched(chain: Sequence[bytes]) -> StateChange:
+    return StateChange("full", sum(map(count_rows, chain)), lambda: b"".join(chain))
 
 
 def _mark(pickled: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.settings import Settings
+from penstock.settings import Delivery, Settings
 from penstock.testing.doubles import CaptureBolt, FeederSpout
 from penstock.testing.runner import LocalRunner
 from penstock.topology.builder import TopologyBuilder
@@ -64,7 +64,7 @@ def _run(
     listens = stream in declared.streams
     if listens:
         builder.set_bolt("capture", CaptureBolt()).shuffle_grouping(id, stream=stream)
-    runner = LocalRunner(builder.build("test", Settings(on_error="stop", conf=conf or {})))
+    runner = LocalRunner(builder.build("test", Settings(delivery=Delivery(on_error="stop"), conf=conf or {})))
     if until_idle:
         runner.run_until_idle()
     if seconds:

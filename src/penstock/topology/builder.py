@@ -28,7 +28,7 @@ class Subscription:
 
 
 @dataclass(frozen=True)
-class Node:
+class TopologyNode:
     """One component of a topology with everything that was said about it."""
 
     id: str
@@ -54,13 +54,13 @@ class Topology:
     """A checked topology: data only. ``nodes`` keep the order in which they were set."""
 
     name: str
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, TopologyNode]
     settings: Settings = field(default_factory=Settings)
 
     def stream(self, component: str, stream: str) -> Stream:
         return self.nodes[component].streams[stream]
 
-    def subscribers(self, stream: Stream) -> list[tuple[Node, Subscription]]:
+    def subscribers(self, stream: Stream) -> list[tuple[TopologyNode, Subscription]]:
         """Who listens to a stream, in the order the components were set."""
         return [
             (node, subscription)
@@ -72,7 +72,7 @@ class Topology:
     def scaled(self, parallelism: Mapping[str, int]) -> Topology:
         """A copy, checked like the first, in which these bolts have so many executors. Where a bolt has more
         tasks than executors, they grow and shrink by the same factor, rounded up. Spouts stay as they are, and so
-        does what is not named: a bolt chained to one that is scaled alone is chained no more."""
+        does what is not named: a bolt fused with one that is scaled alone is fused no more."""
         from penstock.topology.validation import validate
 
         nodes = dict(self.nodes)
@@ -83,27 +83,26 @@ class Topology:
         validate(result)
         return result
 
-    def _scalable(self, id: str, new: int) -> Node:
+    def _scalable(self, id: str, new: int) -> TopologyNode:
         from penstock.topology.validation import near
 
         node = self.nodes.get(id)
         if node is None:
             raise TopologyError(
                 f"topology '{self.name}'",
-                "a component of the topology is scaled",
-                f"'{id}'",
+                f"it has no component '{id}' to scale",
                 near(id, self.nodes, "components"),
             )
         where = f"component '{id}' ({node.line})" if node.line else f"component '{id}'"
         if node.is_spout:
             raise TopologyError(
                 where,
-                "a spout keeps its tasks, for positions in its source belong to them",
-                f"a parallelism of {new!r}",
+                "a spout keeps its number of tasks, because positions in its source belong to "
+                f"them, so it cannot get {new!r}",
                 "Scale the bolts behind it.",
             )
         if not isinstance(new, int) or new < 1:
-            raise TopologyError(where, "parallelism is a whole number of at least 1", repr(new), "Use 1 or more.")
+            raise TopologyError(where, f"parallelism must be a whole number of at least 1, not {new!r}")
         return node
 
 
@@ -127,21 +126,20 @@ class _Declarer:
         if not isinstance(tasks, int) or tasks < self._parallelism:
             raise TopologyError(
                 self._where(),
-                f"the number of tasks is at least the parallelism, {self._parallelism}",
-                repr(tasks),
+                f"the number of tasks must be at least the parallelism, {self._parallelism}, not {tasks!r}",
                 "Raise set_num_tasks or lower the parallelism.",
             )
         self._tasks = tasks
 
     def _set_tick(self, seconds: float) -> None:
         if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-            raise TopologyError(self._where(), "a tick interval is greater than 0 s", repr(seconds))
+            raise TopologyError(self._where(), f"a tick interval must be greater than 0 s, not {seconds!r}")
         self._tick = float(seconds)
 
-    def node(self) -> Node:
+    def node(self) -> TopologyNode:
         declarer = OutputDeclarer(self._id)
         self._component.declare_output_fields(declarer)
-        return Node(
+        return TopologyNode(
             self._id,
             self._component,
             self._parallelism,
@@ -168,7 +166,9 @@ class SpoutDeclarer(_Declarer):
         ``penstock set``."""
         if not isinstance(rate, int | float) or not rate > 0:
             raise TopologyError(
-                self._where(), "a rate is greater than 0 tuples a second", repr(rate), "math.inf is no limit."
+                self._where(),
+                f"a rate must be greater than 0 tuples per second, not {rate!r}",
+                "For no limit, use math.inf.",
             )
         self._max_rate = float(rate)
         return self
@@ -197,8 +197,7 @@ class BoltDeclarer(_Declarer):
         if not isinstance(grouping, Grouping):
             raise TopologyError(
                 self._where(),
-                "grouping() takes a Grouping object",
-                repr(grouping),
+                f"grouping() takes a Grouping object, not {grouping!r}",
                 'For a built-in one use its method, for example fields_grouping("words", "word").',
             )
         self._inputs.append(Subscription(component, stream, grouping, _caller()))
@@ -233,8 +232,8 @@ class BoltDeclarer(_Declarer):
         return self.grouping(component, groupings.Direct(), stream)
 
     def local_or_shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Tasks in the same slot, else on the same node, else shuffle. At equal parallelism the two
-        components are chained: no hop between them."""
+        """Tasks in the same worker, else on the same node, else shuffle. At equal parallelism the two
+        components are fused: no hop between them."""
         return self.grouping(component, groupings.LocalOrShuffle(), stream)
 
 
@@ -276,8 +275,7 @@ class TopologyBuilder:
         if id in self._declarers:
             raise TopologyError(
                 where,
-                "ids must differ",
-                f"a second '{id}' (the first is at {self._declarers[id]._line})",
+                f"there is another component '{id}' (at {self._declarers[id]._line})",
                 "Rename one of the two.",
             )
         if not isinstance(component, kind):
@@ -285,8 +283,8 @@ class TopologyBuilder:
             fits_other = isinstance(component, BaseBolt | BaseSpout)
             raise TopologyError(
                 where,
-                f"{call} takes an instance of a {'spout' if kind is BaseSpout else 'bolt'} class",
-                f"the class {component.__name__}" if isinstance(component, type) else repr(component),
+                (f"{call} takes an instance of a {'spout' if kind is BaseSpout else 'bolt'} class, not ")
+                + (f"the class {component.__name__}" if isinstance(component, type) else repr(component)),
                 f"Use {other}."
                 if fits_other
                 else f"Pass {component.__name__}(), with brackets."
@@ -294,9 +292,7 @@ class TopologyBuilder:
                 else "Derive it from Spout, BatchSpout, BasicBolt, RichBolt or BatchBolt.",
             )
         if not isinstance(parallelism, int) or parallelism < 1:
-            raise TopologyError(
-                where, "parallelism is a whole number of at least 1", repr(parallelism), "Use 1 or more."
-            )
+            raise TopologyError(where, f"parallelism must be a whole number of at least 1, not {parallelism!r}")
         return id, component, parallelism, line
 
 

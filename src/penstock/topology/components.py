@@ -36,10 +36,10 @@ class AddDeadLetters(Protocol):
     def __call__(
         self, rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = ""
     ) -> None:
-        """``failure``: of all rows, or one for each. ``once``: letters that the task added earlier under the same
-        name are replaced, also by a later process, and also by no rows: for what is done again after a restart,
-        such as the publishing of an epoch. Of two starts at a time, the letters of the newer one hold. Without it,
-        letters may be there twice after a restart."""
+        """``failure``: of all rows, or one for each. ``once``: dead letters that the task added earlier under the
+        same name are replaced, also by a later process, and also by no rows: for what is done again after a
+        restart, such as the publishing of an epoch. Of two starts at a time, the dead letters of the newer one
+        hold. Without it, dead letters may be there twice after a restart."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Context:
     """A folder (a path or fsspec URL) of this task's own that survives the process; empty at most once."""
     generation: int = 0
     """Which start of the topology this task belongs to, by the state directory's count: a later start has a larger
-    number. A slot that moves to another process keeps it. 0 where no state is kept."""
+    number. A worker that moves to another process keeps it. 0 where no state is kept."""
     shared: str = ""
     """A folder (a path or fsspec URL) that all tasks of the component share and that survives them, at every
     level. Not made yet."""
@@ -71,7 +71,7 @@ class Context:
     """The fields of its input that a bolt's tuples are grouped by; empty without fields grouping."""
     report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
     """Show a ``PenstockError`` in the live view and count it: for what goes wrong beside the tuples. Never stops
-    the topology, whatever ``on_error`` says. May be called from any thread."""
+    the topology, whatever ``delivery.on_error`` says. May be called from any thread."""
     gave_up: Callable[[int], None] = field(default=lambda count: None, compare=False)
     """Count messages that a spout does not emit again, or rows that a sink rejects: shown as ``given_up``."""
     late: Callable[[int], None] = field(default=lambda rows: None, compare=False)
@@ -279,12 +279,13 @@ class BaseBolt(Component):
     reads: tuple[str, ...] = ()
     """Fields that every stream this bolt subscribes to must have: checked while the topology is built."""
 
-    in_parts: ClassVar[bool] = False
+    emits_partials: ClassVar[bool] = False
     """True: tuples of one key may be executed by any task of this bolt, whatever the grouping, because what it
-    emits is parts that the bolts behind it merge (``penstock.merging``). Only such bolts are ever migrated."""
+    emits is partials that the bolts behind it merge (``penstock.aggregates.merges``). Only such bolts are ever
+    migrated."""
 
-    merges_parts: ClassVar[bool] = False
-    """True: this bolt merges parts, from any task, in any order. Migration towards a bolt needs it of all bolts
+    merges_partials: ClassVar[bool] = False
+    """True: this bolt merges partials, from any task, in any order. Migration towards a bolt needs it of all bolts
     behind that one."""
 
     def cleanup(self) -> None:

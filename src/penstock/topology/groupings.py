@@ -2,7 +2,7 @@
 
 A ``Grouping`` is inert and travels with the topology. In a source task it makes a ``Router`` for each
 subscribing component, which splits every batch over the targets. Routers see only batches and target
-positions: no slots, no Spark, so the simulator drives the very same code.
+positions: no workers, no Spark, so the simulator drives the very same code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Targets:
 
     tasks: tuple[int, ...]
     source_task: int = 0
-    same_slot: tuple[int, ...] = ()
+    same_worker: tuple[int, ...] = ()
     same_node: tuple[int, ...] = ()
     seed: int = 0
 
@@ -118,12 +118,12 @@ class NoneGrouping(Shuffle):
 
 
 class LocalOrShuffle(Grouping):
-    """Tasks in the same slot if there are any, else on the same node, else shuffle."""
+    """Tasks in the same worker if there are any, else on the same node, else shuffle."""
 
     name = "local_or_shuffle"
 
     def router(self, targets: Targets) -> Router:
-        near = targets.same_slot or targets.same_node or tuple(range(len(targets)))
+        near = targets.same_worker or targets.same_node or tuple(range(len(targets)))
         return _EvenRouter(near, targets.source_task + targets.seed)
 
 

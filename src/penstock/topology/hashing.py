@@ -128,7 +128,7 @@ def _hash_field(column: pa.Array, field: str) -> U64:
     try:
         return hash_column(column)
     except KeyTypeError as error:
-        raise KeyTypeError(f"field '{field}'", error.rule, error.got, error.way_out) from None
+        raise KeyTypeError(f"field '{field}'", error.problem, error.hint) from None
 
 
 def _combined(hashes: Sequence[U64]) -> U64:

@@ -59,8 +59,7 @@ def rejected(name: str) -> KeyTypeError:
     """The error for a key of the type of that name. Callers put the field in front."""
     return KeyTypeError(
         "key",
-        "a field that tuples are grouped by has values of a type whose equality is known",
-        f"a {name}",
+        f"a {name} cannot be a value that tuples are grouped by, because its equality is not known",
         "Emit a text, a number or a tuple of them instead, such as its id."
         " The types that can be a key are listed in docs/concepts.md.",
     )

@@ -22,8 +22,11 @@ def check_name(where: str, what: str, name: object) -> None:
         text = repr(name)
         raise TopologyError(
             where,
-            f"{what} is a printable text of 1 to {LONGEST_NAME} bytes, without '/', '\\' and ':', that does not"
-            " begin or end with a space and does not begin with '.' or '__'",
-            text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}… ({len(text):,} characters)",
+            (text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}… ({len(text):,} characters)")
+            + (
+                f" cannot be {what}, which is a printable text of 1 to {LONGEST_NAME} bytes, "
+                "without '/', '\\' and ':', that does not begin or end with a space and does not "
+                "begin with '.' or '__'"
+            ),
             "Use letters, digits, '-', '_' and '.', for example 'word-count'.",
         )

@@ -62,35 +62,38 @@ class OutputDeclarer:
         """Declare one stream. A field is a name, or a pair of name and type (``("count", int)``)."""
         where = f"component '{self._component}', stream '{stream}'"
         if stream in self.streams:
-            raise TopologyError(where, "a stream is declared once", "two declarations", "Drop one of them.")
+            raise TopologyError(where, "it is declared twice", "Drop one of the declarations.")
         if not fields:
-            raise TopologyError(
-                where, "a stream needs at least one field", "none", 'Name them: declare("word", "count").'
-            )
+            raise TopologyError(where, "it has no field", 'Name at least one: declare("word", "count").')
         parsed = tuple(_field(where, spec) for spec in fields)
         names = [field.name for field in parsed]
         for name in names:
             if names.count(name) > 1:
-                raise TopologyError(where, "field names must differ", f"'{name}' twice", "Rename one of them.")
+                raise TopologyError(where, f"it has two fields '{name}'", "Rename one of them.")
         self.streams[stream] = Stream(self._component, stream, parsed, direct)
 
 
 def _field(where: str, spec: FieldSpec) -> Field:
     if isinstance(spec, tuple) and len(spec) != 2:
-        raise TopologyError(where, "a field is a name or a pair of name and type", repr(spec), '("count", int)')
+        raise TopologyError(
+            where,
+            f"{spec!r} is not a field: a field is a name or a pair of name and type",
+            'For example ("count", int).',
+        )
     name, kind = spec if isinstance(spec, tuple) else (spec, None)
     if not isinstance(name, str) or not name:
-        raise TopologyError(where, "a field's name is a non-empty text", repr(name), "Give it a name.")
+        raise TopologyError(
+            where, f"{name!r} is not a field's name: a name is a non-empty text", "Give it a name."
+        )
     if name in RESERVED_FIELDS or name.startswith("__"):
-        raise TopologyError(where, f"the field name '{name}' is taken by Tuple itself", "", "Choose another name.")
+        raise TopologyError(where, f"the field name '{name}' is taken by Tuple itself", "Choose another name.")
     if kind is None or isinstance(kind, pa.DataType):
         return Field(name, kind)
     if not isinstance(kind, type) or kind not in _ARROW_TYPES:
         known = ", ".join(known.__name__ for known in _ARROW_TYPES)
         raise TopologyError(
             where,
-            f"the type of field '{name}' is one of {known} or a pyarrow type",
-            repr(kind),
+            f"the type of field '{name}' is {kind!r}, neither one of {known} nor a pyarrow type",
             "Leave the type out to have it inferred.",
         )
     return Field(name, _ARROW_TYPES[kind])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import TopologyError
-from penstock.topology.builder import Node, Subscription, Topology
+from penstock.topology.builder import Subscription, Topology, TopologyNode
 from penstock.topology.components import (
     BaseBolt,
     BaseSpout,
@@ -39,13 +39,13 @@ _NOT_PLAIN = (
 def validate(topology: Topology) -> None:
     """Raise ``TopologyError`` for the first mistake found."""
     checks = (_named, _has_spout, _plain_functions, _signatures, _subscriptions, _reads, _reachable, _acyclic)
-    for check in (*checks, _plain_without_ticks, _parts_meet, _keys_meet):
+    for check in (*checks, _plain_without_ticks, _partials_meet, _keys_meet):
         check(topology)
 
 
 def _named(topology: Topology) -> None:
     if not topology.name:
-        raise TopologyError("topology", "a topology needs a name", repr(topology.name))
+        raise TopologyError("topology", f"a topology needs a name, not {topology.name!r}")
     check_name("topology", "the name of a topology", topology.name)
     for node in topology.nodes.values():
         for stream in node.streams:
@@ -62,8 +62,7 @@ def _plain_functions(topology: Topology) -> None:
                 if test(function):
                     raise TopologyError(
                         _at(node),
-                        f"{kind}.{name} is a plain function that does its work when it is called",
-                        what,
+                        f"{kind}.{name} must be a plain function that does its work when it is called, not {what}",
                         "Call collector.emit for each tuple instead of yield, and wait for nothing with await.",
                     )
 
@@ -81,8 +80,8 @@ def _signatures(topology: Topology) -> None:
                 continue
             raise TopologyError(
                 _at(node),
-                f"{component.__name__}.{name} must be declared as {_shown(name, wanted)}",
-                _shown(name, function) + _defined_at(function),
+                f"{component.__name__}.{name} must be declared as {_shown(name, wanted)}, not as "
+                f"{_shown(name, function)}{_defined_at(function)}",
                 _other_form(name, function),
             )
 
@@ -139,9 +138,8 @@ def _reads(topology: Topology) -> None:
                 if field not in names:
                     raise TopologyError(
                         _at(node, subscription),
-                        f"{type(node.component).__name__} reads fields of its input"
-                        f" '{topology.stream(subscription.component, subscription.stream)}'",
-                        f"'{field}'",
+                        f"{type(node.component).__name__} reads field '{field}', which its input "
+                        f"'{topology.stream(subscription.component, subscription.stream)}' does not have",
                         near(field, names, "fields"),
                     )
 
@@ -150,9 +148,8 @@ def _has_spout(topology: Topology) -> None:
     if not any(node.is_spout for node in topology.nodes.values()):
         raise TopologyError(
             f"topology '{topology.name}'",
-            "needs at least one spout",
-            f"{len(topology.nodes)} bolts" if topology.nodes else "no component",
-            "Add one with set_spout.",
+            "it has no spout" if topology.nodes else "it has no components",
+            "Add a spout with set_spout.",
         )
 
 
@@ -165,29 +162,27 @@ def _subscriptions(topology: Topology) -> None:
             if key in seen:
                 raise TopologyError(
                     _at(node, subscription),
-                    "a bolt subscribes to a stream once",
-                    f"'{subscription.component}' stream '{subscription.stream}' twice",
+                    f"it subscribes twice to stream '{subscription.stream}' of '{subscription.component}'",
                     "Drop one of the two groupings.",
                 )
             seen.add(key)
 
 
-def _subscription(topology: Topology, node: Node, subscription: Subscription) -> None:
+def _subscription(topology: Topology, node: TopologyNode, subscription: Subscription) -> None:
     where = _at(node, subscription)
     source = topology.nodes.get(subscription.component)
     if source is None:
         raise TopologyError(
             where,
-            "a grouping names a component of the topology",
-            f"'{subscription.component}'",
+            f"it reads from '{subscription.component}', which does not exist",
             near(subscription.component, topology.nodes, "components"),
         )
     stream = source.streams.get(subscription.stream)
     if stream is None:
         raise TopologyError(
             where,
-            f"component '{source.id}' declares no stream '{subscription.stream}'",
-            f"but only {', '.join(source.streams)}" if source.streams else "but no stream at all",
+            f"it reads stream '{subscription.stream}' of '{source.id}', which declares "
+            + (f"only {', '.join(source.streams)}" if source.streams else "no stream"),
             f"Declare it in {type(source.component).__name__}.declare_output_fields"
             + (
                 f", or subscribe with stream={_nearest(subscription.stream, source.streams)!r}."
@@ -199,29 +194,26 @@ def _subscription(topology: Topology, node: Node, subscription: Subscription) ->
         raise TopologyError(
             where,
             f"{subscription.grouping.name} grouping needs at least one field",
-            "none",
             f"Name one of {', '.join(stream.field_names)}.",
         )
     for field in subscription.grouping.key_fields():
         if field not in stream.field_names:
             raise TopologyError(
                 where,
-                f"{subscription.grouping.name} grouping names fields of stream '{stream}'",
-                f"'{field}'",
+                f"{subscription.grouping.name} grouping names field '{field}', which stream "
+                f"'{stream}' does not have",
                 near(field, stream.field_names, "fields"),
             )
     if isinstance(subscription.grouping, Direct) and not stream.direct:
         raise TopologyError(
             where,
             f"direct grouping needs a direct stream, and '{stream}' is not one",
-            "",
             "Declare it with direct=True, or use another grouping.",
         )
     if stream.direct and not isinstance(subscription.grouping, Direct):
         raise TopologyError(
             where,
-            f"stream '{stream}' is direct and takes direct grouping only",
-            subscription.grouping.name,
+            f"stream '{stream}' is direct and takes direct grouping only, not {subscription.grouping.name}",
             "Use direct_grouping, or declare the stream without direct=True.",
         )
 
@@ -241,13 +233,10 @@ def _reachable(topology: Topology) -> None:
         if node.id not in reached:
             raise TopologyError(
                 _at(node),
-                "no spout reaches this bolt: "
-                + (
-                    "it subscribes to nothing"
-                    if not node.inputs
-                    else "its inputs are " + ", ".join(sorted({i.component for i in node.inputs}))
-                ),
-                "",
+                "no spout reaches this bolt: it subscribes to nothing"
+                if not node.inputs
+                else "no spout reaches this bolt: its inputs are "
+                + ", ".join(sorted({i.component for i in node.inputs})),
                 "Give it a grouping on a component that is fed, or remove it.",
             )
 
@@ -261,8 +250,7 @@ def _acyclic(topology: Topology) -> None:
             circle = " -> ".join([*path[path.index(id) :], id])
             raise TopologyError(
                 _at(topology.nodes[id]),
-                "a topology has no cycles",
-                circle,
+                f"the groupings form a cycle, {circle}",
                 "Remove one of these groupings; for feedback write to a queue that a spout reads.",
             )
         if id in done:
@@ -278,18 +266,19 @@ def _acyclic(topology: Topology) -> None:
         visit(id)
 
 
-def _parts_meet(topology: Topology) -> None:
+def _partials_meet(topology: Topology) -> None:
     """Parts of one key that reach different tasks would never be merged."""
     for node in topology.nodes.values():
         bolt = node.component
-        if not isinstance(bolt, BaseBolt) or not bolt.merges_parts or bolt.in_parts or node.tasks == 1:
+        if not isinstance(bolt, BaseBolt) or not bolt.merges_partials or bolt.emits_partials or node.tasks == 1:
             continue
         for subscription in node.inputs:
             if isinstance(subscription.grouping, Shuffle | LocalOrShuffle | PartialKey):
                 raise TopologyError(
                     _at(node, subscription),
-                    f"its {node.tasks} tasks merge parts, and those of one key must meet in one of them",
-                    f"{subscription.grouping} grouping on '{subscription.component}'",
+                    f"its {node.tasks} tasks merge partials, and all partials of a key must reach one "
+                    f"task, which {subscription.grouping} grouping on '{subscription.component}' does "
+                    "not ensure",
                     "Use fields_grouping on the key, or one task.",
                 )
 
@@ -309,8 +298,12 @@ def _keys_meet(topology: Topology) -> None:
             fields = ", ".join(map(repr, bolt.same_task))
             raise TopologyError(
                 _at(node, subscription),
-                f"tuples that agree in {', '.join(bolt.same_task)} must come to one of its {node.tasks} tasks",
-                f"{grouping} grouping on '{source}'" + ("" if alike else f", {first} grouping on another input"),
+                (
+                    f"tuples that agree in {', '.join(bolt.same_task)} must reach one of its "
+                    f"{node.tasks} tasks, which {grouping} grouping on '{source}'"
+                )
+                + ("" if alike else f" beside {first} grouping on another input")
+                + " does not ensure",
                 f"Use fields_grouping('{source}', {fields}) for every input, or one task.",
             )
 
@@ -330,13 +323,13 @@ def _plain_without_ticks(topology: Topology) -> None:
         if node.tick_interval and getattr(node.component, "plain_tuples", False):
             raise TopologyError(
                 _at(node),
-                "a bolt with plain_tuples gets no ticks: it could not tell them from tuples",
-                f"a tick interval of {node.tick_interval:g} s",
+                f"it has plain_tuples and a tick interval of {node.tick_interval:g} s, but could "
+                "not tell ticks from tuples",
                 "Leave out plain_tuples, or the interval.",
             )
 
 
-def _at(node: Node, subscription: Subscription | None = None) -> str:
+def _at(node: TopologyNode, subscription: Subscription | None = None) -> str:
     line = (subscription.line if subscription else "") or node.line
     return f"component '{node.id}' ({line})" if line else f"component '{node.id}'"
 

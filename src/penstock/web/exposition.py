@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from penstock.coordinator.status import Status, TaskStatus
+from penstock.driver.status import TaskStatus, TopologyStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -57,12 +57,12 @@ _GAUGES: tuple[tuple[str, str, _Of], ...] = (
 )
 
 
-def exposition(status: Status) -> str:
+def exposition(status: TopologyStatus) -> str:
     """Every metric of a topology. Counters go on counting when its query is started again."""
     return "".join(f"{line}\n" for line in _lines(status))
 
 
-def _lines(status: Status) -> Iterator[str]:
+def _lines(status: TopologyStatus) -> Iterator[str]:
     whole = {"topology": status.topology}
     yield from _family(
         "penstock_state",
@@ -100,23 +100,26 @@ def _lines(status: Status) -> Iterator[str]:
         ],
     )
     yield from _latency(tasks)
-    slots = [({**whole, "slot": slot.slot, "node": slot.node}, slot) for slot in status.slots]
+    workers = [({**whole, "worker": worker.worker, "node": worker.node}, worker) for worker in status.workers]
     yield from _family(
-        "penstock_slot_up", "gauge", "1: the slot is connected.", [(at, float(one.connected)) for at, one in slots]
+        "penstock_worker_up",
+        "gauge",
+        "1: the worker is connected.",
+        [(at, float(one.connected)) for at, one in workers],
     )
     yield from _family(
-        "penstock_slot_cpu_seconds_total",
+        "penstock_worker_cpu_seconds_total",
         "counter",
-        "CPU time of the slot's process; a new one begins at 0.",
-        [(at, one.cpu) for at, one in slots],
+        "CPU time of the worker's process; a new one begins at 0.",
+        [(at, one.cpu) for at, one in workers],
     )
     yield from _family(
-        "penstock_slot_memory_bytes", "gauge", "Its resident memory.", [(at, one.rss) for at, one in slots]
+        "penstock_worker_memory_bytes", "gauge", "Its resident memory.", [(at, one.rss) for at, one in workers]
     )
     yield from _energy(status)
 
 
-def _energy(status: Status) -> Iterator[str]:
+def _energy(status: TopologyStatus) -> Iterator[str]:
     """Measured joules have labels of their own: a sum over all would have everything twice."""
     nodes = [({"topology": status.topology, "node": node.node}, node) for node in status.nodes]
     parts: list[tuple[_Labels, float]] = []
@@ -140,7 +143,7 @@ def _energy(status: Status) -> Iterator[str]:
     yield from _family(
         "penstock_node_cpu_seconds_total",
         "counter",
-        "CPU time of a node's slots and of the Spark executor they belong to.",
+        "CPU time of a node's workers and of the Spark executor they belong to.",
         [(at, node.cpu_seconds) for at, node in nodes],
     )
 
@@ -164,7 +167,7 @@ def _latency(tasks: Iterable[tuple[_Labels, TaskStatus]]) -> Iterator[str]:
         yield _sample(f"{name}_count", labels, latency.count)
 
 
-def _labels(status: Status, task: TaskStatus) -> _Labels:
+def _labels(status: TopologyStatus, task: TaskStatus) -> _Labels:
     return {"topology": status.topology, "component": task.task.component, "task": str(task.task.index)}
 
 

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from penstock.coordinator.status import Status
+from penstock.driver.status import TopologyStatus
 from penstock.errors import PortInUse
 from penstock.web.exposition import CONTENT_TYPE, exposition
 
@@ -33,19 +33,18 @@ _Page = tuple[HTTPStatus, str, str]
 
 
 class StatusServer:
-    """Serves what ``look`` returns; None: the topology is still being started. A context manager: it listens from
-    the moment it is made, and answers inside."""
+    """Serves what ``take_status`` returns; None: the topology is still being started. A context manager: it
+    listens from the moment it is made, and answers inside."""
 
-    def __init__(self, look: Callable[[], Status | None], port: int = 0) -> None:
+    def __init__(self, take_status: Callable[[], TopologyStatus | None], port: int = 0) -> None:
         """Raises ``PortInUse`` where the port is taken; 0 is any free one."""
         try:
-            self._server = _Server((_HOST, port), _handler(look))
+            self._server = _Server((_HOST, port), _handler(take_status))
         except OSError as error:
             raise PortInUse(
                 "HTTP endpoint",
-                f"cannot listen on {_HOST}:{port or 'a free port'}: {error.strerror or error}",
-                "",
-                "Choose another with --http, or 0 for any free one.",
+                f"it cannot listen on {_HOST}:{port or 'a free port'} ({error.strerror or error})",
+                "Choose another port with --http, or 0 for any free one.",
             ) from error
         self.url = f"http://{_HOST}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
@@ -92,7 +91,7 @@ class _Server(ThreadingHTTPServer):
             log.warning("HTTP endpoint: a request failed", exc_info=True)
 
 
-def _handler(look: Callable[[], Status | None]) -> type[BaseHTTPRequestHandler]:
+def _handler(take_status: Callable[[], TopologyStatus | None]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = _IDLE
@@ -114,7 +113,7 @@ def _handler(look: Callable[[], Status | None]) -> type[BaseHTTPRequestHandler]:
             # A page from elsewhere whose name was made to point here must not read it in somebody's browser.
             if self.headers.get("Host", "").partition(":")[0] not in _NAMES:
                 return _text(HTTPStatus.FORBIDDEN, f"ask for it as {' or '.join(_NAMES)}\n")
-            return page(self.path.partition("?")[0], look())
+            return page(self.path.partition("?")[0], take_status())
 
         def log_message(self, format: str, *arguments: Any) -> None:
             """Not on the terminal of the live view."""
@@ -122,7 +121,7 @@ def _handler(look: Callable[[], Status | None]) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def page(path: str, status: Status | None) -> _Page:
+def page(path: str, status: TopologyStatus | None) -> _Page:
     """What is at a path."""
     if path not in ("/status", "/metrics", "/healthz"):
         return _text(HTTPStatus.NOT_FOUND, "there are /status, /metrics and /healthz\n")

@@ -1,0 +1,70 @@
+"""Reduce by key as partials: said once, for the bolt that makes partials and the bolt that merges them (SPEC 3.2).
+
+>>> counts = Reduce("word", count=Count())
+>>> builder.set_bolt("count", counts.partials(), 3).fields_grouping("split", "word")
+>>> builder.set_bolt("total", counts.merged()).fields_grouping("count", "word")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.aggregates.bolts import MergeBolt, PartialBolt, WindowBolt
+from penstock.aggregates.merges import Merge
+from penstock.aggregates.windows import Window
+from penstock.errors import TopologyError
+
+__all__ = ["MergeBolt", "PartialBolt", "Reduce", "Window", "WindowBolt"]
+
+
+class Reduce:
+    """What to make of the tuples of each key: ``Reduce("shop", "product", revenue=Sum("price"), sold=Count())``.
+
+    The key is any number of fields; without one all tuples have the same key. Each merge is named as the field its
+    result will have. Inert: ``partials`` and ``merged`` make the bolts.
+    """
+
+    def __init__(self, *key: str, **merges: Merge[Any, Any]) -> None:
+        self._key, self._merges = key, merges
+        self._window: Window | None = None
+        if not merges:
+            raise TopologyError(repr(self), "it has no merge", "Name one: count=Count().")
+        for name, merge in merges.items():
+            if not isinstance(merge, Merge):
+                raise TopologyError(
+                    repr(self),
+                    f"{name} is the class {merge.__name__}, not a Merge"
+                    if isinstance(merge, type)
+                    else f"{name} is {merge!r}, not a Merge",
+                    f"Pass {merge.__name__}(), with brackets."
+                    if isinstance(merge, type)
+                    else "Use one of Penstock's merges, such as Count(), or derive your own from Merge.",
+                )
+
+    def __repr__(self) -> str:
+        return f"Reduce({', '.join([*map(repr, self._key), *(f'{name}=…' for name in self._merges)])})"
+
+    def window(
+        self, time: str, length: float, slide: float | None = None, lateness: float | None = None
+    ) -> Reduce:
+        """The same over a sliding window: a result for each key and window of ``length``, one every ``slide``
+        (without it windows follow each other). All in the unit of the field ``time``, which says when a tuple
+        happened; so results do not depend on how fast tuples come through.
+
+        Tuples up to ``lateness`` behind the newest count (one slide unless said). It must cover how far tasks are
+        apart in time, migration included: what comes later than that is on the stream ``late`` of ``merged()``.
+        """
+        slide = length if slide is None else slide
+        reduce = Reduce(*self._key, **self._merges)
+        reduce._window = Window(time, length, slide, slide if lateness is None else lateness)
+        return reduce
+
+    def partials(self) -> PartialBolt:
+        """The bolt that makes partials. Group its input in any way."""
+        return PartialBolt(self._key, self._merges, self._window)
+
+    def merged(self) -> MergeBolt | WindowBolt:
+        """The bolt that merges them. Group its input by fields of the key, or globally."""
+        if self._window is not None:
+            return WindowBolt(self._key, self._merges, self._window)
+        return MergeBolt(self._key, self._merges)

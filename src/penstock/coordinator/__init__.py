@@ -1,1 +1,0 @@
-"""The control plane: slots connect to the coordinator on the driver, prove they belong, report and obey."""

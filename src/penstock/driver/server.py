@@ -1,0 +1,205 @@
+"""The coordinator: listens on the driver, lets the workers of the topology's starts in, and people's commands.
+
+An asyncio loop in a thread of its own does all the network work; the driver's other threads look at what a
+registry's workers have said under ``changed`` and wait on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+from penstock.clock import Clock
+from penstock.driver.registry import WorkerConnection, WorkerRegistry, framed
+from penstock.errors import ControlRefused, PortInUse
+from penstock.metrics.bus import MetricsBus
+from penstock.plan.model import Plan
+from penstock.protocol import wire
+from penstock.protocol.driver_clock import RunTime
+from penstock.protocol.messages import (
+    AskDriverTime,
+    DriverTime,
+    Hello,
+    Message,
+    OperatorAnswer,
+    OperatorRequest,
+    loads,
+)
+
+log = logging.getLogger("penstock.driver")
+
+
+class Coordinator:
+    """The driver's end of all control connections of one topology."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None) -> None:
+        self.operator: Callable[[OperatorRequest], OperatorAnswer] = lambda command: OperatorAnswer(
+            "", ["topology", "it takes no commands"]
+        )
+        """Carries out what a person wants. Called from a thread of its own."""
+        self.secret = wire.new_secret()
+        self.refused = 0
+        self.changed = threading.Condition()
+        self._time = RunTime(clock)
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Connections that have not proved yet that they know the secret, the oldest first."""
+        self._registries: dict[int, WorkerRegistry] = {}
+        self._host, self._port = host, port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._server: asyncio.Server | None = None
+        self.address = ("", 0)
+
+    def start(self) -> None:
+        """Listen. Raises ``PortInUse`` where the port is taken."""
+        self._thread.start()
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        except OSError as error:
+            self.stop()
+            raise PortInUse(
+                "driver",
+                f"it cannot listen on {self._host}:{self._port or 'a free port'} ({error.strerror or error})",
+                "Choose another port with --port, or 0 for any free one.",
+            ) from error
+        self.address = self._server.sockets[0].getsockname()[:2]
+
+    async def _listen(self) -> asyncio.Server:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, self._port), family=family)
+        server = await asyncio.start_server(self._serve, sock=listener, backlog=wire.ACCEPTED_AT_ONCE)
+        listener.listen(wire.QUEUE)
+        return server
+
+    def stop(self) -> None:
+        """Close every connection and stop listening."""
+
+        async def shut() -> None:
+            if self._server is not None:
+                self._server.close()
+            serving = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            self._loop.stop()
+
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(shut(), self._loop)
+            self._thread.join(5)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, placed: bool = False) -> WorkerRegistry:
+        """Let the workers of a start in: their ``attempt`` has its number. ``key`` is that of the ledgers;
+        ``placed``: they will be given slots."""
+        registry = self._registries[attempt] = WorkerRegistry(
+            attempt, plan, bus, key, self.changed, self._soon, placed
+        )
+        return registry
+
+    def end(self, registry: WorkerRegistry) -> None:
+        """No worker of that start may join or stay."""
+        self._registries.pop(registry.attempt, None)
+        registry.dismiss()
+
+    @property
+    def registries(self) -> list[WorkerRegistry]:
+        """Of the starts whose workers may join, in the order they began; while one replaces the other, of both."""
+        return [registry for _, registry in sorted(dict(self._registries).items())]
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all connections
+            self._loop.call_soon_threadsafe(call)
+
+    def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until the condition, looked at whenever a worker says something, holds."""
+        with self.changed:
+            return self.changed.wait_for(condition, timeout)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        connection: WorkerConnection | None = None
+        registry: WorkerRegistry | None = None
+        self._receive_stranger(writer)
+        try:
+            hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
+            self._strangers.pop(writer, None)
+            if isinstance(hello, OperatorRequest):
+                answer = await self._loop.run_in_executor(None, self.operator, hello)
+                writer.write(framed(answer))
+                await writer.drain()
+                return
+            registry, connection = self._registries[hello.attempt], WorkerConnection(hello, writer)
+            registry.join(connection)
+            while True:
+                message = await _read(reader)
+                if isinstance(message, AskDriverTime):
+                    writer.write(framed(DriverTime(message.sent, self._time.now())))
+                elif (
+                    self._registries.get(registry.attempt) is registry
+                ):  # else a straggler of a start that is over
+                    registry.take(connection, message)
+        except ControlRefused as error:
+            self.refused += 1
+            if registry is not None and connection is not None:
+                registry.refuse(connection, error)
+            log.warning("refused %s: %s", peer, error)
+        except TimeoutError:
+            self.refused += 1
+            log.warning("refused %s: no handshake within %g s", peer, wire.HANDSHAKE_TIMEOUT)
+        except (asyncio.IncompleteReadError, OSError):
+            if connection is None:
+                self.refused += 1
+                log.warning("refused %s: the connection ended before the handshake was done", peer)
+        except asyncio.CancelledError:
+            pass  # the coordinator stops
+        finally:
+            self._strangers.pop(writer, None)
+            writer.close()
+            if registry is not None and connection is not None:
+                registry.leave(connection)
+            with self.changed:
+                self.changed.notify_all()
+
+    def _receive_stranger(self, writer: asyncio.StreamWriter) -> None:
+        """On the loop."""
+        self._strangers[writer] = None
+        if len(self._strangers) > wire.MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
+        """A worker, or what an operator wants."""
+        mine = wire.new_nonce()
+        writer.write(wire.GREETING + mine)
+        answer = await reader.readexactly(wire.NONCE_BYTES + wire.PROOF_BYTES)
+        theirs, proof = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
+        if not wire.same(proof, wire.worker_proof(self.secret, mine, theirs)):
+            raise ControlRefused("control connection", "the other end does not know the secret of this run")
+        writer.write(wire.coordinator_proof(self.secret, mine, theirs))
+        hello = await _read(reader)
+        while isinstance(hello, AskDriverTime):
+            writer.write(framed(DriverTime(hello.sent, self._time.now())))
+            hello = await _read(reader)
+        if isinstance(hello, OperatorRequest) or (isinstance(hello, Hello) and hello.attempt in self._registries):
+            return hello
+        starts = ", ".join(map(str, self._registries)) or "none"
+        raise ControlRefused(
+            "control connection", f"the worker belongs to none of the query runs {starts}: {hello!r}"
+        )
+
+
+async def _read(reader: asyncio.StreamReader) -> Message:
+    (length,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+    if length > wire.MOST_BYTES:
+        raise wire.too_long(length)
+    return loads(await reader.readexactly(length))

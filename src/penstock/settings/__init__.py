@@ -1,0 +1,30 @@
+"""Typed settings of a topology, in groups: each with its unit, its default and the reason for it."""
+
+from __future__ import annotations
+
+from penstock.settings.groups import (
+    Delivery,
+    Flow,
+    Lifecycle,
+    Migration,
+    Monitor,
+    Placement,
+    Scaling,
+    Transport,
+)
+from penstock.settings.model import BY_NAME, GROUPS, Settings, full_name
+
+__all__ = [
+    "BY_NAME",
+    "GROUPS",
+    "Delivery",
+    "Flow",
+    "Lifecycle",
+    "Migration",
+    "Monitor",
+    "Placement",
+    "Scaling",
+    "Settings",
+    "Transport",
+    "full_name",
+]

@@ -1,0 +1,61 @@
+"""One setting: how it is declared, and which values it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from penstock.errors import SettingError
+
+
+def setting(default: Any, unit: str, why: str, *, choices: tuple[str, ...] = (), zero: bool = False) -> Any:
+    """A field of a group. ``unit`` may be empty; ``why`` says what the setting does and why it has this default;
+    ``choices`` are the only values of a text; ``zero``: a number may be 0."""
+    return dataclasses.field(
+        default=default, metadata={"unit": unit, "why": why, "choices": choices, "zero": zero}
+    )
+
+
+def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
+    """Raises ``SettingError`` unless the value has the type and the range of this setting."""
+    where, kind, choices = f"setting {name}", _kind(spec), spec.metadata["choices"]
+    if choices and value not in choices:
+        raise SettingError(where, f"{value!r} is not one of " + ", ".join(choices))
+    fits = isinstance(value, kind) or (kind is float and type(value) is int)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        raise SettingError(where, f"{value!r} is not a value of type {kind.__name__}")
+    if kind in (int, float):
+        zero = spec.metadata["zero"]
+        if not 0 <= value < math.inf or (value == 0 and not zero):
+            raise SettingError(where, f"it must be {'at least' if zero else 'greater than'} 0, not {value!r}")
+
+
+def from_text(name: str, spec: dataclasses.Field[Any], text: str) -> Any:
+    """The value that a text of the command line stands for."""
+    where, kind = f"setting {name}", _kind(spec)
+    if kind is bool:
+        if text.lower() in ("true", "yes", "on", "1"):
+            return True
+        if text.lower() in ("false", "no", "off", "0"):
+            return False
+        raise SettingError(where, f"{text!r} is neither true nor false")
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingError(where, f"{text!r} is not a value of type {kind.__name__}") from None
+
+
+def _kind(spec: dataclasses.Field[Any]) -> type:
+    """Every setting has a default, of its own type."""
+    return type(spec.default)
+
+
+def guess(text: str) -> Any:
+    """A value of the user's own (``conf.NAME=TEXT``): a number where it reads like one, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

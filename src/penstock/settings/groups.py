@@ -1,0 +1,348 @@
+"""The groups of settings. The first field of a group may be given by position: ``Delivery("exactly_once")``.
+
+Every field has its unit, its default, and the reason for it. A group checks its own values; ``Settings`` checks
+those that must fit together across groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import KW_ONLY, dataclass
+
+from penstock.errors import SettingError
+from penstock.settings.fields import check_value, setting
+
+
+class Group:
+    """What all groups have in common. A group is called after its class: ``Flow`` is ``flow``."""
+
+    @classmethod
+    def group_name(cls) -> str:
+        """As in ``--set flow.load_factor=0.7``."""
+        return cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):  # type: ignore[arg-type]
+            check_value(f"{self.group_name()}.{spec.name}", spec, getattr(self, spec.name))
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ``SettingError`` for values that are wrong by themselves or do not fit together."""
+
+    def _refuse(self, field: str, rule: str, hint: str) -> SettingError:
+        return SettingError(
+            f"setting {self.group_name()}.{field}", f"{getattr(self, field)!r} is not allowed: {rule}", hint
+        )
+
+
+@dataclass(frozen=True)
+class Delivery(Group):
+    """What is promised about every tuple, and where the state for it is kept."""
+
+    guarantee: str = setting(
+        "at_most_once",
+        "",
+        "at_most_once tracks nothing; at_least_once replays tuples that were not acked; exactly_once "
+        "commits epochs",
+        choices=("at_most_once", "at_least_once", "exactly_once"),
+    )
+    _: KW_ONLY
+    max_spout_pending: int = setting(
+        50_000,
+        "tuples",
+        "unacked tuples of one spout task, with at_least_once. The default is about 0.1 s of a fast word count",
+    )
+    message_timeout: float = setting(
+        30.0, "s", "a tuple that is not acked within this time has failed. The default is Storm's"
+    )
+    epoch_interval: float = setting(
+        10.0, "s", "time between two commits. A restart repeats the work of at most about one interval"
+    )
+    state_dir: str = setting(
+        "penstock-state",
+        "",
+        "folder for state that survives a restart: a path, or an fsspec URL that all nodes can reach",
+    )
+    on_error: str = setting(
+        "drop",
+        "",
+        "what an exception in a component does: drop the tuple and count it, or stop the topology",
+        choices=("drop", "stop"),
+    )
+
+
+@dataclass(frozen=True)
+class Flow(Group):
+    """Flow control: what happens when a task receives more than it can process."""
+
+    mode: str = setting(
+        "step",
+        "",
+        "how an overloaded task slows its senders: step by step (Lu 2020), by stopping the spouts, by credits, or "
+        "not at all",
+        choices=("step", "spout", "credit", "none"),
+    )
+    _: KW_ONLY
+    load_factor: float = setting(
+        0.8, "", "a task is overloaded when its inbox is filled to more than this share. Lu 2020 calls it L"
+    )
+    step_factor: float = setting(2.0, "", "one step divides a sender's rate by this. Lu 2020 calls it v'")
+    overflow_bytes: int = setting(
+        268_435_456,
+        "bytes",
+        "what may wait on local disk for one task, so that it does not block tuples for other tasks",
+        zero=True,
+    )
+    board: str = setting(
+        "coordinator",
+        "",
+        "where tasks post messages to each other: coordinator (the driver), or zookeeper://host:port/path",
+    )
+    inbox_capacity: int = setting(
+        16_384, "tuples", "the least size of a task's inbox. A larger one only adds waiting time"
+    )
+    inbox_time: float = setting(
+        0.1,
+        "s",
+        "an inbox holds what its task processes in this time, if that is more than inbox_capacity. A signal "
+        "to the "
+        "senders takes about a tenth of it",
+        zero=True,
+    )
+
+    def _check(self) -> None:
+        if not 0.5 < self.load_factor < 1:
+            raise self._refuse("load_factor", "it must lie between 0.5 and 1", "The default is 0.8.")
+        if self.step_factor <= 1:
+            raise self._refuse("step_factor", "it must be greater than 1, since a step slows the sender", "Try 2.")
+
+
+@dataclass(frozen=True)
+class Migration(Group):
+    """Data migration (Sun 2022): tuples for an overloaded task are processed by another one meanwhile."""
+
+    enabled: bool = setting(
+        True,
+        "",
+        "whether tuples for an overloaded task go to a less loaded one. Only for bolts that emit partials",
+    )
+    _: KW_ONLY
+    interval: float = setting(0.5, "s", "time between two decisions. The default covers two reports of each task")
+    alpha: float = setting(
+        0.3, "", "weight of the queue against the surplus. Sun 2022 measured 0.3 to be the best value"
+    )
+    beta: float = setting(0.5, "", "weight of the bandwidth. Sun 2022 measured 0.5 to be the best value")
+    recovery: float = setting(
+        0.5, "", "a task gets its tuples back when its queue is filled to less than this share"
+    )
+
+    def _check(self) -> None:
+        if not self.alpha < 1:
+            raise self._refuse("alpha", "it must lie between 0 and 1", "Try 0.3.")
+
+
+@dataclass(frozen=True)
+class Scaling(Group):
+    """Whether bolts get more or fewer tasks automatically."""
+
+    policy: str = setting(
+        "off",
+        "",
+        "what decides about the number of tasks: failures counts time-outs (Lu 2020), rate compares rates",
+        choices=("off", "failures", "rate"),
+    )
+    _: KW_ONLY
+    window: float = setting(
+        5.0,
+        "s",
+        "length of one load sample. The default covers twenty reports, so one more or less does not matter",
+    )
+    least: int = setting(1, "executors", "a bolt keeps at least this many. Each needs a worker, even when idle")
+    most: int = setting(
+        32,
+        "executors",
+        "a bolt gets at most this many. The default is half the slots of a local master, since the old and "
+        "the new "
+        "topology run side by side for a moment",
+    )
+    cool_down: float = setting(
+        30.0,
+        "s",
+        "no decision for this long after a change, because its backlog looks like load. The default is the time "
+        "that the policy failures looks back",
+        zero=True,
+    )
+    windows: int = setting(
+        6,
+        "windows",
+        "how many windows the policy failures looks back for its average and variance. Lu 2020 calls it n and "
+        "gives no value",
+    )
+    threshold: float = setting(
+        25.0,
+        "time-outs²",
+        "the policy failures acts when the variance of the time-outs is above this. Five more or less are chance. "
+        "Lu 2020 calls it C",
+        zero=True,
+    )
+    target: float = setting(
+        0.7,
+        "",
+        "share of its time that the busiest task should work, for the policy rate. The rest is for "
+        "variation within "
+        "a window",
+    )
+
+    def _check(self) -> None:
+        if self.most < self.least:
+            raise self._refuse(
+                "most", f"it must be at least scaling.least, {self.least}", "Raise it, or lower scaling.least."
+            )
+        if self.windows < 2:
+            raise self._refuse(
+                "windows", "it must be at least 2: one window has no average to differ from", "Try 6."
+            )
+        if not self.target < 0.8:
+            raise self._refuse(
+                "target",
+                "it must lie between 0 and 0.8: a task may work 20 % more than that, and still must have time left",
+                "Try 0.7.",
+            )
+
+
+@dataclass(frozen=True)
+class Monitor(Group):
+    """The load monitor: what executors, streams and nodes do, window by window."""
+
+    store: str = setting(
+        "off",
+        "",
+        "where the windows are kept: off, memory, sqlite (a file in delivery.state_dir), a file, or "
+        "postgresql://…",
+    )
+    _: KW_ONLY
+    window: float = setting(
+        30.0,
+        "s",
+        "length of one window. Pu 2021 uses 30 s: shorter windows cost more reports, longer ones give older "
+        "figures",
+    )
+    keep: float = setting(
+        86_400.0, "s", "how long windows stay in the database. A day needs some MB for a hundred executors"
+    )
+
+
+@dataclass(frozen=True)
+class Placement(Group):
+    """On which nodes workers run, and what the nodes can do."""
+
+    policy: str = setting(
+        "spark",
+        "",
+        "spark spreads workers as Spark does; erdm (Pu 2021) moves them to few nodes, by load, so that others "
+        "become free",
+        choices=("spark", "erdm"),
+    )
+    _: KW_ONLY
+    fill: float = setting(
+        0.9, "", "erdm fills a node up to this share of its limits, which leaves room for variation"
+    )
+    spare_slots: int = setting(
+        0,
+        "slots",
+        "slots kept free on each node for each stage of bolts, so that a single worker can move there. Each costs "
+        "a process",
+        zero=True,
+    )
+    node_cores: float = setting(
+        0.0, "cores", "cores of a node. 0: those of its machine, divided by the nodes on it", zero=True
+    )
+    node_memory: int = setting(
+        0, "bytes", "memory of a node. 0: that of its machine, divided by the nodes on it", zero=True
+    )
+    node_bandwidth: float = setting(
+        125_000_000.0,
+        "bytes/s",
+        "what a node's link carries, in and out together. A node cannot report it; the default is 1 Gb/s",
+    )
+    cpu_limit: float = setting(0.8, "", "a node is full when this share of its cores is in use")
+    memory_limit: float = setting(0.8, "", "a node is full when this share of its memory is in use")
+    bandwidth_limit: float = setting(0.8, "", "a node is full when this share of its bandwidth is in use")
+    watts: str = setting(
+        "35,40,8,4",
+        "W",
+        "what a node draws when idle, and in addition with CPU, memory and network in full use. The default fits "
+        "figure 13 of Pu 2021",
+    )
+
+    def _check(self) -> None:
+        for share in ("cpu_limit", "memory_limit", "bandwidth_limit"):
+            if getattr(self, share) > 1:
+                raise self._refuse(share, "it must be a share, above 0 and up to 1", "Try 0.8.")
+        if self.fill > 1:
+            raise self._refuse("fill", "it must be a share, above 0 and up to 1", "Try 0.9.")
+        try:
+            watts = [float(number) for number in self.watts.split(",")]
+        except ValueError:
+            watts = []
+        if len(watts) != 4 or not all(0 <= each < math.inf for each in watts):
+            raise self._refuse(
+                "watts",
+                "it must have four numbers of 0 or more: idle, CPU, memory, network",
+                "For example 35,40,8,4.",
+            )
+
+
+@dataclass(frozen=True)
+class Transport(Group):
+    """How tuples get from one executor to the next."""
+
+    linger: float = setting(
+        0.002,
+        "s",
+        "how long the first tuple of a frame waits for more. At 1,000 tuples/s a frame then holds two",
+        zero=True,
+    )
+    _: KW_ONLY
+    busy_linger: float = setting(
+        0.02,
+        "s",
+        "the same for a worker that is never idle. Larger frames cost less, and its queue is longer than "
+        "this anyway",
+    )
+    frame_bytes: int = setting(
+        131_072, "bytes", "size at which a frame is sent. The cost per byte hardly falls beyond 64 to 256 KB"
+    )
+    spout_pause: float = setting(
+        0.001, "s", "pause after a next_tuple that emitted nothing. Storm also waits 1 ms"
+    )
+    fusing: bool = setting(
+        True,
+        "",
+        "components joined by local_or_shuffle with equal parallelism run in one worker; tuples pass between them "
+        "in memory",
+    )
+
+
+@dataclass(frozen=True)
+class Lifecycle(Group):
+    """Starting, watching, restarting and ending a topology."""
+
+    start_timeout: float = setting(
+        60.0, "s", "how long the workers may take to connect and to open. A cold JVM needs about 5 s"
+    )
+    _: KW_ONLY
+    heartbeat_timeout: float = setting(
+        20.0, "s", "a worker that is silent for longer is dead. A killed Python process shows in no other way"
+    )
+    drain_timeout: float = setting(10.0, "s", "how long a graceful end waits for tuples in flight")
+    max_restarts: int = setting(
+        10, "", "restarts before the topology gives up. They are 0.5 s to 30 s apart", zero=True
+    )
+    metrics_interval: float = setting(
+        0.25, "s", "time between two reports of a worker. Four a second look live in the view"
+    )
+    crash_at: str = setting(
+        "", "", "for tests of recovery: exit at this step of a commit, written STEP:EPOCH[:WORKER]"
+    )

@@ -1,0 +1,39 @@
+"""Servers for tests of topologies, each in processes of its own that end with it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.testing.servers.cluster import SparkCluster
+    from penstock.testing.servers.kafka import KafkaServer
+    from penstock.testing.servers.memcached import MemcachedServer
+    from penstock.testing.servers.postgres import PostgresServer
+    from penstock.testing.servers.redis import RedisServer
+    from penstock.testing.servers.zookeeper import ZooKeeperServer
+
+# Loaded when used: each needs other programs and client libraries.
+_HOMES = {
+    "KafkaServer": "penstock.testing.servers.kafka",
+    "MemcachedServer": "penstock.testing.servers.memcached",
+    "PostgresServer": "penstock.testing.servers.postgres",
+    "RedisServer": "penstock.testing.servers.redis",
+    "SparkCluster": "penstock.testing.servers.cluster",
+    "ZooKeeperServer": "penstock.testing.servers.zookeeper",
+}
+
+__all__ = [
+    "KafkaServer",
+    "MemcachedServer",
+    "PostgresServer",
+    "RedisServer",
+    "SparkCluster",
+    "ZooKeeperServer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

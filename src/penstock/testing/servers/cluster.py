@@ -1,0 +1,107 @@
+"""A Spark cluster for tests and trials, with nodes that can be added, drained and lost.
+
+>>> with SparkCluster(nodes=2, link="100mbit") as cluster:
+...     running = submit(topology, cluster.master)
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from penstock.cluster import manage, processes
+from penstock.cluster.manage import ClusterPlan, Progress
+from penstock.cluster.record import ClusterNode, ClusterRecord
+from penstock.spark.java import ensure_java
+
+_DOWN = "from penstock.cluster import manage; manage.down()"
+
+
+class SparkCluster:
+    """As ``penstock cluster up``. With ``with`` it is up, and gone at the end; it goes too when Python is killed.
+
+    Meanwhile ``XDG_RUNTIME_DIR`` is a folder of its own: the user's cluster is another one, and what this process
+    starts finds this one."""
+
+    def __init__(
+        self,
+        nodes: int = 2,
+        link: str = ClusterPlan.link,
+        slots: int = ClusterPlan.slots,
+        memory: str = ClusterPlan.memory,
+        plain: bool = False,
+        progress: Progress = lambda line: None,
+    ) -> None:
+        self.plan = ClusterPlan(nodes, link, slots, memory, plain)
+        self._progress = progress
+        self._before: str | None = None
+        self._folder: Path | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+
+    @property
+    def record(self) -> ClusterRecord:
+        """The cluster as it is now."""
+        return manage.statuses()[0]
+
+    @property
+    def master(self) -> str:
+        """For ``submit`` and ``penstock run --master``."""
+        return self.record.url
+
+    @property
+    def nodes(self) -> list[str]:
+        return [node.name for node in self.record.nodes]
+
+    def __enter__(self) -> Self:
+        self._before = os.environ.get("XDG_RUNTIME_DIR")
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-runtime-"))
+        os.environ["XDG_RUNTIME_DIR"] = str(self._folder)
+        self._watcher = _watch(self._folder)
+        try:
+            manage.up(self.plan, ensure_java(), self._progress)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._folder is not None and self._watcher is not None and self._watcher.stdin is not None
+        try:
+            manage.down()
+        finally:
+            self._watcher.kill()
+            self._watcher.wait()
+            self._watcher.stdin.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._before is None:
+                del os.environ["XDG_RUNTIME_DIR"]
+            else:
+                os.environ["XDG_RUNTIME_DIR"] = self._before
+
+    def add(self, nodes: int = 1) -> list[ClusterNode]:
+        """More of them."""
+        return manage.add(nodes, ensure_java(), self._progress)
+
+    def lose(self, node: str) -> None:
+        """All a node runs is gone at once, as with a power cut."""
+        for process in processes.marked(self.record.key, node):
+            processes.send(process, signal.SIGKILL)
+
+    def node_of(self, pid: int) -> str | None:
+        """The node a process is on."""
+        return manage.node_of(pid)
+
+
+def _watch(folder: Path) -> subprocess.Popen[bytes]:
+    """A process that ends the cluster when this one is gone, however it went: then its end of the pipe closes."""
+    script = (
+        f"read line; {shlex.quote(sys.executable)} -P -c {shlex.quote(_DOWN)}; rm -rf {shlex.quote(str(folder))}"
+    )
+    return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)

@@ -1,0 +1,246 @@
+"""What the servers for tests share: a process, the folder it works in, and how they start and end. All of it ends
+with the Python process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Self
+
+from penstock.errors import EnvironmentFault
+
+_START_SECONDS = 60.0  # the slowest is up in about 3 s; a loaded two-core machine has needed 20
+_POLL = 0.02  # seconds between two looks at a server that starts
+_STOP_SECONDS = 20.0  # a clean end takes about 1 s; after this it is killed
+
+
+class ServerProcess:
+    """Starts a command, ends it, and starts it again in the same folder. At the end call ``close``; if that is
+    forgotten, or Python is killed, the process and a temporary folder go all the same."""
+
+    def __init__(self, name: str, folder: str | Path | None = None) -> None:
+        """``folder`` is kept after ``close``; without it there is a temporary one."""
+        self._temporary = folder is None
+        self.folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix=f"penstock-{name}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._finalizer = weakref.finalize(self, _remove, self._own_folder)
+
+    @property
+    def started(self) -> bool:
+        """Between ``launch`` and ``end``, even if the process ended by itself."""
+        return self._process is not None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """What the process said."""
+        return self.folder / "server.log"
+
+    def first_error(self) -> str:
+        """The first error in its log and the line below, where Java names the exception. Without one the last line
+        of a process that has ended; else empty."""
+        said = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        errors = [place for place, line in enumerate(said) if " ERROR " in line or " FATAL " in line]
+        if errors:
+            return " ".join(said[errors[0] : errors[0] + 2])
+        return said[-1] if said and not self.alive else ""
+
+    def launch(self, command: list[str]) -> None:
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for us: we end the server ourselves
+            )
+        self._watcher = _watch(self._process.pid, self._own_folder)
+        self._renew_finalizer()
+
+    def wait(self) -> int:
+        """Wait until the process ends; its exit code."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def send(self, signum: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(signum)
+
+    def end(self, signum: signal.Signals) -> None:
+        """End the process, paused or not, and wait until it is gone. Without one, nothing."""
+        if self._process is None:
+            return
+        _end_process(self._watcher, signal.SIGKILL)
+        _end_process(self._process, signum)
+        self._process = self._watcher = None
+        self._renew_finalizer()
+
+    def close(self) -> None:
+        """End it cleanly and remove a temporary folder."""
+        self.end(signal.SIGTERM)
+        self._finalizer()
+
+    @property
+    def _own_folder(self) -> Path | None:
+        return self.folder if self._temporary else None
+
+    def _renew_finalizer(self) -> None:
+        """What is left to do if Python ends, or this object goes, without ``close``."""
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _remove, self._own_folder, self._watcher, self._process)
+
+
+class Server(ABC):
+    """One server on loopback. ``start`` returns when it answers. ``with`` starts it, and at the end stops it and
+    removes its data; without ``with``, call ``close``. It never outlives the Python process that started it."""
+
+    title: ClassVar[str]
+    noun: ClassVar[str] = "server"
+    ports: ClassVar[int] = 1
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        """``folder`` keeps the data after ``close``; without it the data lives in a temporary folder."""
+        self._process = ServerProcess(self.title.lower(), folder)
+        self._port, *self._more_ports = free_ports(self.ports)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """Where clients connect; the same for the server's whole life."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process. Only while it runs."""
+        return self._running().pid
+
+    @property
+    def log(self) -> Path:
+        """What the server said."""
+        return self._process.log
+
+    def start(self) -> None:
+        """Start it, on the data and port it had before if it ran already, and wait until it answers."""
+        if self._process.started:
+            return
+        self._process.launch(self._command())
+        deadline = time.monotonic() + _START_SECONDS
+        while self._process.alive and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                if self._answers():
+                    return
+            time.sleep(_POLL)
+        reason = self._process.first_error() or f"no answer within {_START_SECONDS:.0f} s"
+        self.kill()
+        raise self._fault(
+            f"the {self.noun} did not start: {reason}",
+            "The port must be free, and the temporary folder must have some space.",
+        )
+
+    def stop(self) -> None:
+        """End it cleanly; ``start`` starts it again. Without one running, nothing."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a power cut would (SIGKILL)."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Let it answer nobody, its connections still open, until ``resume``."""
+        self._running().send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._running().send(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop, and remove the data unless it is in a folder of the caller's."""
+        self._end(signal.SIGTERM)
+        self._process.close()
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """What starts it. Prepares its folder."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """True if it is up, and not a stranger on this port. May raise ``OSError`` while it is not."""
+
+    def _end(self, signum: signal.Signals) -> None:
+        self._process.end(signum)
+
+    def _running(self) -> ServerProcess:
+        if not self._process.started:
+            raise self._fault(f"the {self.noun} is not running", "Call start().")
+        return self._process
+
+    def _fault(self, problem: str, hint: str) -> EnvironmentFault:
+        return EnvironmentFault(f"{self.title} at {self.address}", problem, hint)
+
+    def _ask(self, question: bytes) -> bytes:
+        """All that comes back for some bytes, after which the server must close the connection."""
+        with socket.create_connection(("127.0.0.1", self._port), 1.0) as link:
+            link.sendall(question)
+            return link.makefile("rb").read()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody uses now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _remove(folder: Path | None, *processes: subprocess.Popen[bytes] | None) -> None:
+    for process in processes:
+        _end_process(process, signal.SIGKILL)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _watch(pid: int, folder: Path | None) -> subprocess.Popen[bytes]:
+    """A process that ends the server and removes its data when this one is gone, however it went: then its end of
+    the pipe closes."""
+    script = f"read line; kill -9 {pid}" + (f"; rm -rf {shlex.quote(str(folder))}" if folder else "")
+    return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _end_process(process: subprocess.Popen[bytes] | None, signum: signal.Signals) -> None:
+    if process is None:
+        return
+    process.send_signal(signum)
+    process.send_signal(signal.SIGCONT)  # a paused one would not hear the other
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

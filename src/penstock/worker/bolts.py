@@ -1,0 +1,430 @@
+"""Runs a bolt: takes parcels from its inbox and executes them, a chunk of tuples or a whole batch at a time."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import length_hint
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.acking import lineage as lineages
+from penstock.acking.lineage import Lineage
+from penstock.columns import to_values
+from penstock.control.backpressure import OverloadDetector
+from penstock.errors import FrameError, FramesLost, SinkRefused
+from penstock.frames import codec
+from penstock.frames.header import Header
+from penstock.topology.components import (
+    BaseBolt,
+    BasicBolt,
+    BatchBolt,
+    Conf,
+    RichBolt,
+    Source,
+)
+from penstock.topology.streams import Stream
+from penstock.topology.tuples import TICK, Tuple, tuple_type
+from penstock.worker.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
+from penstock.worker.executor import Executor
+from penstock.worker.failures import USER_ERRORS, blame
+from penstock.worker.inbox import Inbox
+from penstock.worker.parcel import Parcel
+
+_TIMEOUT_SLACK = 1.0  # seconds by which the youngest tuple of a frame may be younger than the oldest, its ``born``
+
+B = TypeVar("B", bound=BaseBolt)
+
+
+class BoltExecutor(Executor[B]):
+    """What all forms of bolt share."""
+
+    def __init__(
+        self,
+        *args: Any,
+        inbox: Inbox,
+        streams: tuple[Stream, ...],
+        tick_interval: float | None = None,
+        overload_detector: OverloadDetector | None = None,
+        timeout: float = math.inf,
+    ) -> None:
+        super().__init__(*args)
+        self._timeout = timeout
+        self._holds_timeouts = False
+        self._timeouts_since = 0.0
+        self.inbox = inbox
+        self._overload_detector = overload_detector
+        self.frames_done = 0
+        self._streams = streams
+        self._schemas = [codec.declared_schema([(f.name, f.type) for f in s.fields]) for s in streams]
+        self.expected: dict[tuple[int, int], int] = {}
+        """The number of the next frame, by sender and stream."""
+        self.arrived_before: tuple[int, ...] = (0, 0)
+        """Tuples and bytes that came while the task was in another process."""
+        self._parcel: Parcel | None = None
+        self._lineage: Lineage | None = None
+        self._left = 0
+        self.tick_interval = tick_interval
+        self.next_tick: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A parcel is being executed or waits."""
+        return self._parcel is not None or bool(self.inbox)
+
+    @property
+    def may_run(self) -> bool:
+        """There is work, and what comes of it may leave."""
+        return self.busy and not self.send_queues.held_back and (self.given_up is None or not self.given_up.waits)
+
+    @property
+    def arrived_inside(self) -> tuple[int, int]:
+        """Tuples and bytes that its inbox ever took."""
+        tuples, size = self.arrived_before
+        return tuples + self.inbox.arrived - self.inbox.behind, size + self.inbox.arrived_bytes
+
+    @property
+    def queued(self) -> int:
+        return self.inbox.length + self._left
+
+    def open(self, conf: Conf) -> None:
+        self._open(conf)
+        if self.tick_interval is not None:
+            self.next_tick = self._clock.monotonic() + self.tick_interval
+
+    def run(self) -> bool:
+        if self.send_queues.held_back or not self._store_dead_letters_if_full():
+            return False
+        if self._parcel is None:
+            parcel = self.inbox.take()
+            if parcel is None:
+                return False
+            self._begin(parcel)
+            if self._given_up(parcel.header):
+                self.stats.expired += parcel.header.rows
+                self._end()
+                return True
+            self._take(self._decode(parcel))
+        assert self._parcel is not None
+        header = self._parcel.header
+        self.calling_since = started = self._clock.monotonic()
+        done = self._work()
+        self.calling_since = None
+        self._learn(done, self._clock.monotonic() - started)
+        self._left -= done
+        self.stats.executed += done
+        self._note_birth(header.born)
+        if not self._left:
+            self.stats.latency.record(max(self._clock.now() - header.born, 0.0), header.rows)
+            self._end()
+        return True
+
+    def tick(self) -> None:
+        """Hand the bolt its tick tuple."""
+        assert self.tick_interval is not None and self.next_tick is not None
+        now = self._clock.monotonic()
+        while self.next_tick <= now:  # ticks missed while the task was busy are not made up for
+            self.next_tick += self.tick_interval
+        born = self._clock.now()
+        try:
+            self._tick()
+        except SinkRefused:
+            raise
+        except USER_ERRORS as error:  # user code may raise anything
+            self.report(blame(self.context.component, "tick", error))
+        self._note_birth(born)
+
+    def hold_timeouts(self, held: bool) -> None:
+        """While held no tuple has timed out; from the end of it on each has the whole time again."""
+        if self._holds_timeouts and not held:
+            self._timeouts_since = self._clock.now()
+        self._holds_timeouts = held
+
+    def close(self) -> None:
+        self._guard("cleanup", self.component.cleanup)
+
+    # ---- what the forms differ in ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self, conf: Conf) -> None:
+        """Make the collector and call ``prepare``."""
+
+    @abstractmethod
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """The next parcel's tuples."""
+
+    @abstractmethod
+    def _work(self) -> int:
+        """Execute some of them, the last included where that is all; returns how many."""
+
+    def _tick(self) -> None: ...
+
+    # ---- shared ----------------------------------------------------------------------------------------
+
+    def _begin(self, parcel: Parcel) -> None:
+        header = parcel.header
+        self.stats.received += header.rows
+        self.stats.received_bytes += parcel.bytes
+        if self._overload_detector is not None:
+            self._overload_detector.record_consumed(header.source_task, header.rows)
+        self._parcel, self._left = parcel, header.rows
+        self._check_sequence(parcel)
+        self._lineage = parcel.lineage
+        if self.tracker is not None and header.lineage_bytes and isinstance(parcel.content, pa.Buffer):
+            self._lineage = lineages.unpack(codec.lineage_of(header, parcel.content), self.tracker.key)
+
+    def _end(self) -> None:
+        assert self._parcel is not None
+        self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
+        self._parcel = self._lineage = None
+        self._left = 0
+
+    def _given_up(self, header: Header) -> bool:
+        """Every tuple of the parcel stems from roots that have timed out: their spouts send them again, so to
+        execute them now would only make the next ones late too."""
+        lineage = self._lineage
+        if lineage is None or self._holds_timeouts:
+            return False
+        if self._clock.now() - max(header.born, self._timeouts_since) < self._timeout + _TIMEOUT_SLACK:
+            return False
+        return len(np.unique(lineage.group)) == len(lineage.ends)  # none of them is untracked
+
+    def _source(self) -> Source:
+        assert self._parcel is not None
+        header = self._parcel.header
+        stream = self._streams[header.stream]
+        return Source(stream.component, stream.name, header.source_task)
+
+    def _tuple_type(self, batch: pa.RecordBatch, held: bool = False) -> type[Tuple]:
+        source = self._source()
+        return tuple_type(source.component, source.stream, source.task, tuple(batch.schema.names), held)
+
+    def _tuples(self, batch: pa.RecordBatch, held: bool = False) -> Iterator[Tuple]:
+        columns = map(to_values, batch.columns)
+        return map(self._tuple_type(batch, held), zip(*columns, strict=True))
+
+    def _ack_all(self) -> None:
+        if self._lineage is not None and self.tracker is not None:
+            self.tracker.tally.add(self._lineage.entries())
+
+    def _fail_all(self, error: Exception) -> None:
+        if self._lineage is not None and self.tracker is not None:
+            self.tracker.fail(self._lineage.first, self._lineage.length, str(error))
+
+    def _decode(self, parcel: Parcel) -> pa.RecordBatch:
+        if isinstance(parcel.content, pa.RecordBatch):
+            return parcel.content
+        header = parcel.header
+        try:
+            return codec.decode(header, parcel.content, self._schemas[header.stream])
+        except (FrameError, IndexError) as error:
+            raise FrameError(
+                f"component '{self.context.component}', task {self.context.task}",
+                f"a frame from task {header.source_task} cannot be decoded: {error}",
+                "All nodes must run the same versions of Penstock and pyarrow.",
+            ) from error
+
+    def _check_sequence(self, parcel: Parcel) -> None:
+        """Frames from one task to another arrive once and in order. Exactly once anything else is raised: an epoch
+        without those tuples must not be committed. At least once they time out and are emitted again, so it is
+        reported only."""
+        if isinstance(parcel.content, pa.RecordBatch):
+            return
+        header = parcel.header
+        key = (header.source_task, header.stream)
+        expected = self.expected.get(key, 0)
+        self.expected[key] = header.sequence + 1
+        if header.sequence != expected:
+            error = FramesLost(
+                f"component '{self.context.component}', task {self.context.task}",
+                f"frame {header.sequence} from task {header.source_task} arrived where frame {expected} was next",
+                "Frames were lost, doubled or overtaken on the way.",
+            )
+            if self.context.delivery == "exactly_once":
+                raise error
+            self.report(error)
+
+
+class BasicExecutor(BoltExecutor[BasicBolt]):
+    """Emitted tuples are anchored to the input, which is acked when ``execute`` returns and failed when it
+    raises."""
+
+    def _open(self, conf: Conf) -> None:
+        self._collector = TupleCollector(self.context.component, self.outputs)
+        self._rows: Iterator[Any] = iter(())
+        self._values: Iterator[Any] = iter(())
+        """The first field's values: how many of them are left says which row is executed."""
+        self._groups_acked = 0
+        self._lengths = [buffer.waiting for buffer in self._buffers]
+        self._guard("prepare", self.component.prepare, conf, self.context)
+
+    def _tick(self) -> None:
+        self.component.execute(TICK, self._collector)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        columns = [iter(to_values(column)) for column in batch.columns]
+        self._values = columns[0]
+        rows = zip(*columns, strict=True)
+        self._rows = rows if self.component.plain_tuples else map(self._tuple_type(batch), rows)
+        self._groups_acked = 0
+
+    def _work(self) -> int:
+        count = min(self._calls, self._left)
+        chunk = islice(self._rows, count)
+        lineage = self._lineage
+        if lineage is None:
+            self._execute(chunk)
+        elif not self._buffers or len(lineage.ends) == 1:
+            self._execute_as_one(chunk, lineage)
+            self._ack_done(lineage, count)
+        else:
+            self._execute_marked(chunk, lineage)
+            self._ack_done(lineage, count)
+        return count
+
+    def _execute(self, chunk: Iterable[Any]) -> None:
+        execute, collector = self.component.execute, self._collector
+        tup: Any = None
+        while True:
+            try:
+                for tup in chunk:
+                    execute(tup, collector)
+                return
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+                blamed = blame(self.context.component, "execute", error, tup)
+                self.report(blamed)
+                self._give_up(tup, str(blamed))
+
+    def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
+        """The same, noting after each tuple how many rows wait: what it emitted stems from it."""
+        execute, collector = self.component.execute, self._collector
+        before = [length() for length in self._lengths]
+        marks: list[list[int]] = [[] for _ in self._lengths]
+        notes = [(mark.append, length) for mark, length in zip(marks, self._lengths, strict=True)]
+        note, length = notes[0]
+        begin = lineage.rows - self._left
+        tup: Any = None
+        while True:
+            try:
+                if len(notes) == 1:
+                    for tup in chunk:
+                        execute(tup, collector)
+                        note(length())
+                else:
+                    for tup in chunk:
+                        execute(tup, collector)
+                        for note_, length_ in notes:
+                            note_(length_())
+                break
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+                self._fail_row(error, tup, lineage, begin + len(marks[0]))
+                for note_, length_ in notes:
+                    note_(length_())
+        groups = lineage.group_of_rows()[begin : begin + len(marks[0])]
+        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
+            if ends[-1] > start and buffer.origins is not None:
+                sets = np.repeat(groups, np.diff(ends, prepend=start))
+                buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
+
+    def _execute_as_one(self, chunk: Iterable[Any], lineage: Lineage) -> None:
+        """All rows are one group, or nothing can be emitted: no need to note what comes of which."""
+        execute, collector = self.component.execute, self._collector
+        before = [length() for length in self._lengths]
+        tup: Any = None
+        while True:
+            try:
+                for tup in chunk:
+                    execute(tup, collector)
+                break
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+                self._fail_row(error, tup, lineage, lineage.rows - length_hint(self._values) - 1)
+        for buffer, start in zip(self._buffers, before, strict=True):
+            rows = buffer.waiting()
+            if rows > start and buffer.origins is not None:
+                buffer.origins.add(lineages.of_groups(lineage, np.zeros(rows - start, np.int64)), rows)
+
+    def _ack_done(self, lineage: Lineage, count: int) -> None:
+        assert self.tracker is not None
+        done = int(np.searchsorted(lineage.ends, lineage.rows - self._left + count, "right"))
+        if done > self._groups_acked:
+            self.tracker.tally.add(lineage.entries(self._groups_acked, done))
+            self._groups_acked = done
+
+    def _fail_row(self, error: BaseException, tup: Any, lineage: Lineage, row: int) -> None:
+        assert self.tracker is not None
+        blamed = blame(self.context.component, "execute", error, tup)
+        self.report(blamed)
+        group = int(np.searchsorted(lineage.ends, row, "right"))
+        entries = lineage.entries(group, group + 1)
+        self.tracker.fail(entries.first, entries.length, str(blamed))
+
+
+class RichExecutor(BoltExecutor[RichBolt]):
+    """Anchors, acks and fails are the bolt's own affair; what it raises fails the tuple."""
+
+    def _open(self, conf: Conf) -> None:
+        self._rows: Iterator[Tuple] = iter(())
+        self._collector = RichTupleCollector(
+            self.context.component, self.outputs, self.stats, self.tracker, self._give_up
+        )
+        self._guard("prepare", self.component.prepare, conf, self.context, self._collector)
+
+    def _tick(self) -> None:
+        self.component.execute(TICK)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        if self._lineage is None or self.tracker is None:
+            self._rows = self._tuples(batch)
+        else:
+            self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(batch, held=True))
+
+    def _work(self) -> int:
+        count = min(self._calls, self._left)
+        chunk = islice(self._rows, count)
+        execute = self.component.execute
+        tup: Tuple | None = None
+        while True:
+            try:
+                for tup in chunk:
+                    execute(tup)
+                return count
+            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+                blamed = blame(self.context.component, "execute", error, tup)
+                self.report(blamed)
+                assert tup is not None
+                self._collector.fail(tup, str(blamed))
+
+
+class BatchExecutor(BoltExecutor[BatchBolt]):
+    """A whole parcel at a time, acked when ``execute_batch`` returns and failed when it raises."""
+
+    def _open(self, conf: Conf) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._collector = BoltArrowCollector(self.context.component, self.outputs)
+        self._guard("prepare", self.component.prepare, conf, self.context)
+
+    def _tick(self) -> None:
+        self._collector.begin(None)
+        self.component.tick(self._collector)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def _work(self) -> int:
+        self._collector.begin(self._lineage)
+        try:
+            self.component.execute_batch(self._batch, self._source(), self._collector)
+        except USER_ERRORS as error:  # user code may raise anything
+            blamed = blame(self.context.component, "execute_batch", error)
+            self.report(blamed)
+            self._fail_all(blamed)
+            if self.given_up is not None and self._batch is not None:
+                for values in zip(*map(to_values, self._batch.columns), strict=True):
+                    self._give_up(values, str(blamed))
+        self._ack_all()
+        self._batch = None
+        return self._left

@@ -1,0 +1,290 @@
+"""What a task has emitted and not yet sent: collects, applies the groupings, builds frames."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.acking.lineage import Anchors, Lineage
+from penstock.columns import to_column, to_values
+from penstock.control.migration import Segment
+from penstock.errors import FieldTypeError
+from penstock.metrics.stats import TaskStats
+from penstock.topology.groupings import ALL_ROWS, Router, Rows, Split
+from penstock.topology.streams import Stream
+from penstock.worker.failures import USER_ERRORS, blame
+from penstock.worker.flow_control import SendQueue
+from penstock.worker.migration_routes import MigrationRoutes
+from penstock.worker.tracking import Origins
+
+_FIRST_GUESS_ROWS = 512  # rows of a full frame until the size of a row is known
+_MOST_ROWS = 65_536  # even of one-byte rows: keeps the work between two looks at the clock short
+
+_MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, pickle.PicklingError)
+"""What converting a value to its column raises where it does not fit (Arrow) or cannot be pickled."""
+
+
+class OutputEdge(NamedTuple):
+    """One subscriber of a stream: its tasks and what spreads tuples over them; no router on a direct stream."""
+
+    router: Router | None
+    tasks: tuple[int, ...]
+    grouping: str
+    send_queue: SendQueue | None = None
+    """The way there; None within the worker."""
+    migration_routes: MigrationRoutes | None = None
+    """Where the subscriber's tuples may be migrated between its tasks."""
+
+
+Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
+"""send(stream number, target task, tuples, born, lineage) -> bytes: hands one frame's worth to the worker."""
+
+
+GiveUp = Callable[[Sequence[Any], str], None]
+"""give_up(values, error): makes a dead letter of one row."""
+
+
+class StreamOutput:
+    """One stream of one task. Rows wait in columns (tuple components) or batches (batch components) until
+    ``flush``; how long they may wait is the worker's affair."""
+
+    def __init__(
+        self,
+        number: int,
+        stream: Stream,
+        edges: Sequence[OutputEdge],
+        frame_bytes: int,
+        send: Send,
+        stats: TaskStats,
+        report: Callable[[Exception], None],
+        now: Callable[[], float],
+        origins: Origins | None = None,
+    ) -> None:
+        self.stream = stream
+        self.origins = origins
+        """What the waiting rows stem from; None where acks are not tracked."""
+        self.give_up: GiveUp | None = None
+        """Takes rows that cannot be sent where nobody emits them again (exactly once)."""
+        self.columns: list[list[Any]] = [[] for _ in stream.fields]
+        self.tasks: list[int] = []
+        """Target tasks of the rows, on a direct stream only."""
+        self.born: float | None = None
+        """Wall time of the oldest input behind the waiting rows; None: there was none, as in ``activate``."""
+        self._number, self._edges, self._send, self._stats = number, edges, send, stats
+        self._report, self._now = report, now
+        self._names = list(stream.field_names)
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_tasks: list[int] = []
+        self._batch_rows = 0
+        self._frame_bytes = frame_bytes
+        self._frame_rows = _FIRST_GUESS_ROWS
+        self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
+        self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
+        self._send_queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
+        self._send_queue_of = {task: send_queue for send_queue in self._send_queues for task in send_queue.targets}
+
+    def waiting(self) -> int:
+        """Rows emitted and not yet sent."""
+        return len(self.columns[0]) + self._batch_rows
+
+    def full(self) -> bool:
+        """Enough rows wait to fill a frame for each target."""
+        return self.waiting() >= self._frame_rows * self._fan_out
+
+    def reroute(self, tasks: tuple[int, ...], routes: Mapping[int, int]) -> list[Segment]:
+        """To the component with these tasks: tuples bound for one on the left of ``routes`` go to the one on the
+        right. Returns the segments that ended."""
+        ended = []
+        for edge in self._edges:
+            if edge.migration_routes is not None and edge.tasks == tasks:
+                ended += edge.migration_routes.set(routes)
+        return ended
+
+    def ready(self) -> bool:
+        """Emitted now, a tuple would leave at once: no receiver of this stream is overloaded."""
+        return all(send_queue.room() > self.waiting() for send_queue in self._send_queues)
+
+    def add_batch(self, batch: pa.RecordBatch, task: int | None) -> None:
+        """Rows of a batch component; ``task`` on a direct stream."""
+        self._batches.append(batch)
+        self._batch_rows += batch.num_rows
+        if task is not None:
+            self._batch_tasks += [task] * batch.num_rows
+
+    def flush(self) -> None:
+        """Send all that waits."""
+        rows = self.waiting()
+        if not rows:
+            return
+        self._stats.emitted += rows
+        try:
+            anchors = None if self.origins is None else self.origins.take(rows)
+            if self._edges or anchors is not None:
+                batch, tasks, anchors = self._collect(anchors)
+                shares = self._shares(batch, tasks, anchors)
+                if self.origins is not None and anchors is not None:
+                    self.origins.routed(anchors, _once(shares, batch.num_rows))
+                for task, chosen in shares:
+                    part = anchors if anchors is None or chosen is ALL_ROWS else anchors.take(chosen)
+                    self._send_frames(task, _select(batch, chosen), part)
+        finally:
+            self._clear()
+
+    def _collect(self, anchors: Anchors | None) -> tuple[pa.RecordBatch, list[int], Anchors | None]:
+        """What waits as one batch, with the target tasks on a direct stream, and the anchors."""
+        batches, tasks = self._batches, self._batch_tasks
+        if self.columns[0]:
+            try:
+                arrays = self._arrays(self.columns)
+                tasks = tasks + self.tasks
+            except _MISFIT:
+                keep = self._fitting_rows(anchors)
+                arrays = self._arrays([[column[row] for row in keep] for column in self.columns])
+                tasks = tasks + [self.tasks[row] for row in keep if self.tasks]
+                anchors = None if anchors is None else anchors.take(np.array(keep, np.int64))
+            batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
+        return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks, anchors
+
+    def _shares(self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None) -> list[tuple[int, Rows]]:
+        """Which task gets which rows."""
+        if not batch.num_rows:
+            return []
+        if self.stream.direct:
+            target_of = np.array(tasks)
+            return [(task, np.flatnonzero(target_of == task)) for task in dict.fromkeys(tasks)]
+        shares: list[tuple[int, Rows]] = []
+        unsent: dict[int, Exception] = {}
+        for edge in self._edges:
+            assert edge.router is not None
+            try:
+                split = edge.router.split(batch)
+            except USER_ERRORS:  # a key of another type; a grouping of the user's own may raise anything
+                split = self._split_each(edge, edge.router, batch, unsent)
+            spread = [(edge.tasks[position], chosen) for position, chosen in split]
+            shares += (
+                spread if edge.migration_routes is None else edge.migration_routes.apply(spread, batch.num_rows)
+            )
+        if unsent:
+            columns = [to_values(column) for column in batch.take(pa.array(list(unsent))).columns]
+            for (row, error), *values in zip(unsent.items(), *columns, strict=True):
+                self._fail(anchors, row, values, error)
+        return shares
+
+    def _split_each(
+        self, edge: OutputEdge, router: Router, batch: pa.RecordBatch, unsent: dict[int, Exception]
+    ) -> Split:
+        """The split row by row, where that of all raised. Each row on which it raises again is reported and added
+        to ``unsent``; the others go their way."""
+        rows_of: dict[int, list[int]] = {}
+        for row in range(batch.num_rows):
+            try:
+                split = router.split(batch.slice(row, 1))
+            except USER_ERRORS as error:
+                blamed = blame(self.stream.component, f"grouping {edge.grouping}", error)
+                self._report(blamed)
+                unsent.setdefault(row, blamed)
+            else:
+                for position, chosen in split:
+                    copies = len(range(1)[chosen]) if isinstance(chosen, slice) else len(chosen)
+                    rows_of.setdefault(position, []).extend([row] * copies)
+        return [(position, np.array(rows, np.int64)) for position, rows in sorted(rows_of.items())]
+
+    def _fail(self, anchors: Anchors | None, row: int, values: Sequence[Any], error: Exception) -> None:
+        """A row does not reach all its receivers: what it stems from fails, or it becomes a dead letter."""
+        if anchors is not None and self.origins is not None:
+            self.origins.tracker.fail_rows(anchors.take(np.array([row])), str(error))
+        if self.give_up is not None:
+            self.give_up(values, str(error))
+
+    def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """One batch out of several. Inferred types may differ between them; such a column is put together
+        again from its values."""
+        first = batches[0].schema
+        if all(batch.schema.equals(first) for batch in batches):
+            return pa.concat_batches(batches)
+        columns = []
+        for index, field in enumerate(self.stream.fields):
+            parts = [batch.column(index) for batch in batches]
+            if all(part.type == parts[0].type for part in parts):
+                columns.append(pa.concat_arrays(parts))
+            else:
+                columns.append(to_column([value for part in parts for value in to_values(part)], field.type))
+        return pa.RecordBatch.from_arrays(columns, names=self._names)
+
+    def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
+        return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
+
+    def _fitting_rows(self, anchors: Anchors | None) -> list[int]:
+        """The rows whose values all fit their declared types; each other one is reported."""
+        misfits: dict[int, FieldTypeError] = {}
+        for column, field in zip(self.columns, self.stream.fields, strict=True):
+            for row, value in enumerate(column):
+                try:
+                    to_column([value], field.type)
+                except _MISFIT:
+                    misfits[row] = FieldTypeError(
+                        f"component '{self.stream.component}', stream '{self.stream.name}'",
+                        f"field '{field.name}' is declared {field.type or 'without a type'}, and "
+                        f"{value!r} of type {type(value).__name__} does not fit",
+                        "Emit a value of that type, or declare the field without one."
+                        if field.type
+                        else "Emit a value that can be pickled.",
+                    )
+        for row, error in misfits.items():
+            self._report(error)
+            self._fail(anchors, row, [column[row] for column in self.columns], error)
+        return [row for row in range(len(self.columns[0])) if row not in misfits]
+
+    def _send_frames(self, task: int, batch: pa.RecordBatch, anchors: Anchors | None) -> None:
+        """Send a batch to one task in frames of about the wanted size."""
+        rows = batch.num_rows
+        born = self._now() if self.born is None else self.born
+        send_queue = self._send_queue_of.get(task)
+        wanted = self._frame_rows if send_queue is None else min(self._frame_rows, send_queue.frame_rows)
+        frames = max(1, round(rows / wanted))  # even frames, none of them a small rest
+        for number in range(frames):
+            begin, end = rows * number // frames, rows * (number + 1) // frames
+            part = batch if frames == 1 else batch.slice(begin, end - begin)
+            lineage = None
+            if anchors is not None and self.origins is not None:
+                lineage = self.origins.lineage(anchors if frames == 1 else anchors.take(slice(begin, end)))
+            size = self._send(self._number, task, part, born, lineage)
+            self._stats.sent += part.num_rows
+            self._stats.sent_bytes += size
+            if size:
+                per_row = size / part.num_rows
+                self._frame_rows = max(1, min(_MOST_ROWS, int(self._frame_bytes / per_row)))
+
+    def _clear(self) -> None:
+        for column in self.columns:
+            column.clear()
+        self.tasks.clear()
+        self._batches.clear()
+        self._batch_tasks.clear()
+        self._batch_rows = 0
+        self.born = None
+
+
+def _once(shares: Sequence[tuple[int, Rows]], rows: int) -> bool:
+    """Every row goes to exactly one task."""
+    if len(shares) == 1 and isinstance(shares[0][1], slice):
+        return shares[0][1] is ALL_ROWS or shares[0][1] == slice(0, rows)
+    copies = np.zeros(rows, np.int64)
+    for _, chosen in shares:
+        if isinstance(chosen, slice):
+            copies[chosen] += 1
+        else:
+            copies += np.bincount(chosen, minlength=rows)
+    return bool(np.all(copies == 1))
+
+
+def _select(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    if rows is ALL_ROWS:
+        return batch
+    if isinstance(rows, slice):
+        return batch.slice(rows.start, rows.stop - rows.start)
+    return batch.take(pa.array(rows))

@@ -1,0 +1,121 @@
+"""A queue of parcels that keeps the oldest in memory and the rest on disk.
+
+Whoever reads from Spark's channel must go on reading: what it refuses would hold up everything behind it, for
+other tasks too. So what has no room yet goes here. The disk is used in segments, each deleted when it has been
+read: a queue that never runs empty does not grow for ever.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from penstock.errors import PenstockError
+from penstock.worker.parcel import Parcel
+
+_SEGMENT = 16 * 1024 * 1024  # bytes; small enough that what is kept of a read one does not matter
+
+
+class Spill:
+    """First in, first out. Not safe between threads: its owner has a lock. Parcels are frames, not batches."""
+
+    def __init__(self, memory: int) -> None:
+        self.rows = 0
+        self.bytes = 0
+        """Of all parcels, in memory and on disk."""
+        self.rows_on_disk = 0
+        """A number, not a sum over the parcels: it is read by another thread than the one that takes them."""
+        self._memory = memory
+        self._in_memory = 0
+        self._head: deque[Parcel] = deque()
+        self._segments: deque[_SpillFile] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._head or self._segments)
+
+    def add(self, parcel: Parcel) -> None:
+        """Append a parcel. Raises ``PenstockError`` where the disk refuses it."""
+        size = parcel.content.size
+        if not self._segments and self._in_memory + size <= self._memory:
+            self._in_memory += size
+            self._head.append(parcel)
+        else:
+            self._to_disk(parcel)
+            self.rows_on_disk += parcel.header.rows
+        self.rows += parcel.header.rows
+        self.bytes += size
+
+    def first(self) -> Parcel | None:
+        """The oldest."""
+        if not self._head and self._segments:
+            segment = self._segments[0]
+            parcel = segment.read()
+            self.rows_on_disk -= parcel.header.rows
+            self._in_memory += parcel.content.size
+            self._head.append(parcel)
+            if not segment:
+                self._segments.popleft().close()
+        return self._head[0] if self._head else None
+
+    def drop(self) -> None:
+        """Forget the oldest, after ``first``."""
+        parcel = self._head.popleft()
+        size = parcel.content.size
+        self.rows -= parcel.header.rows
+        self.bytes -= size
+        self._in_memory -= size
+
+    def close(self) -> None:
+        """Give the disk back."""
+        while self._segments:
+            self._segments.popleft().close()
+
+    def _to_disk(self, parcel: Parcel) -> None:
+        try:
+            begun = bool(self._segments) and self._segments[-1].size < _SEGMENT
+            segment = self._segments[-1] if begun else _SpillFile()
+            segment.write(parcel)
+            if not begun:
+                self._segments.append(segment)  # not before: an empty one cannot be read
+        except OSError as error:
+            raise PenstockError(
+                "frames that wait",
+                f"more than {self._memory:,} bytes wait, and they cannot be written to a temporary file ({error})",
+                "Make room in the temporary folder, lower flow.overflow_bytes, or speed up the "
+                "component they wait for.",
+            ) from error
+
+
+class _SpillFile:
+    """One temporary file; it has no name and is gone with the process."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._file: BinaryIO = tempfile.TemporaryFile(prefix="penstock-spill-")  # noqa: SIM115 - closed by close
+        self._parcels: deque[Parcel] = deque()
+        """Without their content."""
+        self._sizes: deque[int] = deque()
+        self._read = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._parcels)
+
+    def write(self, parcel: Parcel) -> None:
+        self._file.seek(self.size)
+        self._file.write(parcel.content)
+        self._file.flush()
+        self.size += parcel.content.size
+        self._sizes.append(parcel.content.size)
+        self._parcels.append(Parcel(parcel.header, pa.py_buffer(b""), parcel.lineage))
+
+    def read(self) -> Parcel:
+        parcel, size = self._parcels.popleft(), self._sizes.popleft()
+        self._file.seek(self._read)
+        self._read += size
+        return Parcel(parcel.header, pa.py_buffer(self._file.read(size)), parcel.lineage)
+
+    def close(self) -> None:
+        self._file.close()

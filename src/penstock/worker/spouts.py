@@ -1,0 +1,219 @@
+"""Runs a spout: calls it while it may emit, and tells it what became of its messages."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.acking.pending import Pending
+from penstock.control.hold_timer import HoldTimer
+from penstock.control.pace import Pace
+from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
+from penstock.worker.collectors import SpoutArrowCollector, SpoutTupleCollector
+from penstock.worker.executor import Executor
+from penstock.worker.failures import USER_ERRORS, blame
+
+
+class SpoutExecutor(Executor[BaseSpout]):
+    """Calls ``next_tuple`` or ``next_batch`` while active and, at least once, while fewer than
+    ``max_pending`` tuples are on their way."""
+
+    def __init__(
+        self, *args: Any, pending: Pending | None = None, max_pending: int = 0, pace: Pace | None = None
+    ) -> None:
+        super().__init__(*args)
+        self.pace = pace or Pace()
+        """The user's limit."""
+        self.active = False
+        self.pending = pending
+        self._max_pending = max_pending
+        self._largest = 1
+        self._held_back = self._holds_timeouts = False
+        self._hold_timer = HoldTimer()
+        self._done: list[Any] = []
+        self._uncommitted: deque[tuple[int, list[Any]]] = deque()
+        self._next: Callable[[], None]
+        spout = type(self.component)
+        self._tells = spout.ack is not BaseSpout.ack or spout.ack_many is not BaseSpout.ack_many
+
+    def open(self, conf: Conf) -> None:
+        spout = self.component
+        if isinstance(spout, Spout):
+            tuples = SpoutTupleCollector(self.context.component, self.outputs)
+            self._next, self._done = spout.next_tuple, tuples.done
+            self._guard("open", spout.open, conf, self.context, tuples)
+        else:
+            assert isinstance(spout, BatchSpout)
+            batches = SpoutArrowCollector(self.context.component, self.outputs)
+            self._next, self._done = spout.next_batch, batches.done
+            self._guard("open", spout.open, conf, self.context, batches)
+
+    def lag(self) -> dict[str, int]:
+        """What the spout says of its lag. Called by the thread that makes reports; a spout whose ``lag`` raises
+        has none, for a number that is only shown must not stop a report."""
+        try:
+            return dict(self.component.lag())
+        except USER_ERRORS:  # user code may raise anything
+            return {}
+
+    def activate(self) -> None:
+        if not self.active:
+            self._guard("activate", self.component.activate)
+            self.active = True
+
+    def deactivate(self) -> None:
+        if self.active:
+            self._guard("deactivate", self.component.deactivate)
+            self.active = False
+            self._note_hold(self._clock.monotonic(), held=False)
+
+    @property
+    def room(self) -> int:
+        """How many tuples it may emit now. One call may emit many: it is made only if they would fit, or if
+        nothing at all is on its way. A spout that was held back goes on when a fifth of its limit is free: a few
+        large frames cost less than many small ones. Asked at least once a turn, so it is here that the time is
+        measured in which others hold the spout back; the user's own limit and a pause are not counted."""
+        if not self.active or (self.given_up is not None and self.given_up.waits):
+            return 0
+        now = self._clock.monotonic()
+        paced = self.pace.room(now)
+        free = min(self.send_queues.room() - self.waiting(), paced, 1 << 30)
+        if free <= 0:
+            self._note_hold(now, held=paced > 0)
+            return 0
+        if self.pending is None:
+            self._note_hold(now, held=False)
+            return math.ceil(free)
+        on_the_way = self.pending.count + self.waiting()
+        room = min(self._max_pending - on_the_way, self.pending.room)
+        wanted = max(self._largest, self._max_pending // 5) if self._held_back else self._largest
+        self._held_back = room < wanted and on_the_way > 0
+        self._note_hold(now, self._held_back)
+        return 0 if self._held_back else min(room, math.ceil(free))
+
+    def _note_hold(self, now: float, held: bool) -> None:
+        self._hold_timer.update(now, held)
+        self.stats.held_back = self._hold_timer.seconds
+
+    def wait(self) -> float:
+        """Seconds until there may be room again, where that is a matter of time."""
+        if not self.active:
+            return math.inf
+        now = self._clock.monotonic()
+        waits = [wait for wait in (self.pace.wait(now), self.send_queues.wait()) if wait > 0]
+        return min(waits, default=math.inf)
+
+    def run(self) -> bool:
+        room = self.room
+        if room <= 0 or not self._store_dead_letters_if_full():
+            return False
+        before = rows = self.waiting()
+        calls = 0
+        born = self._clock.now()
+        self.calling_since = started = self._clock.monotonic()
+        next_tuple, waiting, largest = self._next, self.waiting, self._largest
+        try:
+            for calls in range(1, self._calls + 1):  # noqa: B007 - the number of calls made is used below
+                next_tuple()
+                after = waiting()
+                if after == rows:
+                    break
+                if after - rows > largest:
+                    largest = after - rows
+                rows = after
+                if rows - before + largest > room:
+                    break
+        except USER_ERRORS as error:  # user code may raise anything
+            self.report(blame(self.context.component, self._next.__name__, error))
+        self.calling_since = None
+        self._largest = largest
+        self._learn(max(calls, 1), self._clock.monotonic() - started)
+        emitted = waiting() - before
+        if emitted:
+            self._note_birth(born)
+            self.pace.spend(emitted)
+            self.stats.executed += emitted
+            self._hold_timer.on_sent()
+        else:
+            self._hold_timer.on_idle()
+        self.stats.held_back = self._hold_timer.seconds
+        if self._done and self.context.delivery == "at_most_once":
+            self._ack(self._take_done())  # a message is done when it is sent, as in Storm without ackers
+        return emitted > 0
+
+    def close(self) -> None:
+        self._guard("close", self.component.close)
+
+    # ---- at least once ---------------------------------------------------------------------------------
+
+    def settle(self, numbers: npt.NDArray[np.int64], failure: Failure | None) -> None:
+        """The acker says that these roots are complete, or have failed."""
+        assert self.pending is not None
+        ids, born = self.pending.resolve(numbers)
+        if failure is not None:
+            self._fail(ids, failure)
+            return
+        now = self._clock.monotonic()
+        self.stats.latency.record_many(now - born)
+        self._ack(ids)
+
+    def hold_timeouts(self, held: bool) -> None:
+        """While held nothing times out; from the end of it on what is on its way has the whole time again."""
+        if self._holds_timeouts and not held and self.pending is not None:
+            self.pending.restart(self._clock.monotonic())
+        self._holds_timeouts = held
+
+    def expire(self) -> None:
+        """Fail what has been on its way for too long."""
+        if self.pending is None or self._holds_timeouts:
+            return
+        at, now = self.pending.next_expiry(), self._clock.monotonic()
+        if at is not None and at <= now:
+            late = self.pending.expire(now)
+            self.stats.timed_out += len(late)
+            self._fail(late, Failure("", "not acked in time (setting delivery.message_timeout)"))
+
+    # ---- exactly once ----------------------------------------------------------------------------------
+
+    def on_epoch_end(self, epoch: int) -> None:
+        if self._done:
+            self._uncommitted.append((epoch, self._take_done()))
+
+    def on_committed(self, epoch: int) -> None:
+        while self._uncommitted and self._uncommitted[0][0] <= epoch:
+            self._ack(self._uncommitted.popleft()[1])
+        super().on_committed(epoch)
+
+    # ---- the spout's own ack and fail --------------------------------------------------------------------
+
+    def _take_done(self) -> list[Any]:
+        done = self._done[:]
+        self._done.clear()
+        return done
+
+    def _ack(self, ids: Sequence[Any]) -> None:
+        self.stats.acked += len(ids)
+        if not self._tells or not ids:
+            return
+        spout = self.component
+        if type(spout).ack_many is not BaseSpout.ack_many:
+            self._notify("ack_many", spout.ack_many, ids)
+        else:
+            for msg_id in ids:
+                self._notify("ack", spout.ack, msg_id)
+
+    def _fail(self, ids: Sequence[Any], failure: Failure) -> None:
+        self.stats.failed += len(ids)
+        for msg_id in ids:
+            self._notify("fail", self.component.fail, msg_id, failure)
+
+    def _notify(self, call: str, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except USER_ERRORS as error:  # user code may raise anything; the next message is another matter
+            self.report(blame(self.context.component, call, error))
