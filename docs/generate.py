@@ -3,7 +3,7 @@
 - ``reference/settings.md`` from the fields of ``Settings`` and its groups;
 - ``reference/cli.md`` from the parsers of the ``penstock`` command;
 - ``reference/api/*.md`` from the ``__all__`` of the documented packages;
-- ``ARCHITECTURE.md``, ``CONTRIBUTING.md`` and ``CHANGELOG.md`` from the files of these names in the project's root.
+- ``ARCHITECTURE.md``, ``CONTRIBUTING.md`` and ``CHANGELOG.md`` from the files in the project's root.
 
 MkDocs calls ``on_files`` once per build. The pages are in memory only.
 """
@@ -36,7 +36,7 @@ PACKAGES = {
     "penstock.testing": "reference/api/testing.md",
     "penstock.testing.servers": "reference/api/servers.md",
 }
-# Where a public name of ``penstock`` is defined decides under which heading it is shown; the longest prefix counts.
+# Where a public name of ``penstock`` is defined decides about its heading; the longest prefix counts.
 SECTIONS = {
     "penstock.topology": "Topologies and components",
     "penstock.topology.groupings": "Groupings",
@@ -81,8 +81,9 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Give a setting on the command line, `penstock run FILE --set flow.load_factor=0.7`, or in Python,"
-        " `builder.build(name, Settings(flow=Flow(load_factor=0.7)))`. The first setting of a group may be given by"
-        " the group's name alone: `--set delivery=exactly_once`, `Settings(delivery=Delivery(\"exactly_once\"))`.",
+        " `builder.build(name, Settings(flow=Flow(load_factor=0.7)))`. The first setting of a group may be given"
+        ' by position, `Delivery("exactly_once")`, and on the command line by the group\'s name alone:'
+        " `--set delivery=exactly_once`.",
         "",
         "This page is generated from the code.",
     ]
