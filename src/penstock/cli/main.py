@@ -58,6 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of ``penstock`` with all commands; the pages of the documentation are made from it too."""
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        description="Storm's topologies in Python, on Spark's Real-Time Mode.",
+        epilog="Exit codes: 0 done, 2 bad input, 3 something is missing here, 4 the topology failed, "
+        "5 it ended with work left over, 6 a component did nothing but fail.",
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    running = (list_, status, queues, placement, set_, scale, activation, kill)
+    for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
+        command.add_parser(commands)
+    return parser
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     parser = make_parser()
     try:
@@ -74,22 +90,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 128 + signal.SIGPIPE
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of ``penstock`` with all commands; the pages of the documentation are made from it too."""
-    parser = argparse.ArgumentParser(
-        prog="penstock",
-        description="Storm's topologies in Python, on Spark's Real-Time Mode.",
-        epilog="Exit codes: 0 done, 2 bad input, 3 something is missing here, 4 the topology failed, "
-        "5 it ended with work left over, 6 a component did nothing but fail.",
-    )
-    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    running = (list_, status, queues, placement, set_, scale, activation, kill)
-    for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
-        command.add_parser(commands)
-    return parser
 
 
 def _stopped(interrupt: KeyboardInterrupt) -> int:
