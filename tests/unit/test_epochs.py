@@ -272,7 +272,7 @@ def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, mo
     workers = Answers(store)
     failing(monkeypatch, verb, part)
     workers.epoch()
-    assert workers.kinds() == ["Announce", "Announce"]
+    assert workers.kinds() == ["EndEpoch", "EndEpoch"]
     assert "epoch 1 is not committed" in caplog.text
     monkeypatch.undo()
     workers.epoch()
@@ -738,7 +738,9 @@ def test_a_savepoint_of_nothing_is_refused(store):
 
 def test_a_savepoint_leaves_published_transactions_behind(store):
     WORLDS[store.url] = World()
-    committed(store, sink=Outside(store.url), count=10_000)
+    runner = committed(store, sink=Outside(store.url), count=10_000)
+    while runner.commits.published < runner.commits.committed:
+        runner.run(0.0005)
     newest = manifests.newest(store.child("t"))
     assert newest.tasks["sink/0"].tokens
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
