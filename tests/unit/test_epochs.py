@@ -13,10 +13,11 @@ import pytest
 
 from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
-from penstock.driver.commit_thread import CommitThread, request, save_at_rest
+from penstock.driver.commit_thread import CommitThread
 from penstock.driver.commits import Commits, write_published
 from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, SnapshotBolts
 from penstock.driver.recovery import StateDirectory
+from penstock.driver.savepoint_requests import request, save_at_rest
 from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack

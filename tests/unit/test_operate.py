@@ -12,11 +12,11 @@ from penstock.cli.main import main
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import duration
 from penstock.driver import runs
+from penstock.driver.operator import Operator
+from penstock.driver.requests import Replaced
 from penstock.driver.runs import Run
 from penstock.errors import SettingError, TopologyFailed
 from penstock.protocol.messages import OperatorRequest
-from penstock.spark.operator import Operator
-from penstock.spark.replacement import Replaced
 from tests.unit.watched import Watched, busy
 
 

@@ -4,12 +4,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from penstock.spark.query_run import QueryRun
 
 from penstock import Settings, TopologyBuilder, make_plan
 from penstock.errors import TopologyFailed
 from penstock.plan.model import WorkerId
 from penstock.plan.slot_placement import SlotPlacement
-from penstock.spark.query_run import QueryRun
 from penstock.testing import CaptureBolt, FeederSpout
 
 

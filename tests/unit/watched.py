@@ -10,6 +10,7 @@ from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
+from penstock.driver.requests import Moved
 from penstock.driver.scaling_controller import ScalingController
 from penstock.driver.server import Coordinator
 from penstock.errors import SettingError, TopologyFailed
@@ -17,7 +18,6 @@ from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
 from penstock.protocol.messages import Hello, WorkerReport
-from penstock.spark.move import Moved
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import settings_with
 

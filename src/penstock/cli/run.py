@@ -82,7 +82,7 @@ def handle(options: argparse.Namespace) -> int:
             key,
         )
     topology = _with(load_topology(options.target), options)
-    from penstock.spark import supervisor  # noqa: F401 - a second of imports, while a signal still ends us by itself
+    from penstock.spark import submit  # noqa: F401 - a second of imports, while a signal still ends us by itself
 
     with StopSignals() as signals:
         return _Command(options, topology, signals).run()
@@ -94,7 +94,7 @@ class _Command:
     further one, while that takes time, ends everything at once."""
 
     def __init__(self, options: argparse.Namespace, topology: Topology, signals: StopSignals) -> None:
-        from penstock.spark.supervisor import RunningTopology
+        from penstock.driver.handle import RunningTopology
 
         self._options, self._topology, self._signals = options, topology, signals
         self._console = Terminal(file=sys.stdout)
@@ -136,7 +136,7 @@ class _Command:
     def _start(self) -> bool:
         """False: a signal came meanwhile, and what was started is gone."""
         from penstock.spark.session import abandon_session
-        from penstock.spark.supervisor import submit
+        from penstock.spark.submit import submit
 
         options = self._options
         start = Background(
@@ -156,9 +156,9 @@ class _Command:
             start.wait(_LEFT_ALONE)
             return False
         self._running = running = start.result()
-        running.load = lambda target: _with(load_again(target), options)
-        if running.epoch:
-            self._console.print(f"goes on from epoch {running.epoch}", highlight=False)
+        running.internals.load = lambda target: _with(load_again(target), options)
+        if running.internals.epoch:
+            self._console.print(f"goes on from epoch {running.internals.epoch}", highlight=False)
         return True
 
     def _watch(self) -> tuple[float, bool]:
@@ -171,7 +171,7 @@ class _Command:
         with make_view(self._console, self._options.plain) as view:
             while not self._signals.count and not (outside := running.wait(_LOOK)):
                 elapsed = time.monotonic() - begun
-                view.update(running, elapsed)
+                view.update(running.internals, elapsed)
                 if seconds is not None and elapsed >= seconds:
                     break
         return time.monotonic() - begun, outside
@@ -193,10 +193,10 @@ class _Command:
         from penstock.cli.view import summary
 
         assert self._running is not None
-        text = summary(self._running, elapsed, draining)
+        text = summary(self._running.internals, elapsed, draining)
         wrapped_at_words = self._console.is_terminal  # elsewhere a line stays a line
         self._console.print(text, markup=False, highlight=False, soft_wrap=not wrapped_at_words)
-        outcome = self._running.outcome()
+        outcome = self._running.internals.outcome()
         for sentence in outcome.sentences:
             print(f"penstock: {printable(sentence, multiline=True)}", file=sys.stderr)
         return outcome.code

@@ -7,7 +7,7 @@ import secrets
 import time
 
 from penstock.cli.terminal import Terminal
-from penstock.driver.commit_thread import REQUESTS, request, save_at_rest
+from penstock.driver.savepoint_requests import REQUESTS, request, save_at_rest
 from penstock.errors import NotRunning, StateError, StateMissing
 from penstock.redaction import printable, redacted
 from penstock.settings import Settings

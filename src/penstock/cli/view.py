@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.terminal import Terminal
+from penstock.driver.internals import Internals
 from penstock.metrics.bus import ComponentView
 from penstock.redaction import printable
 from penstock.spark.session import say_through
-from penstock.spark.supervisor import RunningTopology
 
 _ERRORS_SHOWN = 5
 _WIDE = 240  # characters of a line in a file or pipe
@@ -31,7 +31,7 @@ class View(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def update(self, running: RunningTopology, elapsed: float) -> None: ...
+    def update(self, running: Internals, elapsed: float) -> None: ...
 
 
 def make_view(console: Console, plain: bool) -> View:
@@ -63,7 +63,7 @@ class LiveView:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def update(self, running: RunningTopology, elapsed: float) -> None:
+    def update(self, running: Internals, elapsed: float) -> None:
         for self._error in running.bus.take_errors():
             self._errors += 1
         title = f"{running.topology.name}  {running.state}  {duration(elapsed)}  restarts {running.restarts}"
@@ -162,7 +162,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _newest(running: RunningTopology) -> str:
+def _newest(running: Internals) -> str:
     """The newest decision, of whatever kind."""
     found = [
         (each.time, f"{kind}: {each.text}")
@@ -194,7 +194,7 @@ class PlainView:
     ) -> None:
         pass
 
-    def update(self, running: RunningTopology, elapsed: float) -> None:
+    def update(self, running: Internals, elapsed: float) -> None:
         if elapsed < self._due:
             return
         self._due = elapsed + _PLAIN_INTERVAL
@@ -259,7 +259,7 @@ def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
     return table
 
 
-def summary(running: RunningTopology, elapsed: float, draining: float) -> str:
+def summary(running: Internals, elapsed: float, draining: float) -> str:
     """What the topology did, from start to end. Its spouts emitted for ``elapsed`` seconds; then it took
     ``draining`` seconds until tuples in flight were done with and all had ended."""
     restarts = f"{running.restarts} restart{'' if running.restarts == 1 else 's'}"
