@@ -127,5 +127,5 @@ def test_a_port_in_use_is_named(run):
 def test_too_few_workers_are_said_before_the_start(run):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(1), 70)
-    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*64 of 64 are free on local\[64\]"):
+    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*only 64 of 64 are free on local\[64\]"):
         run.submit(builder.build("wide"))

@@ -193,7 +193,7 @@ def test_what_cannot_take_over_is_refused_before_anything_happens(run, spark):
     with pytest.raises(TopologyError, match="a spout keeps its number of tasks"):
         world.running.scale({"numbers": 3})
     free = capacity.total_slots(spark) - world.running.internals.plan.workers
-    capacity.reserve(spark, "another", 1, free - 2, 0.0)
+    capacity.reserve(spark, 1, free - 2)
     try:
         with pytest.raises(NotEnoughSlots, match=r"beside the 6 it holds.*--stop-and-go"):
             world.running.scale({"count": 4})
@@ -220,8 +220,8 @@ def test_a_form_that_dies_while_it_stands_by_is_dropped(run):
 def test_a_topology_that_ends_is_not_replaced(run):
     world = World(run, "at_least_once")
     thread, failed = world.scale_aside(4)
-    registries = world.running.internals.server._registries
-    world.until(lambda: len(registries) == 2, "the second one begins")
+    server = world.running.internals.server
+    world.until(lambda: len(server.registries) == 2, "the second one begins")
     world.running.kill()
     thread.join(PATIENCE)
     assert failed

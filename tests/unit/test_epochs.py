@@ -13,7 +13,7 @@ import pytest
 
 from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
-from penstock.driver.commit_thread import CommitThread
+from penstock.driver.commit_thread import CommitLoop, CommitThread
 from penstock.driver.commits import Commits, write_published
 from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, SnapshotBolts
 from penstock.driver.recovery import StateDirectory
@@ -800,7 +800,8 @@ class Running:
             self._send,
             CrashPoint(""),
         )
-        self.thread = CommitThread(commits, store, self.events, self._notify)
+        self.loop = CommitLoop(commits, store, self.events, self._notify)
+        self.thread = CommitThread(self.loop)
 
     def __enter__(self):
         self.thread.start()
@@ -836,8 +837,8 @@ class Running:
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_an_epoch_can_be_asked_for(store, delivery):
     with Running(store, delivery) as running:
-        assert running.thread.commit_now(30.0) == 1
-        assert running.thread.commit_now(30.0) == 2
+        assert running.loop.commit_now(30.0) == 1
+        assert running.loop.commit_now(30.0) == 2
     assert manifests.newest(store).epoch == 2
 
 
@@ -860,8 +861,8 @@ def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, reque
     store.write("requests/bad.json", asked)
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-        assert running.thread.commit_now(30.0)
-        assert running.thread.error is None
+        assert running.loop.commit_now(30.0)
+        assert running.loop.error is None
     assert json.loads(store.read("requests/bad.done"))["error"]
 
 
@@ -894,18 +895,18 @@ def test_who_waits_for_a_commit_hears_of_the_end(store):
     with Running(store) as running:
         Ownership("t").claim(store)
         with pytest.raises(Superseded):
-            running.thread.commit_now(30.0)
-        running.wait(lambda: running.thread.error is not None)
-    assert isinstance(running.thread.error, Superseded)
+            running.loop.commit_now(30.0)
+        running.wait(lambda: running.loop.error is not None)
+    assert isinstance(running.loop.error, Superseded)
 
 
 def test_who_waits_for_a_commit_is_not_told_of_an_older_one(store, monkeypatch):
     with Running(store) as running:
-        assert running.thread.commit_now(30.0) == 1
+        assert running.loop.commit_now(30.0) == 1
         monkeypatch.setattr(running, "_send", lambda message, to: None, raising=False)
-        monkeypatch.setattr(running.thread.commits, "_send", lambda message, to: None)
+        monkeypatch.setattr(running.loop.commits, "_send", lambda message, to: None)
         with pytest.raises(StateError, match=r"within 0\.2 s"):
-            running.thread.commit_now(0.2)
+            running.loop.commit_now(0.2)
 
 
 def test_a_savepoint_at_rest_wants_published_sinks(store):
@@ -934,7 +935,7 @@ def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, mo
     store.write("requests/one.json", request("requests/one.json", f"memory://{uuid.uuid4().hex}"))
     monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # workers that never answer
     with Running(store) as running:
-        running.wait(lambda: running.thread.commits.newest == 1)
+        running.wait(lambda: running.loop.commits.newest == 1)
     assert (
         "the topology ended before the epoch was committed" in json.loads(store.read("requests/one.done"))["error"]
     )

@@ -150,7 +150,7 @@ def test_it_restarts_with_growing_pauses_and_gives_up(life):
     assert pauses == [0.5, 1.0, 2.0]
     given_up = life.handle(RestartEnded(problem(Cause.TIMED_OUT)))
     assert isinstance(given_up, ShutDown)
-    assert "it gives up after 3 restarts" in str(given_up.error)
+    assert "it failed again after 3 restarts" in str(given_up.error)
     life.handle(ShutDownEnded(None))
 
 
@@ -199,4 +199,4 @@ def test_no_event_leads_past_the_table(phase, event):
 
 
 def test_messages_name_the_state():
-    assert "it is ended" in str(lifecycle.not_running("topology 'words'", "ended"))
+    assert "it is ended, not running" in str(lifecycle.not_running("topology 'words'", "ended"))

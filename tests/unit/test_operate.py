@@ -36,9 +36,9 @@ def start():
 
     def start(name="word-count", **settings):
         watched = Watched(name, **settings)
-        watched.coordinator.start()
-        watched.coordinator.operator = Operator(watched)
-        run = Run.here(name, watched.coordinator.address, watched.coordinator.secret)
+        watched.server.start()
+        watched.server.operator = Operator(watched)
+        run = Run.here(name, watched.server.address, watched.server.secret)
         run.announce()
         watched.ended = run.withdraw
         started.append((watched, run))
@@ -47,7 +47,7 @@ def start():
     yield start
     for watched, run in started:
         run.withdraw()
-        watched.coordinator.stop()
+        watched.server.stop()
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_watching_ends_with_the_topology(start, penstock, monkeypatch):
         looks.append(seconds)
         if len(looks) == 2:
             watched.ended()
-            watched.coordinator.stop()
+            watched.server.stop()
 
     monkeypatch.setattr("penstock.cli.status.time.sleep", pause)
     code, text, _ = penstock("status", "word-count", "--watch", "--json")
@@ -313,7 +313,7 @@ def test_kill_returns_only_when_it_has_ended_and_shows_how_far_it_is(start, pens
 
     def slow(drain=True):
         assert seen.wait(30)
-        watched.ending.set()
+        watched.closing.set()
         done.append(True)
         watched.ended()
 

@@ -221,6 +221,7 @@ def test_the_command_replaces_with_the_kept_numbers_and_says_so():
         load=lambda target: build(parallelism=2),
         replace=replace,
     )
+    running.internals = running
     answer = Operator(running)(OperatorRequest("replace", {"target": "t.py"}))
     assert asked == [5]
     assert json.loads(answer.text)["kept"] == {"work": 5}

@@ -121,8 +121,8 @@ class Changes:
         self.refuse(request, error)
 
     def _outdated(self) -> TopologyFailed:
-        text = "it has been restarted or replaced since the move was decided"
-        return TopologyFailed(self._runs.current.where, text, "Ask again.")
+        text = "it has been started again or replaced since the change was requested"
+        return TopologyFailed(self._runs.current.where, text, "Request it again.")
 
 
 def _answer(answer: Future[Any], result: Any) -> None:

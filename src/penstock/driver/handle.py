@@ -134,7 +134,7 @@ class RunningTopology:
     def _worker(self, worker: WorkerId | str) -> WorkerId:
         known = {str(each): each for each in self.internals.plan.worker_ids()}
         if str(worker) not in known:
-            text = f"it has no worker {worker}: its workers are {', '.join(known)}"
+            text = f"it has no worker {worker}, only {', '.join(known)}"
             raise SettingError(f"topology '{self.name}'", text)
         return known[str(worker)]
 

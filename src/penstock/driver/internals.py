@@ -130,10 +130,10 @@ class Internals:
         for spout, rate in rates.items():
             if spout not in self.plan.spouts:
                 raise SettingError(
-                    f"{spout}.max_rate", f"'{spout}' is no spout: the spouts are {', '.join(self.plan.spouts)}"
+                    f"{spout}.max_rate", f"'{spout}' is not a spout; the spouts are {', '.join(self.plan.spouts)}"
                 )
             if not isinstance(rate, int | float) or not rate > 0:
-                raise SettingError(f"{spout}.max_rate", f"it must be greater than 0 tuples a second, not {rate!r}")
+                raise SettingError(f"{spout}.max_rate", f"{rate!r} is not greater than 0 tuples per second")
         runs = self.supervisor.runs
         for spout, rate in rates.items():
             runs.rates[spout] = float(rate)

@@ -267,7 +267,7 @@ class Lifecycle:
     def _restart(self, problem: Problem) -> Decision:
         restarts = self.restarts
         if restarts.tries >= self._max_restarts:
-            text = f"it gives up after {restarts.tries} restarts (setting lifecycle.max_restarts): {problem}"
+            text = f"it failed again after {restarts.tries} restarts (setting lifecycle.max_restarts): {problem}"
             return self.fail(TopologyFailed(self._where, text.rstrip(".")))
         self._enter(Phase.RESTARTING)
         pause = restarts.pause
@@ -292,7 +292,7 @@ class Lifecycle:
 
 
 def not_running(where: str, state: str) -> TopologyFailed:
-    return TopologyFailed(where, f"it must be running for that, and it is {state}")
+    return TopologyFailed(where, f"it is {state}, not running")
 
 
 def _passing(problem: Problem) -> bool:

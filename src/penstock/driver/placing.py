@@ -66,7 +66,8 @@ class Placer:
             )
         if why_not:
             where = f"placement of topology '{current.deployment.topology.name}'"
-            raise TopologyFailed(where, why_not, "Give the nodes more task slots, or release fewer of them.")
+            text = f"it cannot be carried out: {why_not}"
+            raise TopologyFailed(where, text, "Give the nodes more task slots, or release fewer of them.")
         self._nodes_before = len(active)
         return ReplaceRequest(current.deployment.topology, reason, placement=placement, leaves=leaves)
 

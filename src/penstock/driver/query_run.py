@@ -151,7 +151,7 @@ class QueryRun:
             )
             raise TopologyFailed(
                 self.where,
-                f"its workers cannot run where they are wanted ({', '.join(unmet)}): there are {there}",
+                f"its workers cannot be where they are wanted ({', '.join(unmet)}); there are {there}",
                 "Give the nodes more task slots.",
             )
         self.registry.assign_slots(assigned)

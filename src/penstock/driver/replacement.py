@@ -57,7 +57,7 @@ def check_forms(old: Topology, new: Topology) -> None:
         if before != now:
             raise TopologyError(
                 f"topology '{old.name}', {what}",
-                f"a replacement must keep it: it is '{before}', and '{now}' in the new form",
+                f"a replacement must keep '{before}', not have '{now}'",
                 "Change it back, or end the topology and start the new one.",
             )
 
@@ -138,8 +138,8 @@ class Replacement:
         def explain(error: NotEnoughSlots) -> NotEnoughSlots:
             return NotEnoughSlots(
                 error.where,
-                f"it needs {wanted} task slots beside the {held} it holds, to be replaced without a pause. "
-                f"For now {error.problem}",
+                f"it cannot be replaced without a pause, which takes {wanted} task slots beside the {held} it holds: "
+                f"{error.problem}",
                 "Give the master more, or use --stop-and-go: the old form is stopped first, and for some seconds "
                 "nothing runs.",
             )
@@ -149,7 +149,7 @@ class Replacement:
     def _stand_by(self, old: QueryRun, new: QueryRun) -> Iterator[Step]:
         """Steps 2 and 3."""
         runs = self._runs
-        standing_by = "what is to replace it could not stand by"
+        standing_by = "its replacement could not be made ready"
         watch = (*self._watch_old(), Reworded(runs.watch(new), standing_by, Cause.FAILED))
         strict = (*self._watch_old(), Reworded(runs.watch(new, strict=True), standing_by, Cause.FAILED))
         yield from new.launch_steps(watch, "standing_by")
@@ -227,7 +227,7 @@ class Replacement:
         self._runs.current = new
 
     def _watch_old(self) -> tuple[Reworded, ...]:
-        return (Reworded(self._runs.watch(self.old), "it must stay alive while it is replaced"),)
+        return (Reworded(self._runs.watch(self.old), "it was lost during a replacement"),)
 
     # ---- the end ---------------------------------------------------------------------------------------
 

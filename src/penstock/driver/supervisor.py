@@ -314,6 +314,6 @@ class Supervisor:
             words = self.engine.last_words()
         return TopologyFailed(
             self.runner.where,
-            f"the engine died, or Penstock has a bug: {type(error).__name__}: {error}",
-            f"The last lines of the engine's log: {words or 'none'}",
+            f"Spark failed ({type(error).__name__}: {error})",
+            f"Its last log lines: {words or 'none'}.",
         )
