@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Delivery, Lifecycle, Settings, TopologyBuilder, Transport
 from penstock.faults import STEPS
-from penstock.protocol.messages import TakeSnapshot
+from penstock.protocol.commands import TakeSnapshot
 from penstock.testing import LocalRunner
 from tests.consistency.components import (
     INTERVAL,

@@ -16,11 +16,11 @@ from penstock.driver.recovery import StateDirectory
 from penstock.driver.savepoint_requests import save_at_rest
 from penstock.faults import CrashPoint
 from penstock.plan.planner import make_plan
+from penstock.protocol.job import make_job
 from penstock.spark.pickling import dumps
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.worker.archive import WorkerArchive
-from penstock.worker.job import make_job
 from penstock.worker.worker import Worker
 from tests.consistency.components import (
     INTERVAL,

@@ -9,16 +9,16 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
+from penstock.driver.zookeeper_board import ZooKeeperMessageBoard
 
 from penstock import make_plan
 from penstock.control.signals import TaskFlowState, TaskMessage
+from penstock.driver import zookeeper_board as zookeeper_module
+from penstock.driver.message_board import open_message_board
 from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
-from penstock.protocol import zookeeper_board as zookeeper_module
 from penstock.protocol.client import ControlClient
-from penstock.protocol.message_board import open_message_board
-from penstock.protocol.messages import Hello
-from penstock.protocol.zookeeper_board import ZooKeeperMessageBoard
+from penstock.protocol.events import Hello
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import Pass, line_topology
 

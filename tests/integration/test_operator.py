@@ -20,7 +20,7 @@ from penstock import Settings, TopologyBuilder
 from penstock.cli.main import main
 from penstock.driver import runs
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from tests.integration.components import Numbers, Witness
 
 pytestmark = pytest.mark.spark

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.cli.main import main
 from penstock.driver import runs
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ from penstock import Settings, TopologyBuilder
 from penstock.driver.engine import Shortage
 from penstock.driver.registry import WorkerConnection, WorkerRegistry
 from penstock.plan.model import WorkerId
-from penstock.protocol import messages as m
+from penstock.protocol import events as m
 from penstock.testing import CaptureBolt, FeederSpout
 
 LATENCY = 0.01  # seconds until a worker answers

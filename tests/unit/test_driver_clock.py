@@ -12,7 +12,7 @@ from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
 from penstock.protocol.client import ControlClient
 from penstock.protocol.driver_clock import DriverClock, RunTime
-from penstock.protocol.messages import Hello, WorkerReport
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, runner
 from penstock.worker.worker import Worker
 

@@ -23,14 +23,8 @@ from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import WorkerId
 from penstock.plan.planner import make_plan
-from penstock.protocol.messages import (
-    EndEpoch,
-    EpochCommitted,
-    EpochPublished,
-    SnapshotWritten,
-    SpoutsSnapshotted,
-    TakeSnapshot,
-)
+from penstock.protocol.commands import EndEpoch, EpochCommitted, TakeSnapshot
+from penstock.protocol.events import EpochPublished, SnapshotWritten, SpoutsSnapshotted
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.lease import this_process

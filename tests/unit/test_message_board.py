@@ -6,16 +6,16 @@ import math
 import pytest
 
 from penstock.control.signals import TaskFlowState, TaskMessage
-from penstock.errors import EnvironmentFault, SettingError
-from penstock.plan.model import WorkerId
-from penstock.protocol.message_board import (
+from penstock.driver.message_board import (
     MessageBoardTables,
     UnsentMessages,
     check_message_board,
     open_message_board,
     parse_url,
 )
-from penstock.protocol.messages import JoinMessageBoard, dumps, loads
+from penstock.errors import EnvironmentFault, SettingError
+from penstock.plan.model import WorkerId
+from penstock.protocol.events import JoinMessageBoard
 
 A, B, C = WorkerId(0, 0), WorkerId(1, 0), WorkerId(1, 1)
 WORKER_OF = {1: A, 2: B, 3: B, 4: C}
@@ -124,7 +124,7 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
     with pytest.raises(EnvironmentFault) as caught:
         open_message_board("zookeeper://a:1/x", "run", [1], print, print, None)
     assert str(caught.value) == (
-        "board zookeeper://a:1/x: the package kazoo is not installed. "
+        "board zookeeper://a:1/x: the package kazoo talks to ZooKeeper, but it is not installed. "
         'Install it with: pip install "penstock[zookeeper]".'
     )
 

@@ -16,7 +16,7 @@ from penstock.driver.operator import Operator
 from penstock.driver.requests import Replaced
 from penstock.driver.runs import Run
 from penstock.errors import SettingError, TopologyFailed
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from tests.unit.watched import Watched, busy
 
 

@@ -30,8 +30,8 @@ from penstock.errors import FramesLost
 from penstock.frames.codec import encode
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import WorkerId
+from penstock.protocol.job import make_job
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
-from penstock.worker.job import make_job
 from penstock.worker.worker import Worker
 from tests.helpers import BatchFeeder, Pass, line_topology, run_rows, settings_with
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from penstock.driver import runs
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -21,7 +21,7 @@ from penstock.cluster.record import ClusterRecord
 from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, EnvironmentFault, PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.spark.java import ensure_java
 from penstock.texts import parse_json

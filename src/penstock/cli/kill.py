@@ -15,7 +15,7 @@ from penstock.driver import runs
 from penstock.driver.outcome import INCOMPLETE
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
 _LOOK = 0.2  # seconds between two looks at how far it is

@@ -13,7 +13,7 @@ from penstock.cli.view import duration, number, wide_console
 from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
 _PATIENCE = 5.0  # seconds for a topology to answer: one that hangs must not hide the others

@@ -14,7 +14,7 @@ from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import SettingError
 from penstock.metrics.bus import QueueView
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
 _FULL = 0.8  # share of an inbox from which it is shown in yellow: the load factor's default

@@ -13,7 +13,7 @@ from penstock.cli.loading import split_target
 from penstock.cli.terminal import Terminal
 from penstock.driver import runs
 from penstock.errors import SettingError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 

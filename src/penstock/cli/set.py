@@ -7,7 +7,7 @@ import math
 
 from penstock.driver import runs
 from penstock.errors import SettingError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

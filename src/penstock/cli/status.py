@@ -31,7 +31,7 @@ from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import ComponentView
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 
@@ -51,7 +51,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object; with --watch one a line (see docs/reference/status.md)"
+        "--json",
+        action="store_true",
+        help="one JSON object; with --watch one a line (see docs/reference/status.md)",
     )
     parser.add_argument("--watch", action="store_true", help="go on showing it, until it ends or Ctrl-C")
     parser.set_defaults(handler=handle)
