@@ -9,17 +9,17 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
-from penstock.driver.zookeeper_board import ZooKeeperMessageBoard
 
 from penstock import make_plan
 from penstock.control.signals import TaskFlowState, TaskMessage
-from penstock.driver import zookeeper_board as zookeeper_module
-from penstock.driver.message_board import open_message_board
 from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.protocol.client import ControlClient
 from penstock.protocol.events import Hello
 from penstock.testing import CaptureBolt, FeederSpout
+from penstock.worker import zookeeper_board as zookeeper_module
+from penstock.worker.message_board import open_message_board
+from penstock.worker.zookeeper_board import ZooKeeperMessageBoard
 from tests.helpers import Pass, line_topology
 
 PATIENCE = 30.0  # seconds; a loaded machine

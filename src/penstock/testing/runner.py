@@ -256,11 +256,15 @@ class LocalRunner:
         """What user code has raised so far, newest last in each worker."""
         return [error for worker in self.workers.values() for error in worker.inspect().errors]
 
+    def report(self) -> None:
+        """Have all workers report to ``bus`` now."""
+        self.registry.probe()
+        self._deliver()
+
     @property
     def segments(self) -> list[Segment]:
         """The migrated segments that have ended."""
-        self.registry.probe()
-        self._deliver()
+        self.report()
         return [segment for _, segment in self.bus.segments()]
 
     @property
