@@ -23,7 +23,7 @@ lint: .venv/ready
 	$(BIN)/lint-imports --no-logo
 
 docs: .venv/ready  ## build the documentation into build/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 unit: .venv/ready  ## three files at a time, first those that wait for servers
 	$(MEMORY) $(BIN)/pytest -n 3 $(FILES) --no-loadscope-reorder tests/contract tests/consistency tests/property tests/unit

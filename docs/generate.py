@@ -2,10 +2,11 @@
 
 - ``reference/settings.md`` from the fields of ``Settings`` and its groups;
 - ``reference/cli.md`` from the parsers of the ``penstock`` command;
+- ``decisions/index.md`` from the titles of the decision records, which also enter the navigation;
 - ``reference/api/*.md`` from the ``__all__`` of the documented packages;
-- ``ARCHITECTURE.md``, ``CONTRIBUTING.md`` and ``CHANGELOG.md`` from the files of these names in the project's root.
+- ``ARCHITECTURE.md``, ``CONTRIBUTING.md`` and ``CHANGELOG.md`` from the files in the project's root.
 
-MkDocs calls ``on_files`` once per build. The pages are in memory only.
+MkDocs calls ``on_config`` and then ``on_files`` once per build. The pages are in memory only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PACKAGES = {
     "penstock.testing": "reference/api/testing.md",
     "penstock.testing.servers": "reference/api/servers.md",
 }
-# Where a public name of ``penstock`` is defined decides under which heading it is shown; the longest prefix counts.
+# Where a public name of ``penstock`` is defined decides about its heading; the longest prefix counts.
 SECTIONS = {
     "penstock.topology": "Topologies and components",
     "penstock.topology.groupings": "Groupings",
@@ -53,6 +54,22 @@ SECTIONS = {
 }
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every decision record into the navigation, under the heading that has their overview."""
+    records = [f"decisions/{path.name}" for path in decision_records()]
+
+    def fill(entries: list[Any]) -> None:
+        for entry in entries:
+            for below in entry.values() if isinstance(entry, dict) else ():
+                if below == ["decisions/index.md"]:
+                    below.extend(records)
+                elif isinstance(below, list):
+                    fill(below)
+
+    fill(config.nav or [])
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those that are in ``docs``."""
     for path, text in pages():
@@ -66,6 +83,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/cli.md", cli_page()
     for package, path in PACKAGES.items():
         yield path, api_page(importlib.import_module(package))
+    yield "decisions/index.md", decisions_page()
     for name in ROOT_PAGES:
         yield name, root_page((ROOT / name).read_text())
 
@@ -81,8 +99,9 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Give a setting on the command line, `penstock run FILE --set flow.load_factor=0.7`, or in Python,"
-        " `builder.build(name, Settings(flow=Flow(load_factor=0.7)))`. The first setting of a group may be given by"
-        " the group's name alone: `--set delivery=exactly_once`, `Settings(delivery=Delivery(\"exactly_once\"))`.",
+        " `builder.build(name, Settings(flow=Flow(load_factor=0.7)))`. The first setting of a group may be given"
+        ' by position, `Delivery("exactly_once")`, and on the command line by the group\'s name alone:'
+        " `--set delivery=exactly_once`.",
         "",
         "This page is generated from the code.",
     ]
@@ -164,12 +183,13 @@ def _command(name: str, about: str, parser: argparse.ArgumentParser, level: int)
 
 
 def _option(action: argparse.Action) -> str:
-    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+    value = action.metavar or choices or action.dest.upper()
     value = " ".join(value) if isinstance(value, tuple) else value
     if not action.option_strings:
-        return f"`{value}`".replace("|", "\\|")
+        return f"`{value}`"
     shown = ", ".join(f"`{option}`" for option in action.option_strings)
-    return shown if action.nargs == 0 else f"{shown} `{value}`".replace("|", "\\|")
+    return shown if action.nargs == 0 else f"{shown} `{value}`"
 
 
 def _expand(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
@@ -204,6 +224,28 @@ def _section(package: ModuleType, name: str) -> str:
     module = getattr(getattr(package, name), "__module__", package.__name__)
     prefixes = [prefix for prefix in SECTIONS if f"{module}.".startswith(f"{prefix}.")]
     return SECTIONS[max(prefixes, key=len, default="penstock")]
+
+
+# ---- decisions -----------------------------------------------------------------------------------------------
+
+
+def decision_records() -> list[Path]:
+    """In order of their numbers."""
+    return sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+def decisions_page() -> str:
+    """A list of the records by their titles."""
+    lines = [
+        "# Decisions",
+        "",
+        "Why Penstock is built as it is: each record has a question, a decision and its consequences.",
+        "",
+    ]
+    for path in decision_records():
+        number, _, title = path.read_text().partition("\n")[0].removeprefix("# ").partition(". ")
+        lines.append(f"{number}. [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
 
 
 # ---- pages of the project's root -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from penstock.web.exposition import exposition
 from penstock.web.server import StatusServer
 from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 @pytest.fixture

@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of ``penstock`` with all commands; the pages of the documentation are made from it too."""
     parser = argparse.ArgumentParser(
         prog="penstock",
         description="Storm's topologies in Python, on Spark's Real-Time Mode.",
@@ -70,6 +71,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     running = (list_, status, queues, placement, set_, scale, activation, kill)
     for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
         command.add_parser(commands)
+    return parser
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = make_parser()
     try:
         options = parser.parse_args(arguments)
         _log_to_terminal()

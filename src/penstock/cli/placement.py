@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--apply or --move; with the setting placement=erdm it is by itself, after every load sample.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
-    parser.add_argument("--json", action="store_true", help="one JSON object (see docs/monitor.md)")
+    parser.add_argument("--json", action="store_true", help="one JSON object (see docs/reference/load-database.md)")
     do = parser.add_mutually_exclusive_group()
     do.add_argument("--apply", action="store_true", help="have the executors move, and leave nodes that are empty")
     do.add_argument(

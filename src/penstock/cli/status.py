@@ -51,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object; with --watch one a line (see docs/operations.md)"
+        "--json", action="store_true", help="one JSON object; with --watch one a line (see docs/reference/status.md)"
     )
     parser.add_argument("--watch", action="store_true", help="go on showing it, until it ends or Ctrl-C")
     parser.set_defaults(handler=handle)
