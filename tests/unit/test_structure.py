@@ -39,7 +39,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "attributes": {
         "KafkaSpout",
-        "ParquetSink",
         "TopologyStatus",
         "TaskStats",
         "PersistBolt",
