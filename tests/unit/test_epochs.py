@@ -273,7 +273,7 @@ def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, mo
     workers = Answers(store)
     failing(monkeypatch, verb, part)
     workers.epoch()
-    assert workers.kinds() == ["Announce", "Announce"]
+    assert workers.kinds() == ["EndEpoch", "EndEpoch"]
     assert "epoch 1 is not committed" in caplog.text
     monkeypatch.undo()
     workers.epoch()
@@ -727,7 +727,9 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     with pytest.raises(StateMissing, match=r"there is no savepoint here\. Check the path"):
         directory(store).adopt(savepoint)
     save_at_rest(store.child("t"), savepoint)
-    with pytest.raises(StateError, match=r"'numbers': has state of 2 tasks .* it is a spout"):
+    with pytest.raises(
+        StateError, match=r"'numbers': it has 5 tasks now, but .* holds state of 2 tasks, and it is a spout"
+    ):
         directory(store, spouts=5).adopt(savepoint)
     assert manifests.newest(store.child("t")).epoch > 0
 
@@ -860,7 +862,7 @@ def test_a_request_of_a_stranger_copies_nothing_and_resolves_no_secret(store, fo
     store.write("requests/bad.json", json.dumps(asked).encode())
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-    assert "be signed with this deployment's key" in json.loads(store.read("requests/bad.done"))["error"]
+    assert "lacks this deployment's signature" in json.loads(store.read("requests/bad.done"))["error"]
     assert resolved == []
     assert "hunter2" not in str(store.read("requests/bad.done"))
 
@@ -889,7 +891,7 @@ def test_a_savepoint_at_rest_wants_published_sinks(store):
     newest = manifests.newest(store.child("t"))
     write_published(store.child("t"), newest.generation, newest.epoch - 1)
     with pytest.raises(
-        StateError, match=f"published epoch {newest.epoch}, but epoch {newest.epoch - 1} was.*Start it"
+        StateError, match=f"published epoch {newest.epoch - 1} only, and not yet epoch {newest.epoch}. Start it"
     ):
         save_at_rest(store.child("t"), StateStore(f"memory://{uuid.uuid4().hex}"))
     del WORLDS[store.url]
@@ -966,7 +968,9 @@ def test_a_savepoint_of_a_topology_that_does_not_run_is_refused_at_once(tmp_path
         owner.release(store)
     with pytest.raises(NotRunning) as error:
         ask_for_savepoint(tmp_path)
-    assert str(error.value) == "topology 't': it does not run. Add --at-rest to copy the last epoch it committed."
+    assert (
+        str(error.value) == "topology 't': it is not running. Add --at-rest to copy the last epoch it committed."
+    )
     assert error.value.exit_code == 2
     assert store.list("requests/") == []
 
