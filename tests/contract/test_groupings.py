@@ -1,4 +1,4 @@
-"""The contract of each grouping (SPEC 1.5), through whole topologies, over seeds and parallelisms."""
+"""The contract of each grouping, through whole topologies, over seeds and parallelisms."""
 
 import random
 from collections import Counter, defaultdict
@@ -221,7 +221,7 @@ def test_partial_key_is_balanced_where_fields_is_not(tasks, seed):
     assert most("partial_key_grouping") <= 1.3 * total * max(1 / tasks, 1 / 4)  # the hot key halved, at best
 
 
-# ---- memory of a keyed count (SPEC 1.5) ------------------------------------------------------------------
+# ---- memory of a keyed count -----------------------------------------------------------------------------
 
 
 class Count(BasicBolt):

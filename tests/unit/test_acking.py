@@ -303,7 +303,7 @@ def test_untracked_rows_between_tracked_ones_have_no_roots():
 
 
 def test_a_root_behind_several_anchors_takes_a_new_edge_once():
-    """Anchors in {R1, R2} and {R1, R3}: the second carries the edge for R3 but not for R1 (SPEC 2.3)."""
+    """Anchors in {R1, R2} and {R1, R3}: the second carries the edge for R3 but not for R1."""
     one = of_all([of_roots(roots(1, 1, 2)).lineage(1)], 1).lineage(2)
     other = of_all([of_roots(np.array([root(1), root(3)], np.uint64)).lineage(3)], 1).lineage(4)
     both = of_all([one, other], 1).lineage(5)
