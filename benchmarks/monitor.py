@@ -196,7 +196,7 @@ def _p50(window: float, seconds: float) -> float:
         time.sleep(8.0)  # cold code
         for _ in range(round(seconds)):
             time.sleep(1.0)
-            view = next(each for each in handle.bus.view() if each.component == "source")
+            view = next(each for each in handle.internals.bus.view() if each.component == "source")
             seen += [] if view.latency_p50 is None else [view.latency_p50]
     return sum(seen) / len(seen)
 

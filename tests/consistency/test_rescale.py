@@ -12,8 +12,8 @@ from penstock.aggregates import Count as Counting
 from penstock.aggregates import Distinct, Sum
 from penstock.clock import SimulatedClock
 from penstock.connectors.parquet import ParquetSink
-from penstock.driver.commit_thread import save_at_rest
 from penstock.driver.recovery import StateDirectory
+from penstock.driver.savepoint_requests import save_at_rest
 from penstock.faults import CrashPoint
 from penstock.plan.planner import make_plan
 from penstock.protocol.commands import AssignWorker, OpenTasks

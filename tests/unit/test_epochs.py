@@ -14,10 +14,11 @@ import pytest
 
 from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
-from penstock.driver.commit_thread import CommitThread, request, save_at_rest
+from penstock.driver.commit_thread import CommitLoop, CommitThread
 from penstock.driver.commits import Commits, write_published
 from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, SnapshotBolts
 from penstock.driver.recovery import StateDirectory
+from penstock.driver.savepoint_requests import request, save_at_rest
 from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
@@ -726,7 +727,9 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     with pytest.raises(StateMissing, match=r"there is no savepoint here\. Check the path"):
         directory(store).adopt(savepoint)
     save_at_rest(store.child("t"), savepoint)
-    with pytest.raises(StateError, match=r"'numbers': has state of 2 tasks .* it is a spout"):
+    with pytest.raises(
+        StateError, match=r"'numbers': it has 5 tasks now, but .* holds state of 2 tasks, and it is a spout"
+    ):
         directory(store, spouts=5).adopt(savepoint)
     assert manifests.newest(store.child("t")).epoch > 0
 
@@ -775,7 +778,8 @@ class Running:
             self._send,
             CrashPoint(""),
         )
-        self.thread = CommitThread(commits, store, self.events, self._notify)
+        self.loop = CommitLoop(commits, store, self.events, self._notify)
+        self.thread = CommitThread(self.loop)
 
     def __enter__(self):
         self.thread.start()
@@ -811,8 +815,8 @@ class Running:
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_an_epoch_can_be_asked_for(store, delivery):
     with Running(store, delivery) as running:
-        assert running.thread.commit_now(30.0) == 1
-        assert running.thread.commit_now(30.0) == 2
+        assert running.loop.commit_now(30.0) == 1
+        assert running.loop.commit_now(30.0) == 2
     assert manifests.newest(store).epoch == 2
 
 
@@ -835,8 +839,8 @@ def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, reque
     store.write("requests/bad.json", asked)
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-        assert running.thread.commit_now(30.0)
-        assert running.thread.error is None
+        assert running.loop.commit_now(30.0)
+        assert running.loop.error is None
     assert json.loads(store.read("requests/bad.done"))["error"]
 
 
@@ -860,7 +864,7 @@ def test_a_request_of_a_stranger_copies_nothing_and_resolves_no_secret(store, fo
     store.write("requests/bad.json", json.dumps(asked).encode())
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-    assert "be signed with this deployment's key" in json.loads(store.read("requests/bad.done"))["error"]
+    assert "lacks this deployment's signature" in json.loads(store.read("requests/bad.done"))["error"]
     assert resolved == []
     assert "hunter2" not in str(store.read("requests/bad.done"))
 
@@ -869,18 +873,18 @@ def test_who_waits_for_a_commit_hears_of_the_end(store):
     with Running(store) as running:
         Ownership("t").claim(store)
         with pytest.raises(Superseded):
-            running.thread.commit_now(30.0)
-        running.wait(lambda: running.thread.error is not None)
-    assert isinstance(running.thread.error, Superseded)
+            running.loop.commit_now(30.0)
+        running.wait(lambda: running.loop.error is not None)
+    assert isinstance(running.loop.error, Superseded)
 
 
 def test_who_waits_for_a_commit_is_not_told_of_an_older_one(store, monkeypatch):
     with Running(store) as running:
-        assert running.thread.commit_now(30.0) == 1
+        assert running.loop.commit_now(30.0) == 1
         monkeypatch.setattr(running, "_send", lambda message, to: None, raising=False)
-        monkeypatch.setattr(running.thread.commits, "_send", lambda message, to: None)
+        monkeypatch.setattr(running.loop.commits, "_send", lambda message, to: None)
         with pytest.raises(StateError, match=r"within 0\.2 s"):
-            running.thread.commit_now(0.2)
+            running.loop.commit_now(0.2)
 
 
 def test_a_savepoint_at_rest_wants_published_sinks(store):
@@ -889,7 +893,7 @@ def test_a_savepoint_at_rest_wants_published_sinks(store):
     newest = manifests.newest(store.child("t"))
     write_published(store.child("t"), newest.generation, newest.epoch - 1)
     with pytest.raises(
-        StateError, match=f"published epoch {newest.epoch}, but epoch {newest.epoch - 1} was.*Start it"
+        StateError, match=f"published epoch {newest.epoch - 1} only, and not yet epoch {newest.epoch}. Start it"
     ):
         save_at_rest(store.child("t"), StateStore(f"memory://{uuid.uuid4().hex}"))
     del WORLDS[store.url]
@@ -909,7 +913,7 @@ def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, mo
     store.write("requests/one.json", request("requests/one.json", f"memory://{uuid.uuid4().hex}"))
     monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # workers that never answer
     with Running(store) as running:
-        running.wait(lambda: running.thread.commits.newest == 1)
+        running.wait(lambda: running.loop.commits.newest == 1)
     assert (
         "the topology ended before the epoch was committed" in json.loads(store.read("requests/one.done"))["error"]
     )
@@ -966,7 +970,9 @@ def test_a_savepoint_of_a_topology_that_does_not_run_is_refused_at_once(tmp_path
         owner.release(store)
     with pytest.raises(NotRunning) as error:
         ask_for_savepoint(tmp_path)
-    assert str(error.value) == "topology 't': it does not run. Add --at-rest to copy the last epoch it committed."
+    assert (
+        str(error.value) == "topology 't': it is not running. Add --at-rest to copy the last epoch it committed."
+    )
     assert error.value.exit_code == 2
     assert store.list("requests/") == []
 
