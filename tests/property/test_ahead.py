@@ -206,7 +206,7 @@ def test_files_that_are_gone_are_left_to_the_restore(tmp_path):
     early.prefetch(old)
     assert sum(len(state.map("counts")) for state in begun(early, before.entries(4)).values()) == 200
     with pytest.raises(SnapshotCorrupt, match="no such file"):
-        early.restore(old)
+        early.restore(old, 2)
 
 
 def test_a_share_that_changes_is_read_anew(tmp_path):
