@@ -218,7 +218,7 @@ class Answers:
 def test_a_commit_writes_a_manifest_and_tells_the_workers(store):
     workers = Answers(store)
     workers.epoch()
-    assert workers.kinds() == ["Announce", "Announce", "Committed"]
+    assert workers.kinds() == ["EndEpoch", "EndEpoch", "EpochCommitted"]
     assert manifests.newest(store).epoch == workers.commits.committed == workers.commits.published == 1
 
 
@@ -258,7 +258,7 @@ def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
     monkeypatch.setattr(StateStore, "create", taken_over)
     with pytest.raises(Superseded):
         workers.epoch()
-    assert "Committed" not in workers.kinds()
+    assert "EpochCommitted" not in workers.kinds()
 
 
 def failing(monkeypatch, verb, part):
@@ -278,7 +278,7 @@ def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, mo
     workers = Answers(store)
     failing(monkeypatch, verb, part)
     workers.epoch()
-    assert workers.kinds() == ["Announce", "Announce"]
+    assert workers.kinds() == ["EndEpoch", "EndEpoch"]
     assert "epoch 1 is not committed" in caplog.text
     monkeypatch.undo()
     workers.epoch()
@@ -753,7 +753,7 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     with pytest.raises(StateMissing, match=r"there is no savepoint here\. Check the path"):
         directory(store).adopt(savepoint)
     save_at_rest(store.child("t"), savepoint)
-    with pytest.raises(StateError, match=r"'numbers': has state of 2 tasks .* it is a spout"):
+    with pytest.raises(StateError, match=r"'numbers': it has 5 tasks now, but .* holds state of 2 tasks, and it is a spout"):
         directory(store, spouts=5).adopt(savepoint)
     assert manifests.newest(store.child("t")).epoch > 0
 
@@ -886,7 +886,7 @@ def test_a_request_of_a_stranger_copies_nothing_and_resolves_no_secret(store, fo
     store.write("requests/bad.json", json.dumps(asked).encode())
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-    assert "be signed with this deployment's key" in json.loads(store.read("requests/bad.done"))["error"]
+    assert "is not signed with the key of this deployment" in json.loads(store.read("requests/bad.done"))["error"]
     assert resolved == []
     assert "hunter2" not in str(store.read("requests/bad.done"))
 
@@ -992,7 +992,7 @@ def test_a_savepoint_of_a_topology_that_does_not_run_is_refused_at_once(tmp_path
         owner.release(store)
     with pytest.raises(NotRunning) as error:
         ask_for_savepoint(tmp_path)
-    assert str(error.value) == "topology 't': it does not run. Add --at-rest to copy the last epoch it committed."
+    assert str(error.value) == "topology 't': it is not running. Add --at-rest to copy the last epoch it committed."
     assert error.value.exit_code == 2
     assert store.list("requests/") == []
 
