@@ -345,10 +345,16 @@ class World:
     def settle(self):
         """Until nothing is under way any more: neither a change nor a restart, nor a query that is to be stopped."""
         life = self.supervisor.lifecycle
-        until = self.waiter.now() + 10.0
-        self.turn_until(
-            lambda: life.phase in OVER or (life.phase in RUNNING and self.waiter.now() > until), seconds=1000.0
-        )
+        seen, quiet_since = None, self.waiter.now()
+
+        def quiet():
+            nonlocal seen, quiet_since
+            now = (life.phase, self.supervisor.runs.current.number, self.mute)
+            if now != seen or life.phase not in RUNNING or self.mute:
+                seen, quiet_since = now, self.waiter.now()
+            return life.phase in OVER or self.waiter.now() > quiet_since + 10.0
+
+        self.turn_until(quiet, seconds=1000.0)
 
     def check(self):
         """What must hold whatever happened."""
@@ -362,7 +368,7 @@ class World:
             assert not any(query.is_active() for query in self.engine.queries)
             return
         current = runs.current
-        assert self.emitting() == {current.number}, "exactly one run emits"
+        assert self.emitting() == {current.number}, f"exactly one run emits: {self.emitting()}"
         assert set(self.engine.held) == {id(current.deployment)}
         assert set(self.server.registries) == {current.number}
         active = [query.launch.attempt for query in self.engine.queries if query.is_active()]
@@ -403,7 +409,9 @@ class Fault:
     def _refuse(self, step, cancelled):
         if self._hits(step.name):
 
-            def refuse():
+            def refuse(do=step.do):
+                if self._kind == "shutdown":  # what does not end cannot be given back either
+                    do()
                 raise StateError("store", "it does not fit")
 
             step = dataclasses.replace(step, do=refuse)
