@@ -24,8 +24,8 @@ FIGURE_2 = {
     "f2": ("h", "i"),
     "g": ("i",),
 }
-"""The text of Pu 2021 gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and n2; the figure
-is not in the text, so the rest is a simple topology with these numbers."""
+"""The text of Pu 2021 gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and n2;
+the figure is not in the text, so the rest is a simple topology with these numbers."""
 
 ON_FIGURE_4 = ("a", "d1", "f2", "h")
 

@@ -18,8 +18,9 @@ from penstock.driver.registry import WorkerConnection, WorkerRegistry
 from penstock.driver.supervisor import Supervisor
 from penstock.errors import StateError
 from penstock.plan.model import WorkerId
-from penstock.protocol import messages as m
-from penstock.protocol import wire
+from penstock.protocol import codec, wire
+from penstock.protocol import events as m
+from penstock.protocol.handover import FlowHandover, HandoverState
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.unit.simulated import SimulatedWaiter
 
@@ -71,7 +72,7 @@ class FakeWorker:
     # ---- the writer ------------------------------------------------------------------------------------
 
     def write(self, data):
-        message = m.loads(data[wire.LENGTH.size :])
+        message = codec.decode_command(data[wire.LENGTH.size :])
         self.world.after(0.0, lambda: self._hear(message))
 
     def close(self):
@@ -116,7 +117,7 @@ class FakeWorker:
         if self.world.guarantee == "exactly_once" and self.open:
             self.say(m.SnapshotWritten(epoch, {}))
         if self.leaves == epoch:
-            self.say(m.WorkerLeft(epoch, {}))
+            self.say(m.WorkerLeft(HandoverState(epoch, 0, [], [], FlowHandover({}, {}, []), {})))
 
     def _on_TakeSnapshot(self, message):  # noqa: N802
         if message.what == "spouts":

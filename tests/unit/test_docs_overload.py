@@ -81,7 +81,7 @@ WAY = 2  # ticks a signal takes
 
 
 class Literal(OverloadDetector):
-    """Lu 2020, algorithm 1, as it is written: a signal at the end of each sensitivity, as long as the queue is long."""
+    """Lu 2020, algorithm 1, as it is written: a signal at the end of each sensitivity while the queue is long."""
 
     def __init__(self, upstream, capacity):
         super().__init__(upstream, capacity)

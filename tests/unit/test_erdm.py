@@ -117,8 +117,8 @@ def test_moves_before_it_count_for_a_limit():
 
 
 def test_cost_after_by_the_formula_and_counted():
-    """Pu 2021, eq. 20: of 13 streams from node to node a-c, b-e, c-f1, e-f2 and f1-i become local. Counted, g-i, local
-    before, is not any more; the formula does not see that."""
+    """Pu 2021, eq. 20: of 13 streams from node to node a-c, b-e, c-f1, e-f2 and f1-i become local. Counted,
+    g-i, local before, is not any more; the formula does not see that."""
     found, each = plan(c_example()).cost, 1e4 / 12.5e6
     assert (found.paths, found.local, found.opened) == (13, 5, 1)
     assert found.before == pytest.approx(13 * each)

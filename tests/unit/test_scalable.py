@@ -11,7 +11,7 @@ from penstock.driver.requests import Replaced
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
 from penstock.plan.scalable import kept_numbers, why_fixed
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.topology.groupings import CustomGrouping, Shuffle
 from tests.helpers import settings_with
 

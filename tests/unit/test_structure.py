@@ -1,4 +1,4 @@
-"""The shape of the source: one class per name, sizes that can be read, and no references that a reader cannot follow."""
+"""The shape of the source: one class per name, sizes that can be read, references that a reader can follow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "attributes": {
         "KafkaSpout",
-        "ParquetSink",
         "TopologyStatus",
         "TaskStats",
         "PersistBolt",
@@ -173,7 +172,8 @@ def test_every_exception_is_explained():
     text = ARCHITECTURE.read_text()
     assert "\n## Larger than usual\n" in text
     section = text.split("\n## Larger than usual\n")[1].split("\n## ")[0]
-    named = set(re.findall(r"`([^`]+)`", section))
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`([^`]+)`", table))
     exceptions = set().union(*EXCEPTIONS.values())
     assert sorted(exceptions - named) == [], "not named in ARCHITECTURE.md"
     assert sorted(named - exceptions) == [], "named in ARCHITECTURE.md, but no exception"
@@ -185,14 +185,14 @@ def test_every_exception_is_explained():
 LETTERS = re.compile(
     r"\b[A-D] (?:§|eq\.|algorithm\b|(?:figure|table|definition)s? \d|\d+\.\d)"  # C eq. 13, A 6.2
     r"|\b[Pp]apers? [A-D]\b"
-    r"|(?<!\.)\b[A-D](?:'s|\u2019s)\b"  # D's formula
+    r"|\b[A-D]'s (?!(?:\*\*)?(?:inbox|rate|own|send queue|overload detector))"  # D's formula, not a task's inbox
     r"|\b(?:choice of|as in|as) [A-D]\b(?=[\s.,;:])"
 )
 WORKING_PAPERS = re.compile(r"\bSPEC\b|\bDESIGN\b|\bSTYLE\.md\b|\bSPARK\.md\b")
-COMPONENTS_CALLED_A_AND_B = {"docs/overload.md"}  # an example of a topology, drawn
+NAMES_THEM = {"test_structure.py", "test_docs_site.py"}  # their patterns
 
 # References that are still there, by folder. The numbers only go down; at 0 delete the entry.
-STILL_THERE = {"src": 1000, "docs": 0, "README.md": 0, "ARCHITECTURE.md": 0, "tests": 0}
+STILL_THERE = {"src": 121, "docs": 0, "README.md": 0, "ARCHITECTURE.md": 0, "tests": 0}
 
 
 def _texts(place: str) -> Iterator[Path]:
@@ -200,7 +200,7 @@ def _texts(place: str) -> Iterator[Path]:
         yield ROOT / place
     for pattern in ("*.py", "*.md"):
         for path in sorted((ROOT / place).rglob(pattern)):
-            if path != Path(__file__).resolve():
+            if path.name not in NAMES_THEM:
                 yield path
 
 
@@ -210,7 +210,6 @@ def test_no_letters_of_papers_and_no_working_papers(place: str):
     for path in _texts(place):
         name = path.relative_to(ROOT).as_posix()
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            letter = LETTERS.search(line) and name not in COMPONENTS_CALLED_A_AND_B
-            if letter or WORKING_PAPERS.search(line):
+            if LETTERS.search(line) or WORKING_PAPERS.search(line):
                 found.append(f"{name}:{number}: {line.strip()}")
     assert len(found) <= STILL_THERE[place], "\n".join(found)

@@ -17,7 +17,7 @@ from penstock.errors import SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import Hello, WorkerReport
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import settings_with
 

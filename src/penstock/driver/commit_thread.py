@@ -12,17 +12,17 @@ from functools import partial
 from typing import Protocol
 
 from penstock.driver.commits import Commits
+from penstock.driver.registry import EpochEvent
 from penstock.driver.savepoint_requests import SavepointRequests, save
 from penstock.driver.steps import Cause, Problem
 from penstock.errors import PenstockError, StateError
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import EpochPublished, Message, SnapshotFailed, SnapshotWritten, SpoutsSnapshotted
 from penstock.state.store import StateStore
 
 log = logging.getLogger("penstock.commits")
 
 _LOOK = 0.05  # seconds between two looks at the clock
-EpochEvents = queue.SimpleQueue[tuple[WorkerId, Message] | tuple[()] | None]
+EpochEvents = queue.SimpleQueue[tuple[WorkerId, EpochEvent] | tuple[()] | None]
 """What workers say of epochs; an empty tuple: look at the requests; None: the end."""
 
 
@@ -139,7 +139,7 @@ class CommitLoop:
             return False
         try:
             if event:
-                self._take(*event)
+                self.commits.handle(*event)
             self._look(now if not seconds else time.monotonic())
         except PenstockError as error:
             self.error = error
@@ -155,17 +155,6 @@ class CommitLoop:
         for request in self._waiting:
             request.answer(self.error or ended, 0)
         self._notify()
-
-    def _take(self, worker: WorkerId, message: Message) -> None:
-        commits = self.commits
-        if isinstance(message, SpoutsSnapshotted):
-            commits.spouts_snapshotted(worker, message.epoch)
-        elif isinstance(message, SnapshotWritten):
-            commits.snapshot_written(worker, message.epoch, message.tasks)
-        elif isinstance(message, SnapshotFailed):
-            commits.snapshot_failed(worker, message.epoch, message.error)
-        elif isinstance(message, EpochPublished):
-            commits.epoch_published(worker, message.epoch)
 
     def _look(self, now: float) -> None:
         with self._beginning:

@@ -10,9 +10,9 @@ from penstock.driver.recovery import StateDirectory
 from penstock.plan.model import Plan
 from penstock.plan.planner import make_plan
 from penstock.plan.slot_placement import SlotPlacement, slots_for
+from penstock.protocol.job import Job, make_job
 from penstock.state.generations import Ownership
 from penstock.topology.builder import Topology
-from penstock.worker.job import Job, make_job
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.worker.job import Job
+from penstock.protocol.job import Job
 
 
 def executor_of(node: str) -> str:

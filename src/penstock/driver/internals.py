@@ -19,7 +19,7 @@ from penstock.driver.supervisor import Supervisor
 from penstock.errors import SettingError
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, WorkerId
-from penstock.protocol.messages import SetSpoutRate
+from penstock.protocol.commands import SetSpoutRate
 from penstock.topology.builder import Topology
 
 

@@ -30,7 +30,7 @@ from penstock.driver.requests import Moved
 from penstock.driver.steps import Cause, Ending, Problem, Settled, Step, StepsEnded, nothing
 from penstock.errors import TopologyFailed
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import (
+from penstock.protocol.commands import (
     CancelLeave,
     CloseTasks,
     OpenTasks,

@@ -14,7 +14,7 @@ from penstock.driver.handle import RunningTopology
 from penstock.driver.requests import Moved, Replaced
 from penstock.errors import PenstockError, SettingError
 from penstock.plan.scalable import kept_numbers
-from penstock.protocol.messages import OperatorAnswer, OperatorRequest
+from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 
 
 class Operator:

@@ -22,7 +22,7 @@ from penstock.errors import TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import WorkerId
 from penstock.plan.slot_placement import SlotPlacement, assign_slots, fitted
-from penstock.protocol.messages import ActivateSpouts, CloseTasks, DeactivateSpouts, StopTicks
+from penstock.protocol.commands import ActivateSpouts, CloseTasks, DeactivateSpouts, StopTicks
 
 CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
 _HANGS = "Raise lifecycle.start_timeout, or look for an open() or prepare() that hangs."

@@ -14,7 +14,7 @@ from penstock.driver.retrying import retried
 from penstock.driver.steps import Step, Watch
 from penstock.errors import NotEnoughSlots
 from penstock.metrics.bus import MetricsBus
-from penstock.protocol.messages import SetSpoutRate
+from penstock.protocol.commands import SetSpoutRate
 
 _AFTER = (
     2.0  # seconds until a replaced query is stopped: that is work for the machine, which the new one needs first
