@@ -62,7 +62,7 @@ def test_groupings_that_tell(case):
 
 
 REASONS = {
-    "all": (lambda bolt: bolt.all_grouping("s"), "reads 's' by all grouping, which does not say whose a key is"),
+    "all": (lambda bolt: bolt.all_grouping("s"), "reads 's' by all grouping, which does not assign keys to tasks"),
     "all beside shuffle": (lambda bolt: bolt.shuffle_grouping("s").all_grouping("emits"), "reads 'emits' by all"),
     "direct": (lambda bolt: bolt.direct_grouping("emits", stream="straight"), "reads 'emits' by direct grouping"),
     "custom": (lambda bolt: bolt.grouping("s", Mine()), "reads 's' by custom grouping"),
