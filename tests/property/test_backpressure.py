@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.control.backpressure import (
-    SHORTEST,
+    MIN_SENSITIVITY,
     CreditDetector,
     CreditLimiter,
     SpoutDetector,
@@ -174,7 +174,7 @@ def test_a_task_never_signals_twice_within_a_sensitivity(case):
         times = [time for time, *_ in receiver.signals]
         for before, (time, _, _, shortest) in zip(times, receiver.signals[1:], strict=False):
             assert time - before >= shortest - TICK
-            assert time - before >= SHORTEST - TICK
+            assert time - before >= MIN_SENSITIVITY - TICK
 
 
 @given(worlds())

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.control.backpressure import (
-    LONGEST,
-    SHORTEST,
+    MAX_SENSITIVITY,
+    MIN_SENSITIVITY,
     CreditDetector,
     CreditLimiter,
     RateLimiter,
@@ -46,9 +46,9 @@ def test_a_signal_comes_after_the_sensitivity():
     detector = StepDetector([1, 2], 100)
     arrived = filled(detector, 90)
     assert detector.observe(1.0, 90, arrived) == []
-    assert detector.sensitivity(90) == pytest.approx(SHORTEST), "(100 - 90) / (2 * 1000) is less"
-    assert detector.observe(1.0 + 0.9 * SHORTEST, 90, arrived) == []
-    assert detector.observe(1.0 + SHORTEST, 90, arrived) == [(1, "slow", 1.0), (2, "slow", 1.0)]
+    assert detector.sensitivity(90) == pytest.approx(MIN_SENSITIVITY), "(100 - 90) / (2 * 1000) is less"
+    assert detector.observe(1.0 + 0.9 * MIN_SENSITIVITY, 90, arrived) == []
+    assert detector.observe(1.0 + MIN_SENSITIVITY, 90, arrived) == [(1, "slow", 1.0), (2, "slow", 1.0)]
     assert detector.demand == pytest.approx(1000, rel=0.25)
 
 
@@ -57,7 +57,7 @@ def test_the_sensitivity_is_half_the_time_the_rest_of_the_queue_takes_to_fill():
     arrived = filled(detector, 8_500)
     detector.observe(1.0, 8_500, arrived)
     assert detector.sensitivity(8_500) == pytest.approx(1_500 / (2 * detector._rate))
-    assert detector.sensitivity(20_000) == SHORTEST
+    assert detector.sensitivity(20_000) == MIN_SENSITIVITY
 
 
 def test_a_queue_below_the_mark_again_is_not_signalled():
@@ -94,9 +94,9 @@ def test_without_an_answer_it_goes_on_after_a_second():
     arrived = filled(detector, 90)
     detector.observe(1.0, 90, arrived)
     detector.observe(1.01, 90, arrived)
-    assert detector.observe(1.02 + LONGEST, 200, arrived + 110) == []
-    assert detector.observe(1.04 + LONGEST, 205, arrived + 115) == []
-    assert detector.observe(1.05 + LONGEST, 210, arrived + 120) == [(1, "slow", 2.0)]
+    assert detector.observe(1.02 + MAX_SENSITIVITY, 200, arrived + 110) == []
+    assert detector.observe(1.04 + MAX_SENSITIVITY, 205, arrived + 115) == []
+    assert detector.observe(1.05 + MAX_SENSITIVITY, 210, arrived + 120) == [(1, "slow", 2.0)]
 
 
 def test_a_frame_is_no_growth():
@@ -140,7 +140,7 @@ def test_a_queue_that_nothing_came_to_lately_is_no_division_by_zero():
     detector = StepDetector([1], 100)
     arrived = filled(detector, 90)
     detector.observe(5.0, 90, arrived)
-    assert detector.observe(5.0 + LONGEST, 90, arrived) == [(1, "slow", 1.0)]
+    assert detector.observe(5.0 + MAX_SENSITIVITY, 90, arrived) == [(1, "slow", 1.0)]
     for tick in range(400):
         detector.observe(7.1 + tick / 100, 0, arrived)
     assert detector.steps == 0

@@ -10,8 +10,8 @@ import pytest
 from penstock.cli.loading import load_topology
 from penstock.control.backpressure import (
     LOAD_FACTOR,
-    LONGEST,
-    SHORTEST,
+    MAX_SENSITIVITY,
+    MIN_SENSITIVITY,
     OverloadDetector,
     StepDetector,
     StepLimiter,
@@ -115,8 +115,8 @@ class Literal(OverloadDetector):
         if kind is None or self._timer is None or self._timer[0] != kind:
             if not self.steps:
                 self._rate = self._meter.rate(now)
-            wait = (self.capacity - length) / (2 * self._rate) if self._rate else LONGEST
-            self._timer = kind and (kind, now + min(LONGEST, max(SHORTEST, wait)))
+            wait = (self.capacity - length) / (2 * self._rate) if self._rate else MAX_SENSITIVITY
+            self._timer = kind and (kind, now + min(MAX_SENSITIVITY, max(MIN_SENSITIVITY, wait)))
             return []
         if now < self._timer[1]:
             return []

@@ -51,7 +51,7 @@ def test_energy_is_base_and_the_integral_of_the_rest():
 
 
 def test_time_does_not_run_backwards():
-    with pytest.raises(ValueError, match="got -1"):
+    with pytest.raises(ValueError, match="cannot last -1"):
         energy([(-1.0, Power(1.0, 1.0))])
 
 

@@ -36,7 +36,7 @@ def test_all_of_c_example():
     assert reasons["c"] == "parent a on critical node n1"
     assert reasons["g"] == "parent e on critical node n2", "e counts where it moved to"
     assert reasons["i"] == (
-        "parents on 2 critical nodes: n1 (4 executors, CPU 30%) before n2 (6 executors, CPU 35%): fewest executors"
+        "parents on 2 critical nodes; n1 (4 executors, CPU 30%) before n2 (6 executors, CPU 35%): fewest executors"
     )
 
 
@@ -46,7 +46,7 @@ def test_with_equal_counts_e_i_goes_where_less_cpu_is_used(busy, goes):
     (move,) = plan(c_example(cpu={"c": busy}, places={"c": "n1", "g": "n1", "e": "n2"})).moves
     assert (move.executor, move.target) == ("i", goes)
     assert "(5 executors" in move.reason
-    assert move.reason.endswith("as few executors, least CPU")
+    assert move.reason.endswith("equally few executors, lowest CPU use")
 
 
 def test_with_n1_at_its_limit_e_c_goes_to_any_critical_node():
@@ -55,8 +55,8 @@ def test_with_n1_at_its_limit_e_c_goes_to_any_critical_node():
     found = plan(c_example(limits={"n1": full}))
     assert moves(found) == {"c": "n2", "e": "n2", "g": "n2", "i": "n2"}
     assert found.moves[0].reason == (
-        "n1 is at its limit of 1.10 cores with 1.10 cores; of all critical nodes with room "
-        "n2 (4 executors, CPU 30%) comes first"
+        "n1 uses 1.10 cores and is at its limit of 1.10 cores; the first of all critical nodes with room "
+        "is n2 (4 executors, CPU 30%)"
     )
     assert [(at.node, at.resource) for at in found.limit_nodes] == [("n1", "cpu")]
 
@@ -67,7 +67,8 @@ def test_with_no_room_anywhere_it_stays_and_its_node_too():
     (stay,) = found.stays
     assert (stay.executor, stay.node) == ("g", "n3")
     assert stay.reason == (
-        "n2 uses 500 MB of 8,000 MB and 9,000 MB would come; none of 2 critical nodes it may move to has room"
+        "n2 uses 500 MB of 8,000 MB, and the move would add 9,000 MB; none of 2 critical nodes it may move to "
+        "has room"
     )
     assert not found.releases
 
@@ -85,7 +86,7 @@ def test_an_executor_without_a_critical_parent_goes_to_any_critical_node_by_the_
     assert found.critical.nodes == ("n1", "n2")
     assert moves(found) == {"u": "n1", "v": "n1"}, "n1 has 1, then 2 as n2, with less CPU"
     assert found.moves[0].reason.startswith(
-        "no parent on a critical node; of all critical nodes with room n1 (1 executor,"
+        "no parent on a critical node; the first of all critical nodes with room is n1 (1 executor,"
     )
 
 
@@ -94,7 +95,9 @@ def test_a_node_without_a_worker_for_it_is_passed_over():
     executors = tuple(replace(each, nodes=allowed.get(each.id)) for each in snapshot.executors)
     found = plan(replace(snapshot, executors=executors))
     assert moves(found)["c"] == "n2"
-    assert found.moves[0].reason.startswith("n1 has no slot for it; of all critical nodes with room n2")
+    assert found.moves[0].reason.startswith(
+        "n1 has no slot for it; the first of all critical nodes with room is n2"
+    )
     (stay,) = found.stays
     assert stay.reason == "n2 has no slot for it; none of 0 critical nodes it may move to has room"
 
@@ -178,25 +181,25 @@ def test_settings_out_of_bounds_are_refused(wrong):
 def test_the_explanation():
     full = Use(1.1, 8e9, 12.5e6)
     assert explain(plan(c_example(limits={"n1": full}, memory={"g": 9e9})), shown=2) == [
-        "critical path: 2.001 s of work a second (computation 2.000, between nodes 0.001)",
+        "critical path: 2.001 s of work per second (computation 2.000, between nodes 0.001)",
         "  a on n1: 0.500",
         "  d1 on n1: 0.500",
-        "  f2 on n2: 0.500 + 0.001 from the one before",
+        "  f2 on n2: 0.500 + 0.001 from the previous executor",
         "  h on n2: 0.500",
         "critical: 2 nodes (n1, n2), 7 executors",
         "at a limit: 2",
         "  n1: cpu 1.10 cores of 1.10 cores",
         "  n3: memory 9,300 MB of 8,000 MB",
         "moves: 3",
-        "  c: n3 -> n2: n1 is at its limit of 1.10 cores with 1.10 cores; of all critical nodes with room "
-        "n2 (4 executors, CPU 30%) comes first",
+        "  c: n3 -> n2: n1 uses 1.10 cores and is at its limit of 1.10 cores; the first of all critical nodes "
+        "with room is n2 (4 executors, CPU 30%)",
         "  e: n3 -> n2: parent b on critical node n2",
         "  … and 1 more",
         "stay: 1",
-        "  g on n3: n2 uses 600 MB of 8,000 MB and 9,000 MB would come; "
+        "  g on n3: n2 uses 600 MB of 8,000 MB, and the move would add 9,000 MB; "
         "none of 2 critical nodes it may move to has room",
         "released: none",
-        "between nodes: 4 of 13 streams become local, 2 are no longer; cost 0.010 -> 0.009 s a second (-15.4%)",
+        "between nodes: 4 of 13 streams become local, 2 no longer are; cost 0.010 -> 0.009 s per second (-15.4%)",
     ]
 
 
