@@ -162,7 +162,7 @@ def test_what_cannot_be_put_together_is_refused():
         one.map("seen")
     (one,) = inherited(states, 1, None)
     with pytest.raises(
-        StateError, match=r"state 'last': tasks that become one have different values, 0 and 1.*merge"
+        StateError, match=r"state 'last': tasks that are merged have different values, 0 and 1.*merge"
     ):
         one.value("last")
 
@@ -172,7 +172,9 @@ def test_keys_that_have_nothing_to_do_with_the_grouping_are_refused():
     for number in range(20):
         states[number % 2].map("rows")[f"row {number}"] = 1
     new = inherited(states, 4, by_field)
-    with pytest.raises(StateError, match=r"state 'rows': a map's keys must be the fields .*owner="):
+    with pytest.raises(
+        StateError, match=r"state 'rows': the keys of a map must be or begin with the fields .*owner="
+    ):
         new[0].map("rows")
 
 
@@ -211,7 +213,7 @@ def test_keys_with_fewer_parts_than_grouped_fields_are_refused():
     state.map("rows")["x",] = 1
     (new, _) = inherited([state], 2, lambda column: hash_keys(column, 2))
     with pytest.raises(
-        StateError, match=r"state 'rows': a map's keys must be .* but a key has fewer parts .*owner="
+        StateError, match=r"state 'rows': the keys of a map must be .* but a key has fewer parts .*owner="
     ):
         new.map("rows")
 

@@ -84,8 +84,8 @@ def test_an_owner_elsewhere_that_shows_no_life_is_dead_after_the_lease(store):
     check(store, clock, said=said)
     assert clock.seconds == LEASE
     assert said == [
-        "topology 'words' was last run by process 7 on there, which did not end it; waiting up to 15 s to see "
-        "whether it is alive"
+        "topology 'words' was last run by process 7 on there, which did not release its state directory; "
+        "waiting up to 15 s to see whether it is alive"
     ]
 
 
@@ -94,8 +94,8 @@ def test_an_owner_elsewhere_that_shows_life_is_alive(store):
     owner.claim(store)
     clock = Clock(lambda second: second == 4.0 and owner.beat(store))
     message = (
-        r"topology 'words': process 7 on there already runs it on the state directory memory:.*\. "
-        r"End that driver \(penstock kill\), or use --take-over"
+        r"topology 'words': process 7 on there already runs it with the state directory memory:.*\. "
+        r"End that driver with penstock kill, or replace it with --take-over"
     )
     with pytest.raises(AlreadyRunning, match=message):
         check(store, clock)

@@ -100,7 +100,7 @@ def test_a_damaged_manifest_is_passed_over_loudly(store, caplog, damage):
         manifest(epoch).write(store)
     store.write(file(2), damage(store.read(file(2))))
     with pytest.raises(
-        SnapshotCorrupt, match=r"manifest .*2.json: its content does not have the checksum.*epoch before"
+        SnapshotCorrupt, match=r"manifest .*2.json: its content does not match its checksum.*previous epoch"
     ):
         Manifest.read(store, Name(1, (0, 0), 2))
     assert newest(store).epoch == 1
@@ -252,7 +252,9 @@ def test_a_savepoint_of_damaged_files_is_refused(store, other):
 def test_a_savepoint_replaces_no_state_directory(store, other):
     committed = Topology(store).commit(1)
     Ownership("orders", {"pid": 7, "host": "there"}).claim(other)
-    with pytest.raises(StateError, match=r"the state directory of a topology, of process 7 on there"):
+    with pytest.raises(
+        StateError, match=r"the state directory of a topology that was started by process 7 on there"
+    ):
         write_savepoint(store, committed, other)
 
 
@@ -290,10 +292,12 @@ def test_a_removed_directory_is_reported_as_such(store):
     owner.claim(store)
     store.remove("generations/00000002")
     for call in (owner.check, owner.claim, owner.beat):
-        with pytest.raises(StateRemoved, match=r"was removed while it ran: it holds no generation"):
+        with pytest.raises(StateRemoved, match=r"was removed while the topology ran: it contains no generation"):
             call(store)
     Ownership("words").claim(store)
-    with pytest.raises(StateRemoved, match=r"was put back to an earlier copy while it ran: it holds generation 1"):
+    with pytest.raises(
+        StateRemoved, match=r"was reset to an earlier copy while the topology ran: it contains generation 1"
+    ):
         owner.check(store)
 
 

@@ -442,7 +442,7 @@ def test_more_than_fits_an_arrow_array_is_said(monkeypatch):
     state = TaskState()
     state.map("texts").update(a="x", b="y")
     with pytest.raises(
-        StateError, match=r"state 'texts': 16,384 of its keys .* do not fit into 2 GB.*context.folder"
+        StateError, match=r"state 'texts': a block of 16,384 of its keys or values exceeds 2 GB.*context.folder"
     ):
         state.snapshot().encode()
 
