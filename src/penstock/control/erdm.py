@@ -180,13 +180,13 @@ class _Choice:
         parents = [
             parent for parent, _ in self.snapshot.graph.parents[index] if self.loads.places[parent] in self.nodes
         ]
-        homes = sorted(
+        parent_nodes = sorted(
             {self.loads.places[parent] for parent in parents}, key=lambda node: (self._rules(node), node)
         )
-        for home in homes:
-            if (allowed is None or home in allowed) and self.loads.lacking(need, home) is None:
-                return home, self._reason_at_home(home, homes, parents, need)
-        why = self._refused(homes, allowed, need) if homes else "no parent on a critical node"
+        for parent_node in parent_nodes:
+            if (allowed is None or parent_node in allowed) and self.loads.lacking(need, parent_node) is None:
+                return parent_node, self._reason_for_parent_node(parent_node, parent_nodes, parents, need)
+        why = self._refused(parent_nodes, allowed, need) if parent_nodes else "no parent on a critical node"
         target = self._anywhere(allowed, need)
         if target is None:
             among = self.nodes if allowed is None else allowed
@@ -210,32 +210,34 @@ class _Choice:
         room = [node for node in allowed if self.loads.lacking(need, node) is None]
         return min(room, key=lambda node: (self._rules(node), node), default=None)
 
-    def _reason_at_home(self, home: int, homes: list[int], parents: list[int], need: Need) -> str:
+    def _reason_for_parent_node(
+        self, parent_node: int, parent_nodes: list[int], parents: list[int], need: Need
+    ) -> str:
         """Pu 2021, equation 13 for one node, equations 14 and 15 for several."""
-        if len(homes) == 1:
+        if len(parent_nodes) == 1:
             named = [self.snapshot.executors[parent].id for parent in parents[:_NAMED]]
             more = f" and {len(parents) - _NAMED} more" if len(parents) > _NAMED else ""
-            return f"parent {', '.join(named)}{more} on critical node {self.snapshot.nodes[home].name}"
-        others = [node for node in homes if node != home and self.loads.lacking(need, node) is None]
+            return f"parent {', '.join(named)}{more} on critical node {self.snapshot.nodes[parent_node].name}"
+        others = [node for node in parent_nodes if node != parent_node and self.loads.lacking(need, node) is None]
         if not others:
-            return f"only {self._figures(home)} of its parents' nodes has room"
+            return f"only {self._figures(parent_node)} of its parents' nodes has room"
         runner_up = others[0]
         rule = (
             "fewest executors"
-            if self.loads.counts[runner_up] > self.loads.counts[home]
+            if self.loads.counts[runner_up] > self.loads.counts[parent_node]
             else "equally few executors, lowest CPU use"
         )
         return (
-            f"parents on {len(homes)} critical nodes; {self._figures(home)} before "
+            f"parents on {len(parent_nodes)} critical nodes; {self._figures(parent_node)} before "
             f"{self._figures(runner_up)}: {rule}"
         )
 
-    def _refused(self, homes: list[int], allowed: set[int] | None, need: Need) -> str:
-        first = homes[0]
+    def _refused(self, parent_nodes: list[int], allowed: set[int] | None, need: Need) -> str:
+        first = parent_nodes[0]
         name = self.snapshot.nodes[first].name
         why = f"{name} has no slot for it" if allowed is not None and first not in allowed else ""
         why = why or self.loads.why_not(need, first)
-        others = len(homes) - 1
+        others = len(parent_nodes) - 1
         return why + (f", and {others} other nodes of its parents have no room either" if others else "")
 
     def _figures(self, node: int) -> str:

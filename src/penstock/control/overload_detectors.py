@@ -100,7 +100,7 @@ class StepDetector(OverloadDetector):
         self._shortest = shortest
         self._meter = Meter()
         self._arrived = self._gone = 0
-        self._lump = 0
+        self._largest_frame = 0
         """The most tuples that arrived or left between two observations since the timer started; usually one
         frame."""
         self._rate = 0.0
@@ -123,10 +123,14 @@ class StepDetector(OverloadDetector):
         return min(MAX_SENSITIVITY, max(self._shortest, (self.capacity - length) / (2 * self._rate)))
 
     def observe(self, now: float, length: int, arrived: int) -> Messages:
-        came, went = arrived - self._arrived, arrived - length - self._gone
-        self._arrived, self._gone, self._lump = arrived, arrived - length, max(self._lump, came, went)
-        if came:
-            self._meter.add(came, now)
+        arrivals, departures = arrived - self._arrived, arrived - length - self._gone
+        self._arrived, self._gone, self._largest_frame = (
+            arrived,
+            arrived - length,
+            max(self._largest_frame, arrivals, departures),
+        )
+        if arrivals:
+            self._meter.add(arrivals, now)
         wanted = self._wanted(length)
         if wanted is None:
             self._timer = None
@@ -140,15 +144,15 @@ class StepDetector(OverloadDetector):
         if timer is None or timer.kind != wanted:
             if not self.steps:
                 self._rate = self._meter.rate(now)
-            self._timer, self._lump = _Timer(wanted, now + self.sensitivity(length), length, arrived), 0
+            self._timer, self._largest_frame = _Timer(wanted, now + self.sensitivity(length), length, arrived), 0
             return []
         if now < timer.due:
             return []
-        verdict = self._verdict(timer, now, length, arrived)
-        if verdict is None:
+        decision = self._decision(timer, now, length, arrived)
+        if decision is None:
             return []
         self._timer = None
-        if not verdict:
+        if not decision:
             return []
         self.steps = min(self.steps + 1, MAX_STEPS) if wanted == "slow" else self.steps - 1
         self._answer_by = now + MAX_SENSITIVITY
@@ -163,26 +167,28 @@ class StepDetector(OverloadDetector):
     def on_sender_adjusted(self) -> None:
         self._answer_by = None
 
-    def _verdict(self, timer: _Timer, now: float, length: int, arrived: int) -> bool | None:
+    def _decision(self, timer: _Timer, now: float, length: int, arrived: int) -> bool | None:
         """Whether to signal when the timer has expired. None if the trend of the queue is not known yet."""
-        came, grown = arrived - timer.arrived, length - timer.length
+        arrivals, growth = arrived - timer.arrived, length - timer.length
         if not self.steps:
-            return grown >= 0
-        threshold = max(1, 2 * self._lump)  # more than one frame that has just arrived or is about to be taken
+            return growth >= 0
+        threshold = max(
+            1, 2 * self._largest_frame
+        )  # more than one frame that has just arrived or is about to be taken
         if timer.kind == "slow":
             # so that the queue is not empty when the cancel takes effect
             threshold = max(threshold, int(_TREND_GROWTH * self.capacity))
-        if abs(grown) >= threshold:
-            return (grown > 0) == (timer.kind == "slow")
+        if abs(growth) >= threshold:
+            return (growth > 0) == (timer.kind == "slow")
         if timer.kind == "slow":
             return None  # a queue that grows will exceed the threshold later
-        if not came or not (length or timer.length):
+        if not arrivals or not (length or timer.length):
             # Nothing arrives, or everything is taken at once. Wait to see whether this is permanent or a gap
             # between two frames.
             patience = min(MAX_SENSITIVITY, _FEW_FRAMES * self._step**self.steps / max(self._rate, 1.0))
         else:
-            patience = MAX_SENSITIVITY if 2 * came - grown < _TREND_TRAFFIC * self.capacity else 0.0
-        return None if now < timer.due + patience else grown <= self._lump
+            patience = MAX_SENSITIVITY if 2 * arrivals - growth < _TREND_TRAFFIC * self.capacity else 0.0
+        return None if now < timer.due + patience else growth <= self._largest_frame
 
     def _wanted(self, length: int) -> str | None:
         if length > self._load_factor * self.capacity:

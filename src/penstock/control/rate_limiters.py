@@ -102,16 +102,16 @@ class StepLimiter(RateLimiter):
 
     def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
         # a copy that replaces the old value at once, because reports read it from another thread
-        asked = dict(self.steps)
+        requested = dict(self.steps)
         if message.kind == "slow":
             if self.initial is None:
                 if measured <= 0:
                     return  # the rate cannot be lowered
                 self.initial = measured
-            asked[message.source] = min(asked.get(message.source, 0) + 1, int(message.value))
-        elif message.kind == "cancel" and message.source in asked:
-            asked[message.source] = min(asked[message.source] - 1, int(message.value))
-        self.steps = {task: steps for task, steps in asked.items() if steps > 0}
+            requested[message.source] = min(requested.get(message.source, 0) + 1, int(message.value))
+        elif message.kind == "cancel" and message.source in requested:
+            requested[message.source] = min(requested[message.source] - 1, int(message.value))
+        self.steps = {task: steps for task, steps in requested.items() if steps > 0}
         if not self.steps:
             self.initial = None
         self._pace.set(self._rate, now)
@@ -132,7 +132,7 @@ class StepLimiter(RateLimiter):
     @property
     def _rate(self) -> float:
         initial = self.initial
-        most = max((asked for task, asked in self.steps.items() if task not in self.excluded), default=0)
+        most = max((requested for task, requested in self.steps.items() if task not in self.excluded), default=0)
         return math.inf if initial is None or not most else initial / self._step**most
 
     def _room(self, target: int, now: float) -> float:
@@ -146,7 +146,7 @@ class StepLimiter(RateLimiter):
 
     def validate(self) -> None:
         assert (self.initial is None) == (not self.steps), "limited exactly while a task requests steps"
-        assert all(0 < asked <= MAX_STEPS for asked in self.steps.values())
+        assert all(0 < requested <= MAX_STEPS for requested in self.steps.values())
 
 
 class SpoutLimiter(RateLimiter):

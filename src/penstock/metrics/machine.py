@@ -79,13 +79,13 @@ class Rapl:
         for folder in self._domains:
             try:
                 now = int(_text(folder / "energy_uj"))
-                grown = now - self._last.get(folder, now)
-                if grown < 0:  # the counter has wrapped around
-                    grown += int(_text(folder / "max_energy_range_uj"))
+                increase = now - self._last.get(folder, now)
+                if increase < 0:  # the counter has wrapped around
+                    increase += int(_text(folder / "max_energy_range_uj"))
             except ValueError:
                 continue
             self._last[folder] = now
-            self._microjoules += grown
+            self._microjoules += increase
         return self._microjoules / 1e6
 
 

@@ -34,8 +34,8 @@ def slots_for(plan: Plan, placement: SlotPlacement, nodes: int, spare: int = 0) 
     result = []
     for stage in plan.stages:
         wanted = Counter(node for worker, node in placement.nodes.items() if worker.stage == stage.index)
-        fullest = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
-        needed = max(stage.workers, fullest * nodes if wanted else 0)
+        most_per_node = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
+        needed = max(stage.workers, most_per_node * nodes if wanted else 0)
         result.append(needed + (spare * nodes if stage.index else 0))
     return tuple(result)
 
@@ -58,8 +58,8 @@ def assign_slots(
     """Assign a slot to each worker. ``slots`` maps the available slots to their nodes; every stage must have at
     least as many as workers. Also returns a description of each worker that could not be placed on its wanted
     node."""
-    taken: dict[WorkerId, WorkerId] = {}
-    unmet: list[str] = []
+    assigned: dict[WorkerId, WorkerId] = {}
+    unplaced: list[str] = []
     for stage in plan.stages:
         free = sorted(slot for slot in slots if slot.stage == stage.index)
         workers = [WorkerId(stage.index, number) for number in range(stage.workers)]
@@ -69,10 +69,10 @@ def assign_slots(
             wanted = placement.nodes.get(worker)
             found = next((slot for slot in free if slots[slot] == wanted), None)
             if found is None and wanted is not None:
-                unmet.append(f"worker {worker} on {wanted}")
-            taken[worker] = _any(free, slots) if found is None else found
-            free.remove(taken[worker])
-    return taken, unmet
+                unplaced.append(f"worker {worker} on {wanted}")
+            assigned[worker] = _any(free, slots) if found is None else found
+            free.remove(assigned[worker])
+    return assigned, unplaced
 
 
 def _any(free: list[WorkerId], slots: Mapping[WorkerId, str]) -> WorkerId:

@@ -21,17 +21,17 @@ _HINTS: Final = {
     errno.ENOENT: "Was the state folder removed? It must stay for as long as its state is of use.",
 }
 
-_LASTING: Final = frozenset(
+_PERMANENT: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
     | {errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS}
 )
 """Error numbers for which a retry is useless. A full disk is not included, because someone may free space."""
 
-_LASTING_TYPES: Final = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
+_PERMANENT_TYPES: Final = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
 _MISTAKES: Final = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError, ImportError)
 """Exceptions caused by a wrong URL, a missing package or a bug, not by the store."""
 
-_PASSING_STATUS: Final = frozenset({408, 409, 423, 425, 429})
+_TEMPORARY_STATUS: Final = frozenset({408, 409, 423, 425, 429})
 """HTTP statuses below 500 for which a retry may help."""
 
 
@@ -40,10 +40,10 @@ def state_error(where: str, verb: str, error: Exception) -> StateError:
     ``StateError``."""
     kind = StateUnavailable if is_passing(error) else StateError
     number = error.errno if isinstance(error, OSError) else None
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return kind(
         where,
-        f"the attempt to {verb} failed ({type(error).__name__}: {said})",
+        f"the attempt to {verb} failed ({type(error).__name__}: {message})",
         _HINTS.get(number or 0, "Check the file system behind delivery.state_dir."),
     )
 
@@ -56,13 +56,13 @@ def is_missing(error: StateError) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Whether a retry may help."""
-    if isinstance(error, _LASTING_TYPES):
+    if isinstance(error, _PERMANENT_TYPES):
         return False
     status = _status(error)
     if status is not None:
-        return status >= 500 or status in _PASSING_STATUS
+        return status >= 500 or status in _TEMPORARY_STATUS
     if isinstance(error, OSError):
-        return error.errno not in _LASTING
+        return error.errno not in _PERMANENT
     return not isinstance(error, _MISTAKES)
 
 

@@ -71,9 +71,9 @@ class Share:
             raise _foreign_key(state, "a key has fewer parts than there are fields") from None
         except KeyTypeError as error:
             raise _foreign_key(state, error.problem) from None
-        strangers = np.flatnonzero(hashes % np.uint64(self.before) != np.uint64(source))
-        if len(strangers):
-            (key,) = to_values(keys[int(strangers[0]) :][:1])
+        foreign = np.flatnonzero(hashes % np.uint64(self.before) != np.uint64(source))
+        if len(foreign):
+            (key,) = to_values(keys[int(foreign[0]) :][:1])
             raise _foreign_key(state, f"the grouping would not have sent {key!r} to task {source}")
         mine: npt.NDArray[np.bool_] = hashes % np.uint64(self.now) == np.uint64(self.index)
         return mine
