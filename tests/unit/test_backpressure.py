@@ -1,5 +1,5 @@
-"""Overload detectors, rate limiters and paces one call at a time: the cases A algorithm 1 names, and the
-baselines'."""
+"""Overload detectors, rate limiters and paces, one call at a time: the cases of Lu 2020, algorithm 1, and the
+other modes."""
 
 import math
 import threading
@@ -34,7 +34,7 @@ def message(kind, value=0.0, source=9):
 
 
 def filled(detector, length, rate=1000, seconds=1.0):
-    """A watch that has seen ``rate`` tuples a second come, all taken but ``length`` of them."""
+    """A detector that has seen ``rate`` tuples per second arrive, of which all but ``length`` were taken."""
     arrived = 0
     for tick in range(round(seconds * 100)):
         arrived += rate // 100
@@ -100,7 +100,7 @@ def test_without_an_answer_it_goes_on_after_a_second():
 
 
 def test_a_frame_is_no_growth():
-    """One that comes while none is taken, again and again: a queue in balance above the mark."""
+    """Frames arrive between takes again and again: the queue is stable above the mark."""
     detector = StepDetector([1], 100)
     arrived = filled(detector, 90)
     detector.observe(1.0, 90, arrived)
@@ -147,7 +147,7 @@ def test_a_queue_that_nothing_came_to_lately_is_no_division_by_zero():
 
 
 def test_an_answer_may_come_from_another_thread_at_any_moment():
-    """The reader observes while the main loop hears of states."""
+    """The reader thread calls ``observe`` while the main loop receives states."""
     detector = StepDetector([1], 10)
     ended = threading.Event()
 
@@ -229,7 +229,7 @@ def test_a_task_that_is_passed_by_slows_nobody():
 
 
 def test_a_lost_last_cancel_is_what_the_boards_must_not_do():
-    """What does not hold: nothing follows the last cancel, so without it the sender stays slow until the next
+    """A known limit: nothing follows the last cancel, so if it is lost the sender stays slow until the next
     overload."""
     limiter = StepLimiter()
     limiter.handle(message("slow", 1.0), 0.0, 1000.0)
@@ -308,7 +308,7 @@ def test_a_sender_that_is_epochs_ahead_waits_in_every_mode(limiter):
 
 @given(st.floats(5.0, 1e6), st.lists(st.integers(1, 5000), min_size=1, max_size=8))
 def test_the_mean_rate_holds_for_any_batches(rate, sizes):
-    """A batch goes when there is room for a tuple: after n of them at most one is too early."""
+    """A batch is sent when there is room for one tuple, so n batches are at most one too early."""
     pace, now, sent = Pace(rate), 0.0, 0
     for number in range(200):
         now += pace.wait(now)
@@ -329,7 +329,7 @@ def test_a_pause_is_no_licence_to_flood(rate, pause):
 
 @given(st.floats(10.0, 1e5), st.integers(1, 2000))
 def test_being_told_the_same_rate_again_and_again_forgives_no_debt(rate, size):
-    """Every message of every task behind a rate limiter sets its rate."""
+    """Every message of every receiving task sets the rate of a limiter."""
     pace, now, sent = Pace(), 0.0, 0
     pace.set(rate, 0.0)
     for _ in range(300):

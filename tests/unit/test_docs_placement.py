@@ -1,4 +1,4 @@
-"""What docs/placement.md says is so: the example prints what stands below it, the defaults are those."""
+"""Checks docs/placement.md: the example prints the output shown, and the defaults are correct."""
 
 from __future__ import annotations
 

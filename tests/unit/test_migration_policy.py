@@ -1,4 +1,4 @@
-"""Which branch is heavy, which takes its data, and what the sender writes down (SPEC 3.2)."""
+"""Which branch is heavy, which branch takes its data, and what the sender records (Sun 2022)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pressure_follows_the_formula():
     found = scores([a, b, c], alpha=0.3, beta=0.5)
     assert found["a"] == pytest.approx(0.3 * 0.5 + 0.7 * 1.0)
     assert found["b"] == pytest.approx((0.3 * 0.4 + 0.7 * 0.25) / 0.25**0.5)
-    assert found["c"] == pytest.approx(0.3 * 0.2 / 0.5**0.5)  # it empties: its Δ counts as none
+    assert found["c"] == pytest.approx(0.3 * 0.2 / 0.5**0.5)  # its queue becomes shorter, so its Δ counts as 0
 
 
 def test_a_branch_is_as_full_as_its_fullest_node_and_as_far_behind_as_all_together():
@@ -159,7 +159,7 @@ def test_a_segment_is_where_it_began_and_how_long_it_became():
     assert ledger.segments == [Segment("a", "c", 100, 25)]
     assert ledger.close("a") == Segment("a", "c", 100, 25)
     assert ledger.close("a") is None
-    ledger.open("a", "b", 125)  # another target: another segment
+    ledger.open("a", "b", 125)  # another target, so another segment
     ledger.extend("a")
     ledger.open("a", "c", 126)
     assert ledger.segments == [Segment("a", "c", 100, 25), Segment("a", "b", 125, 1)]

@@ -1,4 +1,4 @@
-"""What groupings say of the owners of keys."""
+"""Which task owns a key, from the groupings of the inputs."""
 
 import re
 
@@ -26,7 +26,7 @@ class Mine(CustomGrouping):
 
 
 class OwnFields(Fields):
-    """Routes as it likes."""
+    """A user's grouping, which may route in any way."""
 
 
 def plan(group):

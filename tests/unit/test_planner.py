@@ -1,4 +1,4 @@
-"""The planner: stages, workers, fused groups, tasks and routes of small topologies, and how they are shown."""
+"""The planner: stages, workers, fused groups, tasks and routes of small topologies, and how plans are rendered."""
 
 from textwrap import dedent
 

@@ -1,4 +1,4 @@
-"""Which bolts scale by themselves, and a topology with other numbers of tasks."""
+"""Which bolts are scaled automatically, and topologies with another parallelism."""
 
 import json
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ class First(CustomGrouping):
 
 
 class OwnShuffle(Shuffle):
-    """The user's own, whatever it does."""
+    """A user's grouping, which may route in any way."""
 
 
 def build(group=lambda bolt: bolt.fields_grouping("source", "key"), bolt=None, parallelism=2, **settings):

@@ -1,4 +1,4 @@
-"""When a topology doubles or halves itself: A algorithm 2, and by rates (SPEC 4)."""
+"""When a topology doubles or halves bolts: by time-outs (Lu 2020, algorithm 2) and by rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ AT_ONCE = Bounds(most=64, cool_down=0.0)
 
 
 def bolt(name, *arrived, cost=0.001, inputs=("spout",), emits=1.0, queued=0, fixed=False):
-    """Tasks of a bolt in a load sample of one second; each processes what arrives, as far as its second goes."""
+    """The tasks of a bolt in a load sample of one second. Each processes the tuples that arrive, as far as the
+    second suffices."""
     tasks = []
     for count in arrived:
         done = min(count, 1.0 / cost)
@@ -39,7 +40,7 @@ def sample(time, *bolts, emitted=None, failed=0, latency=None, **spout):
 
 
 def failing(policy, counts, *bolts):
-    """What the policy says to each window, a second apart."""
+    """The decisions of the policy for windows one second apart."""
     bolts = bolts or (bolt("count", 100, 100),)
     return [policy.decide(sample(float(time), *bolts, failed=count)) for time, count in enumerate(counts)]
 
@@ -110,7 +111,8 @@ def test_bounds_stop_both_ways():
 
 
 def test_a_cool_down_shorter_than_the_ring_takes_a_doubling_back():
-    """Why the cool-down should be as long as the ring: the surge is still in it, and all is well now."""
+    """The reason why the cool-down should be as long as the ring: the surge is still in the ring when all is well
+    again."""
     windows = [0, 0, 0, 100, 0, 0, 0, 0, 0, 0]
     short = failing(FailurePolicy(Bounds(cool_down=2.0), windows=6), windows)
     assert short[3].parallelism == {"count": 4}
@@ -138,20 +140,20 @@ def test_one_step_leads_to_the_parallelism_that_is_enough():
     assert found == Scale(
         {"count": 8}, "count: the busiest task can process 1,200/s, but 3,400/s arrive: 1 -> 8 tasks"
     )
-    # Four would be busy 0.708 of their time.
+    # Four tasks would be busy for 0.708 of their time.
     assert rate(target=0.71).decide(sample(0.0, bolt("count", 3_400, cost=1 / 1_200))).parallelism == {"count": 4}
     assert rate().decide(sample(0.0, bolt("count", 3_300, cost=1 / 1_200))).parallelism == {"count": 4}
 
 
 def test_what_a_task_could_do_is_told_by_its_busy_time():
-    """It was idle half of the time, so it could do twice as much as it did."""
+    """It was idle for half of the time, so it could process twice as much."""
     idle = BoltLoad("count", ("spout",), (TaskLoad(500, 0.5, 500, 500, 0, 100),))
     assert uses(idle, 500.0) == [0.5]
     assert uses(idle, 3_000.0) == [3.0]
 
 
 def test_bolts_behind_a_slow_one_are_scaled_in_the_same_step():
-    """Split lets 1,000 of 4,000 through, so count has not seen the load that is to come yet."""
+    """Split passes on 1,000 of 4,000 tuples, so count has not received the coming load yet."""
     split = bolt("split", 4_000, emits=5.0)
     count = bolt("count", 5_000, cost=0.0001, inputs=("split",))
     seen = sample(0.0, split, count)
@@ -160,7 +162,7 @@ def test_bolts_behind_a_slow_one_are_scaled_in_the_same_step():
 
 
 def test_a_bolt_gets_its_share_of_what_its_inputs_emit():
-    """One of two streams, copies to all tasks: what arrives of what was emitted."""
+    """One of two streams, copies to all tasks: the share of emitted tuples that arrives."""
     first = bolt("first", 100, emits=2.0)
     half = bolt("half", 100, inputs=("first",))
     both = bolt("both", 300, inputs=("first", "half"))
@@ -180,7 +182,7 @@ def test_the_busiest_task_counts_not_the_average():
 
 
 def test_one_busy_task_among_idle_ones_may_be_chance():
-    """It takes as long as shrinking does, and it must be the same task."""
+    """It takes as many samples as scaling down, and always the same task."""
     policy = RatePolicy(AT_ONCE, up_samples=2, down_samples=4)
     for time in range(7):
         assert policy.decide(sample(float(time), bolt("count", *([900, 300] if time % 2 else [300, 900])))) is None
@@ -248,7 +250,7 @@ def test_a_spout_that_is_held_back_would_emit_more():
 
 
 def test_between_the_thresholds_nothing_moves():
-    for arrived in (570, 700, 830):  # as one task; as two, half of it each
+    for arrived in (570, 700, 830):  # as one task; two tasks have half of it each
         assert rate().decide(sample(0.0, bolt("count", arrived))) is None
         assert rate().decide(sample(0.0, bolt("count", arrived / 2, arrived / 2))) is None
     assert rate().decide(sample(0.0, bolt("count", 850))).parallelism == {"count": 2}
@@ -291,7 +293,7 @@ def test_the_cool_down_counts_from_the_decision_and_anew_from_the_replacement():
     high = bolt("count", 900)
     assert policy.decide(sample(0.0, high))
     assert policy.decide(sample(9.0, high)) is None
-    policy.restart_cool_down(9.5)  # the replacement took its time
+    policy.restart_cool_down(9.5)  # the replacement took some time
     assert policy.decide(sample(19.0, high)) is None
     assert policy.decide(sample(19.5, high))
 

@@ -1,4 +1,4 @@
-"""Manifests: the newest whole one decides, cleaning up keeps what is needed, one process at a time may write."""
+"""Manifests: the newest intact one decides, pruning keeps what is needed, and one driver at a time may write."""
 
 import dataclasses
 import logging
@@ -48,7 +48,7 @@ def snapshots(store):
 
 
 class Topology:
-    """A task that counts, snapshots and commits."""
+    """A task that counts, takes snapshots and commits."""
 
     def __init__(self, store):
         self.store, self.writer, self.state = store, SnapshotWriter(store), TaskState()
@@ -117,7 +117,7 @@ def test_with_all_manifests_damaged_it_does_not_start_from_nothing(store):
 
 
 def test_a_later_generation_decides_from_what_it_took_over(store):
-    """The manifest of epoch 6 was written by the first driver after the second had begun with epoch 5."""
+    """The first driver wrote the manifest of epoch 6 after the second had started from epoch 5."""
     for epoch in (4, 5):
         manifest(epoch).write(store)
     newest(store).taken_over(2).write(store)
@@ -142,7 +142,7 @@ def test_what_begins_from_nothing_has_no_history(store):
 def test_a_manifest_is_written_once(store):
     made = manifest(1)
     made.write(store)
-    made.write(store)  # an attempt that got no answer
+    made.write(store)  # an attempt that received no answer
     with pytest.raises(StateError, match=r"manifest .*there is another manifest of that name"):
         dataclasses.replace(made, created=2.0).write(store)
     assert newest(store) == made
@@ -160,7 +160,7 @@ def test_a_manifest_of_another_key_is_not_read(store):
 
 
 def test_a_manifest_under_another_name_is_not_read(store):
-    """Whoever may write to the store cannot bring an old manifest back by a newer name."""
+    """Someone who can write to the store cannot replay an old manifest under a newer name."""
     manifest(1).write(store)
     store.write(Name(7, (0, 0), 9).file, store.read(file(1)))
     with pytest.raises(SnapshotCorrupt, match="was written under another name"):
@@ -173,7 +173,7 @@ def test_pruning_keeps_what_the_kept_manifests_need(store):
         topology.commit(epoch)
     prune(store, 1)
     assert epochs(store) == [4, 5]
-    assert snapshots(store) == [1, 2, 3, 4, 5]  # the chain begins in 1
+    assert snapshots(store) == [1, 2, 3, 4, 5]  # the chain starts in 1
     topology.commit(6, full=True)
     prune(store, 1)
     assert snapshots(store) == [1, 2, 3, 4, 5, 6]  # 5 still needs them
@@ -344,7 +344,7 @@ def test_of_many_claims_at_once_one_holds(tmp_path):
 
 
 def test_a_claim_made_on_an_old_look_is_made_again(store):
-    """Between looking and creating, others came, claimed higher numbers and removed the lower ones."""
+    """Between the listing and the creation, others claimed higher numbers and removed the lower ones."""
 
     class Late(StateStore):
         overtaken = False
@@ -362,7 +362,7 @@ def test_a_claim_made_on_an_old_look_is_made_again(store):
 
 
 def test_of_two_that_created_one_generation_the_later_holds(store):
-    """Where the store does not create exclusively, both succeed."""
+    """If the store has no exclusive creation, both succeed."""
     if store.exclusive:
         pytest.skip("this store decides by itself")
     first, second = Ownership("words"), Ownership("words")
