@@ -20,7 +20,7 @@ from penstock.redaction import HIDDEN, hide, redacted
 _REFERENCE = re.compile(r"\$(\$\{|\{(file:[^}\s]+|[A-Za-z_][A-Za-z0-9_]*)\})")
 _QUOTED_REFERENCE = re.compile(rf"(['\"]){re.escape(HIDDEN)}\1")
 _PLACEHOLDER = "penstockreference{}x"  # letters and digits only, so that it passes through any parser unchanged
-_MOST_BYTES = 65_536  # of a file with a secret; the largest are certificates with their chain
+_MAX_BYTES = 65_536  # of a file with a secret; the largest are certificates with their chain
 
 
 def has_references(text: str) -> bool:
@@ -116,7 +116,7 @@ def _value(name: str, where: str) -> str:
 def _from_file(path: str, where: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(_MOST_BYTES + 1)
+            text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentFault(
             where,
@@ -124,8 +124,8 @@ def _from_file(path: str, where: str) -> str:
             f"{getattr(error, 'strerror', None) or 'not a text'})",
             "Create it, readable by the user that runs the workers.",
         ) from error
-    if len(text) > _MOST_BYTES:
+    if len(text) > _MAX_BYTES:
         raise EnvironmentFault(
-            where, f"the file {path} has more than {_MOST_BYTES} characters, too many for a secret"
+            where, f"the file {path} has more than {_MAX_BYTES} characters, too many for a secret"
         )
     return text.rstrip("\r\n")

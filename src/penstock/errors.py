@@ -42,7 +42,7 @@ from typing import ClassVar
 from penstock.redaction import redacted
 from penstock.texts import shortened
 
-_MOST_READ = 100_000
+_MAX_SEARCHED = 100_000
 """Characters of a part that are searched for passwords. A longer part is shortened before and after the search: if
 the first shortening splits a password, the second removes both halves."""
 
@@ -61,7 +61,7 @@ class PenstockError(Exception):
 
     def __init__(self, where: str, problem: str, hint: str = "") -> None:
         where, problem, hint = (
-            shortened(redacted(shortened(part, _MOST_READ))) for part in (where, problem, hint)
+            shortened(redacted(shortened(part, _MAX_SEARCHED))) for part in (where, problem, hint)
         )
         super().__init__(where, problem, hint)
         self.where = where

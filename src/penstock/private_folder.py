@@ -22,7 +22,7 @@ from typing import Self
 
 from penstock.errors import EnvironmentFault
 
-_MOST_BYTES = 16 * 1024 * 1024  # per file; the record of a cluster of 200 nodes has 100 KB
+_MAX_BYTES = 16 * 1024 * 1024  # per file; the record of a cluster of 200 nodes has 100 KB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
@@ -131,10 +131,10 @@ class PrivateFolder:
             plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink <= 1  # 0: removed after it was opened
             if not plain or seen.st_uid != os.getuid() or seen.st_mode & _OTHERS_WRITE:
                 raise _not_private(self.path / name, seen, "nobody else can have written to it")
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise EnvironmentFault(
-                f"file {self.path / name}", f"it has more than {_MOST_BYTES} bytes", "Remove it."
+                f"file {self.path / name}", f"it has more than {_MAX_BYTES} bytes", "Remove it."
             )
         return data
 

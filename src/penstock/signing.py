@@ -23,6 +23,7 @@ from penstock.errors import EnvironmentFault
 KEY_FILE = "PENSTOCK_KEY_FILE"
 """The environment variable with the path of another key file."""
 KEY_BYTES = 32
+"""256 random bits cannot be guessed."""
 SIGNATURE_BYTES = 16
 """128 bits. Without the key an attacker cannot search for a collision, so this is sufficient."""
 

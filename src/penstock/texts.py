@@ -10,12 +10,11 @@ from typing import Any
 MOST_ERROR = 4_000
 """Characters of one part of an error. A stack trace fits, and a report of 32 errors stays below 1 MB."""
 MOST_LINE = 16_000
-"""Characters of a line that a worker or the JVM prints. Longer than any stack frame; limits the memory per
-line."""
+"""Characters of a line that a worker or the JVM prints. Limits the memory per line."""
 MOST_VALUE = 200
-"""Characters of one value in an error text."""
+"""Characters of one value in an error text: about two lines of a terminal."""
 MOST_CELL = 1_000
-"""Characters of a cell in the rows that a component shows."""
+"""Characters of a cell in the rows that a component shows: more than a screen is wide."""
 MOST_ROWS = 1_000
 """Rows that a component may show, and cells per row. More than any view displays."""
 

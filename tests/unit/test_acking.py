@@ -7,7 +7,7 @@ import pytest
 from penstock import BatchBolt, BatchSpout, CustomGrouping, RichBolt, Spout, TopologyBuilder
 from penstock.acking import ledger, lineage
 from penstock.acking.ids import NUMBER_BITS, UNTRACKED, edges_of_roots, roots, seeded_edges
-from penstock.acking.ledger import MOST_OPEN, Acker, Tally
+from penstock.acking.ledger import MAX_OPEN, Acker, Tally
 from penstock.acking.lineage import Entries, Lineage, of_all, of_groups, of_roots, union, untracked
 from penstock.acking.pending import Pending
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
@@ -130,11 +130,11 @@ def test_a_late_ack_does_not_hit_the_next_owner_of_its_place():
     """In a ring of maximum size: the root failed long ago, and its place belongs to another root."""
     acker = Acker(KEY)
     # the ring has its maximum size
-    feed(acker, (root(0), 1, edge(0) ^ 5), (root(MOST_OPEN - 1), 1, edge(MOST_OPEN - 1)))
-    assert feed(acker, (root(MOST_OPEN), 1, edge(MOST_OPEN) ^ 8)) == {}  # takes the place of 0
+    feed(acker, (root(0), 1, edge(0) ^ 5), (root(MAX_OPEN - 1), 1, edge(MAX_OPEN - 1)))
+    assert feed(acker, (root(MAX_OPEN), 1, edge(MAX_OPEN) ^ 8)) == {}  # takes the place of 0
     assert feed(acker, (root(0), 1, 5)) == {}
     assert feed(acker, (root(0), 1, 13)) == {}
-    assert feed(acker, (root(MOST_OPEN), 1, 8)) == {1: [MOST_OPEN]}
+    assert feed(acker, (root(MAX_OPEN), 1, 8)) == {1: [MAX_OPEN]}
 
 
 def flow_of_roots(acker, first, end):
@@ -402,7 +402,7 @@ def test_pending_grows_around_the_end_of_its_table():
 def test_pending_room_follows_the_oldest_open_number():
     pending = Pending(10.0)
     full = pending.room
-    assert full == MOST_OPEN // 2
+    assert full == MAX_OPEN // 2
     pending.add(["a"], 0.0)
     pending.add(["b"] * 9, 1.0)
     assert pending.room == full - 10

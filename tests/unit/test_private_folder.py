@@ -396,7 +396,7 @@ def test_a_tree_is_removed_without_following_links(tmp_path):
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(private_folder, "_MOST_BYTES", 10)
+    monkeypatch.setattr(private_folder, "_MAX_BYTES", 10)
     with PrivateFolder.open(tmp_path / "mine", make=True) as place:
         place.write("a", bytes(11))
         with pytest.raises(EnvironmentFault, match="it has more than 10 bytes"):

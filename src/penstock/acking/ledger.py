@@ -17,10 +17,11 @@ import numpy.typing as npt
 from penstock.acking.ids import NUMBER_BITS, NUMBER_MASK, U64, edges_of_roots
 from penstock.acking.lineage import I64, Entries
 
-MOST_OPEN = 1 << 22
+MAX_OPEN = 1 << 22
 """Roots. The maximum distance between the newest root of a spout task and its oldest open one; the ledgers then
 take 64 MB."""
 _FIRST_OPEN = 1 << 14
+"""Roots for which a new ring has room: 256 KB, enough for a spout with a small backlog."""
 _HEAD = struct.Struct("<IIII")
 
 _Change = tuple[I64, U64 | np.uint64]
@@ -216,7 +217,7 @@ class _Ledgers:
                 or np.any(owner > numbers)
                 or int(numbers[-1] - numbers[0]) >= len(self._number)
             )
-            if not crowded or len(self._number) >= MOST_OPEN:
+            if not crowded or len(self._number) >= MAX_OPEN:
                 break
             self._grow()
         if new.any():

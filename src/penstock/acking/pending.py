@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.acking.ledger import MOST_OPEN
+from penstock.acking.ledger import MAX_OPEN
 from penstock.acking.lineage import I64
 
 _FIRST_SIZE = 1 << 12
+"""Places in a new table. It doubles when needed, so the value only matters for idle spouts."""
 
 
 class Pending:
@@ -38,7 +39,7 @@ class Pending:
     @property
     def room(self) -> int:
         """How many tuples may be added before the ledgers are full."""
-        return MOST_OPEN // 2 - (self.next - self._oldest)
+        return MAX_OPEN // 2 - (self.next - self._oldest)
 
     @property
     def oldest(self) -> int:

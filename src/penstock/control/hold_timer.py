@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LONG = 0.5
+_LONG_HOLD = 0.5
 """Seconds. A hold that lasts longer counts before it is known whether anything was waiting: a source is rarely
 idle for longer exactly while its spout is held, and load samples of a few seconds must include a hold that has not
 ended."""
@@ -11,7 +11,7 @@ ended."""
 class HoldTimer:
     """Sums up the holds of one task. The worker's loop updates it often. A hold lasts from the first update
     without permission to send to the next update with it. Whether anything was waiting is only known from what the
-    task sends first after the hold. Until then the hold is not counted, unless it is longer than ``_LONG``."""
+    task sends first after the hold. Until then the hold is not counted, unless it is longer than ``_LONG_HOLD``."""
 
     __slots__ = ("_since", "_unconfirmed", "seconds")
 
@@ -24,7 +24,7 @@ class HoldTimer:
     def update(self, now: float, held: bool) -> None:
         if self._since is not None:
             self._unconfirmed += now - self._since
-            if self._unconfirmed >= _LONG:
+            if self._unconfirmed >= _LONG_HOLD:
                 self.on_sent()
         self._since = now if held else None
 

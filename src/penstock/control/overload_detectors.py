@@ -10,28 +10,35 @@ from typing import Any
 
 from penstock.control.pace import Meter
 
-LOAD_FACTOR = 0.8  # Lu 2020's L, a share of the queue's capacity. Lu 2020 gives no value.
-STEP = 2.0  # Lu 2020's v', the factor of one step. Lu 2020 gives no value.
-# seconds. A signal and its answer take about this long, so a shorter sensitivity would judge a queue before the
-# signal took effect.
+LOAD_FACTOR = 0.8
+"""Share of the queue's capacity above which a task is overloaded: L in Lu 2020, which gives no value."""
+STEP = 2.0
+"""The factor by which one step lowers a rate: v' in Lu 2020, which gives no value."""
 MIN_SENSITIVITY = 0.01
-MAX_SENSITIVITY = 1.0  # seconds. For a queue that fills slowly, or whose arrival rate is unknown.
-MAX_STEPS = 10  # ten steps leave a thousandth of the rate, and ten cancels restore it
-# share of the capacity. A queue that has grown or shrunk by this much has a trend and does not just fluctuate.
+"""Seconds. A signal and its answer take about this long, so a shorter sensitivity would judge a queue before the
+signal took effect."""
+MAX_SENSITIVITY = 1.0
+"""Seconds, for a queue that fills slowly, or whose arrival rate is unknown."""
+MAX_STEPS = 10
+"""Ten steps leave a thousandth of the rate, and ten cancels restore it."""
 _TREND_GROWTH = 0.1
-# share of the capacity that has arrived and left. After that much traffic a growth of a few percent is visible.
+"""Share of the capacity. A queue that has grown or shrunk by this much has a trend and does not just fluctuate."""
 _TREND_TRAFFIC = 1.0
-_FEW_FRAMES = 32  # tuples. Two of the smallest frames that slowed senders send.
-# a sender's credit is renewed when an eighth of it is used, that is with eight messages per full inbox
+"""Share of the capacity that has arrived and left. After that much traffic a growth of a few percent is
+visible."""
+_FEW_FRAMES = 32
+"""Tuples: two of the smallest frames that slowed senders send."""
 _GRANT_SHARE = 8
+"""A sender's credit is renewed when an eighth of it is used, that is with eight messages per full inbox."""
 
 Messages = list[tuple[int, str, float]]
 """Target task, kind, value."""
 
 
 class OverloadDetector(ABC):
-    """Watches the inbox of one task. ``upstream``: the tasks that send to it. Called by the worker's loop, except
-    ``on_sender_adjusted``, which may be called from another thread."""
+    """Watches the inbox of one task. ``upstream``: the tasks that send to it. The worker serialises calls of
+    ``observe``, which come from its main loop and its reader thread; ``on_sender_adjusted`` may be called at the
+    same time from the other thread."""
 
     def __init__(self, upstream: Collection[int], capacity: int) -> None:
         self.upstream, self.capacity = tuple(upstream), capacity
@@ -45,17 +52,17 @@ class OverloadDetector(ABC):
         """Return the messages to send, given that ``length`` tuples are queued (including overflow) and
         ``arrived`` tuples have arrived in total."""
 
-    def record_consumed(self, source: int, rows: int) -> None:  # noqa: B027 - only credits care
+    def record_consumed(self, source: int, rows: int) -> None:  # noqa: B027 - only mode credit uses it
         """Record that tuples of this sender were taken from the inbox."""
 
-    def on_sender_adjusted(self) -> None:  # noqa: B027 - only steps care
+    def on_sender_adjusted(self) -> None:  # noqa: B027 - only mode step uses it
         """Record that a sender has applied the last message."""
 
     def handover(self) -> Any:
         """The messages in force, as JSON, for the detector that continues in another process."""
         return None
 
-    def restore(self, handover: Any) -> None:  # noqa: B027 - where there is something to remember
+    def restore(self, handover: Any) -> None:  # noqa: B027 - some modes have no state
         """Continue from the handover state of the previous process."""
 
     @property

@@ -101,7 +101,7 @@ class ScalingPolicy(ABC):
     def _wanted(self, sample: LoadSample) -> Scale | None:
         """The change the policy wants, regardless of the cool-down."""
 
-    def _decided(self, sample: LoadSample, scale: Scale) -> None:  # noqa: B027 - not all of them remember
+    def _decided(self, sample: LoadSample, scale: Scale) -> None:  # noqa: B027 - some policies are stateless
         """Called with each change that ``decide`` returns."""
 
 

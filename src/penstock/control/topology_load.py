@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MOST_UNSEEN = 2.0
+_MAX_DEMAND_FACTOR = 2.0
 """A factor. A spout with a backlog emits as fast as it is permitted to. If it was held back for almost the whole
 load sample, more tuples are certain to come, but not how many. Demand is therefore raised by at most this factor;
 two steps then make four."""
@@ -14,10 +14,11 @@ _HELD_BACK = 0.05
 sometimes wait briefly."""
 
 _BACKLOG = 0.1
-"""Share of an inbox. More queued tuples are a backlog."""
+"""Share of an inbox. More queued tuples are a backlog; fewer are normal between two frames."""
 
 _CATCHING_UP = 1.1
-"""Ratio of emitted to offered tuples. Above it a spout is working off earlier tuples."""
+"""Ratio of emitted to offered tuples. Above it a spout is working off earlier tuples; smaller differences come from
+the times at which both are measured."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class SpoutLoad:
         """Tuples that it would have emitted in this load sample without a backlog and without being held back."""
         if self.offered is not None:
             return self.offered
-        return self.emitted / max(1.0 - self.held_back, 1.0 / _MOST_UNSEEN)
+        return self.emitted / max(1.0 - self.held_back, 1.0 / _MAX_DEMAND_FACTOR)
 
     @property
     def behind(self) -> bool:

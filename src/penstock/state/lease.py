@@ -26,7 +26,7 @@ from penstock.state.store import StateStore
 
 BEAT = 3.0  # seconds between two heartbeats, each of which is one small write
 LEASE = 15.0  # seconds without a heartbeat after which a driver on another machine counts as dead: five beats
-_LOOK = 1.0  # seconds between two reads of a watched file
+_POLL = 1.0  # seconds between two reads of a watched file
 
 
 class Verdict(Enum):
@@ -133,8 +133,8 @@ class LeaseHolder:
 def _watch(store: StateStore, number: int, record: GenerationRecord, sleep: Callable[[float], object]) -> Verdict:
     waited = 0.0
     while waited < LEASE:
-        sleep(_LOOK)
-        waited += _LOOK
+        sleep(_POLL)
+        waited += _POLL
         newest = newest_generation(store)
         if newest != number:
             return Verdict.HELD

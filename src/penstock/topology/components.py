@@ -214,11 +214,11 @@ class Component(ABC):
         """Declare each stream that this component emits on. Called once, on the driver, while the topology is
         built."""
 
-    def before_snapshot(self) -> None:  # noqa: B027 - most keep their state in context.state at all times
+    def before_snapshot(self) -> None:  # noqa: B027 - most components keep their state in context.state at all times
         """Write everything that must survive into ``context.state``. Called immediately before a snapshot of the
         task's state."""
 
-    def after_commit(self) -> None:  # noqa: B027 - of use to those that tell an outside system
+    def after_commit(self) -> None:  # noqa: B027 - only components that notify an external system need it
         """Called some time after a snapshot of this task became part of a committed epoch. The call is not
         guaranteed: a restart skips it."""
 

@@ -205,7 +205,7 @@ _BY_EQUALITY.update(
         if base is not object and "__eq__" in vars(base)
     }
 )
-# by name, because importing pandas is slow and most processes do not need it
+# By name, because importing pandas is slow and most processes do not need it
 _PANDAS: Mapping[tuple[str, str], Form] = {
     ("pandas._libs.tslibs.timestamps", "_Timestamp"): Form("sequence", _pandas_time),
     ("pandas._libs.tslibs.timedeltas", "_Timedelta"): Form("sequence", _pandas_duration),

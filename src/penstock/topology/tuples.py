@@ -6,7 +6,7 @@ whole frame is converted to tuples in C (``map(cls, zip(*columns))``).
 
 from __future__ import annotations
 
-from collections import _tuplegetter  # type: ignore[attr-defined] # what namedtuple reads its fields with
+from collections import _tuplegetter  # type: ignore[attr-defined] # namedtuple uses it to read fields
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
