@@ -62,7 +62,7 @@ class MetricsBus:
                 self._counters.update(task, stats)
             self._published.update(report.published)
             self._events.add_errors(self._monotonic(), report.errors)
-            self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
+            self._segments.extend((each[0], Segment(*each[1:])) for each in report.segments)
             self._process[worker] = (report.cpu, report.rss)
             self._pending[worker] = report.pending
             self._loads.record(self._monotonic(), worker, report)
