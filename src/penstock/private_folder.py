@@ -131,7 +131,12 @@ class PrivateFolder:
             seen = os.fstat(descriptor)
             plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink <= 1  # 0: removed since it was opened
             if not plain or seen.st_uid != os.getuid() or seen.st_mode & _OTHERS_WRITE:
-                raise _not_private(self.path / name, seen, "nobody else can have written to it")
+                raise EnvironmentFault(
+                    f"file {self.path / name}",
+                    "it must be a plain file that nobody else can have written to, but its owner is "
+                    f"{seen.st_uid}, its mode {stat.filemode(seen.st_mode)} and its number of links {seen.st_nlink}",
+                    "Find out who put it there, and remove it.",
+                )
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise EnvironmentFault(

@@ -87,7 +87,7 @@ def test_what_a_plan_leaves(drawn):
 
 @given(plans)
 def test_targets_are_those_of_the_rules_asked_node_by_node(drawn):
-    """The plan against the rules of SPEC 6.4 written down without any haste."""
+    """The plan against the rules of ERDM, written down again in the simplest way."""
     snapshot, slack, fill = drawn
     found = plan(snapshot, slack, fill)
     critical_nodes = {snapshot.graph.node_position[name] for name in found.critical.nodes}

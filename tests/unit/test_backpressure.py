@@ -1,4 +1,4 @@
-"""Overload detectors, rate limiters and paces one call at a time: the cases A algorithm 1 names, and the
+"""Overload detectors, rate limiters and paces one call at a time: the cases of Lu 2020, algorithm 1, and the
 baselines'."""
 
 import math

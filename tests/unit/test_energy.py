@@ -1,4 +1,4 @@
-"""Modelled watts and joules (SPEC 6.6)."""
+"""Modelled watts and joules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_node_draws_its_base_and_what_it_uses():
 
 
 def test_the_defaults_draw_what_c_measured():
-    """16 workers at 60 %: 1,063.15 W with the default scheduler (C figure 13)."""
+    """16 workers at 60 %: 1,063.15 W with the default scheduler (Pu 2021, figure 13)."""
     nodes = tuple(PlacementNode(f"n{index}", NODE, Use(2.4, 4.8e9, 7.5e6)) for index in range(16))
     assert power(PlacementSnapshot(nodes, ())).total == pytest.approx(1063.15, rel=0.01)
 

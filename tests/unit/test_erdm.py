@@ -1,4 +1,4 @@
-"""Who moves where and why: C's example (figures 2 to 4, eq. 13–16), limits, what is told (SPEC 6.4, 6.6)."""
+"""Who moves where and why: the example of Pu 2021 (figures 2 to 4, eq. 13–16), limits, reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_all_of_c_example():
 
 @pytest.mark.parametrize(("busy", "goes"), [(0.9, "n2"), (0.0, "n1")])
 def test_with_equal_counts_e_i_goes_where_less_cpu_is_used(busy, goes):
-    """C eq. 15: only i is left on n3, five executors on either node; c makes n1 the busier one, or not."""
+    """Pu 2021, eq. 15: only i is left on n3, five executors on either node; c makes n1 the busier one, or not."""
     (move,) = plan(c_example(cpu={"c": busy}, places={"c": "n1", "g": "n1", "e": "n2"})).moves
     assert (move.executor, move.target) == ("i", goes)
     assert "(5 executors" in move.reason
@@ -50,7 +50,7 @@ def test_with_equal_counts_e_i_goes_where_less_cpu_is_used(busy, goes):
 
 
 def test_with_n1_at_its_limit_e_c_goes_to_any_critical_node():
-    """C eq. 16."""
+    """Pu 2021, eq. 16."""
     full = Use(1.1, 8e9, 12.5e6)  # a, d1 and f1 use as much
     found = plan(c_example(limits={"n1": full}))
     assert moves(found) == {"c": "n2", "e": "n2", "g": "n2", "i": "n2"}
@@ -117,8 +117,8 @@ def test_moves_before_it_count_for_a_limit():
 
 
 def test_cost_after_by_the_formula_and_counted():
-    """C eq. 20: of 13 streams from node to node a-c, b-e, c-f1, e-f2 and f1-i become local. Counted, g-i, local
-    before, is not any more; the formula does not see that."""
+    """Pu 2021, eq. 20: of 13 streams from node to node a-c, b-e, c-f1, e-f2 and f1-i become local. Counted,
+    g-i, local before, is not any more; the formula does not see that."""
     found, each = plan(c_example()).cost, 1e4 / 12.5e6
     assert (found.paths, found.local, found.opened) == (13, 5, 1)
     assert found.before == pytest.approx(13 * each)

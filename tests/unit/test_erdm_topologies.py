@@ -1,4 +1,4 @@
-"""C's four benchmarks: their shape is table 3's, and what they work out is right."""
+"""The four benchmarks of Pu 2021: their shape is that of table 3, and their results are right."""
 
 import dataclasses
 from collections import Counter
@@ -73,7 +73,7 @@ def test_the_full_shape_is_that_of_table_3(name, bolts):
     plan = make_plan(topology)
     assert len(plan.tasks_of["source"]) == 50
     assert [len(plan.tasks_of[bolt]) for bolt in bolts] == [100] * len(bolts)
-    assert len(plan.worker_ids()) == 50 + 100 * len(bolts), "what C does not have shares workers"
+    assert len(plan.worker_ids()) == 50 + 100 * len(bolts), "bolts that Pu 2021 does not have share workers"
     assert topology.settings.delivery.max_spout_pending == 200
     assert topology.settings.delivery.guarantee == "at_least_once"
     assert (FULL.nodes, FULL.ackers) == (16, 16)

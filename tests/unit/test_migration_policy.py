@@ -1,4 +1,4 @@
-"""Which branch is heavy, which takes its data, and what the sender writes down (SPEC 3.2)."""
+"""Which branch is heavy, which takes its data, and what the sender writes down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot holds, what paths cost, what fits on a node (SPEC 6.1, 6.3)."""
+"""What a snapshot holds, what paths cost, what fits on a node."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ def test_what_cannot_be_done_is_said_once():
     bench, scale = overloaded(1.0, 0.1, lambda: free[0], scaling_cool_down=0)
     assert scale is None
     (text,) = bench.texts()
-    assert text.endswith("1 -> 2 tasks; not done: needs 5 workers, 4 are free")
+    assert text.endswith("1 -> 2 tasks; not done: needs 5 slots, 4 are free")
     assert [bench.pass_time(a=1.0) for _ in range(9)] == [None] * 9
     assert len(bench.texts()) == 1
     free[0] = 5
@@ -408,7 +408,7 @@ def test_what_cannot_be_done_is_said_once():
 def test_fewer_tasks_need_a_place_beside_the_old_ones_too():
     bench = Bench(build(a=4), lambda: 3)
     assert [bench.pass_time(a=0.1, tuples=400) for _ in range(5)] == [None] * 5
-    assert bench.texts()[0].endswith("4 -> 1 tasks; not done: needs 4 workers, 3 are free")
+    assert bench.texts()[0].endswith("4 -> 1 tasks; not done: needs 4 slots, 3 are free")
 
 
 # ---- a topology that runs ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""When a topology doubles or halves itself: A algorithm 2, and by rates (SPEC 4)."""
+"""When a topology doubles or halves itself: by time-outs (Lu 2020, algorithm 2) and by rates."""
 
 from __future__ import annotations
 

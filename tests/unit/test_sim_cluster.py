@@ -266,7 +266,7 @@ def test_a_lower_frequency_takes_longer_and_less_power():
 
 @pytest.fixture(scope="module")
 def small_rolling_count():
-    """C's cluster and RollingCount for 60 s; figures from 40 s on."""
+    """The cluster of Pu 2021 and RollingCount for 60 s; figures from 40 s on."""
     small = replace(BENCHMARKS["rollingcount"], seconds=60, switch=14.0, sample_seconds=8.0, frame=20, start=0.2)
     return {name: run(small, strategy, seed=1) for name, strategy in STRATEGIES.items()}
 

@@ -1,4 +1,4 @@
-"""Bad topologies fail while they are built (SPEC 1.7); every test reads the message."""
+"""Bad topologies fail while they are built; every test reads the message."""
 
 import inspect
 import threading
