@@ -10,8 +10,9 @@ from penstock.acking.ledger import MOST_OPEN, Acker, Tally
 from penstock.acking.lineage import Entries, Lineage, of_all, of_groups, of_roots, union, untracked
 from penstock.acking.pending import Pending
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+from penstock.worker.spouts import SpoutExecutor
 from penstock.worker.tracking import MessageIds, Origins, Tracker
-from tests.helpers import Pass, settings_with
+from tests.helpers import Pass, executors_of, settings_with
 
 KEY = 0x1234_5678_9ABC_DEF0
 RING = 1 << 14  # places in a new ring
@@ -425,8 +426,8 @@ def run(builder, limit=60.0, **settings):
 def heard(runner, spout="s"):
     """⟨acked, failed⟩, sorted, of all its tasks."""
     tasks = runner.component(spout)
-    for worker in runner._workers.values():
-        for executor in worker._spouts:
+    for executor in executors_of(runner):
+        if isinstance(executor, SpoutExecutor):
             executor.pending.validate()
     return tuple(sorted(id for task in tasks for id in getattr(task, what)) for what in ("acked", "failed"))
 

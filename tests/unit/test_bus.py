@@ -6,7 +6,7 @@ from penstock import SimulatedClock, make_plan
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import WorkerReport
+from penstock.protocol.events import WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import line_topology
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from penstock import DedupBolt, TopologyBuilder
+from penstock import DedupBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli.loading import load_topology
 from penstock.testing import FeederSpout, LocalRunner
 
@@ -237,6 +237,26 @@ def test_the_code_of_the_page_on_aggregates_runs_as_it_stands(tmp_path):
     exec(own, names)
     longest = names["Longest"]("word")
     assert longest.result(longest.merge(longest.total(["a", "abc"]), longest.total(["ab"]))) == 3
+
+
+def test_the_sink_of_the_page_on_sinks_writes_every_row_once(tmp_path):
+    (code,) = code_blocks(ROOT / "docs" / "how-to" / "sink.md")
+    names = {}
+    exec(code, names)
+    rows = [[f"customer-{number}", number] for number in range(100)]
+    builder = TopologyBuilder()
+    builder.set_spout("orders", FeederSpout(("customer", str), ("cents", int), rows=rows))
+    builder.set_bolt("sink", names["SQLiteSink"](str(tmp_path / "shop.db"))).global_grouping("orders")
+    topology = builder.build("shop", Settings(delivery=Delivery("exactly_once")))
+    runner = LocalRunner(topology, folder=str(tmp_path / "state"))
+    runner.run_until_idle()
+    runner.commit()
+    runner.close()
+    again = LocalRunner(topology, folder=str(tmp_path / "state"))
+    again.run_until_idle()
+    again.close()
+    assert runner.errors == again.errors == []
+    assert sorted(stored(tmp_path / "shop.db", "SELECT * FROM totals")) == sorted(map(tuple, rows))
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)

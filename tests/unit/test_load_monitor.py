@@ -13,7 +13,7 @@ from penstock.errors import SettingError
 from penstock.metrics.bus import MetricsBus, StreamCount
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import Hello, WorkerReport
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import Pass, settings_with
 from tests.unit.watched import LINES, ORDERS, SHOW, SPLIT_0, SPLIT_1, Watched

@@ -6,16 +6,13 @@ import math
 import pytest
 
 from penstock.control.signals import TaskFlowState, TaskMessage
+from penstock.driver.message_board import MessageBoardTables
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.plan.model import WorkerId
-from penstock.protocol.message_board import (
-    MessageBoardTables,
-    UnsentMessages,
-    check_message_board,
-    open_message_board,
-    parse_url,
-)
-from penstock.protocol.messages import JoinMessageBoard, dumps, loads
+from penstock.protocol import codec
+from penstock.protocol.events import JoinMessageBoard
+from penstock.protocol.message_board import UnsentMessages, check_message_board, parse_url
+from penstock.worker.message_board import open_message_board
 
 A, B, C = WorkerId(0, 0), WorkerId(1, 0), WorkerId(1, 1)
 WORKER_OF = {1: A, 2: B, 3: B, 4: C}
@@ -56,7 +53,8 @@ def test_a_message_to_nobody_is_logged_and_dropped(caplog):
     "sent", [TaskFlowState(3, "count", math.inf), message(1, 2, 3.5, "grant"), TaskFlowState(3, "ü", 0.1)]
 )
 def test_messages_and_states_survive_the_control_connection(sent):
-    assert loads(dumps(sent)) == sent
+    assert codec.decode_event(codec.encode(sent)) == sent
+    assert codec.decode_command(codec.encode(sent)) == sent
 
 
 def test_of_too_many_messages_the_newest_of_each_pair_is_kept(caplog):
@@ -124,7 +122,7 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
     with pytest.raises(EnvironmentFault) as caught:
         open_message_board("zookeeper://a:1/x", "run", [1], print, print, None)
     assert str(caught.value) == (
-        "board zookeeper://a:1/x: the package kazoo is not installed. "
+        "board zookeeper://a:1/x: the package kazoo talks to ZooKeeper, but it is not installed. "
         'Install it with: pip install "penstock[zookeeper]".'
     )
 

@@ -7,7 +7,7 @@ from penstock.driver.migration_controller import MigrationController
 from penstock.metrics.stats import TaskStats
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
-from penstock.protocol.messages import SetMigrationRoutes
+from penstock.protocol.commands import SetMigrationRoutes
 
 
 class Source(Spout):

@@ -9,12 +9,13 @@ from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import WorkerId
 from penstock.protocol.client import ControlClient
-from penstock.protocol.messages import AssignWorker, Hello
+from penstock.protocol.commands import AssignWorker
+from penstock.protocol.events import Hello
+from penstock.protocol.job import make_job
 from penstock.spark.pickling import dumps
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.worker import host as host
 from penstock.worker.host import WorkerHost
-from penstock.worker.job import make_job
 from penstock.worker.wake import Wake
 from tests.helpers import settings_with
 

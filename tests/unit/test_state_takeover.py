@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from penstock.driver.commit_thread import save_at_rest
 from penstock.driver.recovery import StateDirectory
+from penstock.driver.savepoint_requests import save_at_rest
 from penstock.errors import PenstockError, StateError, StateRemoved, Superseded
 from penstock.plan.planner import make_plan
 from penstock.state import manifest as manifests

@@ -15,16 +15,8 @@ from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
 from penstock.protocol import wire
 from penstock.protocol.client import ControlClient, _framed
-from penstock.protocol.messages import (
-    AckTally,
-    Hello,
-    OpenTasks,
-    WorkerFailed,
-    WorkerLeft,
-    WorkerReport,
-    dumps,
-    loads,
-)
+from penstock.protocol.commands import OpenTasks
+from penstock.protocol.events import AckTally, Hello, WorkerFailed, WorkerLeft, WorkerReport
 from penstock.replay.records import decode
 from penstock.spark.session import _lines
 from penstock.state import manifest

@@ -10,14 +10,14 @@ from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
+from penstock.driver.requests import Moved
 from penstock.driver.scaling_controller import ScalingController
 from penstock.driver.server import Coordinator
 from penstock.errors import SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import Hello, WorkerReport
-from penstock.spark.move import Moved
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import settings_with
 
@@ -42,14 +42,17 @@ class PassOn(CaptureBolt):
 
 
 class Watched:
-    """The double. ``kill``, ``activate`` and ``deactivate`` do what ``RunningTopology`` says they do."""
+    """The double of a handle and of what lies behind it. ``kill``, ``activate`` and ``deactivate`` do what
+    ``RunningTopology`` says they do."""
 
     def __init__(self, name="word-count", **settings):
         self.clock = SimulatedClock(1000.0)
+        self.internals = self.placing = self
+        self.name = name
         self.topology = topology(name, **settings)
         self.plan = make_plan(self.topology)
         self.bus = MetricsBus(self.plan, self.clock.monotonic)
-        self.coordinator = Coordinator()
+        self.server = Coordinator()
         self.workers = {}
         self.migrations = MigrationController(self.plan, self.topology.settings)
         self.scalings = ScalingController(self.plan, self.topology, self.topology.settings)
@@ -58,7 +61,7 @@ class Watched:
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.commit_age = None
         self.max_rates = {"lines": 1000.0, "orders": math.inf}
-        self.ending, self.left_behind, self.error = threading.Event(), "", None
+        self.closing, self.left_behind, self.error = threading.Event(), "", None
         self.ended = lambda: None
         self.killed_with = None
         self.rearranged, self.more = None, 2
@@ -78,7 +81,7 @@ class Watched:
     def poll(self):
         return self.monitor.poll(self.clock.monotonic(), self.bus, self.workers)
 
-    def placement(self):
+    def explain(self):
         return self.monitor.placement()
 
     def rearrange(self):
@@ -109,7 +112,7 @@ class Watched:
 
     def kill(self, drain=True):
         self.killed_with = drain
-        self.ending.set()
+        self.closing.set()
         self.ended()
         if self.error is not None:
             raise self.error

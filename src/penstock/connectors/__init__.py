@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.connectors.parquet import ParquetSink
     from penstock.connectors.postgres import PostgresSink
     from penstock.connectors.sockets import SocketSpout
+    from penstock.storage.staging import StagedSink
 
 # Loaded when used: their clients are optional, and a worker should not load those it does not need.
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "ParquetSink": "penstock.connectors.parquet",
     "PostgresSink": "penstock.connectors.postgres",
     "SocketSpout": "penstock.connectors.sockets",
+    "StagedSink": "penstock.storage.staging",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "ParquetSink",
     "PostgresSink",
     "SocketSpout",
+    "StagedSink",
 ]
 
 

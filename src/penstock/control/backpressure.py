@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+from penstock.control.flow_states import DetectorState, LimiterState
 from penstock.control.pace import Meter, Pace
 from penstock.control.signals import TaskMessage
 
@@ -51,12 +51,12 @@ class OverloadDetector(ABC):
     def on_sender_adjusted(self) -> None:  # noqa: B027 - only steps care
         """A sender has done what it was told."""
 
-    def handover(self) -> Any:
-        """What it has told its senders, as JSON: for one that goes on in its place in another process."""
-        return None
+    def handover(self) -> DetectorState:
+        """What it has told its senders: for the detector that continues in its place in another process."""
+        return DetectorState()
 
-    def restore(self, handover: Any) -> None:  # noqa: B027 - where there is something to remember
-        """Go on from there."""
+    def restore(self, state: DetectorState) -> None:  # noqa: B027 - only where there is something to remember
+        """Continue from a ``handover``."""
 
     @property
     def demand(self) -> float:
@@ -149,11 +149,11 @@ class StepDetector(OverloadDetector):
         self._answer_by = now + LONGEST
         return [(task, wanted, float(self.steps)) for task in self.upstream]
 
-    def handover(self) -> Any:
-        return [self.steps, self._rate]
+    def handover(self) -> DetectorState:
+        return DetectorState(steps=self.steps, rate=self._rate)
 
-    def restore(self, handover: Any) -> None:
-        self.steps, self._rate = handover
+    def restore(self, state: DetectorState) -> None:
+        self.steps, self._rate = state.steps, state.rate
 
     def on_sender_adjusted(self) -> None:
         self._answer_by = None
@@ -214,11 +214,11 @@ class SpoutDetector(OverloadDetector):
         self._holds = holds
         return [(task, "hold" if holds else "resume", 0.0) for task in self.upstream]
 
-    def handover(self) -> Any:
-        return self._holds
+    def handover(self) -> DetectorState:
+        return DetectorState(holds=self._holds)
 
-    def restore(self, handover: Any) -> None:
-        self._holds = handover
+    def restore(self, state: DetectorState) -> None:
+        self._holds = state.holds
 
 
 class CreditDetector(OverloadDetector):
@@ -242,11 +242,11 @@ class CreditDetector(OverloadDetector):
                 messages.append((task, "grant", float(total)))
         return messages
 
-    def handover(self) -> Any:
-        return [[task, self._consumed[task], self._granted[task]] for task in self.upstream]
+    def handover(self) -> DetectorState:
+        return DetectorState(credits=[(task, self._consumed[task], self._granted[task]) for task in self.upstream])
 
-    def restore(self, handover: Any) -> None:
-        for task, consumed, granted in handover:
+    def restore(self, state: DetectorState) -> None:
+        for task, consumed, granted in state.credits:
             self._consumed[task], self._granted[task] = consumed, granted
 
 
@@ -301,22 +301,13 @@ class RateLimiter:
         """Seconds until there may be room, where that is known; else inf: a message will tell."""
         return math.inf
 
-    def handover(self) -> Any:
-        """What it was told, as JSON: for one that goes on in its place in another process."""
-        return [sorted(self.paused_by), self._handover()]
+    def handover(self) -> LimiterState:
+        """What it was asked for: for the limiter that continues in its place in another process."""
+        return LimiterState(paused_by=sorted(self.paused_by))
 
-    def restore(self, handover: Any, now: float) -> None:
-        """Go on from there."""
-        paused_by, more = handover
-        self.paused_by = frozenset(paused_by)
-        self._restore(more, now)
-
-    def _handover(self) -> Any:
-        """What the mode remembers."""
-        return None
-
-    def _restore(self, handover: Any, now: float) -> None:
-        """The same."""
+    def restore(self, state: LimiterState, now: float) -> None:
+        """Continue from a ``handover``."""
+        self.paused_by = frozenset(state.paused_by)
 
 
 class StepLimiter(RateLimiter):
@@ -360,13 +351,15 @@ class StepLimiter(RateLimiter):
         self.excluded = frozenset(tasks)
         self._pace.set(self._rate, now)
 
-    def _handover(self) -> Any:
-        return [self.initial, list(self.steps.items()), sorted(self.excluded)]
+    def handover(self) -> LimiterState:
+        return replace(
+            super().handover(), initial=self.initial, steps=dict(self.steps), excluded=sorted(self.excluded)
+        )
 
-    def _restore(self, handover: Any, now: float) -> None:
-        self.initial, steps, excluded = handover
-        self.steps = dict(steps)
-        self.exclude_tasks(excluded, now)
+    def restore(self, state: LimiterState, now: float) -> None:
+        super().restore(state, now)
+        self.initial, self.steps = state.initial, dict(state.steps)
+        self.exclude_tasks(state.excluded, now)
 
     @property
     def _rate(self) -> float:
@@ -427,12 +420,12 @@ class CreditLimiter(RateLimiter):
     def record_sent(self, target: int, rows: int) -> None:
         self._sent[target] = self._sent.get(target, 0) + rows
 
-    def _handover(self) -> Any:
-        return [list(self._granted.items()), list(self._sent.items())]
+    def handover(self) -> LimiterState:
+        return replace(super().handover(), granted=dict(self._granted), sent=dict(self._sent))
 
-    def _restore(self, handover: Any, now: float) -> None:
-        granted, sent = handover
-        self._granted, self._sent = dict(granted), dict(sent)
+    def restore(self, state: LimiterState, now: float) -> None:
+        super().restore(state, now)
+        self._granted, self._sent = dict(state.granted), dict(state.sent)
 
 
 def make_detector(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 _SUBJECTS = {
     "slow": "rate",
@@ -15,8 +15,7 @@ _SUBJECTS = {
 }
 
 
-@dataclass(frozen=True)
-class TaskMessage:
+class TaskMessage(Struct, frozen=True, tag=True, array_like=True):
     """From the task whose queue it is about to one that sends to it."""
 
     source: int
@@ -35,8 +34,7 @@ class TaskMessage:
         return _SUBJECTS.get(self.kind, self.kind)
 
 
-@dataclass(frozen=True)
-class TaskFlowState:
+class TaskFlowState(Struct, frozen=True, tag=True, array_like=True):
     """What a task did about the messages it got: the last word on its rate towards one component."""
 
     task: int

@@ -45,10 +45,11 @@ _DECISIONS = 64  # the newest that are shown
 class Running(Protocol):
     """What is looked at."""
 
-    coordinator: Coordinator
+    server: Coordinator
     monitor: LoadMonitor
-    state: str
 
+    @property
+    def state(self) -> str: ...
     @property
     def scalings(self) -> ScalingController: ...
     @property
@@ -229,7 +230,7 @@ def _followers(plan: Plan, component: str) -> list[str]:
 
 def _workers(running: Running) -> tuple[WorkerStatus, ...]:
     plan, processes = running.plan, running.bus.processes()
-    with running.coordinator.changed:
+    with running.server.changed:
         known = dict(running.workers)
     result = []
     for id in plan.worker_ids():

@@ -24,13 +24,13 @@ class WorkerState(Protocol):
     """What the bus needs of a report."""
 
     @property
-    def tasks(self) -> dict[str, dict[str, Any]]: ...
+    def tasks(self) -> dict[int, TaskStats]: ...
     @property
-    def published(self) -> dict[str, list[list[Any]]]: ...
+    def published(self) -> dict[int, list[list[Any]]]: ...
     @property
     def errors(self) -> list[str]: ...
     @property
-    def segments(self) -> list[list[Any]]: ...
+    def segments(self) -> list[tuple[int, str, str, int, int]]: ...
     @property
     def cpu(self) -> float: ...
     @property
@@ -38,9 +38,9 @@ class WorkerState(Protocol):
     @property
     def pending(self) -> int: ...
     @property
-    def streams(self) -> list[list[int]] | None: ...
+    def streams(self) -> list[tuple[int, int, int, int]] | None: ...
     @property
-    def machine(self) -> dict[str, Any]: ...
+    def machine(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -180,19 +180,23 @@ class MetricsBus:
                 self._loads = {}
                 self._pending.clear()
                 self._samples.clear()
-            for task, data in report.tasks.items():
-                stats = TaskStats.from_json(data)
-                self._note_pressure(int(task), self._now.get(int(task), TaskStats()), stats)
-                self._now[int(task)] = stats
-                self._peaks[int(task)] = max(stats.peak, self._peaks.get(int(task), 0))
-            for task, rows in report.published.items():
-                self._published[int(task)] = rows
+            for task, stats in report.tasks.items():
+                self._note_pressure(task, self._now.get(task, TaskStats()), stats)
+                self._now[task] = stats
+                self._peaks[task] = max(stats.peak, self._peaks.get(task, 0))
+            self._published.update(report.published)
             self._take_errors(report.errors)
-            self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
+            self._segments.extend((each[0], Segment(*each[1:])) for each in report.segments)
             self._process[worker] = (report.cpu, report.rss)
             self._pending[worker] = report.pending
             self._note_load(worker, report)
             self._sample()
+
+    def note_call(self, attempt: int, task: int, seconds: float) -> None:
+        """A worker's loop has not returned from the code of a task for so long; ``task`` -1: from no task's."""
+        with self._lock:
+            if attempt == self._attempt and task in self._now:
+                self._now[task] = replace(self._now[task], in_call=seconds)
 
     def note_errors(self, errors: Sequence[str]) -> None:
         """What a process says that no longer has its worker, or not yet: nothing else of it counts."""

@@ -5,10 +5,8 @@ Pure, and the same before a replacement is begun as when a start finds state of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from penstock.plan.model import Edge, Plan
 from penstock.state.shares import Share
@@ -21,7 +19,7 @@ _NOBODYS = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
 
 @dataclass(frozen=True)
 class Owners:
-    """The rule by which keys have owners. JSON takes it to the workers."""
+    """The rule by which keys have owners. Commands carry it to the workers."""
 
     fields: int = 0
     """A key's owner is found by the hash of so many fields; 0: it has none."""
@@ -32,13 +30,6 @@ class Owners:
         """What the task of that index takes over."""
         hash = partial(hash_keys, fields=self.fields) if self.fields else None
         return Share(index, before, now, hash, self.first, self.fields == 1)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Owners:
-        return cls(**fields)
 
 
 def owner_rule(plan: Plan, component: str) -> Owners | None:

@@ -8,16 +8,13 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.driver.handle import RunningTopology
+from penstock.driver.requests import Moved, Replaced
 from penstock.errors import PenstockError, SettingError
 from penstock.plan.scalable import kept_numbers
-from penstock.protocol.messages import OperatorAnswer, OperatorRequest
-from penstock.spark.move import Moved
-from penstock.spark.replacement import Replaced
-
-if TYPE_CHECKING:
-    from penstock.spark.supervisor import RunningTopology
+from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 
 
 class Operator:
@@ -45,7 +42,7 @@ class Operator:
             carry_out = self._commands.get(command.name)
             if carry_out is None:
                 raise SettingError(
-                    f"topology '{self._running.topology.name}'",
+                    f"topology '{self._running.name}'",
                     f"there is no command '{command.name}', only {', '.join(self._commands)}",
                     "It may run with another version of Penstock.",
                 )
@@ -57,13 +54,13 @@ class Operator:
         return json.dumps(self._running.status().to_json(), default=str)
 
     def _queues(self, arguments: Mapping[str, Any]) -> str:
-        return json.dumps([dataclasses.asdict(queue) for queue in self._running.bus.queues()])
+        return json.dumps([dataclasses.asdict(queue) for queue in self._running.internals.bus.queues()])
 
     def _placement(self, arguments: Mapping[str, Any]) -> str:
-        return self._running.placement()
+        return self._running.internals.placing.explain()
 
     def _rearrange(self, arguments: Mapping[str, Any]) -> str:
-        done = self._running.rearrange()
+        done = self._running.internals.placing.rearrange()
         if done is None:
             return ""
         return self._done(done) if isinstance(done, Replaced) else _moved(done)
@@ -72,10 +69,10 @@ class Operator:
         return _moved([self._running.move(str(arguments["worker"]), str(arguments["node"]))])
 
     def _spread(self, arguments: Mapping[str, Any]) -> str:
-        return json.dumps(self._running.spread())
+        return json.dumps(self._running.internals.placing.spread())
 
     def _set(self, arguments: Mapping[str, Any]) -> str:
-        self._running.set_max_rates(arguments)
+        self._running.internals.set_max_rates(arguments)
         return ""
 
     def _activate(self, arguments: Mapping[str, Any]) -> str:
@@ -91,17 +88,17 @@ class Operator:
         return self._done(self._running.scale(arguments["parallelism"], reason, pause))
 
     def _replace(self, arguments: Mapping[str, Any]) -> str:
-        running = self._running
-        if running.load is None:
+        running, internals = self._running, self._running.internals
+        if internals.load is None:
             raise SettingError(
-                f"topology '{running.topology.name}'",
+                f"topology '{running.name}'",
                 "it was started by submit() in a program, so it cannot be replaced from a file",
                 "Call handle.replace(topology) there.",
             )
-        topology = running.load(str(arguments["target"]))
-        kept = kept_numbers(running.declared, running.topology, topology)
+        topology = internals.load(str(arguments["target"]))
+        kept = kept_numbers(internals.declared, internals.topology, topology)
         done = running.replace(topology.scaled(kept), "changed code", bool(arguments.get("pause")))
-        running.declared = topology
+        internals.declared = topology
         return self._done(done, kept)
 
     @staticmethod
@@ -117,10 +114,10 @@ class Operator:
                 running.kill(drain=bool(arguments.get("drain", True)))
 
         threading.Thread(target=end, name="kill", daemon=True).start()
-        running.ending.wait()
+        running.internals.closing.wait()
         if running.error is not None:
             raise running.error
-        return running.left_behind
+        return running.internals.left_behind
 
 
 def _moved(done: list[Moved]) -> str:
