@@ -188,7 +188,7 @@ def test_fused_components_share_the_process_by_their_time():
         streams = {spout: [[spout, fused, 70, 700 * second]], fused: [[fused, far, 7 * second, 50 * second]]}
         for worker in plan.worker_ids():
             tasks = plan.routes.tasks_of(worker)
-            data = {str(task): TaskStats(busy=busy[task]).to_json() for task in tasks}
+            data = {task: TaskStats(busy=busy[task]) for task in tasks}
             rows = [row for task in tasks for row in streams.get(task, [])]
             bus.record(
                 0, worker, WorkerReport(0, 0, 0, 8.0 * second / 10, 100, data, streams=rows, machine=machine)

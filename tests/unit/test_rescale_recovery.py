@@ -8,7 +8,9 @@ import pytest
 from penstock import BasicBolt, Delivery, Settings, Spout, StateError, TopologyBuilder, TransactionalSink
 from penstock.driver.commits import read_published, write_published
 from penstock.driver.recovery import StateDirectory
+from penstock.plan.owners import Owners
 from penstock.plan.planner import make_plan
+from penstock.protocol.task_states import InheritedTask, SavedTask
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
@@ -105,24 +107,18 @@ def test_the_same_numbers_of_tasks_begin_with_their_own(store):
     write(store)
     tasks = recovered(store)
     assert set(tasks) == {f"{component}/{i}" for component in ("s", "bolt", "sink") for i in range(2)}
-    assert tasks["bolt/1"] == {"parts": {"state": [part(1).to_json()]}, "tokens": []}
-    assert tasks["sink/0"] == {"parts": {}, "tokens": ["token"]}
+    assert tasks["bolt/1"] == SavedTask({"state": [part(1)]}, [])
+    assert tasks["sink/0"] == SavedTask({}, ["token"])
 
 
 def test_only_what_a_task_needs_of_the_tasks_before(store):
     write(store)
     tasks = recovered(store, bolts=4)
-    assert [sorted(tasks[f"bolt/{index}"]["sources"]) for index in range(4)] == [["0"], ["1"], ["0"], ["1"]]
-    assert tasks["bolt/3"] == {
-        "before": 2,
-        "now": 4,
-        "owners": {"fields": 1, "first": False},
-        "sources": {"1": {"state": [part(1).to_json()]}},
-        "tokens": [],
-    }
-    assert "parts" in tasks["s/0"]
-    assert sorted(recovered(store, bolts=3)["bolt/2"]["sources"]) == ["0", "1"]
-    assert sorted(recovered(store, bolts=1)["bolt/0"]["sources"]) == ["0", "1"]
+    assert [sorted(tasks[f"bolt/{index}"].sources) for index in range(4)] == [[0], [1], [0], [1]]
+    assert tasks["bolt/3"] == InheritedTask(2, 4, Owners(fields=1), {1: {"state": [part(1)]}}, [])
+    assert isinstance(tasks["s/0"], SavedTask)
+    assert sorted(recovered(store, bolts=3)["bolt/2"].sources) == [0, 1]
+    assert sorted(recovered(store, bolts=1)["bolt/0"].sources) == [0, 1]
 
 
 def test_the_sources_of_other_groupings(store):

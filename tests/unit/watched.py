@@ -1,5 +1,6 @@
 """A topology to look at, without Spark: the real bus, coordinator and migrations, and a test's own reports."""
 
+import copy
 import dataclasses
 import math
 import threading
@@ -67,7 +68,7 @@ class Watched:
         self.rearranged, self.more = None, 2
 
     def report(self, worker, tasks, attempt=0, **more):
-        data = {str(task): stats.to_json() for task, stats in tasks.items()}
+        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
         self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
 

@@ -26,7 +26,7 @@ from penstock.driver.commits import Commits
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.recovery import StateDirectory
 from penstock.driver.registry import WorkerRegistry
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SnapshotCorrupt
 from penstock.faults import CrashPoint, die
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
@@ -386,7 +386,7 @@ class LocalRunner:
         if host.failure is not None:
             raise host.failure
         if self.registry.corrupt:
-            raise PenstockError(f"topology '{self.plan.topology}'", self.registry.corrupt)
+            raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
 
     def _tell_all(self, command: Command) -> None:
         self.registry.send(command)

@@ -155,6 +155,8 @@ class WorkerHost:
                 self._post_signals()
             for job in turn.jobs:
                 self._submit(job)
+            if self.worker.fatal is not None:
+                raise self.worker.fatal
         except BaseException as error:  # whatever it is, the driver must hear of it before the process ends
             self._fail(error)
             self._wake_at = self._now() + LONGEST_WAIT

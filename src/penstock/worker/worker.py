@@ -185,9 +185,7 @@ class Worker:
             events += self._say_once()
         if self._phase is Phase.LEAVING and self.has_left:
             events += self._leave()
-        if self._reporter.fatal is not None:
-            events += self.fail(self._reporter.fatal)
-        elif self._clock.monotonic() >= self._reporter.due:
+        if self._clock.monotonic() >= self._reporter.due:
             events.append(self._report())
         rows = [] if self._phase is Phase.FAILED else self._out.take()
         jobs, now = self._jobs(), self._clock.monotonic()
@@ -229,6 +227,11 @@ class Worker:
         if phase not in TRANSITIONS[self._phase]:
             raise IllegalTransition(self._phase, phase)
         self._phase = self.intake.phase = phase
+
+    @property
+    def fatal(self) -> PenstockError | None:
+        """An error of user code that is to end the topology (setting ``on_error``)."""
+        return self._reporter.fatal
 
     @property
     def has_left(self) -> bool:
