@@ -636,7 +636,7 @@ def test_a_refused_batch_does_not_shift_the_message_ids_of_the_next():
     builder.set_bolt("one", FailsOne()).shuffle_grouping("s")
     runner = run(builder)
     assert heard(runner) == ([n for n in range(100) if n != 42], [42])
-    assert "msg_ids must have one item for each tuple" in str(runner.errors[0])
+    assert "msg_ids must have one item for each tuple, but there are 1 for 10" in str(runner.errors[0])
 
 
 class WrongAnchors(BatchBolt):

@@ -132,7 +132,7 @@ def busy(watched):
         watched.report((1, 0), {SPLIT_0: split})
         watched.report((1, 1), {SPLIT_1: split})
         errors = ["component 'show': no ink"] if second == 2 else []
-        published = {str(SHOW): [["written", 2 * n], ["share", math.nan]]}
+        published = {SHOW: [["written", 2 * n], ["share", math.nan]]}
         watched.report((2, 0), {SHOW: show}, published=published, errors=errors, pending=3)
         watched.clock.advance(1.0)
     for worker in ((0, 0), (0, 1), (1, 0), (1, 1)):
