@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import re
 
 import pytest
 

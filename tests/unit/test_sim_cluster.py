@@ -10,10 +10,10 @@ import pytest
 from penstock.control.placement import ExecutorMove, Regulate, Release
 from penstock.sim.baselines import Proposal
 from penstock.sim.cluster import run
-from penstock.sim.relocation import moves_within_limits
 from penstock.sim.executor import KEY, SimComponent, weights
 from penstock.sim.machine import BURST, UPDATE_INTERVAL, MachineSpec, SimServer, all_busy
 from penstock.sim.outcome import ClusterSetUp
+from penstock.sim.relocation import moves_within_limits
 from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES
 from penstock.topology.groupings import Fields
 

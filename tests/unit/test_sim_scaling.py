@@ -197,7 +197,9 @@ def test_failures_does_not_see_a_load_that_the_spout_holds_back(pending, tasks):
 
 
 def test_a_short_cool_down_takes_catching_up_for_a_load_where_the_source_does_not_tell():
-    held = replace(STEP, max_pending=1_000, reports_lag=False)  # held back until the backlog is gone, after some 15 s
+    held = replace(
+        STEP, max_pending=1_000, reports_lag=False
+    )  # held back until the backlog is gone, after some 15 s
     hasty, patient = (run(rate(cool_down), held, 0) for cool_down in (10.0, 20.0))
     assert (hasty.overshoot(1), patient.overshoot(1)) == (4.0, 1.0)
     assert run(rate(10.0), replace(held, reports_lag=True), 0).overshoot(1) == 1.0

@@ -69,8 +69,8 @@ class MetricsBus:
             self._counters.sample(self._monotonic())
 
     def note_call(self, attempt: int, task: int, seconds: float) -> None:
-        """Record for how long a worker has been inside the code of a task. ``task`` is -1 if it is inside no task's
-        code."""
+        """Record for how long a worker has been inside the code of a task. ``task`` is -1 if it is inside no
+        task's code."""
         with self._lock:
             newest = self._counters.newest.get(task)
             if attempt == self._attempt and newest is not None:
