@@ -167,7 +167,8 @@ class WorkerHost:
         return turn.rows
 
     def take_input(self) -> None:
-        """Give the worker what has come, without a turn."""
+        """Give the worker what has come, without a turn; the next step is due then."""
+        self._wake_at = 0.0
         try:
             self._take_input()
         except BaseException as error:  # as in ``step``

@@ -302,6 +302,8 @@ class Worker:
 
     def _close(self, command: commands.CloseTasks) -> list[Event]:
         """Close all tasks, also when one raises."""
+        if self._phase is Phase.CLOSED:
+            return [TasksClosed()]
         self._become(Phase.CLOSED)
         failure: PenstockError | None = None
         try:
