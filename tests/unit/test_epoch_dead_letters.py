@@ -274,7 +274,9 @@ def test_the_epoch_waits_until_the_dead_letters_are_stored(start, monkeypatch):
         runner = start(Basic())
         runner.run(2.0)
         assert runner.commits.committed == 0
-        assert len([error for error in runner.errors if "dead letter is stored" in str(error)]) == 1, "said once"
+        assert len([error for error in runner.errors if "its dead letter cannot be stored" in str(error)]) == 1, (
+            "said once"
+        )
         (slot,) = [slot for slot in runner._slots.values() if slot.id.stage == 1]
         slot.host.step()
         assert 0 < slot.host.wait() <= 0.5, "it does not turn idly"

@@ -1,4 +1,4 @@
-"""What a start says of a state directory that was written with another number of tasks."""
+"""What a query run reports about a state directory that was written with another number of tasks."""
 
 import uuid
 
@@ -210,8 +210,8 @@ def test_a_grouping_without_owners_keeps_the_tasks(store, name):
 
     write(store, tokens=())
     made(2).recover()
-    found = r"component 'bolt': it has 3 tasks now, but .* of 2 tasks"
-    rule = rf"{found}, and it reads 's' by {name} grouping.*Keep 2 tasks"
+    reads = rf"it reads 's' by {name} grouping"
+    rule = rf"component 'bolt': it has 3 tasks now, but .* of 2 tasks, and {reads}.*Keep 2 tasks"
     with pytest.raises(StateError, match=rule):
         made(3).recover()
 

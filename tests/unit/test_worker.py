@@ -32,7 +32,7 @@ from penstock.protocol.job import make_job
 from penstock.spark.pickling import dumps
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.worker.archive import WorkerArchive
-from penstock.worker.phase import TRANSITIONS, IllegalTransition, Phase
+from penstock.worker.phase import TRANSITIONS, IllegalTransition, WorkerPhase
 from penstock.worker.worker import Worker
 from tests.helpers import Driven, Pass, settings_with
 
@@ -85,7 +85,7 @@ def test_it_warms_its_channels_and_says_once_that_it_is_open(start):
         ChannelsWarm(),
         TasksOpened(False),
     ]
-    assert worker.worker.phase is Phase.OPEN
+    assert worker.worker.phase is WorkerPhase.OPEN
 
 
 def test_it_leaves_at_the_end_of_the_epoch_with_a_snapshot(start):
@@ -93,10 +93,10 @@ def test_it_leaves_at_the_end_of_the_epoch_with_a_snapshot(start):
     worker.tell(PrepareToLeave(commit=1, epoch=1))
     assert worker.events[-1] == LeavePrepared(1)
     worker.turn()
-    assert worker.worker.phase is Phase.LEAVING
+    assert worker.worker.phase is WorkerPhase.LEAVING
     worker.offer(control(Kind.MARKER, 1))
     assert kinds(worker.turn()) == [(0, "MARKER")]
-    assert worker.worker.phase is Phase.LEFT
+    assert worker.worker.phase is WorkerPhase.LEFT
     (left,) = [event for event in worker.events if isinstance(event, WorkerLeft)]
     assert left.epoch == 1
     (job,) = worker.jobs
@@ -126,7 +126,7 @@ def test_it_continues_where_it_is_not_to_leave_after_all(start):
     worker.turn()
     worker.tell(CancelLeave())
     worker.turn()
-    assert worker.worker.phase is Phase.OPEN
+    assert worker.worker.phase is WorkerPhase.OPEN
     worker.offer(control(Kind.MARKER, 2))
     worker.turn()
     assert [job.snapshot.epoch for job in worker.jobs] == [1, 2]
@@ -135,7 +135,7 @@ def test_it_continues_where_it_is_not_to_leave_after_all(start):
 def test_one_that_stands_by_and_is_not_needed_frees_its_slot(start):
     worker = start(AssignWorker(0, [[0]], takes_over=True))
     worker.turn()
-    assert worker.worker.phase is Phase.STANDING_BY
+    assert worker.worker.phase is WorkerPhase.STANDING_BY
     worker.tell(CloseTasks())
     assert worker.worker.gone
 
@@ -162,13 +162,13 @@ def test_a_failure_is_said_once_and_then_it_does_nothing(start):
     worker.offer(control(Kind.MARKER, 1))
     assert worker.turn() == []
     worker.tell(CloseTasks())
-    assert worker.worker.phase is Phase.CLOSED
+    assert worker.worker.phase is WorkerPhase.CLOSED
 
 
 def test_every_phase_has_its_transitions_and_others_are_refused(start):
-    assert set(TRANSITIONS) == set(Phase)
+    assert set(TRANSITIONS) == set(WorkerPhase)
     worker = opened(start)
     with pytest.raises(IllegalTransition, match="a worker that is OPEN cannot become STANDING_BY"):
-        worker.worker._become(Phase.STANDING_BY)
+        worker.worker._become(WorkerPhase.STANDING_BY)
     worker.tell(EndEpoch(1))
     worker.worker.validate()

@@ -54,7 +54,7 @@ from penstock.topology.tuples import Tuple
 from penstock.worker.archive import WorkerArchive
 from penstock.worker.host import InlineJobs, WorkerHost
 from penstock.worker.message_board import CoordinatorMessageBoard
-from penstock.worker.phase import Phase
+from penstock.worker.phase import WorkerPhase
 from penstock.worker.worker import Worker
 
 _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
@@ -353,7 +353,7 @@ class LocalRunner:
         if slot.host is None:
             return 1.0
         worker = slot.host.worker
-        return _SLOWEST if worker.phase is Phase.STANDING_BY else self._pace[worker.id]
+        return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
 
     def _step(self, slot: _LocalSlot) -> None:
         """One step of the slot's worker, and its rows on their way."""

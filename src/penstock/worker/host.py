@@ -1,7 +1,7 @@
 """Drives a worker: commands, job results and frames go in, rows, events and jobs come out.
 
-A host knows a ``Transport``: on Spark a socket to the driver (``protocol.client``), in the local runner memory
-(``testing.memory``). Everything else is the same for both.
+A host knows a ``WorkerTransport``: on Spark a socket to the driver (``protocol.client``), in the local runner
+memory (``testing.memory``). Everything else is the same for both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.worker.worker import LONGEST_WAIT, Worker
 _READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
 
 
-class Transport(Protocol):
+class WorkerTransport(Protocol):
     """A worker's connection to the driver. Nothing here blocks, and any thread may call it."""
 
     @property
@@ -100,7 +100,7 @@ class WorkerHost:
     def __init__(
         self,
         worker: Worker,
-        transport: Transport,
+        transport: WorkerTransport,
         jobs: JobRunner,
         open_board: Callable[[Callable[[TaskMessage | TaskFlowState], None]], MessageBoard],
         clock: Clock,
@@ -167,8 +167,13 @@ class WorkerHost:
         return turn.rows
 
     def take_input(self) -> None:
+<<<<<<< HEAD
         """Give the worker what has come, without a turn; the next step is due then."""
         self._wake_at = 0.0
+=======
+        """Give the worker what has come, without a turn. The next step is due at once."""
+        self._wake_at = self._now()
+>>>>>>> main
         try:
             self._take_input()
         except BaseException as error:  # as in ``step``
