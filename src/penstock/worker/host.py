@@ -167,13 +167,8 @@ class WorkerHost:
         return turn.rows
 
     def take_input(self) -> None:
-<<<<<<< HEAD
-        """Give the worker what has come, without a turn; the next step is due then."""
-        self._wake_at = 0.0
-=======
         """Give the worker what has come, without a turn. The next step is due at once."""
         self._wake_at = self._now()
->>>>>>> main
         try:
             self._take_input()
         except BaseException as error:  # as in ``step``
