@@ -130,7 +130,7 @@ def test_the_command_explains_the_newest_load_sample():
 
 
 def told(cluster):
-    return json.loads(cluster.watched.placement())
+    return json.loads(cluster.watched.explain())
 
 
 def test_off_makes_no_load_samples_and_says_so():

@@ -67,9 +67,8 @@ class Watched:
         self.rearranged, self.more = None, 2
 
     def report(self, worker, tasks, attempt=0, **more):
-        data = {str(task): stats.to_json() for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
-        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
+        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, tasks, **more))
 
     def connect(self, worker, pid=4321, node="node-a", attempt=0):
         hello = Hello(*worker, attempt, pid, node)
@@ -131,7 +130,7 @@ def busy(watched):
         watched.report((1, 0), {SPLIT_0: split})
         watched.report((1, 1), {SPLIT_1: split})
         errors = ["component 'show': no ink"] if second == 2 else []
-        published = {str(SHOW): [["written", 2 * n], ["share", math.nan]]}
+        published = {SHOW: [["written", 2 * n], ["share", math.nan]]}
         watched.report((2, 0), {SHOW: show}, published=published, errors=errors, pending=3)
         watched.clock.advance(1.0)
     for worker in ((0, 0), (0, 1), (1, 0), (1, 1)):

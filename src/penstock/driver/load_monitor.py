@@ -127,7 +127,9 @@ class LoadMonitor:
 
     def _why_none(self) -> str:
         if not self.on:
-            return "the load monitor is off: start the topology with --set monitor=memory, or sqlite to keep load samples"
+            return (
+                "the load monitor is off: start the topology with --set monitor=memory, or sqlite to keep samples"
+            )
         length = self._settings.monitor.window
         if self._first is None:
             return f"no load sample yet: the first begins when all workers have reported, and takes {length:g} s"

@@ -85,8 +85,8 @@ class WorkerMove:
         now = registry.workers[worker].hello.node if worker in registry.workers else "no node"
         return TopologyFailed(
             self._run.where,
-            f"worker {worker} on {now} cannot move to {node}: only a worker of bolts alone can, to another node with a "
-            f"free slot for its stage (free slots are on {', '.join(sorted(free)) or 'no node'})",
+            f"worker {worker} on {now} cannot move to {node}: only a worker of bolts alone can, to another node with "
+            f"a free slot for its stage (free slots are on {', '.join(sorted(free)) or 'no node'})",
             "Start it with --set placement.spare_slots=1 or more, or let it be replaced: handle.place().",
         )
 

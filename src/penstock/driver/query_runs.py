@@ -142,7 +142,7 @@ class QueryRuns:
 def _not_enough(deployment: Deployment, shortage: Shortage) -> NotEnoughSlots:
     return NotEnoughSlots(
         f"topology '{deployment.topology.name}'",
-        f"it needs {sum(deployment.slots)} task slots, one per worker, but only {shortage.free} of {shortage.total} "
-        f"are free on {shortage.master}",
+        f"it needs {sum(deployment.slots)} task slots, one per worker, but only {shortage.free} of "
+        f"{shortage.total} are free on {shortage.master}",
         "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
     )
