@@ -28,7 +28,7 @@ from penstock.driver.restart import FirstStart, Restart
 from penstock.driver.runs import Run
 from penstock.driver.server import Coordinator
 from penstock.driver.shutdown import ShuttingDown
-from penstock.driver.steps import LOOK_INTERVAL, Cause, ConditionWaiter, Problem, StepRunner, Waiter
+from penstock.driver.steps import LOOK_INTERVAL, Cause, Change, ConditionWaiter, Problem, StepRunner, Waiter
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.faults import CrashPoint
 
@@ -69,7 +69,7 @@ class Supervisor:
         self.runner = StepRunner(
             waiter or ConditionWaiter(server.changed),
             self._stopping.is_set,
-            CrashPoint(settings.lifecycle.crash_at, "driver"),
+            _crash_at(settings.lifecycle.crash_at),
             self._died,
             f"topology '{deployment.topology.name}'",
         )
@@ -296,3 +296,14 @@ class Supervisor:
             f"Spark failed ({type(error).__name__}: {error})",
             f"Its last log lines: {words or 'none'}.",
         )
+
+
+def _crash_at(spec: str) -> Callable[[Change, str], None]:
+    """For crash tests: the driver dies at a step of a replacement or of a move."""
+    crash = CrashPoint(spec, "driver")
+
+    def reached(change: Change, step: str) -> None:
+        if change.kind in ("replacement", "move"):
+            crash(step, change.number)
+
+    return reached
