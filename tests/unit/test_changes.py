@@ -224,3 +224,23 @@ def test_it_gives_up_after_some_restarts(tmp_path):
     life = made.world.supervisor.lifecycle
     assert (life.phase, life.restarts.count) == (TopologyPhase.FAILED, 3)
     assert "it failed again after 3 restarts" in str(life.error)
+
+
+@pytest.mark.parametrize("where", ["launch", "nodes", "take_nodes_back"])
+def test_an_engine_that_dies_ends_the_topology(tmp_path, where):
+    made = Replace(tmp_path, "exactly_once")
+
+    def dead(*_):
+        raise ConnectionError("the JVM is gone")
+
+    setattr(made.world.engine, where, dead)
+    made.begin()
+    if where == "take_nodes_back":
+        made.world.engine.queries[0].lose()
+    made.world.settle()
+    assert made.answers[0].done()
+    if where == "take_nodes_back":
+        assert "the JVM is gone" in str(made.world.supervisor.lifecycle.error)
+    else:
+        made.world.check()
+        assert "the JVM is gone" in str(made.answers[0].exception())

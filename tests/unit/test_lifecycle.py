@@ -64,7 +64,9 @@ def in_phase(phase):
 def test_every_phase_has_its_transitions_and_the_last_ones_none():
     assert set(TRANSITIONS) == set(TopologyPhase)
     assert all(not TRANSITIONS[phase] for phase in OVER)
-    assert all(TopologyPhase.ENDING in TRANSITIONS[phase] for phase in set(TopologyPhase) - OVER - {TopologyPhase.ENDING})
+    assert all(
+        TopologyPhase.ENDING in TRANSITIONS[phase] for phase in set(TopologyPhase) - OVER - {TopologyPhase.ENDING}
+    )
 
 
 def test_a_start_that_works():
@@ -142,6 +144,13 @@ def test_an_error_of_its_own_ends_it(life, cause):
     assert life.handle(RunFailed(failed, 5.0)) == ShutDown(drain=False, running=False, error=failed.error)
     life.handle(ShutDownEnded(None))
     assert (life.state, life.error) == ("failed", failed.error)
+
+
+@pytest.mark.parametrize("phase", [TopologyPhase.CHANGING, TopologyPhase.RESTARTING])
+def test_an_engine_that_dies_ends_it_in_any_phase(phase):
+    made, died = in_phase(phase), problem(Cause.INTERNAL)
+    assert made.handle(RunFailed(problem(), 1.0)) is None, "who is at work finds that"
+    assert made.handle(RunFailed(died, 1.0)) == ShutDown(drain=False, running=False, error=died.error)
 
 
 def test_it_restarts_with_growing_pauses_and_gives_up(life):

@@ -217,7 +217,10 @@ class LifecycleMachine:
                 self._enter(self._running)
                 return None if problem is None else self._on_failed(problem, ran)
             case RunFailed(problem, ran):
-                return self._on_failed(problem, ran) if self.phase in RUNNING else None
+                if self.phase in RUNNING:
+                    return self._on_failed(problem, ran)
+                broken = problem.cause is Cause.INTERNAL and self.phase not in OVER | {TopologyPhase.ENDING}
+                return self.fail(problem.error) if broken else None
             case RestartEnded(problem):
                 return self._on_restarted(problem)
             case KillRequested(drain):

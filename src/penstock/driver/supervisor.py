@@ -172,13 +172,17 @@ class Supervisor:
 
     def turn(self) -> None:
         """Take what happens next, if anything does within a moment, and carry out what follows from it."""
+        posted = None
         try:
             posted = self._next()
             if posted is not None:
                 self._handle(posted)
         except Exception as error:  # a dead engine answers with whatever its client library makes of it
             log.debug("supervisor", exc_info=True)
-            self._handle(self._failed(Problem(Cause.INTERNAL, self._died(error))))
+            problem = Problem(Cause.INTERNAL, self._died(error))
+            if posted is not None and not posted.answer.done():
+                posted.answer.set_exception(problem.error)
+            self._handle(self._failed(problem))
 
     def _next(self) -> Posted | None:
         """What to handle next: what other threads want, what policies decide, and what is wrong."""
