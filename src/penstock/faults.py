@@ -3,8 +3,8 @@ replacement or of a worker's move.
 
 Off unless the setting ``lifecycle.crash_at`` names a step and an epoch, such as ``written:3``; a worker may follow
 (``written:3:1.0``). Only the first start of a topology dies: what it is started again for is to live. For a step
-of a replacement (``driver.replacement``) or of a move (``driver.move``) the number says which of them, and the driver
-dies.
+of a replacement (``driver.replacement``) or of a move (``driver.move``) the number says which of them, and the
+driver dies.
 """
 
 from __future__ import annotations

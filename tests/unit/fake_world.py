@@ -344,7 +344,8 @@ class World:
             self.supervisor.turn()
 
     def settle(self):
-        """Until nothing is under way any more: neither a change nor a restart, nor a query that is to be stopped."""
+        """Until nothing is under way any more: neither a change nor a restart, nor a query that is to be
+        stopped."""
         life = self.supervisor.lifecycle
         seen, quiet_since = None, self.waiter.now()
 

@@ -2,8 +2,8 @@
 lost, workers fall silent, a step is refused, somebody ends the topology, the driver dies. Without Spark, on a
 simulated clock.
 
-Whatever happens, exactly one query run emits and commits, or the topology has ended with a reason; every task slot is
-given back; and whoever asked for the change has an answer.
+Whatever happens, exactly one query run emits and commits, or the topology has ended with a reason; every task slot
+is given back; and whoever asked for the change has an answer.
 """
 
 import pytest
