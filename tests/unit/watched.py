@@ -68,9 +68,8 @@ class Watched:
         self.rearranged, self.more = None, 2
 
     def report(self, worker, tasks, attempt=0, **more):
-        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
-        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
+        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, tasks, **more))
 
     def connect(self, worker, pid=4321, node="node-a", attempt=0):
         hello = Hello(*worker, attempt, pid, node)
@@ -95,7 +94,7 @@ class Watched:
             raise TopologyFailed(
                 "topology 'word-count'", f"a worker cannot move to {node}, which has no free slot"
             )
-        return Moved(0.0, worker, "b", node, gap=0.041, seconds=0.3, steps={"placed": 0.1})
+        return Moved(0.0, worker, "b", node, gap=0.041, seconds=0.3, steps={"prefetched": 0.1})
 
     def spread(self):
         return self.more
