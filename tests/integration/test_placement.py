@@ -68,7 +68,7 @@ ONE_BY_ONE = """
     refuses = Path(sys.argv[1]) / "refuses"
 
     def other(running, worker):
-        slots = running.internals.supervisor.runs.current.worker registry.slots.values()
+        slots = running.internals.supervisor.runs.current.registry.slots.values()
         (node,) = {slot.hello.node for slot in slots} - {running.internals.workers[worker].hello.node}
         return node
 

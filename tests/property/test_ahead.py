@@ -1,4 +1,4 @@
-"""State read ahead, in as many goes as may be, is the state that would have been read at once."""
+"""State that is prefetched in any number of steps equals state that is read at once."""
 
 import operator
 import uuid
@@ -35,7 +35,7 @@ numbers = st.integers(1, 4)
 
 
 class Before:
-    """The tasks before: what is done goes to a word's owner."""
+    """The previous tasks. Each change goes to the owner of a word."""
 
     def __init__(self, store, tasks, owners):
         self.tasks, self.owners, self._writer, self._epoch = tasks, owners, SnapshotWriter(store), 0
@@ -66,7 +66,7 @@ class Before:
         self.chains = self._writer.write(snapshot_name(self._epoch, 1, 0, 0), snapshots)
 
     def entries(self, now):
-        """What all tasks of that number begin with."""
+        """The initial state of all tasks if there are ``now`` of them."""
         if now == self.tasks:
             return {key: SavedTask(states, []) for key, states in self.chains.items()}
         return {
@@ -100,7 +100,7 @@ def begun(archive, entries):
 
 
 def all_of(state):
-    """Everything that can be seen of a task's state, the order and what is snapshotted next included."""
+    """Everything that is observable in the state of a task, including the order and the next snapshot."""
     counts = state.map("counts", merge=merged)
     windows = state.map("windows", merge=merged, owner=lambda pair: pair[1])
     seen = [list(counts.items()), list(windows.items()), counts.taken_over, state.value("last").value]
@@ -128,7 +128,7 @@ def merged(one, other):
 )
 def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, owners, most):
     store = StateStore(f"memory://{uuid.uuid4().hex}")
-    with patch.object(maps, "MAX_DELTAS", most):  # so that compactions happen in a short history
+    with patch.object(maps, "MAX_DELTAS", most):  # so that a short history includes compactions
         before, early = Before(store, tasks, owners), archive(store)
         for word in ("a", "b", "cd", "ef", "f", "ad"):
             before.put(word, 0)
@@ -206,7 +206,7 @@ def test_files_that_are_gone_are_left_to_the_restore(tmp_path):
     early.prefetch(old)
     assert sum(len(state.map("counts")) for state in begun(early, before.entries(4)).values()) == 200
     with pytest.raises(SnapshotCorrupt, match="no such file"):
-        early.restore(old)
+        early.restore(old, 2)
 
 
 def test_a_share_that_changes_is_read_anew(tmp_path):

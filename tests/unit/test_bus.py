@@ -47,7 +47,7 @@ def test_before_any_report():
 
 
 def steady(bench, seconds, step, rate=100, start=0):
-    """Both bolts count ``rate`` tuples a second, reported every ``step`` s."""
+    """Both bolts count ``rate`` tuples per second, reported every ``step`` seconds."""
     for number in range(round(seconds / step) + 1):
         done = start + int(rate * number * step + 0.5)
         bench.report({3: counted(done), 4: counted(done)}, worker=(1, 0))
@@ -58,7 +58,7 @@ def test_rates_are_sums_over_the_tasks_per_second():
     bench = Bench()
     steady(bench, 2.0, 0.25)
     view = bench.view("b1")
-    assert view.rate_in == pytest.approx(200, rel=0.13)  # a report more or less in two seconds
+    assert view.rate_in == pytest.approx(200, rel=0.13)  # one report more or less in two seconds
     assert view.rate_out == pytest.approx(2 * view.rate_in)
     assert view.executed == 400
     assert view.emitted == 800

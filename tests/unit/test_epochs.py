@@ -253,7 +253,7 @@ def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
     monkeypatch.setattr(StateStore, "create", taken_over)
     with pytest.raises(Superseded):
         workers.epoch()
-    assert "Committed" not in workers.kinds()
+    assert "EpochCommitted" not in workers.kinds()
 
 
 def failing(monkeypatch, verb, part):

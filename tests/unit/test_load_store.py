@@ -1,4 +1,4 @@
-"""Windows of the load monitor in a real SQLite file, and a database that does not keep up."""
+"""Windows of the load monitor in a real SQLite file, and a database that is too slow."""
 
 import logging
 import sqlite3
@@ -78,7 +78,7 @@ def test_the_end_writes_what_waits(path):
 
 
 class Stuck:
-    """A database that answers when it is let; ``fails``: with an error."""
+    """A database that answers when the test permits it; ``fails``: with an error."""
 
     def __init__(self):
         self.let, self.asked, self.fails = threading.Event(), threading.Event(), False

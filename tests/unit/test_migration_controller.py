@@ -133,9 +133,9 @@ def test_an_overloaded_task_is_migrated_to_the_lightest_and_restored(plan):
     assert order == SetMigrationRoutes("partials", {}, 2)
     texts = [decision.text for decision in migrations.decisions]
     assert "partials/0 → partials/2" in texts[0]
-    assert "95% of a queue in use, above 80%" in texts[0]
+    assert "95% of a queue, more than 80%" in texts[0]
     assert "partials/0 restored" in texts[1]
-    assert "below 50%" in texts[1]
+    assert "less than 50%" in texts[1]
     assert (two, migrations.decisions[0].time) == (two, 0.5)
 
 

@@ -1,4 +1,4 @@
-"""What groupings say of the owners of keys."""
+"""Which task owns a key, from the groupings of the inputs."""
 
 import re
 
@@ -27,7 +27,7 @@ class Mine(CustomGrouping):
 
 
 class OwnFields(Fields):
-    """Routes as it likes."""
+    """A user's grouping, which may route in any way."""
 
 
 def plan(group):
@@ -65,7 +65,7 @@ def test_groupings_that_tell(case):
 
 
 REASONS = {
-    "all": (lambda bolt: bolt.all_grouping("s"), "reads 's' by all grouping, which does not say whose a key is"),
+    "all": (lambda bolt: bolt.all_grouping("s"), "reads 's' by all grouping, which does not assign keys to tasks"),
     "all beside shuffle": (lambda bolt: bolt.shuffle_grouping("s").all_grouping("emits"), "reads 'emits' by all"),
     "direct": (lambda bolt: bolt.direct_grouping("emits", stream="straight"), "reads 'emits' by direct grouping"),
     "custom": (lambda bolt: bolt.grouping("s", Mine()), "reads 's' by custom grouping"),

@@ -1,4 +1,4 @@
-"""Settings: groups, defaults, what the command line says, what does not fit."""
+"""Settings: groups, defaults, the command line, and invalid values."""
 
 import dataclasses
 import pickle

@@ -1,4 +1,4 @@
-"""Dead letters of sinks and plain spouts: kept in the state directory, shown by ``penstock dlq``."""
+"""Dead letters of sinks and plain spouts: stored in the state directory and shown by ``penstock dlq``."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_writer_lists_the_folder_once(dead_letters, monkeypatch):
         writer.add_once([ReplayRecord((epoch,), 1, "boom", "sink", 1.0)], epoch_dead_letters(epoch, 0))
         writer.add_once([], f"a.published.{epoch}")
     assert listed.count("added/") == 1
-    assert len(writer._former) <= 64, "bounded"
+    assert len(writer._known) <= 64, "bounded"
 
 
 def test_send_back_of_all_sends_those_that_have_a_queue_and_says_what_to_do_with_the_others(

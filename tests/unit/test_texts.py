@@ -1,4 +1,4 @@
-"""Texts, reports and messages of bounded size."""
+"""Texts, reports and messages are limited in size."""
 
 import io
 import json
@@ -176,7 +176,7 @@ def test_the_driver_does_not_send_one_either():
 
 @pytest.fixture
 def joined():
-    """A worker's connection and the driver's view of its workers."""
+    """The connection of a worker and the driver's registry of workers."""
     builder = TopologyBuilder()
     builder.set_spout("words", FeederSpout("word"))
     builder.set_bolt("show", CaptureBolt()).shuffle_grouping("words")

@@ -117,14 +117,17 @@ class Supervisor:
         ``drain`` ends the draining of the first."""
         if self._ended.is_set():
             return
-        if not drain:
-            self._hurry.set()
-        self._stopping.set()
-        self._wake()
-        self._post(_Posted(lifecycle.KillRequested(drain)))
+        self.ask_to_end(drain)
         self._ended.wait()
         if self.lifecycle.error is not None:
             raise self.lifecycle.error
+
+    def ask_to_end(self, drain: bool) -> None:
+        """The same without waiting. What is being carried out is cancelled."""
+        if not drain:
+            self._hurry.set()
+        self._stopping.set()
+        self._post(_Posted(lifecycle.KillRequested(drain)))
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the end. Raises the topology's error if it failed; False: it still runs."""
@@ -135,12 +138,10 @@ class Supervisor:
 
     def _post(self, posted: _Posted) -> None:
         self._inbox.put(posted)
-        if self._ended.is_set():  # nobody may look there any more
-            self._refuse_all()
-
-    def _wake(self) -> None:
         with self.server.changed:
             self.server.changed.notify_all()
+        if self._ended.is_set():  # nobody may look there any more
+            self._refuse_all()
 
     def _refuse_all(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -174,10 +175,12 @@ class Supervisor:
         if self.lifecycle.error is not None:
             raise self.lifecycle.error
         self.begun = self.runs.now()
-        self._announce()
+
+    def watch(self) -> None:
+        """After ``start``: have a thread watch over the topology from now on."""
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """Let people find the topology, and tell them what they must know about the engine."""
         name = self.runs.current.deployment.topology.name
         self._announced = Run.here(name, self.server.address, self.server.secret)
@@ -192,15 +195,18 @@ class Supervisor:
     def _run(self) -> None:
         """Until the end: take what happens, and carry out what the lifecycle decides about it."""
         while not self._ended.is_set():
-            try:
-                posted = self._next()
-                if posted is not None:
-                    self._handle(posted)
-            except Exception as error:  # a dead engine answers with whatever its client library makes of it
-                log.debug("supervisor", exc_info=True)
-                problem = Problem(Cause.INTERNAL, self._died(error))
-                self._handle(_Posted(lifecycle.RunFailed(problem, self._ran())))
+            self.turn()
         self._refuse_all()
+
+    def turn(self) -> None:
+        """Take what happens next, if anything does within a moment, and carry out what follows from it."""
+        try:
+            posted = self._next()
+            if posted is not None:
+                self._handle(posted)
+        except Exception as error:  # a dead engine answers with whatever its client library makes of it
+            log.debug("supervisor", exc_info=True)
+            self._handle(self._failed(Problem(Cause.INTERNAL, self._died(error))))
 
     def _next(self) -> _Posted | None:
         """What to handle next: what other threads want, what policies decide, and what is wrong."""
@@ -208,8 +214,8 @@ class Supervisor:
             return self._failed(Problem(Cause.FAILED, self._lease.error))
         sample = self._poll_monitor()
         self.runs.stop_retired()
-        with contextlib.suppress(queue.Empty):
-            return self._inbox.get(timeout=LOOK_INTERVAL)
+        if self.runner.waiter.wait_for(lambda: not self._inbox.empty(), LOOK_INTERVAL):
+            return self._inbox.get()
         if self.lifecycle.phase is Phase.ACTIVE:
             request = self.changes.decided(sample)
             if request is not None:

@@ -1,7 +1,7 @@
 """Drives a worker: commands, job results and frames go in, rows, events and jobs come out.
 
-A host knows a ``WorkerTransport``: on Spark a socket to the driver (``protocol.client``), in the local runner memory
-(``testing.memory``). Everything else is the same for both.
+A host knows a ``WorkerTransport``: on Spark a socket to the driver (``protocol.client``), in the local runner
+memory (``testing.memory``). Everything else is the same for both.
 """
 
 from __future__ import annotations
