@@ -11,7 +11,8 @@ ended."""
 class HoldTimer:
     """Sums up the holds of one task. The worker's loop updates it often. A hold lasts from the first update
     without permission to send to the next update with it. Whether anything was waiting is only known from what the
-    task sends first after the hold. Until then the hold is not counted, unless it is longer than ``_LONG_HOLD``."""
+    task sends first after the hold. Until then the hold is not counted, unless it is longer than
+    ``_LONG_HOLD``."""
 
     __slots__ = ("_since", "_unconfirmed", "seconds")
 

@@ -17,8 +17,8 @@ _BACKLOG = 0.1
 """Share of an inbox. More queued tuples are a backlog; fewer are normal between two frames."""
 
 _CATCHING_UP = 1.1
-"""Ratio of emitted to offered tuples. Above it a spout is working off earlier tuples; smaller differences come from
-the times at which both are measured."""
+"""Ratio of emitted to offered tuples. Above it a spout is working off earlier tuples; smaller differences come
+from the times at which both are measured."""
 
 
 @dataclass(frozen=True)
