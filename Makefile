@@ -9,18 +9,21 @@ TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 
-.PHONY: demo test lint unit on-spark integration on-cluster faults fault chaos bench jar kafka setup clean lock
+.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench jar kafka setup clean lock
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
 
-test: lint unit on-spark  ## what CI runs
+test: lint docs unit on-spark  ## what CI runs
 
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: .venv/ready  ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 unit: .venv/ready  ## three files at a time, first those that wait for servers
 	$(MEMORY) $(BIN)/pytest -n 3 $(FILES) --no-loadscope-reorder tests/contract tests/consistency tests/property tests/unit

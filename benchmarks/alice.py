@@ -165,7 +165,7 @@ def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
             """Wait for so many words, or so long."""
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                if handle.bus.totals()["persist"].executed >= least:
+                if handle.internals.bus.totals()["persist"].executed >= least:
                     return True
                 time.sleep(0.02)
             return False
@@ -176,7 +176,7 @@ def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
         begun = micros()
         come(load.words or sys.maxsize, load.seconds)
         ended = micros()
-        failed = handle.bus.totals()["lines"].failed
+        failed = handle.internals.bus.totals()["lines"].failed
     since, came = np.load(times)
     return judge(since, came, begun, ended, failed)
 

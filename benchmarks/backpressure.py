@@ -21,7 +21,8 @@ from benchmarks.overload import one_branch, two_branches
 from benchmarks.series import Series, plot
 from benchmarks.words import fast_word_count
 from penstock import Delivery, Flow, Settings
-from penstock.spark.supervisor import RunningTopology, submit
+from penstock.driver.handle import RunningTopology
+from penstock.spark.submit import submit
 
 PARTS = ("uneven", "burst", "overhead", "memory", "words", "alice")
 MODES = ("step", "none", "spout", "credit")
@@ -98,9 +99,9 @@ def measure_burst(results: Results, options: argparse.Namespace) -> None:
             topology = one_branch(WORK, BASE, (2.0, begin, begin + length), Settings(flow=Flow(mode)))
             with running(topology) as handle, Series(handle) as seen:
                 time.sleep(begin)
-                before = handle.bus.totals()["work"]
+                before = handle.internals.bus.totals()["work"]
                 time.sleep(length)
-                after = handle.bus.totals()["work"]
+                after = handle.internals.bus.totals()["work"]
                 time.sleep(5)
             latency = after.latency.minus(before.latency)
             p99s.setdefault(mode, []).append(latency.percentile(0.99) or 0.0)
@@ -147,7 +148,9 @@ def _by_turns(handles: Mapping[str, RunningTopology], turns: int, seconds: float
                 rate = _turn(handles[flow], seconds)
                 if turn >= 4:  # the first are the JVM's
                     rates[flow].append(rate)
-        slowed = [stats.limit for stats in handles["step"].bus.tasks().values() if stats.limit != math.inf]
+        slowed = [
+            stats.limit for stats in handles["step"].internals.bus.tasks().values() if stats.limit != math.inf
+        ]
         say(f"  {turns} turns of {seconds:g} s each; {len(slowed)} tasks slowed at the end")
     finally:
         for handle in handles.values():
@@ -168,9 +171,9 @@ def _acked_words(flow: str, folder: str) -> RunningTopology:
 def _turn(handle: RunningTopology, seconds: float) -> float:
     handle.activate()
     time.sleep(0.5)
-    before, begun = handle.bus.totals()["count"].executed, time.monotonic()
+    before, begun = handle.internals.bus.totals()["count"].executed, time.monotonic()
     time.sleep(seconds)
-    rate = (handle.bus.totals()["count"].executed - before) / (time.monotonic() - begun)
+    rate = (handle.internals.bus.totals()["count"].executed - before) / (time.monotonic() - begun)
     handle.deactivate()
     handle.drain(5)
     return rate

@@ -88,7 +88,7 @@ def _acked_rate(system: str, warm_up: int, seconds: int) -> float:
             )
             with running(fast_word_count(1, 1, 1, system.endswith("batch"), settings)) as handle:
                 rate = rate_of(handle, "count", warm_up, seconds)
-                totals = handle.bus.totals()["sentences"]
+                totals = handle.internals.bus.totals()["sentences"]
                 assert totals.failed == 0, f"{totals.failed} tuples failed"
                 return rate
     finally:
@@ -231,7 +231,7 @@ def _measure_epoch_throughput(results: Results, options: argparse.Namespace) -> 
                     settings = Settings(delivery=Delivery(delivery, state_dir=f"{folder}/{number}"))
                     with running(_stateful_count(batch, settings)) as handle:
                         rates.append(rate_of(handle, "count", warm_up, seconds))
-                        committed = handle.committed
+                        committed = handle.internals.committed
                     form = "batch" if batch else "tuple"
                     say(f"  {form}, {delivery}: {rates[-1] / 1e6:.2f} M words/s, epoch {committed} committed")
                 ratios[batch].append(rates[1] / rates[0])
@@ -336,9 +336,11 @@ def measure_kafka(results: Results, options: argparse.Namespace) -> None:
             begun, lags = time.monotonic(), []
             while time.monotonic() - begun < seconds:
                 time.sleep(1)
-                lags.append((time.monotonic() - begun, producer.sent() - handle.bus.totals()["lines"].acked))
+                lags.append(
+                    (time.monotonic() - begun, producer.sent() - handle.internals.bus.totals()["lines"].acked)
+                )
             sent, achieved = producer.stop()
-            totals = handle.bus.totals()
+            totals = handle.internals.bus.totals()
     times, lag = np.array(lags).T
     slope = float(np.polyfit(times, lag, 1)[0])
     results.row(

@@ -89,7 +89,7 @@ def measure_energy_calibration(results: Results, options: argparse.Namespace) ->
         topology = sol(dataclasses.replace(FOUR_NODES, pending=pending), UNLIMITED)
         with submitted(topology) as (handle, cluster), Watch(handle, cluster) as watch:
             default = watch.measure("default", seconds)
-            sample = handle.monitor.newest(handle.bus)
+            sample = handle.internals.monitor.newest(handle.internals.bus)
             assert sample is not None, "a measurement takes longer than a window"
             samples[pending] = sample
             rearranged(handle)

@@ -23,9 +23,10 @@ from benchmarks.harness import Results, median, say
 from benchmarks.replacement_figures import longest_gap, lost, wrong_keys
 from benchmarks.replacement_topology import Schedule, arrivals, committed, end_input, total
 from benchmarks.replacement_topology import word_count as numbered_words
-from penstock.spark.replacement import Replaced
+from penstock.driver.handle import RunningTopology
+from penstock.driver.requests import Replaced
 from penstock.spark.session import close_session
-from penstock.spark.supervisor import RunningTopology, submit
+from penstock.spark.submit import submit
 from penstock.testing.servers.cluster import SparkCluster
 from penstock.topology.builder import Topology
 
@@ -117,16 +118,16 @@ class Watch:
     def _sample(self) -> Sample:
         handle, network = self._handle, self._record.network
         assert network is not None
-        view = next(each for each in handle.bus.view() if each.component == self._spout)
-        nodes = [node for node in handle.monitor.energy.nodes if node.workers]
+        view = next(each for each in handle.internals.bus.view() if each.component == self._spout)
+        nodes = [node for node in handle.internals.monitor.energy.nodes if node.workers]
         return Sample(
             time.monotonic() - self._begun,
-            handle.bus.totals()[self._spout].acked,
+            handle.internals.bus.totals()[self._spout].acked,
             sum(network.passed(node.number)[0] for node in self._record.nodes),
             view.latency_p50,
             sum(node.base_watts for node in nodes),
             sum(node.dynamic_watts for node in nodes),
-            len({worker.hello.node for worker in handle.workers.values()}),
+            len({worker.hello.node for worker in handle.internals.workers.values()}),
             self.phase,
         )
 
@@ -134,13 +135,13 @@ class Watch:
         """From now on, at rest."""
         time.sleep(_WARM)
         self.phase, first = name, len(self.samples)
-        before = self._handle.bus.totals()[self._spout].latency
+        before = self._handle.internals.bus.totals()[self._spout].latency
         time.sleep(seconds)
-        acked = self._handle.bus.totals()[self._spout].latency.minus(before)
+        acked = self._handle.internals.bus.totals()[self._spout].latency.minus(before)
         self.phase, seen = "between", self.samples[first:]
         begin, end = seen[0], seen[-1]
         tuples, passed = end.acked - begin.acked, end.time - begin.time
-        sample = self._handle.monitor.sample
+        sample = self._handle.internals.monitor.sample
         return Phase(
             name,
             tuples / passed,
@@ -175,7 +176,7 @@ def measure_energy_cluster(results: Results, options: argparse.Namespace) -> Non
 
 
 def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> tuple[Phase, Phase]:
-    if handle.nodes_left:
+    if handle.internals.placing.nodes_away:
         _spread(handle)
     default = watch.measure("default", seconds)
     say(f"    {what}: default {default.rate:,.0f}/s, p50 {default.p50 * 1e3:.0f} ms, {default.watts:.0f} W")
@@ -191,18 +192,18 @@ def rearranged(handle: RunningTopology, spans: dict[str, list[Span]] | None = No
     """Have ERDM place the workers, window by window, until it finds nothing more to do; how often it did, and
     when, a second of catching up included: workers that ``moved`` one by one, and those that were ``replaced``."""
     moved = idle = 0
-    seen: object = handle.monitor.sample
+    seen: object = handle.internals.monitor.sample
     while idle < ROUNDS // 2 and moved < ROUNDS:
         seen = _next_sample(handle, seen)
         begin = micros()
-        done = handle.rearrange()
+        done = handle.internals.placing.rearrange()
         if done is None:
             idle += 1
             continue
         moved, idle = moved + 1, 0
         silent = [done.gap] if isinstance(done, Replaced) else [each.gap for each in done]
         shown = " ".join(f"{gap * 1e3:.0f}" for gap in silent)
-        say(f"    {handle.placements.decisions[-1].text}; {shown} ms silent")
+        say(f"    {handle.internals.placements.decisions[-1].text}; {shown} ms silent")
         if spans is not None:
             time.sleep(_CATCH_UP)
             spans["replaced" if isinstance(done, Replaced) else "moved"].append((begin, micros()))
@@ -213,16 +214,16 @@ def _next_sample(handle: RunningTopology, last: object) -> object:
     """Of the start that runs now."""
 
     def newest() -> object:
-        return handle.monitor.newest(handle.bus)
+        return handle.internals.monitor.newest(handle.internals.bus)
 
     _await("a window must end", lambda: newest() not in (None, last))
     return newest()
 
 
 def _spread(handle: RunningTopology) -> None:
-    before = len(handle.replacements)
-    handle.spread()
-    _await("the nodes must come back", lambda: len(handle.replacements) > before)
+    before = len(handle.internals.replacements)
+    handle.internals.placing.spread()
+    _await("the nodes must come back", lambda: len(handle.internals.replacements) > before)
 
 
 def _report(results: Results, name: str, phase: Phase) -> None:
@@ -290,8 +291,8 @@ def _moves_timed(turns: int) -> tuple[dict[str, list[float]], int]:
                 time.sleep(_WARM)
                 spans["at rest"].append((begin + int(_WARM / 2 * 1e6), micros()))
                 rearranged(handle, spans)
-                gone = max(gone, handle.nodes_left)
-                if handle.nodes_left:
+                gone = max(gone, handle.internals.placing.nodes_away)
+                if handle.internals.placing.nodes_away:
                     begin = micros()
                     _spread(handle)
                     time.sleep(_CATCH_UP)
@@ -306,14 +307,14 @@ def _moves_counted(turns: int) -> tuple[int, int, int]:
         with submitted(_numbered(folder, commits=True)) as (handle, _):
             for _turn in range(turns):
                 rearranged(handle)
-                if handle.nodes_left:
+                if handle.internals.placing.nodes_away:
                     _spread(handle)
             end_input(folder)
             _await("the source must end", lambda: total(folder) is not None)
             inputs = total(folder) or 0
             _await("all must arrive", lambda: not lost(committed(folder)[0], inputs))
             handle.kill()
-            moves = len(handle.replacements) + len(handle.moves)
+            moves = len(handle.internals.replacements) + len(handle.internals.placing.moves)
         return wrong_keys(*committed(folder), inputs, MOVED_KEYS), inputs, moves
 
 

@@ -100,6 +100,6 @@ def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seco
             settings = Settings(delivery=Delivery("at_least_once", max_spout_pending=PENDING, state_dir=folder))
             with running(replayed_word_count(case, system.endswith("batch"), settings)) as handle:
                 rate = rate_of(handle, "count", warm_up, seconds)
-                return rate, handle.bus.totals()["sentences"].failed
+                return rate, handle.internals.bus.totals()["sentences"].failed
     finally:
         close_session()  # no JVM of ours may stand beside the next system's

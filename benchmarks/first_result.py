@@ -12,7 +12,7 @@ from penstock import submit
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         handle = submit(paced(100, 3, f"{folder}/latency.npy"))
-        handle.coordinator.wait(lambda: "sink" in handle.bus.published(), 60)
+        handle.internals.server.wait(lambda: "sink" in handle.internals.bus.published(), 60)
         print('{"first": true}', flush=True)
         # The clock stops with this process; an orderly stop of Spark is not part of a start.
         os._exit(0)

@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
+from penstock.driver.handle import RunningTopology
 from penstock.spark.java import ensure_java, java_version
 from penstock.spark.session import close_session
-from penstock.spark.supervisor import RunningTopology, submit
+from penstock.spark.submit import submit
 from penstock.topology.builder import Topology
 
 console = Console(stderr=True)
@@ -128,9 +129,9 @@ def running(topology: Topology) -> Iterator[RunningTopology]:
 def rate_of(handle: RunningTopology, component: str, warm_up: float, seconds: float) -> float:
     """Tuples a second a component executes, after a warm-up."""
     time.sleep(warm_up)
-    before, begun = handle.bus.totals()[component], time.monotonic()
+    before, begun = handle.internals.bus.totals()[component], time.monotonic()
     time.sleep(seconds)
-    after, ended = handle.bus.totals()[component], time.monotonic()
+    after, ended = handle.internals.bus.totals()[component], time.monotonic()
     return (after.executed - before.executed) / (ended - begun)
 
 
@@ -139,7 +140,9 @@ def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
     me = psutil.Process()
     jvm = next(child for child in me.children(recursive=True) if child.name() == "java")
     found = {"driver": me, "jvm": jvm}
-    found |= {f"worker {id}": psutil.Process(worker.hello.pid) for id, worker in sorted(handle.workers.items())}
+    found |= {
+        f"worker {id}": psutil.Process(worker.hello.pid) for id, worker in sorted(handle.internals.workers.items())
+    }
     return found
 
 

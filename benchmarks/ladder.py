@@ -104,7 +104,7 @@ def measure_start(results: Results, options: argparse.Namespace) -> None:
     for _ in range(repeats + 1):
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as folder, running(paced(100, 3, f"{folder}/x.npy")) as handle:
-            handle.coordinator.wait(lambda: "sink" in handle.bus.published(), 30)
+            handle.internals.server.wait(lambda: "sink" in handle.internals.bus.published(), 30)
             warm.append(time.monotonic() - begun)
         say(f"  warm: {warm[-1]:.2f} s")
     results.row(what="start to first result, 4 workers", cold_s=median(cold), warm_s=median(warm[1:]))
@@ -142,7 +142,7 @@ def measure_overload(results: Results, options: argparse.Namespace) -> None:
         with console.status("overloading …"):
             time.sleep(seconds)
         last = {name: process.memory_info().rss for name, process in chosen.items()}
-        queued = {view.component: view.queued for view in handle.bus.view()}
+        queued = {view.component: view.queued for view in handle.internals.bus.view()}
     growth = {name: (last[name] - first[name]) / 1e6 for name in first}
     for name in first:
         results.row(what=f"overload: {name}", rss_mb=round(last[name] / 1e6), growth_mb=round(growth[name], 1))

@@ -73,7 +73,7 @@ def complete(count: int, seed: int, strategy: str, conf: Mapping[str, Any] | Non
     with running(three_branches(count, seed, strategy, dict(conf or {}))) as handle:
         begun = time.monotonic()
         while (elapsed := time.monotonic() - begun) < _PATIENCE:
-            merged = handle.bus.published().get("merge", [[0, 0]])[0]
+            merged = handle.internals.bus.published().get("merge", [[0, 0]])[0]
             curve.append((elapsed, merged[0] / count))
             if merged[0] >= count:
                 assert merged == list(expected(count, seed)), f"{merged} instead of {expected(count, seed)}"

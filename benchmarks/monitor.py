@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.erdm_topologies import LAPTOP, word_count
 from benchmarks.harness import Results, median, run_parts, running, say
 from penstock import Monitor, Settings, SimulatedClock, TopologyBuilder
@@ -21,11 +23,12 @@ from penstock.metrics.machine import MachineProbe
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, WorkerId
 from penstock.plan.planner import make_plan
-from penstock.protocol.messages import Hello, WorkerReport, dumps, loads
+from penstock.protocol import codec
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from penstock.topology.builder import Topology
-from penstock.worker.host import REPORTS_PER_SAMPLE
-from penstock.worker.worker import Streams
+from penstock.worker.reports import REPORTS_PER_SAMPLE
+from penstock.worker.sender import StreamCounts
 
 WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; C's
 NODES = 16
@@ -73,15 +76,15 @@ def cluster(spouts: int, bolts: int) -> Cluster:
         stats = TaskStats(*(1_234_567,) * 5, busy=1234.567, capacity=16_384)
         stats.latency.record(0.003, 5)
         stats.latency.record(0.005, 5)
-        data = {str(task): stats.to_json() for task in tasks}
+        data = dict.fromkeys(tasks, stats)
         streams = [
-            [task, target, 12_345_678, 1_234_567_890]
+            (task, target, 12_345_678, 1_234_567_890)
             for task in tasks
             for follower in plan.downstream_of[plan.task[task].component]
             for target in plan.tasks_of[follower]
         ]
         plain[worker] = WorkerReport(1_234_567, 1_234_567, 123, 1234.567, 123_456_789, data)
-        full[worker] = replace(plain[worker], streams=streams, machine=machine)
+        full[worker] = msgspec.structs.replace(plain[worker], streams=streams, machine=machine)
     return Cluster(plan, plain, full)
 
 
@@ -90,14 +93,16 @@ def measure_reports(results: Results, options: argparse.Namespace) -> None:
     repeats = options.repeats or (1 if options.quick else 3)
     found = cluster(*((10, 20) if options.quick else (50, 100)))
     workers = len(found.full)
-    plain, full = (sum(len(dumps(each)) for each in reports.values()) for reports in (found.plain, found.full))
-    make = median([_seconds(lambda: [dumps(each) for each in found.full.values()]) for _ in range(repeats)])
-    texts = {worker: dumps(each) for worker, each in found.full.items()}
+    plain, full = (
+        sum(len(codec.encode(each)) for each in reports.values()) for reports in (found.plain, found.full)
+    )
+    make = median([_seconds(lambda: [codec.encode(each) for each in found.full.values()]) for _ in range(repeats)])
+    texts = {worker: codec.encode(each) for worker, each in found.full.items()}
     bus = MetricsBus(found.plan)
 
     def take() -> None:
         for worker, text in texts.items():
-            message = loads(text)
+            message = codec.decode_event(text)
             assert isinstance(message, WorkerReport)
             bus.record(0, worker, message)
 
@@ -134,8 +139,11 @@ def _sampling_cost(found: Cluster) -> float:
         for second in (0.0, settings.monitor.window):
             clock.advance(second)
             for worker, report in found.full.items():
-                streams = [[*row[:2], row[2] + int(second), row[3]] for row in report.streams or ()]
-                bus.record(0, worker, replace(report, streams=streams))
+                streams = [
+                    (source, target, tuples + int(second), size)
+                    for source, target, tuples, size in report.streams or ()
+                ]
+                bus.record(0, worker, msgspec.structs.replace(report, streams=streams))
             begun = time.process_time()
             made = monitor.poll(clock.monotonic(), bus, workers)
         monitor.close()
@@ -148,7 +156,7 @@ def _sampling_cost(found: Cluster) -> float:
 def measure_frame(results: Results, options: argparse.Namespace) -> None:
     """What counting adds to a frame's way, whatever the window: a worker counts each frame it sends."""
     frames = 20_000 if options.quick else 200_000
-    streams = Streams()
+    streams = StreamCounts()
 
     def count() -> None:
         for number in range(frames):
@@ -188,7 +196,7 @@ def _p50(window: float, seconds: float) -> float:
         time.sleep(8.0)  # cold code
         for _ in range(round(seconds)):
             time.sleep(1.0)
-            view = next(each for each in handle.bus.view() if each.component == "source")
+            view = next(each for each in handle.internals.bus.view() if each.component == "source")
             seen += [] if view.latency_p50 is None else [view.latency_p50]
     return sum(seen) / len(seen)
 

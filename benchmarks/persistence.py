@@ -31,10 +31,11 @@ from benchmarks.persistence_topology import (
     words_to_store,
 )
 from penstock.clock import SystemClock
+from penstock.driver.handle import RunningTopology
 from penstock.persist.processor import drained
 from penstock.persist.queues import PersistentQueue
 from penstock.persist.spec import find
-from penstock.spark.supervisor import RunningTopology, submit
+from penstock.spark.submit import submit
 
 PARTS = ("sleep", "kill", "stores", "queues")
 RATE = 2_000  # results a second
@@ -184,14 +185,14 @@ def _look(handle: RunningTopology, folder: Path) -> dict[str, float]:
         with contextlib.suppress(psutil.Error):  # it may end just now
             if "penstock.persist.process" in child.cmdline():
                 found["processor MB"] = child.memory_info().rss / 2**20
-    emitted = handle.bus.totals()["count"].emitted  # as last reported: the store may be ahead of it
+    emitted = handle.internals.bus.totals()["count"].emitted  # as last reported: the store may be ahead of it
     found["waiting"] = float(max(0, emitted - rows_stored(folder)))
     return found
 
 
 def _persist_pid(handle: RunningTopology) -> int:
-    (task,) = handle.plan.tasks_of["persist"]
-    return int(handle.workers[handle.plan.routes.worker_of[task]].hello.pid)
+    (task,) = handle.internals.plan.tasks_of["persist"]
+    return int(handle.internals.workers[handle.internals.plan.routes.worker_of[task]].hello.pid)
 
 
 def _row(results: Results, case: str, course: Course, wrong: int) -> None:
@@ -236,9 +237,11 @@ def _killed(case: str, folder: Path, seconds: float) -> tuple[int, int]:
     try:
         time.sleep(seconds)
         before = acked(folder)
-        restarts = handle.restarts
+        restarts = handle.internals.restarts
         os.kill(_persist_pid(handle), signal.SIGKILL)
-        up = handle.coordinator.wait(lambda: handle.restarts > restarts and handle.state == "active", _PATIENCE)
+        up = handle.internals.server.wait(
+            lambda: handle.internals.restarts > restarts and handle.state == "active", _PATIENCE
+        )
         if not up:
             raise SystemExit(f"{case}: the topology did not start again within {_PATIENCE:g} s")
         time.sleep(seconds / 2)
@@ -326,7 +329,7 @@ def draw(courses: Mapping[str, Course], folder: Path) -> None:
 def _empty_queue(handle: RunningTopology, folder: Path) -> None:
     """What ``penstock drain`` does, for a machine so busy that the end of the topology was too short for it."""
     clock = SystemClock()
-    for spec in find(str(folder / "state"), handle.topology.name):
+    for spec in find(str(folder / "state"), handle.internals.topology.name):
         processor = spec.processor(clock)
         if not drained(processor, clock.monotonic() + _PATIENCE, clock, time.sleep):
             raise SystemExit(f"results left in the queue: {processor.status.trouble}")

@@ -24,7 +24,7 @@ from benchmarks.replacement_topology import (
     word_count,
 )
 from benchmarks.scaling_sim import measure_scaling_sim
-from penstock.spark.supervisor import submit
+from penstock.spark.submit import submit
 
 PARTS = ("gap", "gap-1m", "correct", "scaling", "sim")
 DELIVERIES = ("exactly_once", "at_least_once")
@@ -100,7 +100,7 @@ def _loaded_and_replaced(
     handle: Any = submit(word_count(folder, delivery, keys, schedule))
     seen = []
     try:
-        _await(f"{keys:,} keys must be loaded", lambda: handle.bus.totals()["arrivals"].executed > keys)
+        _await(f"{keys:,} keys must be loaded", lambda: handle.internals.bus.totals()["arrivals"].executed > keys)
         time.sleep(settle)
         for number in range(turns):
             seen.append(_turn(handle, 1 if number % 2 else 2))
@@ -164,7 +164,9 @@ def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tupl
         time.sleep(3)
         for number in range(replacements):
             handle.scale({"count": STEPS[number % len(STEPS)]})
-            say(f"    {delivery}, {number + 1} of {replacements}: {handle.replacements[-1].gap:.3f} s silent")
+            say(
+                f"    {delivery}, {number + 1} of {replacements}: {handle.internals.replacements[-1].gap:.3f} s silent"
+            )
             time.sleep(1)
         end_input(folder)
         _await("the source must end", lambda: total(folder) is not None)

@@ -22,7 +22,7 @@ from penstock.control.scaling import Scale
 from penstock.sim.scaling import WORDS as SIMULATED
 from penstock.sim.scaling import ScalingChange
 from penstock.spark.session import close_session
-from penstock.spark.supervisor import submit
+from penstock.spark.submit import submit
 
 LOAD = Schedule(((30, 65), (60, 130), (60, 260), (60, 130), (60, 65)))
 """Lines a second. One task bears 100: 1, 2, 4, 2, 1 tasks are enough, each about 0.65 of its time busy."""
@@ -88,11 +88,11 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
     ends = time.monotonic() + float(load.ends[-1]) + _LATE
     try:
         while time.monotonic() < ends:
-            for each in handle.replacements[len(replaced) :]:
+            for each in handle.internals.replacements[len(replaced) :]:
                 replaced.append((micros(), each))
                 tasks = ", ".join(f"{name} {count}" for name, count in each.parallelism.items())
                 say(f"    {tasks}; spouts silent {each.gap:.3f} s, took {each.seconds:.1f} s: {each.reason}")
-            failures.update(handle.bus)
+            failures.update(handle.internals.bus)
             time.sleep(_LOOK)
     finally:
         handle.kill(drain=False)

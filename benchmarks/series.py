@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.driver.handle import RunningTopology
 from penstock.metrics.stats import TaskStats
-from penstock.spark.supervisor import RunningTopology
 
 _STEP = 0.5  # seconds between two points
 
@@ -39,9 +39,9 @@ class Series:
         return sum(rates) / len(rates) if rates else 0.0
 
     def _run(self) -> None:
-        before, at = self._handle.bus.totals(), time.monotonic()
+        before, at = self._handle.internals.bus.totals(), time.monotonic()
         while not self._ended.wait(_STEP):
-            after, now = self._handle.bus.totals(), time.monotonic()
+            after, now = self._handle.internals.bus.totals(), time.monotonic()
             for component, stats in after.items():
                 self.points.append(self._point(component, before[component], stats, now - at, now))
             before, at = after, now

@@ -105,9 +105,41 @@ def per_task(runner, component):
     return [[tuple(tup) for tup in bolt.tuples] for bolt in runner.component(component)]
 
 
-def workers_of(runner):
-    """The runner's workers by id, for facts that only workers know: sent frames, published rows."""
-    return runner._workers
+def executors_of(runner):
+    """All executors of the runner's workers."""
+    return [executor for worker in runner.workers.values() for executor in worker.inspect().executors]
+
+
+def reports_of(runner):
+    """What each worker reported last, by id, after it was asked to."""
+    runner.report()
+    return {id: connection.answer for id, connection in runner.registry.workers.items()}
+
+
+class Driven:
+    """A worker without a host. ``events`` and ``jobs`` collect what it wants."""
+
+    def __init__(self, worker):
+        self.worker, self.events, self.jobs, self.wait = worker, [], [], 0.0
+
+    def offer(self, frame):
+        return self.worker.intake.offer(frame)
+
+    def tell(self, command):
+        self.events += self.worker.handle(command)
+
+    def turn(self):
+        """The rows of one turn."""
+        turn = self.worker.turn()
+        self.events += turn.events
+        self.jobs += turn.jobs
+        self.wait = turn.wake_at - self.worker._clock.monotonic()
+        self.worker.validate()
+        return turn.rows
+
+    @property
+    def now(self):
+        return self.worker.inspect()
 
 
 def settings_with(**values):

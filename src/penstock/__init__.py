@@ -18,15 +18,18 @@ from penstock.errors import (
     FieldTypeError,
     FrameError,
     JavaMissing,
+    KeyTypeError,
     LoadError,
     MasterUnreachable,
     NotEnoughSlots,
     PenstockError,
     PortInUse,
     SettingError,
+    SinkBusy,
     SinkRefused,
     SnapshotCorrupt,
     StateError,
+    SystemAway,
     TopologyError,
     TopologyFailed,
     UserCodeError,
@@ -70,7 +73,8 @@ from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer
 from penstock.topology.tuples import Tuple
 
 if TYPE_CHECKING:
-    from penstock.spark.supervisor import RunningTopology, submit
+    from penstock.driver.handle import RunningTopology
+    from penstock.spark.submit import submit
 
 __version__ = "0.7.0"
 
@@ -101,6 +105,7 @@ __all__ = [
     "FrameError",
     "Grouping",
     "JavaMissing",
+    "KeyTypeError",
     "Lifecycle",
     "LoadError",
     "MapState",
@@ -124,6 +129,7 @@ __all__ = [
     "Settings",
     "ShowBolt",
     "SimulatedClock",
+    "SinkBusy",
     "SinkRefused",
     "SnapshotCorrupt",
     "Source",
@@ -131,6 +137,7 @@ __all__ = [
     "SpoutCollector",
     "SpoutDeclarer",
     "StateError",
+    "SystemAway",
     "SystemClock",
     "Targets",
     "TaskState",
@@ -150,8 +157,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Imported on first use, because workers and unit tests start faster without Spark.
-    if name in ("RunningTopology", "submit"):
-        from penstock.spark import supervisor
+    if name == "submit":
+        from penstock.spark.submit import submit
 
-        return getattr(supervisor, name)
+        return submit
+    if name == "RunningTopology":
+        from penstock.driver.handle import RunningTopology
+
+        return RunningTopology
     raise AttributeError(f"module 'penstock' has no attribute '{name}'")

@@ -63,8 +63,8 @@ class BoundedRunner(LocalRunner):
     """Frames in a channel."""
 
     def _round(self):
-        for id in self._workers:
-            ahead = [channel for worker, channel in self._channels.items() if worker.stage == id.stage + 1]
+        for id in self.workers:
+            ahead = [slot.channel for slot in self._slots.values() if slot.id.stage == id.stage + 1]
             self._pace[id] = 0.0 if any(len(channel) > self.most for channel in ahead) else 1.0
         super()._round()
 
@@ -72,11 +72,11 @@ class BoundedRunner(LocalRunner):
 def inbox_of(runner, component, index=0):
     """The inbox of one task."""
     task = runner.plan.tasks_of[component][index]
-    return runner._workers[runner.plan.routes.worker_of[task]]._inboxes[task]
+    return runner.workers[runner.plan.routes.worker_of[task]].intake.inboxes[task]
 
 
 def send_queue_of(runner, source, target, index=0):
     """The send queue from one task to a component."""
     task = runner.plan.tasks_of[source][index]
     worker: WorkerId = runner.plan.routes.worker_of[task]
-    return runner._workers[worker].flow.send_queue(task, runner.plan.tasks_of[target][0])
+    return runner.workers[worker]._flow.send_queue(task, runner.plan.tasks_of[target][0])

@@ -526,7 +526,7 @@ def judge(case: Case, rows: Sequence[tuple[Any, ...]]) -> None:
         elif does.get(leaf[0]) in ("count", "windows"):  # replayed rows are counted again
             if does[leaf[0]] == "windows" and leaf[1] == "default":
                 # A window is emitted once. What is lost of that is not emitted again: its state is of a time when
-                # the window was over already. See "Windows" in docs/migration.md.
+                # the window was over already. See "Use windows" in docs/how-to/aggregate.md.
                 came = {row[:-totals] for row in got}
                 wanted = Counter({row: 1 for row in wanted if row[:-totals] in came})
             _compare(leaf, _largest(got, totals), _largest(wanted, totals), exact)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Delivery, Lifecycle, Settings, TopologyBuilder, Transport
 from penstock.faults import STEPS
-from penstock.protocol.messages import TakeSnapshot
+from penstock.protocol.commands import TakeSnapshot
 from penstock.testing import LocalRunner
 from tests.consistency.components import (
     INTERVAL,
@@ -173,12 +173,12 @@ class BoltsFirst(LocalRunner):
         elif message.what == "bolts":
             super()._command(TakeSnapshot(message.epoch, "spouts"), None)
         else:
-            if to == next(iter(self._workers)):
+            if to == next(iter(self.workers)):
                 super()._command(TakeSnapshot(message.epoch, "bolts"), None)
             self._answers.append((self.clock.now() + 3 * INTERVAL, to, message.epoch))
 
-    def _keep(self, id, worker):
-        super()._keep(id, worker)
+    def _commit(self):
+        super()._commit()
         while self._answers and self._answers[0][0] <= self.clock.now():
             self.commits.spouts_snapshotted(*self._answers.popleft()[1:])
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from penstock import BasicBolt, Delivery, Flow, Settings, TopologyBuilder, Transport
+from penstock.protocol.commands import SetSpoutRate
 from penstock.testing import CaptureBolt, LocalRunner
 from tests.consistency.components import (
     INTERVAL,
@@ -293,10 +294,8 @@ def test_max_rate_holds_and_can_be_changed(tasks):
 
     assert emitted(2.0) == pytest.approx(1200, abs=4 * tasks)
     for rate in (6000, 60):
-        for worker in runner._workers.values():
-            worker.set_rate("numbers", rate)
+        runner.registry.send(SetSpoutRate("numbers", rate))
         emitted(0.1)
         assert emitted(1.0) == pytest.approx(rate, rel=0.02, abs=4 * tasks)
-    for worker in runner._workers.values():
-        worker.set_rate("numbers", math.inf)
+    runner.registry.send(SetSpoutRate("numbers", math.inf))
     assert emitted(0.1) > 500, "as fast as it can"

@@ -143,9 +143,9 @@ def test_the_ledger_says_what_went_another_way(seed):
     runner.run_until_idle()
     runner.reroute("partials", {})
     by_sender = defaultdict(list)
-    for worker in runner._workers.values():
-        for task, segment in worker.segments:
-            by_sender[task, segment.branch].append(segment)
+    assert runner.segments
+    for task, segment in runner.bus.segments():
+        by_sender[task, segment.branch].append(segment)
     assert by_sender
     for segments in by_sender.values():
         ends = 0

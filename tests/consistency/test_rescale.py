@@ -12,15 +12,16 @@ from penstock.aggregates import Count as Counting
 from penstock.aggregates import Distinct, Sum
 from penstock.clock import SimulatedClock
 from penstock.connectors.parquet import ParquetSink
-from penstock.driver.commit_thread import save_at_rest
 from penstock.driver.recovery import StateDirectory
+from penstock.driver.savepoint_requests import save_at_rest
 from penstock.faults import CrashPoint
 from penstock.plan.planner import make_plan
+from penstock.protocol.commands import AssignWorker, OpenTasks
+from penstock.protocol.job import make_job
 from penstock.spark.pickling import dumps
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.worker.archive import WorkerArchive
-from penstock.worker.job import make_job
 from penstock.worker.worker import Worker
 from tests.consistency.components import (
     INTERVAL,
@@ -177,7 +178,7 @@ def test_state_is_read_ahead_while_the_others_still_run(now, world, folder):
     plan = make_plan(topology)
     state = StateDirectory(plan, topology, folder)
     point = CrashPoint("", "driver")
-    archives = {id: WorkerArchive(state.store.url, id, 0, point) for id in plan.worker_ids()}
+    archives = {id: WorkerArchive(state.store.url, id, point) for id in plan.worker_ids()}
 
     def of(id):
         keys = {plan.task[task].key for task in plan.routes.tasks_of(id)}
@@ -187,16 +188,16 @@ def test_state_is_read_ahead_while_the_others_still_run(now, world, folder):
         go_on(runner)
         state.look()
         for id, archive in archives.items():
-            archive.ahead(of(id))
+            archive.prefetch(of(id))
     assert go_on(runner) > state.epoch, "it committed more, undisturbed"
     expected = counts(start(world, folder, 2))
     state.recover(published=runner.commits.published)
     found = Counter()
     for id, archive in archives.items():
-        archive.generation = state.generation
-        worker = Worker(id, make_job(topology, plan, state.store.url, dumps), SimulatedClock())
-        worker.open({}, archive.restore(of(id)), state.epoch)
-        for executor in worker.executors:
+        job = make_job(topology, plan, state.store.url, dumps)
+        worker = Worker(id, job, SimulatedClock(), AssignWorker(id.index), archive)
+        assert not worker.handle(OpenTasks({}, state.generation, state.epoch, of(id)))
+        for executor in worker.inspect().executors:
             if executor.context.component == "count":
                 found.update(dict(executor.component.counts))
     assert found == expected

@@ -1,4 +1,4 @@
-"""The contract of each grouping (SPEC 1.5), through whole topologies, over seeds and parallelisms."""
+"""The contract of each grouping, through whole topologies, over seeds and parallelisms."""
 
 import random
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from penstock import (
 )
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, NumberSpout
 from penstock.topology.groupings import LocalOrShuffle
-from tests.helpers import BatchFeeder, BatchPass, Pass, per_task, settings_with, workers_of
+from tests.helpers import BatchFeeder, BatchPass, Pass, per_task, reports_of, settings_with
 
 TASKS = [1, 2, 3, 8]
 SEEDS = [0, 1, 7]
@@ -221,7 +221,7 @@ def test_partial_key_is_balanced_where_fields_is_not(tasks, seed):
     assert most("partial_key_grouping") <= 1.3 * total * max(1 / tasks, 1 / 4)  # the hot key halved, at best
 
 
-# ---- memory of a keyed count (SPEC 1.5) ------------------------------------------------------------------
+# ---- memory of a keyed count -----------------------------------------------------------------------------
 
 
 class Count(BasicBolt):
@@ -325,7 +325,7 @@ def test_local_or_shuffle_fused_stays_in_its_worker(tasks, seed):
     runner = spread(NumberSpout(40), lambda b, s: b.local_or_shuffle_grouping(s), tasks, seed, sources=tasks)
     for position, rows in enumerate(per_task(runner, "sink")):
         assert rows == [(position + 1, n) for n in range(40)]
-    assert sum(worker.frames_sent for worker in workers_of(runner).values()) == 0
+    assert sum(worker.frames_sent for worker in reports_of(runner).values()) == 0
 
 
 @pytest.mark.parametrize(("sources", "tasks"), [(1, 2), (2, 3), (3, 1), (2, 8)])

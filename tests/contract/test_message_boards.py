@@ -14,12 +14,12 @@ from penstock import make_plan
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
-from penstock.protocol import zookeeper_board as zookeeper_module
 from penstock.protocol.client import ControlClient
-from penstock.protocol.message_board import open_message_board
-from penstock.protocol.messages import Hello
-from penstock.protocol.zookeeper_board import ZooKeeperMessageBoard
+from penstock.protocol.events import Hello
 from penstock.testing import CaptureBolt, FeederSpout
+from penstock.worker import zookeeper_board as zookeeper_module
+from penstock.worker.message_board import open_message_board
+from penstock.worker.zookeeper_board import ZooKeeperMessageBoard
 from tests.helpers import Pass, line_topology
 
 PATIENCE = 30.0  # seconds; a loaded machine
@@ -128,7 +128,7 @@ class OnZooKeeper:
         if session is None:
             url = f"zookeeper://{self.server.address}{self.path}"
             slot.board = open_message_board(
-                url, self.run, slot.tasks, slot.messages.append, slot.states.append, control_client=None
+                url, self.run, slot.tasks, slot.messages.append, slot.states.append, control=None
             )
         else:
             slot.board = ZooKeeperMessageBoard(

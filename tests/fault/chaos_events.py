@@ -13,7 +13,7 @@ import psutil
 
 from penstock.cli import savepoint as savepoint_command
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 _ANSWER = 120.0  # seconds within which a command is answered, whatever happens to the topology
 _SECOND_DRIVER = 130.0  # seconds for a second driver to run or to end

@@ -103,7 +103,9 @@ _scanned = [0.0, [], []]
 
 
 def status(config, running, **more):
-    workers = {str(id): worker.hello.pid for id, worker in dict(running.workers).items() if worker.connected}
+    workers = {
+        str(id): worker.hello.pid for id, worker in dict(running.internals.workers).items() if worker.connected
+    }
     if time.monotonic() > _scanned[0] + config.get("scan", 0.0):
         commands = [(p.pid, " ".join(_command(p))) for p in psutil.Process().children(recursive=True)]
         jvms = [pid for pid, command in commands if "SparkSubmit" in command]
@@ -113,13 +115,15 @@ def status(config, running, **more):
     content = {
         "pid": os.getpid(),
         "state": running.state,
-        "restarts": running.restarts,
+        "restarts": running.internals.restarts,
         "workers": workers,
-        "nodes": joined(running._starter.spark),  # open_session() would ask the JVM for all its settings
+        "nodes": joined(
+            running.internals.supervisor.engine.spark
+        ),  # open_session() would ask the JVM for all its settings
         "executors": executors,
         "jvms": jvms,
-        "executed": running.bus.totals()["count"].executed,
-        "committed": running.committed,
+        "executed": running.internals.bus.totals()["count"].executed,
+        "committed": running.internals.committed,
         "time": time.time(),
         **more,
     }
@@ -146,7 +150,7 @@ def main():
         config = json.load(file)
     faulthandler.register(signal.SIGUSR1)
     running = submit(topology(config), config.get("master"), **_take_over(config))
-    running.load = lambda version: topology({**config, "version": int(version)})
+    running.internals.load = lambda version: topology({**config, "version": int(version)})
     scaler = Scaler(running, config) if "scale" in config else None
     try:
         hurries = False
@@ -154,7 +158,7 @@ def main():
             status(config, running, **(scaler.status() if scaler else {}))
             if not hurries and os.path.exists(config.get("hurry", "")):
                 hurries = True
-                running.set_max_rate(next(iter(running.plan.spouts)), math.inf)
+                running.set_max_rate(next(iter(running.internals.plan.spouts)), math.inf)
         running.kill()
         status(config, running, done=True)
     except PenstockError as error:

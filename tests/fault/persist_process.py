@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock import Delivery, Settings, Spout, TopologyBuilder
 from penstock.clock import SimulatedClock
 from penstock.errors import ComponentError, PenstockError, SinkRefused
-from penstock.protocol.messages import EpochCommitted
+from penstock.protocol.commands import EpochCommitted
 from penstock.testing import LocalRunner
 
 PASSING = 3

@@ -8,10 +8,8 @@ import os
 import signal
 import threading
 
+from penstock.driver.engine import executor_of
 from penstock.errors import PenstockError
-from penstock.spark.move import Move
-from penstock.spark.nodes import executor_of
-from penstock.spark.replacement import Replacement
 
 
 class Scaler:
@@ -34,10 +32,10 @@ class Scaler:
 
     def status(self):
         running = self._running
-        registries = {registry.attempt: pids(registry) for registry in running.coordinator.registries}
+        registries = {registry.attempt: pids(registry) for registry in running.internals.server.registries}
         return {
-            "start": running.current.number,
-            "tasks": len(running.plan.tasks_of["count"]),
+            "start": running.internals.supervisor.runs.current.number,
+            "tasks": len(running.internals.plan.tasks_of["count"]),
             "replaced": self._done,
             "refused": list(self._refused),
             "step": self._step,
@@ -46,12 +44,14 @@ class Scaler:
         }
 
     def _scale(self):
-        self._running.coordinator.wait(lambda: self._running.committed >= 2, 60)  # there is something to hand over
+        self._running.internals.server.wait(
+            lambda: self._running.internals.committed >= 2, 60
+        )  # there is something to hand over
         for tasks in itertools.cycle(self._config["scale"] or [None]):
             try:
-                if self._running.topology.settings.placement.spare_slots:
+                if self._running.internals.topology.settings.placement.spare_slots:
                     if not self._move_one():
-                        self._running.coordinator.wait(lambda: False, 0.2)  # it is being started again
+                        self._running.internals.server.wait(lambda: False, 0.2)  # it is being started again
                         continue
                 elif tasks is None:
                     self._move()
@@ -66,24 +66,28 @@ class Scaler:
 
     def _move(self):
         running = self._running
-        if running.nodes_left:
-            before = len(running.replacements)
-            running.spread()
-            running.coordinator.wait(lambda: len(running.replacements) > before, 30)  # or it was struck
+        if running.internals.placing.nodes_away:
+            before = len(running.internals.replacements)
+            running.internals.placing.spread()
+            running.internals.server.wait(
+                lambda: len(running.internals.replacements) > before, 30
+            )  # or it was struck
             return
-        active = running._starter.nodes.names()
-        nodes = [node for node in sorted(running.current.nodes) if executor_of(node) in active]
+        active = running.internals.supervisor.engine.nodes()
+        nodes = [
+            node for node in sorted(running.internals.supervisor.runs.current.nodes) if executor_of(node) in active
+        ]
         if not nodes:  # of a move that was struck: what it left takes nothing new
             running.scale({})
             return
         kept = nodes[self._done % len(nodes)]
         others = [f"/{each}" for each in active if each != executor_of(kept)]
-        running.place(dict.fromkeys(dict(running.workers), kept), "moved", leave=others)
+        running.place(dict.fromkeys(dict(running.internals.workers), kept), "moved", leave=others)
 
     def _move_one(self):
         """Each worker in its turn, to whatever other node has a slot for it; False: none has."""
         running = self._running
-        registry = running.current.registry
+        registry = running.internals.supervisor.runs.current.registry
         workers = [worker for worker in sorted(registry.workers) if worker.stage] or [None]
         worker = workers[self._turn % len(workers)]
         self._turn += 1
@@ -98,16 +102,16 @@ class Scaler:
         return bool(elsewhere)
 
     def _look_at_steps(self):
-        for kind, name in ((Replacement, "reached"), (Move, "_reached")):
-            setattr(kind, name, self._looked_at(getattr(kind, name)))
+        runner = self._running.internals.supervisor.runner
+        reached = runner.reached
 
-    def _looked_at(self, go_on):
-        def reached(steps, step):
-            self._step, self._move_now = step, steps if isinstance(steps, Move) else None
-            self._ambush(step)
-            go_on(steps, step)
+        def look(change, step):
+            if change.kind in ("replacement", "move"):
+                self._step, self._move_now = step, change if change.kind == "move" else None
+                self._ambush(step)
+            reached(change, step)
 
-        return reached
+        runner.reached = look
 
     def _ambush(self, step):
         path = self._config["ambush"]
@@ -127,10 +131,10 @@ class Scaler:
     def _strike(self, plan):
         if plan["of"] == "driver":
             os.kill(os.getpid(), signal.SIGKILL)
-        registries = self._running.coordinator.registries
+        registries = self._running.internals.server.registries
         victims = sorted(pids(registries[0 if plan["of"] == "old" else -1]).items())
         if self._move_now is not None and plan["of"] != "other":
-            slot = self._move_now._old if plan["of"] == "old" else self._move_now._new
+            slot = self._move_now.old if plan["of"] == "old" else self._move_now.new
             victims = [(f"{slot.id} in its {plan['of']} slot", slot.hello.pid)]
         if not victims:  # the new one has no workers yet
             victims = sorted(pids(registries[0]).items())

@@ -63,7 +63,7 @@ def test_exactly_once_over_an_executors_death_other_numbers_and_nodes_that_come_
         run.await_("the new node to be used", lambda: added.name in nodes())
 
         drained = penstock("cluster", "drain", "node-1")
-        assert "node-1 is gone" in drained.stdout, drained.stdout + drained.stderr + run.story()
+        assert "removed node-1" in drained.stdout, drained.stdout + drained.stderr + run.story()
         assert "'faults' has left node-1" in drained.stdout
         assert cluster.nodes == ["node-2", added.name]
         assert "node-1" not in nodes()

@@ -40,24 +40,30 @@ class Run:
         self.handle = submit(branches_with_partials(Offers(("left",), RATE, count), settings))
 
     def until(self, condition, what):
-        assert self.handle.coordinator.wait(condition, PATIENCE), f"seed {self.seed}: {what}\n{self.story()}"
+        assert self.handle.internals.server.wait(condition, PATIENCE), f"seed {self.seed}: {what}\n{self.story()}"
 
     def merged(self):
-        return sorted(self.handle.bus.published().get("merge", []))
+        return sorted(self.handle.internals.bus.published().get("merge", []))
 
     def migrates(self):
         """Data of a branch goes another way at this moment, and an epoch has been committed since the start."""
-        decisions = list(self.handle.migrations.decisions)
-        return decisions and "→" in decisions[-1].text and self.handle.committed > self.handle.epoch
+        decisions = list(self.handle.internals.migrations.decisions)
+        return (
+            decisions
+            and "→" in decisions[-1].text
+            and self.handle.internals.committed > self.handle.internals.epoch
+        )
 
     def kill(self, component):
         """kill -9 the worker of one of the component's tasks."""
         self.until(self.migrates, "data is migrated")
-        plan, restarts = self.handle.plan, self.handle.restarts
+        plan, restarts = self.handle.internals.plan, self.handle.internals.restarts
         worker = plan.routes.worker_of[self.random.choice(plan.tasks_of[component])]
         assert self.merged() != oracle(self.count), "there is something left to lose"
-        os.kill(self.handle.workers[worker].hello.pid, signal.SIGKILL)
-        self.until(lambda: self.handle.restarts > restarts and self.handle.state == "active", "a new start")
+        os.kill(self.handle.internals.workers[worker].hello.pid, signal.SIGKILL)
+        self.until(
+            lambda: self.handle.internals.restarts > restarts and self.handle.state == "active", "a new start"
+        )
         self.faults.append((f"worker of {component}", 0.0))
 
     def finish(self):
@@ -66,11 +72,11 @@ class Run:
         assert self.handle.drain(30), self.story()
         self.handle.commit()
         assert self.merged() == oracle(self.count), self.story()
-        assert self.handle.bus.segments(), "what went another way is on record"
+        assert self.handle.internals.bus.segments(), "what went another way is on record"
 
     def story(self):
-        bus = self.handle.bus
-        return f"faults {self.faults}\n{self.merged()}\n{bus.queues()}\n{list(self.handle.migrations.decisions)}"
+        bus = self.handle.internals.bus
+        return f"faults {self.faults}\n{self.merged()}\n{bus.queues()}\n{list(self.handle.internals.migrations.decisions)}"
 
 
 @pytest.mark.seeds(1, 4)

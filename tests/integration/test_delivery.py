@@ -11,7 +11,7 @@ pytestmark = pytest.mark.spark
 
 def finish(running, emitted):
     """Wait until the spouts have emitted all they have and nothing is in flight, then end."""
-    assert running.coordinator.wait(lambda: running.bus.totals()["numbers"].emitted == emitted, 120)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["numbers"].emitted == emitted, 120)
     assert running.drain(60)
     running.kill()
     assert running.state == "ended"
@@ -37,7 +37,7 @@ def test_a_million_numbered_tuples_over_three_hops(run):
         doubled = [w["counts"][origin][2:] for w in witnesses]
         assert once == 500_000, "each number exactly once, over both witnesses"
         assert doubled == [[], []]
-    totals = running.bus.totals()
+    totals = running.internals.bus.totals()
     assert {c: t.errors for c, t in totals.items()} == {"numbers": 0, "one": 0, "two": 0, "witness": 0}
 
 
@@ -98,7 +98,7 @@ def test_diamond_of_five_stages_with_relays_and_fused_groups(run):
     builder.set_bolt("sink", Witness()).shuffle_grouping("left")
     topology = builder.build("diamond", settings(run))
     running = run.submit(topology)
-    assert len(running.plan.stages) == 5
+    assert len(running.internals.plan.stages) == 5
     finish(running, count)
     (witness,) = run.witnessed("witness")
     # Three ways lead from the spout to the witness: left, right and straight.
@@ -130,15 +130,15 @@ def test_deactivate_pauses_and_activate_resumes(run):
     running = run.submit(builder.build("pause", settings(run)))
 
     def executed():
-        return running.bus.totals()["witness"].executed
+        return running.internals.bus.totals()["witness"].executed
 
-    assert running.coordinator.wait(lambda: executed() > 0, 20)
+    assert running.internals.server.wait(lambda: executed() > 0, 20)
     running.deactivate()
     assert running.drain(30)
     paused = executed()
     assert running.drain(5)
     assert executed() == paused
     running.activate()
-    assert running.coordinator.wait(lambda: executed() > paused, 20)
+    assert running.internals.server.wait(lambda: executed() > paused, 20)
     running.kill()
     assert run.witnessed("witness")[0]["received"] == executed()

@@ -45,10 +45,10 @@ def topology(run, bolt, count=2_000, **more):
 )  # fmt: skip
 def test_a_bad_tuple_is_dropped_counted_and_explained(run, bolt, error):
     running = run.submit(topology(run, bolt))
-    assert running.coordinator.wait(lambda: running.bus.totals()["numbers"].emitted == 2_000, 30)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["numbers"].emitted == 2_000, 30)
     assert running.drain(30)
     running.kill()
-    totals = running.bus.totals()["middle"]
+    totals = running.internals.bus.totals()["middle"]
     assert totals.errors == 1
     assert re.search(error, totals.last_error), totals.last_error
     assert run.witnessed("witness")[0]["received"] == 1_999
@@ -68,22 +68,22 @@ def test_a_prepare_that_raises_fails_the_start(run):
 
 def test_a_killed_worker_is_replaced(run):
     running = run.submit(topology(run, Pass(), count=10**9))
-    executed = lambda: running.bus.totals()["witness"].executed  # noqa: E731
-    assert running.coordinator.wait(lambda: executed() > 0, 20)
-    os.kill(running.workers[sorted(running.workers)[1]].hello.pid, signal.SIGKILL)
-    assert running.coordinator.wait(lambda: running.restarts == 1 and running.state == "active", 30)
+    executed = lambda: running.internals.bus.totals()["witness"].executed  # noqa: E731
+    assert running.internals.server.wait(lambda: executed() > 0, 20)
+    os.kill(running.internals.workers[sorted(running.internals.workers)[1]].hello.pid, signal.SIGKILL)
+    assert running.internals.server.wait(lambda: running.internals.restarts == 1 and running.state == "active", 30)
     before = executed()
-    assert running.coordinator.wait(lambda: executed() > before, 30)
+    assert running.internals.server.wait(lambda: executed() > before, 30)
 
 
 def test_it_gives_up_after_max_restarts(run):
     running = run.submit(topology(run, Pass(), count=10**9, max_restarts=0))
-    pid = running.workers[sorted(running.workers)[1]].hello.pid
+    pid = running.internals.workers[sorted(running.internals.workers)[1]].hello.pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TopologyFailed) as caught:
         running.wait(30)
     said = str(caught.value)
-    assert "gives up after 0 restarts" in said
+    assert "failed again after 0 restarts" in said
     assert re.search(rf"worker 1\.0 \(.*; process {pid} on .*\) was killed by signal 9 \(SIGKILL\)", said)
 
 
@@ -96,9 +96,9 @@ def test_an_end_before_the_last_epoch_is_committed_is_no_success(run):
         lifecycle=Lifecycle(drain_timeout=0.5),
     )
     running = run.submit(builder.build("unfinished", settings))
-    assert running.coordinator.wait(lambda: running.bus.totals()["away"].executed == 100, 20)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["away"].executed == 100, 20)
     running.kill()
-    outcome = running.outcome()
+    outcome = running.internals.outcome()
     assert outcome.code == 5
     assert "the last epoch is not committed" in outcome.sentences[0]
 
@@ -107,12 +107,12 @@ def test_a_stranger_is_refused_and_logged(run, caplog):
     running = run.submit(topology(run, Pass()))
     with caplog.at_level(logging.WARNING, "penstock.driver"):
         with pytest.raises(ControlRefused, match="could not prove that it knows the secret"):
-            ControlClient(running.coordinator.address, b"wrong", lambda: None)
-        with socket.create_connection(running.coordinator.address) as mute:
+            ControlClient(running.internals.server.address, b"wrong", lambda: None)
+        with socket.create_connection(running.internals.server.address) as mute:
             mute.shutdown(socket.SHUT_WR)
             while mute.recv(4096):
                 pass
-        assert running.coordinator.wait(lambda: running.coordinator.refused == 2, 10)
+        assert running.internals.server.wait(lambda: running.internals.server.refused == 2, 10)
     assert "does not know the secret of this run" in caplog.text
     assert "ended before the handshake" in caplog.text
 
@@ -127,5 +127,5 @@ def test_a_port_in_use_is_named(run):
 def test_too_few_workers_are_said_before_the_start(run):
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(1), 70)
-    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*64 of 64 are free on local\[64\]"):
+    with pytest.raises(NotEnoughSlots, match=r"needs 70 task slots.*only 64 of 64 are free on local\[64\]"):
         run.submit(builder.build("wide"))

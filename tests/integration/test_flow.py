@@ -25,7 +25,7 @@ class Running:
         self.handle = run.submit(topology)
 
     def until(self, condition, what):
-        assert self.handle.coordinator.wait(condition, PATIENCE), f"{what}\n{self.story()}"
+        assert self.handle.internals.server.wait(condition, PATIENCE), f"{what}\n{self.story()}"
 
     def say(self, switch):
         """To the components: ``healed``, or ``enough``."""
@@ -33,7 +33,7 @@ class Running:
 
     def offered(self, stream):
         """What the source was to emit, has emitted and was acked."""
-        for name, *numbers in self.handle.bus.published().get("source", []):
+        for name, *numbers in self.handle.internals.bus.published().get("source", []):
             if name == stream:
                 return numbers
         return [0, 0, 0]
@@ -41,12 +41,12 @@ class Running:
     def got(self, component, source="source"):
         """How many a bolt got from a source, and their sum."""
         found = Counter()
-        for name, what, value in self.handle.bus.published().get(component, []):
+        for name, what, value in self.handle.internals.bus.published().get(component, []):
             found[name, what] += value
         return found[source, "count"], found[source, "sum"]
 
     def queue(self, task):
-        return next(queue for queue in self.handle.bus.queues() if queue.task == task)
+        return next(queue for queue in self.handle.internals.bus.queues() if queue.task == task)
 
     def slowed(self, task="source/0"):
         return math.isfinite(self.queue(task).limit)
@@ -58,14 +58,16 @@ class Running:
     def end(self, expected):
         """The source has come to its end: everything of it must come to ``expected``, a map of ⟨component,
         source⟩ to stream; then all are back at their rate."""
-        self.until(lambda: ["enough", True] in self.handle.bus.published()["source"], "told")
+        self.until(lambda: ["enough", True] in self.handle.internals.bus.published()["source"], "told")
         self.until(lambda: all(self.emitted_all(stream) for stream in expected.values()), "all is emitted")
 
         def complete():
             return all(self.got(*key) == all_of(self.offered(stream)[1]) for key, stream in expected.items())
 
         self.until(complete, f"{expected} complete")
-        self.until(lambda: not any(math.isfinite(q.limit) for q in self.handle.bus.queues()), "nobody is slowed")
+        self.until(
+            lambda: not any(math.isfinite(q.limit) for q in self.handle.internals.bus.queues()), "nobody is slowed"
+        )
         assert self.handle.drain(30)
         assert complete(), "not one more"
 
@@ -74,8 +76,11 @@ class Running:
         return emitted == offered
 
     def story(self):
-        published, decisions = self.handle.bus.published(), list(self.handle.migrations.decisions)
-        return f"{self.handle.bus.queues()}\n{published}\n{decisions}\ncommitted {self.handle.committed}"
+        published, decisions = (
+            self.handle.internals.bus.published(),
+            list(self.handle.internals.migrations.decisions),
+        )
+        return f"{self.handle.internals.bus.queues()}\n{published}\n{decisions}\ncommitted {self.handle.internals.committed}"
 
 
 def all_of(count):
@@ -152,7 +157,7 @@ def share(running, count, tuples=2 * RATE):
 def test_a_slow_bolt_does_not_slow_the_other_branch(run, delivery):
     running = Running(run, two_branches(run, delivery=delivery))
     running.until(running.overloaded, "the slow bolt is overloaded")
-    committed, acked = running.handle.committed, running.offered("right")[2]
+    committed, acked = running.handle.internals.committed, running.offered("right")[2]
     assert healthy_share(running) > 0.9
     offered, emitted, _ = running.offered("left")
     assert emitted < 0.7 * offered, "the source is held back where it is too fast"
@@ -163,7 +168,9 @@ def test_a_slow_bolt_does_not_slow_the_other_branch(run, delivery):
         _, emitted, now = running.offered("left")
         assert emitted - now > 0.5 * CAPACITY, "while those of the other branch wait"
     if delivery == "exactly_once":
-        running.until(lambda: running.handle.committed >= committed + 3, "epochs are committed meanwhile")
+        running.until(
+            lambda: running.handle.internals.committed >= committed + 3, "epochs are committed meanwhile"
+        )
         assert running.slowed()
         waiting = running.offered("left")[1] - running.got("slow")[0]
         assert waiting < RATE, "what waits for the next epochs counts as waiting: its sender is slowed for it too"
@@ -175,7 +182,7 @@ def test_a_slow_bolt_does_not_slow_the_other_branch(run, delivery):
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
 def test_frames_are_relayed_past_a_slow_bolt(run, delivery):
     running = Running(run, behind_the_slow(run, delivery=delivery))
-    assert len(running.handle.plan.stages[1].fused_groups) == 1, "the slow bolt's worker is the only way"
+    assert len(running.handle.internals.plan.stages[1].fused_groups) == 1, "the slow bolt's worker is the only way"
     running.until(running.overloaded, "the slow bolt is overloaded")
     if delivery == "at_most_once":
         assert healthy_share(running) > 0.9
@@ -261,7 +268,7 @@ def test_signals_over_zookeeper_outlive_its_outages(request, run, zookeeper_serv
     running.until(lambda: not running.slowed(), "rates return with the server")
     running.say("enough")
     running.end(BRANCHES)
-    assert running.handle.restarts == 0
+    assert running.handle.internals.restarts == 0
 
 
 # ---- data migration ----------------------------------------------------------------------------------------
@@ -276,14 +283,14 @@ def test_data_of_a_slow_branch_is_migrated_and_the_merged_result_is_exact(run, d
     count = 4_000
     running = Running(run, migrating(run, count, delivery=delivery))
     handle = running.handle
-    running.until(lambda: handle.migrations.decisions, "a decision")
-    running.until(lambda: handle.bus.segments(), "a segment has ended")
-    running.until(lambda: sorted(handle.bus.published().get("merge", [])) == oracle(count), "merged")
+    running.until(lambda: handle.internals.migrations.decisions, "a decision")
+    running.until(lambda: handle.internals.bus.segments(), "a segment has ended")
+    running.until(lambda: sorted(handle.internals.bus.published().get("merge", [])) == oracle(count), "merged")
     assert handle.drain(30)
-    assert sorted(handle.bus.published()["merge"]) == oracle(count)
-    tasks = {task.key for task in handle.plan.tasks}
-    for sender, segment in handle.bus.segments():
-        assert handle.plan.task[sender].component == "source"
+    assert sorted(handle.internals.bus.published()["merge"]) == oracle(count)
+    tasks = {task.key for task in handle.internals.plan.tasks}
+    for sender, segment in handle.internals.bus.segments():
+        assert handle.internals.plan.task[sender].component == "source"
         assert {segment.branch, segment.target} <= tasks
         assert segment.branch != segment.target
         assert 0 <= segment.offset < segment.offset + segment.length <= count
@@ -293,7 +300,9 @@ def test_with_migration_off_the_result_is_the_same(run):
     count = 1_000
     running = Running(run, migrating(run, count, migration=False))
     running.until(running.slowed, "the same overload")
-    running.until(lambda: sorted(running.handle.bus.published().get("merge", [])) == oracle(count), "merged")
+    running.until(
+        lambda: sorted(running.handle.internals.bus.published().get("merge", [])) == oracle(count), "merged"
+    )
     assert running.handle.drain(30)
-    assert not running.handle.migrations.decisions
-    assert not running.handle.bus.segments()
+    assert not running.handle.internals.migrations.decisions
+    assert not running.handle.internals.bus.segments()

@@ -104,7 +104,7 @@ def settings(run, **more):
 
 
 def shown(running, component):
-    return dict(running.bus.published().get(component, []))
+    return dict(running.internals.bus.published().get(component, []))
 
 
 def test_failed_tuples_come_again(run):
@@ -113,11 +113,11 @@ def test_failed_tuples_come_again(run):
     builder.set_bolt("middle", FailsOnce()).shuffle_grouping("messages")
     builder.set_bolt("witness", Witness()).all_grouping("middle")
     running = run.submit(builder.build("replays", settings(run, delivery="at_least_once")))
-    assert running.coordinator.wait(lambda: shown(running, "messages").get("acked") == 2_000, 60)
+    assert running.internals.server.wait(lambda: shown(running, "messages").get("acked") == 2_000, 60)
     running.kill()
     (witness,) = run.witnessed("witness")
     assert witness["counts"]["1"][1] == 2_000
-    totals = running.bus.totals()
+    totals = running.internals.bus.totals()
     assert (totals["messages"].acked, totals["messages"].failed) == (2_000, 20)
     assert totals["middle"].errors == 20
 
@@ -130,9 +130,9 @@ def test_a_tuple_that_is_forgotten_times_out_and_comes_again(run):
     running = run.submit(
         builder.build("forgets", settings(run, delivery="at_least_once", message_timeout=1.0, drain_timeout=1.0))
     )
-    assert running.coordinator.wait(lambda: running.bus.totals()["messages"].failed >= 1, 30)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["messages"].failed >= 1, 30)
     # 101 is odd: the one without a partner waits, fails, and meets itself again.
-    assert running.coordinator.wait(lambda: shown(running, "messages").get("acked") == 101, 30)
+    assert running.internals.server.wait(lambda: shown(running, "messages").get("acked") == 101, 30)
     running.kill()
 
 
@@ -143,8 +143,8 @@ def test_max_spout_pending_holds(run):
     running = run.submit(
         builder.build("pending", settings(run, delivery="at_least_once", max_spout_pending=77, drain_timeout=0.1))
     )
-    assert running.coordinator.wait(lambda: running.bus.totals()["middle"].executed == 77, 20)
-    assert running.coordinator.wait(lambda: running.bus.totals()["messages"].emitted == 77, 20)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["middle"].executed == 77, 20)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["messages"].emitted == 77, 20)
     running.kill()
 
 
@@ -161,9 +161,11 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
         return builder.build("exact", settings(run, delivery="exactly_once", **more))
 
     running = run.submit(topology(10_000_000))
-    assert running.coordinator.wait(lambda: running.committed >= 2, 30)
-    os.kill(running.workers[sorted(running.workers)[0]].hello.pid, signal.SIGKILL)
-    assert running.coordinator.wait(lambda: running.restarts == 1 and running.committed >= 4, 60)
+    assert running.internals.server.wait(lambda: running.internals.committed >= 2, 30)
+    os.kill(running.internals.workers[sorted(running.internals.workers)[0]].hello.pid, signal.SIGKILL)
+    assert running.internals.server.wait(
+        lambda: running.internals.restarts == 1 and running.internals.committed >= 4, 60
+    )
     running.deactivate()
     assert running.drain(60)
     epoch = running.commit()
@@ -177,7 +179,7 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
     saved = int(found[1])
     assert saved > epoch
     running.kill()
-    assert running.committed >= epoch
+    assert running.internals.committed >= epoch
 
     again = run.submit(topology(10_000_000), savepoint=str(run.folder / "saved"))
     assert again.epoch == saved
@@ -225,8 +227,8 @@ def test_replay_queues_and_dead_letters(run):
     builder.set_bolt("chokes", Chokes()).shuffle_grouping("lines")
     builder.set_bolt("keeps", KeepsLines()).shuffle_grouping("chokes")
     running = run.submit(builder.build("replay", settings(run, delivery="at_least_once")))
-    assert running.coordinator.wait(lambda: shown(running, "keeps").get("lines") == 505, 60)
-    assert running.coordinator.wait(lambda: running.bus.totals()["lines"].failed >= 3 + 5, 60)
+    assert running.internals.server.wait(lambda: shown(running, "keeps").get("lines") == 505, 60)
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["lines"].failed >= 3 + 5, 60)
 
     def dlq(*arguments):
         command = [sys.executable, "-m", "penstock.cli.main", "dlq", *arguments]
@@ -236,13 +238,15 @@ def test_replay_queues_and_dead_letters(run):
     def dead():
         return "bad apple" in dlq("list")
 
-    assert running.coordinator.wait(dead, 30)
+    assert running.internals.server.wait(dead, 30)
     shown_dead_letter = dlq("show", re.search(r"lines\.0\.\d+", dlq("list"))[0])
     assert "cannot digest this" in shown_dead_letter
     assert "chokes" in shown_dead_letter
     dlq("send-back", "--all")
-    assert running.coordinator.wait(lambda: running.bus.totals()["lines"].failed >= 6 + 5, 60), "it fails again"
-    assert running.coordinator.wait(dead, 30), "and is dead again"
+    assert running.internals.server.wait(lambda: running.internals.bus.totals()["lines"].failed >= 6 + 5, 60), (
+        "it fails again"
+    )
+    assert running.internals.server.wait(dead, 30), "and is dead again"
     running.kill()
 
 

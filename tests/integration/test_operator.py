@@ -20,7 +20,7 @@ from penstock import Settings, TopologyBuilder
 from penstock.cli.main import main
 from penstock.driver import runs
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from tests.integration.components import Numbers, Witness
 
 pytestmark = pytest.mark.spark
@@ -161,7 +161,7 @@ def test_a_running_topology_is_found_shown_and_slowed(operated, capsys):
     two_of_one_name(capsys)
     operated.kill()
     assert path.exists(), "nobody was left to remove it"
-    assert penstock("list").stdout == "nothing runs here as this user\n"
+    assert penstock("list").stdout == "no topology of this user is running on this machine\n"
     assert not path.exists()
 
 
@@ -182,7 +182,11 @@ def wrong_words(capsys):
             2,
             "topology 'operatet': no topology of that name runs here.*'operated'",
         ),
-        (["set", "operated", "counts.max_rate=9"], 2, "counts.max_rate: is a limit of a spout.*steady"),
+        (
+            ["set", "operated", "counts.max_rate=9"],
+            2,
+            "counts.max_rate: 'counts' is not a spout; the spouts are steady",
+        ),
         (["set", "operated", "nobody.max_rate=9"], 2, "nobody.max_rate: is a limit of a spout.*steady"),
         (
             ["set", "operated", "steady.max_rate=0"],
@@ -267,7 +271,9 @@ def test_a_running_topology_is_scaled_and_its_code_replaced(tmp_path, monkeypatc
     try:
         operated.until(lambda: sum(total for _, total in shown()) > 100, "it counts")
         said = penstock("scale", "operated", "counts=2")
-        assert re.match(r"'operated' now runs with steady 1, counts 2; the gap was \d+ ms", said.stdout), said
+        assert re.match(
+            r"'operated' now runs with steady 1, counts 2; the interruption took \d+ ms", said.stdout
+        ), said
         operated.until(lambda: len(shown()) == 2, "both tasks count")
         neighbour.write_text("def worth(:\n")
         said = penstock("replace", "operated", path)

@@ -26,30 +26,30 @@ MOVES = """
     settings = Settings(delivery=Delivery("exactly_once", state_dir=sys.argv[1], epoch_interval=0.5))
     running = submit(builder.build("placed", settings), "local-cluster[2,24,1024]")
     def awaited(condition):
-        assert running.coordinator.wait(condition, 60)
+        assert running.internals.server.wait(condition, 60)
 
-    where = lambda: {worker: connection.hello.node for worker, connection in running.workers.items()}
+    where = lambda: {worker: connection.hello.node for worker, connection in running.internals.workers.items()}
     try:
         every = sorted(set(where().values()))
         running.place({str(worker): every[0] for worker in where()}, "together")
         assert set(where().values()) == {every[0]}, where()
-        before = running.bus.totals()["count"].executed
-        awaited(lambda: running.bus.totals()["count"].executed > before + 500)
+        before = running.internals.bus.totals()["count"].executed
+        awaited(lambda: running.internals.bus.totals()["count"].executed > before + 500)
         try:
             running.place({worker: "nowhere" for worker in where()})
         except Exception as error:
             print(error)
-        nodes, kept = running._starter.nodes, next(iter(where().values()))
+        engine, kept = running.internals.supervisor.engine, next(iter(where().values()))
         (left,) = {name for name in every if name != kept}
         running.place({worker: kept for worker in where()}, "fewer", leave={left})
         assert set(where().values()) == {kept}, where()
-        awaited(lambda: running._starter.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 2)
-        assert (nodes.present(), nodes.away) == (1, 1), "the executor has ended, and no other is there for it"
-        running.spread()
-        awaited(lambda: len(running.replacements) == 3)
+        awaited(lambda: running.internals.supervisor.engine.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 2)
+        assert (len(engine.nodes()), engine.nodes_away) == (1, 1), "the executor has ended, and no other is there for it"
+        running.internals.placing.spread()
+        awaited(lambda: len(running.internals.replacements) == 3)
         assert len(set(where().values())) == 2 and left not in where().values(), where()
         running.kill()
-        print("restarts", running.restarts, "replaced", len(running.replacements))
+        print("restarts", running.internals.restarts, "replaced", len(running.internals.replacements))
     finally:
         running.kill(drain=False)
         close_session()
@@ -68,14 +68,14 @@ ONE_BY_ONE = """
     refuses = Path(sys.argv[1]) / "refuses"
 
     def other(running, worker):
-        slots = running.current.worker registry.slots.values()
-        (node,) = {slot.hello.node for slot in slots} - {running.workers[worker].hello.node}
+        slots = running.internals.supervisor.runs.current.registry.slots.values()
+        (node,) = {slot.hello.node for slot in slots} - {running.internals.workers[worker].hello.node}
         return node
 
     def moved(running, worker):
         node = other(running, worker)
-        free = running.coordinator.wait(lambda: (worker.stage, node) in running.free_slots, 30)
-        assert free, (worker, node, running.free_slots)
+        free = running.internals.server.wait(lambda: (worker.stage, node) in running.internals.placing.free_slots, 30)
+        assert free, (worker, node, running.internals.placing.free_slots)
         return node, running.move(worker, node)
 
     def check(delivery):
@@ -89,13 +89,13 @@ ONE_BY_ONE = """
         )
         running = submit(builder.build(f"slots-{delivery}", settings), "local-cluster[2,16,1024]")
         try:
-            for worker in (WorkerId(2, 0), WorkerId(1, 0), WorkerId(2, 1), WorkerId(2, 0)):  # the first back again at last
-                before = running.bus.totals()["count"].executed
+            for worker in (WorkerId(2, 0), WorkerId(1, 0), WorkerId(2, 1), WorkerId(2, 0)):  # the first returns
+                before = running.internals.bus.totals()["count"].executed
                 node, done = moved(running, worker)
-                assert running.workers[worker].hello.node == node == done.target, done
+                assert running.internals.workers[worker].hello.node == node == done.target, done
                 assert list(done.steps) == ["placed", "doubled", "stored", "mapped", "merged", "switched"]
-                assert running.coordinator.wait(
-                    lambda: running.bus.totals()["count"].executed > before + 500, 30
+                assert running.internals.server.wait(
+                    lambda: running.internals.bus.totals()["count"].executed > before + 500, 30
                 ), "it goes on, and so do its counts"
             for worker, node in ((WorkerId(0, 0), other(running, WorkerId(0, 0))), (WorkerId(1, 0), "nowhere")):
                 try:
@@ -103,25 +103,25 @@ ONE_BY_ONE = """
                 except PenstockError as error:
                     print(delivery, "refused:", error)
             if delivery == "exactly_once":
-                stays = running.workers[WorkerId(1, 1)].hello.node
+                stays = running.internals.workers[WorkerId(1, 1)].hello.node
                 refuses.write_text(f"1 {other(running, WorkerId(1, 1))}")
                 try:
                     moved(running, WorkerId(1, 1))
                 except PenstockError as error:
                     print(delivery, "lost:", error)
-                assert running.coordinator.wait(lambda: running.restarts and running.state == "active", 60)
-                assert running.workers[WorkerId(1, 1)].hello.node == stays, "it is started again where it was"
+                assert running.internals.server.wait(lambda: running.internals.restarts and running.state == "active", 60)
+                assert running.internals.workers[WorkerId(1, 1)].hello.node == stays, "it is started again where it was"
                 refuses.unlink()
-                before = running.bus.totals()["count"].executed
-                assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before, 30)
+                before = running.internals.bus.totals()["count"].executed
+                assert running.internals.server.wait(lambda: running.internals.bus.totals()["count"].executed > before, 30)
             assert running.scale({"count": 3}).gap < 30, "what has moved can be replaced"
             running.kill()
-            total = running.bus.totals()
-            assert not running.bus.last_errors(), running.bus.last_errors()
+            total = running.internals.bus.totals()
+            assert not running.internals.bus.last_errors(), running.internals.bus.last_errors()
             if delivery != "exactly_once":  # there what was not committed was done twice
                 assert total["count"].executed == 2 * total["numbers"].emitted, total
                 assert total["pass"].executed == total["numbers"].emitted, total
-            print(delivery, "moved", len(running.moves), "restarts", bool(running.restarts))
+            print(delivery, "moved", len(running.internals.placing.moves), "restarts", bool(running.internals.restarts))
         finally:
             running.kill(drain=False)
 
@@ -165,10 +165,12 @@ def test_erdm_on_one_node_has_nothing_to_do(run):
     running = run.submit(
         builder.build("alone", Settings(placement=Placement("erdm"), monitor=Monitor(window=1.0)))
     )
-    assert running.coordinator.wait(lambda: running.monitor.newest(running.bus) is not None, 30)
-    assert "released: none" in running.placement()
-    assert running.rearrange() is None
-    running.spread()
-    assert not running.placements.decisions
+    assert running.internals.server.wait(
+        lambda: running.internals.monitor.newest(running.internals.bus) is not None, 30
+    )
+    assert "released: none" in running.internals.placing.explain()
+    assert running.internals.placing.rearrange() is None
+    running.internals.placing.spread()
+    assert not running.internals.placements.decisions
     running.kill()
-    assert not running.replacements
+    assert not running.internals.replacements

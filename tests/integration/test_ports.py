@@ -39,23 +39,23 @@ def jvm_listeners():
 def test_a_run_listens_on_loopback_only_and_on_what_is_documented(running, request):
     if request.config.getoption("--cluster"):
         pytest.skip("nodes of a cluster listen on their own addresses")
-    workers = {worker.hello.pid for worker in running.workers.values()}
+    workers = {worker.hello.pid for worker in running.internals.workers.values()}
     assert workers
-    assert ports.listening(os.getpid()) >= {running.coordinator.address}
+    assert ports.listening(os.getpid()) >= {running.internals.server.address}
     jvm = psutil.Process(JVM.process.pid)  # not servers that other tests of this process have started
     for process in [jvm, *jvm.children(recursive=True)]:
         found = ports.listening(process.pid)
         assert ports.beyond_loopback(found) == [], process.cmdline()
         assert process.pid == JVM.process.pid or not found, "only the driver and its JVM listen"
     purposes = [each.purpose for each in ports.LISTENERS if each.process == "jvm"]
-    writers = len(running.plan.worker_ids()) - running.plan.stages[-1].workers
+    writers = len(running.internals.plan.worker_ids()) - running.internals.plan.stages[-1].workers
     assert len(jvm_listeners()) == len(purposes) - 1 + writers, "one for each purpose, a shuffle's for each sender"
     assert {each.address for each in ports.LISTENERS} == {"127.0.0.1"}
-    assert [note for note in running.bus.notes() if note.kind == "security"] == []
+    assert [note for note in running.internals.bus.notes() if note.kind == "security"] == []
 
 
 def test_stray_frames_do_not_end_the_query(running):
-    executed = lambda: running.bus.totals()["witness"].executed  # noqa: E731
+    executed = lambda: running.internals.bus.totals()["witness"].executed  # noqa: E731
     for address in sorted(jvm_listeners()):
         for frame in STRAY:
             with socket.create_connection(address, 5) as stranger:
@@ -64,8 +64,8 @@ def test_stray_frames_do_not_end_the_query(running):
                 with contextlib.suppress(OSError):
                     stranger.recv(100)
     before, deadline = executed(), time.monotonic() + 20
-    assert running.coordinator.wait(lambda: executed() > before + 1000, deadline - time.monotonic())
-    assert (running.restarts, running.state) == (0, "active")
+    assert running.internals.server.wait(lambda: executed() > before + 1000, deadline - time.monotonic())
+    assert (running.internals.restarts, running.state) == (0, "active")
 
 
 def test_secrets_are_not_on_a_command_line(spark):

@@ -96,10 +96,12 @@ class World:
         return builder.build(name, self.settings)
 
     def until(self, condition, what):
-        assert self.running.coordinator.wait(condition, PATIENCE), f"{what}\n{self.running.status().to_json()}"
+        assert self.running.internals.server.wait(condition, PATIENCE), (
+            f"{what}\n{self.running.status().to_json()}"
+        )
 
     def executed(self):
-        return self.running.bus.totals()["count"].executed
+        return self.running.internals.bus.totals()["count"].executed
 
     def scale_aside(self, tasks):
         """In a thread, and the list that its error comes to."""
@@ -124,7 +126,7 @@ class World:
         self.running.set_max_rate("numbers", math.inf)
         self.until(lambda: self.executed() >= 2 * self.count, "all input is counted")
         self.running.kill()
-        shown = self.running.bus.published()["count"]
+        shown = self.running.internals.bus.published()["count"]
         assert len({key for key, _ in shown}) == len(shown), "every key has one owner"
         table = ds.dataset(self.output, format="parquet").to_table(columns=["origin", "n"])
         return dict(shown), Counter(zip(table["origin"].to_pylist(), table["n"].to_pylist(), strict=True))
@@ -142,7 +144,7 @@ def test_results_are_the_same_across_doublings_and_halvings(run, delivery):
     for tasks in (4, 1, 3):
         done = world.running.scale({"count": tasks})
         assert done.parallelism["count"] == tasks
-        assert len(world.running.plan.tasks_of["count"]) == tasks
+        assert len(world.running.internals.plan.tasks_of["count"]) == tasks
         world.goes_on()
     counts, rows = world.finish()
     assert rows.keys() == world.rows().keys()
@@ -150,7 +152,7 @@ def test_results_are_the_same_across_doublings_and_halvings(run, delivery):
         assert counts == world.oracle()
         assert rows == world.rows()
     assert all(counts[key] >= number for key, number in world.oracle().items())
-    notes = [note.text for note in world.running.bus.notes() if note.kind == "replacement"]
+    notes = [note.text for note in world.running.internals.bus.notes() if note.kind == "replacement"]
     assert [text.partition(";")[0] for text in notes] == [
         "by hand: count 2 → 4",
         "by hand: count 4 → 1",
@@ -190,20 +192,20 @@ def test_what_cannot_take_over_is_refused_before_anything_happens(run, spark):
         world.running.replace(world.topology(counts="renamed"))
     with pytest.raises(TopologyError, match="a spout keeps its number of tasks"):
         world.running.scale({"numbers": 3})
-    free = capacity.total_slots(spark) - world.running.plan.workers
-    capacity.reserve(spark, "another", 1, free - 2, 0.0)
+    free = capacity.total_slots(spark) - world.running.internals.plan.workers
+    capacity.reserve(spark, 1, free - 2)
     try:
         with pytest.raises(NotEnoughSlots, match=r"beside the 6 it holds.*--stop-and-go"):
             world.running.scale({"count": 4})
-        before = world.running.current.number
+        before = world.running.internals.supervisor.runs.current.number
         done = world.running.scale({"count": 3}, pause=True)
         assert done.parallelism["count"] == 3
-        assert world.running.current.number > before
+        assert world.running.internals.supervisor.runs.current.number > before
     finally:
         capacity.release(1)
     counts, rows = world.finish()
     assert (counts, rows) == (world.oracle(), world.rows())
-    assert not world.running.restarts
+    assert not world.running.internals.restarts
 
 
 def test_a_form_that_dies_while_it_stands_by_is_dropped(run):
@@ -212,14 +214,14 @@ def test_a_form_that_dies_while_it_stands_by_is_dropped(run):
         world.running.replace(world.topology(Dies()))
     counts, rows = world.finish()
     assert (counts, rows) == (world.oracle(), world.rows())
-    assert not world.running.restarts
+    assert not world.running.internals.restarts
 
 
 def test_a_topology_that_ends_is_not_replaced(run):
     world = World(run, "at_least_once")
     thread, failed = world.scale_aside(4)
-    registries = world.running.coordinator._registries
-    world.until(lambda: len(registries) == 2, "the second one begins")
+    server = world.running.internals.server
+    world.until(lambda: len(server.registries) == 2, "the second one begins")
     world.running.kill()
     thread.join(PATIENCE)
     assert failed
@@ -235,11 +237,13 @@ def test_a_bolt_that_cannot_keep_up_gets_more_tasks_by_itself(run):
     builder.set_bolt("count", Slow(), 1).fields_grouping("numbers", "key")
     settings = settings_with(delivery="at_least_once", state_dir=str(run.folder / "state"), **scaling)
     running = run.submit(builder.build("grows", settings))
-    assert running.coordinator.wait(lambda: running.replacements, PATIENCE), running.status()
-    assert len(running.plan.tasks_of["count"]) > 1
+    assert running.internals.server.wait(lambda: running.internals.replacements, PATIENCE), running.status()
+    assert len(running.internals.plan.tasks_of["count"]) > 1
     decided = [note for note in running.status().decisions if note.kind in ("scaling", "replacement")]
     assert [note.kind for note in decided][:2] == ["scaling", "replacement"]
     assert "count: busiest task does" in decided[0].text
-    before = running.bus.totals()["count"].executed
-    assert running.coordinator.wait(lambda: running.bus.totals()["count"].executed > before + 500, PATIENCE)
-    assert not running.restarts
+    before = running.internals.bus.totals()["count"].executed
+    assert running.internals.server.wait(
+        lambda: running.internals.bus.totals()["count"].executed > before + 500, PATIENCE
+    )
+    assert not running.internals.restarts

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.cli.main import main
 from penstock.driver import runs
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 pytestmark = pytest.mark.spark
 
@@ -228,7 +228,7 @@ def ends(watched, penstock, url):
     assert runs.running() == []
     assert watched.process.wait(PATIENCE) == 0
     text = watched.log.read_text()
-    assert "ended from outside, by penstock kill\n" in text
+    assert "ended by penstock kill\n" in text
     (last,) = re.findall(r"watched ran .* s and took .* s to end, 0 restarts, epoch (\d+) committed", text)
     assert int(last) > epoch, "a last one, as tuples had come since"
     assert "Traceback" not in text

@@ -318,5 +318,5 @@ def test_a_tuple_with_such_a_key_fails_alone(tasks, grouping):
     assert str(runner.errors[0]) == (
         "component 'words', field 'key': a tests.property.test_key_types.Folded cannot be a value that tuples are"
         " grouped by, because its equality is not known. Emit a text, a number or a tuple of them instead,"
-        " such as its id. The types that can be a key are listed in docs/concepts.md."
+        " such as its id. The types that can be a key are listed in docs/reference/groupings.md."
     )

@@ -11,8 +11,9 @@ from penstock.acking.ledger import MAX_OPEN, Acker, Tally
 from penstock.acking.lineage import Entries, Lineage, of_all, of_groups, of_roots, union, untracked
 from penstock.acking.pending import Pending
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+from penstock.worker.spouts import SpoutExecutor
 from penstock.worker.tracking import MessageIds, Origins, Tracker
-from tests.helpers import Pass, settings_with
+from tests.helpers import Pass, executors_of, settings_with
 
 KEY = 0x1234_5678_9ABC_DEF0
 RING = 1 << 14  # places in a new ring
@@ -427,8 +428,8 @@ def run(builder, limit=60.0, **settings):
 def heard(runner, spout="s"):
     """The acked and the failed message ids of all tasks of a spout, sorted."""
     tasks = runner.component(spout)
-    for worker in runner._workers.values():
-        for executor in worker._spouts:
+    for executor in executors_of(runner):
+        if isinstance(executor, SpoutExecutor):
             executor.pending.validate()
     return tuple(sorted(id for task in tasks for id in getattr(task, what)) for what in ("acked", "failed"))
 
@@ -635,7 +636,7 @@ def test_a_refused_batch_does_not_shift_the_message_ids_of_the_next():
     builder.set_bolt("one", FailsOne()).shuffle_grouping("s")
     runner = run(builder)
     assert heard(runner) == ([n for n in range(100) if n != 42], [42])
-    assert "msg_ids must have one item for each tuple" in str(runner.errors[0])
+    assert "msg_ids must have one item for each tuple, but there are 1 for 10" in str(runner.errors[0])
 
 
 class WrongAnchors(BatchBolt):

@@ -1,4 +1,4 @@
-"""A's word counts, as far as they need neither Kafka nor Spark: lines, time stamps, bolts, the verdict."""
+"""The word counts of Lu 2020, without Kafka and Spark: lines, time stamps, bolts, the verdict."""
 
 from collections import Counter
 

@@ -1,12 +1,14 @@
 """The metrics bus on a simulated clock."""
 
+import copy
+
 import pytest
 
 from penstock import SimulatedClock, make_plan
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import WorkerReport
+from penstock.protocol.events import WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import line_topology
 
@@ -23,7 +25,7 @@ class Bench:
         self.bus = MetricsBus(plan, self.clock.monotonic)
 
     def report(self, tasks, attempt=0, worker=(0, 0), published=None, errors=()):
-        data = {str(task): stats.to_json() for task, stats in tasks.items()}
+        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         self.bus.record(
             attempt, WorkerId(*worker), WorkerReport(0, 0, 0, 1.5, 2048, data, published or {}, list(errors))
         )
@@ -156,10 +158,10 @@ def test_errors_are_handed_out_once():
 
 def test_published_rows_are_put_together_task_by_task():
     bench = Bench()
-    bench.report({}, published={"4": [["d", 1]]}, worker=(1, 1))
-    bench.report({}, published={"3": [["c", 2]]}, worker=(1, 0))
+    bench.report({}, published={4: [["d", 1]]}, worker=(1, 1))
+    bench.report({}, published={3: [["c", 2]]}, worker=(1, 0))
     assert bench.bus.published() == {"b1": [["c", 2], ["d", 1]]}
-    bench.report({}, published={"3": [["e", 3]]}, worker=(1, 0))
+    bench.report({}, published={3: [["e", 3]]}, worker=(1, 0))
     bench.report({}, worker=(1, 0))
     assert bench.bus.published() == {"b1": [["e", 3], ["d", 1]]}
 

@@ -114,7 +114,7 @@ def test_no_root(monkeypatch):
 def test_no_tools(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(EnvironmentFault, match=r"\(no ip, tc, unshare here\). Install iproute2"):
+    with pytest.raises(EnvironmentFault, match=r"\(ip, tc, unshare not found\). Install iproute2"):
         manage.up(ClusterPlan(), "/java")
     assert not record.folder().exists()
 
@@ -144,7 +144,7 @@ def test_a_record_is_read_as_it_was_written():
 def test_a_record_of_another_kind():
     saved()
     (record.folder() / "cluster.json").write_text('{"tag": 1}')
-    with pytest.raises(EnvironmentFault, match=r"it is not what penstock cluster up writes \(KeyError"):
+    with pytest.raises(EnvironmentFault, match=r"it is not a record that penstock cluster up writes \(KeyError"):
         record.load()
     assert record.find("spark://10.1.2.1:7077") is None
 
@@ -263,7 +263,7 @@ def test_workers_do_not_have_what_the_user_set_for_spark(monkeypatch, tmp_path):
 def test_none_is_up(capsys):
     for command in (["status"], ["add"], ["drain", "node-1"]):
         assert main(["cluster", *command]) == 3
-        assert "cluster: this user has none" in capsys.readouterr().err
+        assert "cluster: there is none of this user" in capsys.readouterr().err
     assert main(["cluster", "down"]) == 0
     assert capsys.readouterr().out == "there is no cluster\n"
 
@@ -272,14 +272,14 @@ def test_one_is_up_already(capsys):
     saved()
     assert main(["cluster", "up", "--plain"]) == 3
     told = capsys.readouterr().err
-    assert "this user already has one" in told
+    assert "this user already has a cluster" in told
     assert "penstock cluster down" in told
     assert record.load() is not None, "it was left alone"
 
 
 def test_one_that_is_not_completely_up_cannot_be_changed():
     saved(ready=False)
-    with pytest.raises(EnvironmentFault, match="it is not up: penstock cluster up did not finish"):
+    with pytest.raises(EnvironmentFault, match="it is not up: penstock cluster up did not complete"):
         manage.decommission("node-1")
     assert manage.down()
     assert not record.folder().exists()
@@ -314,9 +314,9 @@ def test_down_ends_what_is_marked_and_nothing_else(sleeper, tmp_path):
 
 def test_nodes_are_drained_by_name_and_not_the_last():
     saved(nodes=(ClusterNode("node-1", 1, "10.1.2.2", 7078),), named=1)
-    with pytest.raises(EnvironmentFault, match=r"node 'node-7': the cluster has no such node, only node-1"):
+    with pytest.raises(EnvironmentFault, match=r"node 'node-7': the cluster has no such node; it has node-1"):
         manage.decommission("node-7")
-    with pytest.raises(EnvironmentFault, match=r"node 'node-1': must leave another node behind.*cluster add"):
+    with pytest.raises(EnvironmentFault, match=r"node 'node-1': it is the cluster's only node.*cluster add"):
         manage.decommission("node-1")
 
 
@@ -352,7 +352,7 @@ def test_without_root_a_word_is_said(monkeypatch, capsys):
     monkeypatch.setattr(manage, "up", lambda plan, java, progress: seen.append(plan) or cluster())
     assert main(["cluster", "up", "--link", "10mbit"]) == 0
     assert seen[0].plain
-    assert "not root, so the nodes share loopback" in capsys.readouterr().out
+    assert "without root the nodes share the loopback" in capsys.readouterr().out
 
 
 def test_a_topology_finds_its_cluster():

@@ -7,6 +7,7 @@ import pytest
 
 from penstock import BasicBolt, ComponentError, DedupBolt, Delivery, Settings, TopologyBuilder, TopologyError
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
+from tests.helpers import executors_of
 
 FIELDS = [("order", int), ("amount", float)]
 
@@ -30,8 +31,8 @@ def passed(runner, rows):
 
 
 def shown(runner):
-    rows = [rows for worker in runner._workers.values() for rows in worker.published.values()]
-    return [dict(each) for each in rows]
+    runner.report()
+    return [dict(rows) for _, rows in sorted(runner.bus._published.items())]
 
 
 def test_tuples_pass_once_unchanged_and_in_order():
@@ -122,7 +123,7 @@ def test_what_was_seen_and_when_survives_a_restart(delivery, tmp_path):
 def test_a_snapshot_writes_the_generation_that_changed_and_the_other_once(tmp_path):
     runner = LocalRunner(once(delivery="exactly_once"), folder=str(tmp_path))
     (bolt,) = runner.component("once")
-    (executor,) = [e for worker in runner._workers.values() for e in worker.executors if e.component is bolt]
+    (executor,) = [executor for executor in executors_of(runner) if executor.component is bolt]
 
     def snapshot():
         return {name for name in executor.snapshot(False).changes if name.startswith("seen ")}

@@ -1,4 +1,4 @@
-"""Checks docs/overload.md and decision 7: the code runs, and the defaults and figures are correct."""
+"""Checks docs/how-to/overload.md and decision 7: the code runs, and the defaults and figures are correct."""
 
 import itertools
 import re
@@ -19,12 +19,11 @@ from penstock.control.backpressure import (
 from penstock.control.pace import Meter
 from penstock.control.signals import TaskMessage
 from penstock.protocol.message_board import parse_url
-from penstock.settings import BY_NAME, full_name
 from penstock.testing import LocalRunner
 from penstock.testing.servers import zookeeper
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = DOCS / "overload.md"
+PAGE = DOCS / "how-to" / "overload.md"
 DECISION = DOCS / "decisions" / "0007-steps-are-counted-per-task-and-judged-by-the-queues-trend.md"
 
 
@@ -67,30 +66,11 @@ def test_the_server_to_try_with_is_started_as_shown(monkeypatch, capsys):
 
 
 def test_the_comparison_shown_for_migrated_bolts_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "migration.md").read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "aggregate.md").read_text(), re.S)
     names = {}
     for code in blocks:
         exec(code, names)  # the last statement asserts
     assert names["totals"]({}) == [("tea", 2, 6.0, 3.0, 2)]
-
-
-@pytest.mark.parametrize(
-    "page", [PAGE, DOCS / "migration.md", DOCS / "scaling.md", DOCS / "monitor.md"], ids=lambda page: page.stem
-)
-def test_the_defaults_are_those_of_the_settings(page):
-    found = {name: text.split()[0] for name, text, _ in rows(page, "setting") if " " not in name}
-    assert len(found) >= 3
-    for name, text in found.items():
-        default = BY_NAME[full_name(name)].default
-        assert text in (str(default), str(default).lower()), name
-
-
-def test_operations_names_every_setting():
-    said = (DOCS / "operations.md").read_text()
-    for name in [*BY_NAME, "conf"]:
-        group = name.partition(".")[0]
-        told = f"`{name}`" in said or f"`{name}." in said or (full_name(group) == name and f"`{group}`" in said)
-        assert told, name
 
 
 # ---- decision 7 --------------------------------------------------------------------------------------------
@@ -172,5 +152,5 @@ def test_the_figures_of_decision_7_come_out(row):
 
 def test_the_price_named_in_decision_7():
     peaks = [drive(make([0], CAPACITY), 2_000)[2] for make in (StepDetector, Literal)]
-    said = re.search(r"([\d,]+) at the peak instead of ([\d,]+)", DECISION.read_text()).groups()
+    said = re.search(r"([\d,]+) at the peak instead of ([\d,]+)", " ".join(DECISION.read_text().split())).groups()
     assert peaks == pytest.approx([int(number.replace(",", "")) for number in said], rel=0.05)

@@ -1,4 +1,4 @@
-"""Checks docs/placement.md: the example prints the output shown, and the defaults are correct."""
+"""Checks the pages on placement: the example prints the output shown, and the defaults are correct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from penstock.control.energy import PowerModel
 from penstock.control.erdm import ErdmPolicy
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "placement.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "how-to" / "placement.md").read_text()
+CONCEPTS = (DOCS / "concepts" / "placement.md").read_text()
 
 
 def test_the_example_prints_what_is_shown(capsys):
@@ -23,5 +25,5 @@ def test_the_defaults_are_those():
     settings = inspect.signature(ErdmPolicy).parameters
     told = dict(re.findall(r"^\| `(slack|fill)` \| (\S+) \|", PAGE, re.M))
     assert told == {"slack": f"{settings['slack'].default:g}", "fill": str(settings["fill"].default)}
-    watts = re.search(r"Defaults: ([\d, ]+) W", PAGE).group(1)
+    watts = re.search(r"Defaults: ([\d, ]+) W", CONCEPTS).group(1)
     assert tuple(map(float, watts.split(", "))) == astuple(PowerModel())

@@ -12,9 +12,8 @@ from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
 from penstock.protocol.client import ControlClient
 from penstock.protocol.driver_clock import DriverClock, RunTime
-from penstock.protocol.messages import Hello, WorkerReport
-from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, runner
-from penstock.worker.worker import Worker
+from penstock.protocol.events import Hello, WorkerReport
+from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 
 
 class Skewed:
@@ -89,9 +88,7 @@ def run(monkeypatch, clock_of):
     topology = builder.build(
         "t", Settings(delivery=Delivery("at_least_once", message_timeout=30.0), transport=Transport(fusing=False))
     )
-    monkeypatch.setattr(
-        runner, "Worker", lambda worker, job, clock, *more: Worker(worker, job, clock_of(worker, clock), *more)
-    )
+    monkeypatch.setattr(LocalRunner, "clock_of", lambda local, worker: clock_of(worker, local.clock))
     local = LocalRunner(topology)
     local.feed("words", [(str(number),) for number in range(20)])
     local.run(2.0)

@@ -8,28 +8,24 @@ import uuid
 from collections import Counter, deque
 from dataclasses import replace
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
-from penstock.driver.commit_thread import CommitThread, request, save_at_rest
+from penstock.driver.commit_thread import CommitLoop, CommitThread
 from penstock.driver.commits import Commits, write_published
 from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, SnapshotBolts
 from penstock.driver.recovery import StateDirectory
+from penstock.driver.savepoint_requests import request, save_at_rest
 from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import WorkerId
 from penstock.plan.planner import make_plan
-from penstock.protocol.messages import (
-    EndEpoch,
-    EpochCommitted,
-    EpochPublished,
-    SnapshotWritten,
-    SpoutsSnapshotted,
-    TakeSnapshot,
-)
+from penstock.protocol.commands import EndEpoch, EpochCommitted, TakeSnapshot
+from penstock.protocol.events import EpochPublished, SnapshotWritten, SpoutsSnapshotted
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.lease import this_process
@@ -40,7 +36,7 @@ from penstock.worker.alignment import Alignment
 from penstock.worker.parcel import Parcel
 from penstock.worker.spill import Spill
 from tests.consistency.components import INTERVAL, WORLDS, Count, Crash, Numbers, Outside, World, counts, die
-from tests.helpers import Pass, settings_with
+from tests.helpers import Driven, Pass, settings_with
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 
@@ -217,7 +213,7 @@ class Answers:
 def test_a_commit_writes_a_manifest_and_tells_the_workers(store):
     workers = Answers(store)
     workers.epoch()
-    assert workers.kinds() == ["Announce", "Announce", "Committed"]
+    assert workers.kinds() == ["EndEpoch", "EndEpoch", "EpochCommitted"]
     assert manifests.newest(store).epoch == workers.commits.committed == workers.commits.published == 1
 
 
@@ -257,7 +253,7 @@ def test_who_is_superseded_while_writing_publishes_nothing(store, monkeypatch):
     monkeypatch.setattr(StateStore, "create", taken_over)
     with pytest.raises(Superseded):
         workers.epoch()
-    assert "Committed" not in workers.kinds()
+    assert "EpochCommitted" not in workers.kinds()
 
 
 def failing(monkeypatch, verb, part):
@@ -277,7 +273,7 @@ def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, mo
     workers = Answers(store)
     failing(monkeypatch, verb, part)
     workers.epoch()
-    assert workers.kinds() == ["Announce", "Announce"]
+    assert workers.kinds() == ["EndEpoch", "EndEpoch"]
     assert "epoch 1 is not committed" in caplog.text
     monkeypatch.undo()
     workers.epoch()
@@ -487,14 +483,20 @@ def relayed():
     builder.set_spout("s", FeederSpout(("n", int), rows=[[n] for n in range(8)]), 2)
     builder.set_bolt("middle", Pass(("n", int))).shuffle_grouping("s")
     builder.set_bolt("end", CaptureBolt()).shuffle_grouping("middle").shuffle_grouping("s")
-    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("exactly_once"))))
-    return runner, runner._workers
+    folder = f"memory://relayed-{uuid.uuid4().hex}"
+    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("exactly_once"))), folder=folder)
+    return runner, {id: Driven(worker) for id, worker in runner.workers.items()}
+
+
+def epochs_of(worker):
+    """Of the snapshots that it has taken."""
+    return [job.snapshot.epoch for job in worker.jobs]
 
 
 def frames(worker, epoch):
     """All that a spout worker sends until it has ended the epoch."""
     worker.turn()
-    worker.announce(epoch)
+    worker.tell(EndEpoch(epoch))
     sent = [pa.py_buffer(frame) for _, frame in worker.turn() if frame is not None]
     return {
         "middle": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 1)],
@@ -514,7 +516,7 @@ def test_a_relayed_frame_that_comes_just_before_the_last_marker_leaves_before_ou
     while kinds(middle.turn()):
         pass
     late = [*second["relay"], *second["marker"]]
-    run_bolts = middle._run_bolts
+    run_bolts = middle.worker._tasks.run_bolts
 
     def and_meanwhile():  # the reader thread gets them while the turn is under way, its relaying done
         worked = run_bolts()
@@ -522,7 +524,7 @@ def test_a_relayed_frame_that_comes_just_before_the_last_marker_leaves_before_ou
             middle.offer(late.pop(0))
         return worked
 
-    monkeypatch.setattr(middle, "_run_bolts", and_meanwhile)
+    monkeypatch.setattr(middle.worker._tasks, "run_bolts", and_meanwhile)
     assert kinds(middle.turn()) == [("DATA", 2, 1), ("MARKER", 2, 1)]
 
 
@@ -541,46 +543,38 @@ def test_a_worker_ahead_does_not_mix_epochs():
         sent += kinds(middle.turn())
     assert ("DATA", 2, 2) not in sent
     assert ("MARKER", 2, 1) not in sent
-    assert middle.pending() == sum(unpack(memoryview(frame)).rows for frame in again["middle"])
+    assert middle.now.pending == sum(unpack(memoryview(frame)).rows for frame in again["middle"])
     middle.offer(second["marker"][0])
     sent = kinds(middle.turn())
     assert ("MARKER", 2, 1) in sent
     for _ in range(5):
         sent += kinds(middle.turn())
     assert sent.index(("MARKER", 2, 1)) < sent.index(("DATA", 2, 2))
-    assert [snapshot.epoch for snapshot in middle.snapshots] == [1]
-    assert not middle.errors, "nothing was lost, doubled or overtaken"
+    assert epochs_of(middle) == [1]
+    assert not middle.now.errors, "nothing was lost, doubled or overtaken"
 
 
 def test_two_ends_announced_at_once_are_two_epochs():
     """As after a spout that was held back for the time of two epochs."""
     _, workers = relayed()
     worker = workers[A]
-    worker.announce(1)
-    worker.announce(2)
+    worker.tell(EndEpoch(1))
+    worker.tell(EndEpoch(2))
     worker.turn()
-    assert worker.idle_for() == 0.0, "the second is due"
+    assert worker.wait == 0.0, "the second is due"
     worker.turn()
-    assert [snapshot.epoch for snapshot in worker.snapshots] == [1, 2]
+    assert epochs_of(worker) == [1, 2]
     worker.turn()
-    assert len(worker.snapshots) == 2
+    assert epochs_of(worker) == [1, 2]
 
 
 class AlwaysLast(LocalRunner):
     """Says of every epoch that it is the last."""
 
     def _command(self, message, to):
-        for id, worker in self._workers.items():
-            if to in (None, id) and isinstance(message, EndEpoch):
-                worker.announce(message.epoch, last=True)
-            elif to in (None, id) and isinstance(message, TakeSnapshot):
-                if message.what == "spouts":
-                    worker.snapshot_spouts(message.epoch, last=True)
-                    self._later.append((id, message.epoch))
-                else:
-                    worker.snapshot_bolts(message.epoch, last=True)
-        if not isinstance(message, EndEpoch | TakeSnapshot):
-            super()._command(message, to)
+        if isinstance(message, EndEpoch | TakeSnapshot):
+            message = msgspec.structs.replace(message, last=True)
+        super()._command(message, to)
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -595,25 +589,6 @@ def test_the_last_epoch_before_a_switch_holds_changes_only(kind, delivery, store
     kinds = [part.kind for index in range(2) for part in manifest.tasks[f"count/{index}"].parts["counts"]]
     assert kinds.count("full") == 2
     assert (kinds.count("delta") > 0) == (kind is AlwaysLast)
-
-
-def test_a_sink_may_publish_while_its_worker_is_snapshotted():
-    WORLDS["race"] = World()
-    runner = LocalRunner(small(sink=Outside("race")))
-    del WORLDS["race"]
-    worker = next(worker for id, worker in runner._workers.items() if id.stage == 2)
-    (sink,) = worker.executors
-
-    class EpochPublished(tuple):
-        """The other thread takes it just as it is looked at."""
-
-        def __iter__(self):
-            sink.tokens.popleft()
-            return super().__iter__()
-
-    sink.tokens += [EpochPublished((1, "one")), (2, "two")]
-    worker._snapshot(3, worker.executors)
-    assert worker.snapshots[-1].tokens == {"sink/0": ["one", "two"]}
 
 
 class Unpicklable(BasicBolt):
@@ -752,7 +727,9 @@ def test_a_savepoint_that_does_not_fit_leaves_what_is_there(store):
     with pytest.raises(StateMissing, match=r"there is no savepoint here\. Check the path"):
         directory(store).adopt(savepoint)
     save_at_rest(store.child("t"), savepoint)
-    with pytest.raises(StateError, match=r"'numbers': has state of 2 tasks .* it is a spout"):
+    with pytest.raises(
+        StateError, match=r"'numbers': it has 5 tasks now, but .* holds state of 2 tasks, and it is a spout"
+    ):
         directory(store, spouts=5).adopt(savepoint)
     assert manifests.newest(store.child("t")).epoch > 0
 
@@ -764,7 +741,9 @@ def test_a_savepoint_of_nothing_is_refused(store):
 
 def test_a_savepoint_leaves_published_transactions_behind(store):
     WORLDS[store.url] = World()
-    committed(store, sink=Outside(store.url), count=10_000)
+    runner = committed(store, sink=Outside(store.url), count=10_000)
+    while runner.commits.published < runner.commits.committed:
+        runner.run(0.0005)
     newest = manifests.newest(store.child("t"))
     assert newest.tasks["sink/0"].tokens
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")
@@ -799,7 +778,8 @@ class Running:
             self._send,
             CrashPoint(""),
         )
-        self.thread = CommitThread(commits, store, self.events, self._notify)
+        self.loop = CommitLoop(commits, store, self.events, self._notify)
+        self.thread = CommitThread(self.loop)
 
     def __enter__(self):
         self.thread.start()
@@ -835,8 +815,8 @@ class Running:
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_an_epoch_can_be_asked_for(store, delivery):
     with Running(store, delivery) as running:
-        assert running.thread.commit_now(30.0) == 1
-        assert running.thread.commit_now(30.0) == 2
+        assert running.loop.commit_now(30.0) == 1
+        assert running.loop.commit_now(30.0) == 2
     assert manifests.newest(store).epoch == 2
 
 
@@ -859,8 +839,8 @@ def test_a_request_that_makes_no_sense_is_answered_and_does_no_harm(store, reque
     store.write("requests/bad.json", asked)
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-        assert running.thread.commit_now(30.0)
-        assert running.thread.error is None
+        assert running.loop.commit_now(30.0)
+        assert running.loop.error is None
     assert json.loads(store.read("requests/bad.done"))["error"]
 
 
@@ -884,7 +864,7 @@ def test_a_request_of_a_stranger_copies_nothing_and_resolves_no_secret(store, fo
     store.write("requests/bad.json", json.dumps(asked).encode())
     with Running(store) as running:
         running.wait(lambda: "requests/bad.done" in store.list("requests/"))
-    assert "be signed with this deployment's key" in json.loads(store.read("requests/bad.done"))["error"]
+    assert "lacks this deployment's signature" in json.loads(store.read("requests/bad.done"))["error"]
     assert resolved == []
     assert "hunter2" not in str(store.read("requests/bad.done"))
 
@@ -893,18 +873,18 @@ def test_who_waits_for_a_commit_hears_of_the_end(store):
     with Running(store) as running:
         Ownership("t").claim(store)
         with pytest.raises(Superseded):
-            running.thread.commit_now(30.0)
-        running.wait(lambda: running.thread.error is not None)
-    assert isinstance(running.thread.error, Superseded)
+            running.loop.commit_now(30.0)
+        running.wait(lambda: running.loop.error is not None)
+    assert isinstance(running.loop.error, Superseded)
 
 
 def test_who_waits_for_a_commit_is_not_told_of_an_older_one(store, monkeypatch):
     with Running(store) as running:
-        assert running.thread.commit_now(30.0) == 1
+        assert running.loop.commit_now(30.0) == 1
         monkeypatch.setattr(running, "_send", lambda message, to: None, raising=False)
-        monkeypatch.setattr(running.thread.commits, "_send", lambda message, to: None)
+        monkeypatch.setattr(running.loop.commits, "_send", lambda message, to: None)
         with pytest.raises(StateError, match=r"within 0\.2 s"):
-            running.thread.commit_now(0.2)
+            running.loop.commit_now(0.2)
 
 
 def test_a_savepoint_at_rest_wants_published_sinks(store):
@@ -913,7 +893,7 @@ def test_a_savepoint_at_rest_wants_published_sinks(store):
     newest = manifests.newest(store.child("t"))
     write_published(store.child("t"), newest.generation, newest.epoch - 1)
     with pytest.raises(
-        StateError, match=f"published epoch {newest.epoch}, but epoch {newest.epoch - 1} was.*Start it"
+        StateError, match=f"published epoch {newest.epoch - 1} only, and not yet epoch {newest.epoch}. Start it"
     ):
         save_at_rest(store.child("t"), StateStore(f"memory://{uuid.uuid4().hex}"))
     del WORLDS[store.url]
@@ -933,7 +913,7 @@ def test_a_request_is_answered_when_the_topology_ends_before_it_is_met(store, mo
     store.write("requests/one.json", request("requests/one.json", f"memory://{uuid.uuid4().hex}"))
     monkeypatch.setattr(Running, "_send", lambda self, message, to: None)  # workers that never answer
     with Running(store) as running:
-        running.wait(lambda: running.thread.commits.newest == 1)
+        running.wait(lambda: running.loop.commits.newest == 1)
     assert (
         "the topology ended before the epoch was committed" in json.loads(store.read("requests/one.done"))["error"]
     )
@@ -990,7 +970,9 @@ def test_a_savepoint_of_a_topology_that_does_not_run_is_refused_at_once(tmp_path
         owner.release(store)
     with pytest.raises(NotRunning) as error:
         ask_for_savepoint(tmp_path)
-    assert str(error.value) == "topology 't': it does not run. Add --at-rest to copy the last epoch it committed."
+    assert (
+        str(error.value) == "topology 't': it is not running. Add --at-rest to copy the last epoch it committed."
+    )
     assert error.value.exit_code == 2
     assert store.list("requests/") == []
 

@@ -1,4 +1,4 @@
-"""C's four benchmarks: their shape is table 3's, and what they work out is right."""
+"""The four benchmarks of Pu 2021: their shape is that of table 3, and their results are right."""
 
 import dataclasses
 from collections import Counter
@@ -73,7 +73,7 @@ def test_the_full_shape_is_that_of_table_3(name, bolts):
     plan = make_plan(topology)
     assert len(plan.tasks_of["source"]) == 50
     assert [len(plan.tasks_of[bolt]) for bolt in bolts] == [100] * len(bolts)
-    assert len(plan.worker_ids()) == 50 + 100 * len(bolts), "what C does not have shares workers"
+    assert len(plan.worker_ids()) == 50 + 100 * len(bolts), "bolts that Pu 2021 does not have share workers"
     assert topology.settings.delivery.max_spout_pending == 200
     assert topology.settings.delivery.guarantee == "at_least_once"
     assert (FULL.nodes, FULL.ackers) == (16, 16)
@@ -120,7 +120,9 @@ def test_a_share_of_the_messages_are_copies_of_some_before(share):
 
 @pytest.mark.parametrize("conf", [{"duplicates": 1}, {"duplicates": -0.1}, {"scale": 0}])
 def test_a_share_or_a_scale_that_cannot_be(conf):
-    with pytest.raises(ComponentError, match=r"'source'.*conf.duplicates is at least 0 .*got.*Leave them out"):
+    with pytest.raises(
+        ComponentError, match=r"'source'.*conf.duplicates must be at least 0 .* not .*Leave them out"
+    ):
         emitted(Lines(), **conf)
 
 

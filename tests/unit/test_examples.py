@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from penstock import DedupBolt, TopologyBuilder
+from penstock import DedupBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli.loading import load_topology
 from penstock.testing import FeederSpout, LocalRunner
 
@@ -143,7 +143,7 @@ def test_clean_orders():
 
 
 def test_the_code_of_the_page_on_duplicates_runs_as_it_stands():
-    (code,) = code_blocks(ROOT / "docs" / "dedup.md")
+    (code,) = code_blocks(ROOT / "docs" / "how-to" / "dedup.md")
     builder = TopologyBuilder()
     builder.set_spout("orders", FeederSpout(("order", int), ("customer", str), ("cents", int)))
     exec(code, {"builder": builder, "DedupBolt": DedupBolt})
@@ -169,7 +169,7 @@ def test_stored_averages(tmp_path, monkeypatch):
 
 def test_the_code_of_the_page_on_persistence_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = code_blocks(ROOT / "docs" / "persistence.md")
+    (code,) = code_blocks(ROOT / "docs" / "how-to" / "persist.md")
     (tmp_path / "shop.py").write_text(code)
     runner = LocalRunner(load_topology(str(tmp_path / "shop.py")), folder=str(tmp_path / "penstock-state"))
     runner.run(2.0)
@@ -187,6 +187,7 @@ def test_the_code_of_the_page_on_persistence_runs_as_it_stands(tmp_path, monkeyp
 
 def test_the_code_of_the_readme_runs_as_it_stands(tmp_path):
     (code,) = code_blocks(ROOT / "README.md")
+    assert code_blocks(ROOT / "docs" / "tutorial" / "index.md") == [code]
     assert 20 <= len([line for line in code.splitlines() if line.strip()]) <= 28
     (tmp_path / "wc.py").write_text(code)
     runner = LocalRunner(load_topology(str(tmp_path / "wc.py")))
@@ -197,7 +198,7 @@ def test_the_code_of_the_readme_runs_as_it_stands(tmp_path):
 
 def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
     (readme,) = code_blocks(ROOT / "README.md")
-    bolt, unit, whole, wiring, batch, keeps = code_blocks(ROOT / "docs" / "tutorial.md")
+    bolt, unit, whole, wiring, batch, keeps = code_blocks(ROOT / "docs" / "tutorial" / "bolt.md")
     imports, rest = readme.split("\n\n", 1)
     classes, builder = rest.split("builder = ", 1)
     builder = re.sub(r'builder.set_bolt\("count".*\n', wiring.replace("\\", "\\\\"), builder)
@@ -225,8 +226,8 @@ def test_the_code_of_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
     assert shown(runner, "show")
 
 
-def test_the_code_of_the_migration_page_runs_as_it_stands(tmp_path):
-    blocks = code_blocks(ROOT / "docs" / "migration.md")
+def test_the_code_of_the_page_on_aggregates_runs_as_it_stands(tmp_path):
+    blocks = code_blocks(ROOT / "docs" / "how-to" / "aggregate.md")
     sales, own = (code for code in blocks if "Reduce(" in code or "(Merge)" in code)
     (tmp_path / "sales.py").write_text(sales)
     runner = LocalRunner(load_topology(str(tmp_path / "sales.py")))
@@ -238,9 +239,28 @@ def test_the_code_of_the_migration_page_runs_as_it_stands(tmp_path):
     assert longest.result(longest.merge(longest.total(["a", "abc"]), longest.total(["ab"]))) == 3
 
 
-@pytest.mark.parametrize(
-    "page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name
-)
+def test_the_sink_of_the_page_on_sinks_writes_every_row_once(tmp_path):
+    (code,) = code_blocks(ROOT / "docs" / "how-to" / "sink.md")
+    names = {}
+    exec(code, names)
+    rows = [[f"customer-{number}", number] for number in range(100)]
+    builder = TopologyBuilder()
+    builder.set_spout("orders", FeederSpout(("customer", str), ("cents", int), rows=rows))
+    builder.set_bolt("sink", names["SQLiteSink"](str(tmp_path / "shop.db"))).global_grouping("orders")
+    topology = builder.build("shop", Settings(delivery=Delivery("exactly_once")))
+    runner = LocalRunner(topology, folder=str(tmp_path / "state"))
+    runner.run_until_idle()
+    runner.commit()
+    runner.close()
+    again = LocalRunner(topology, folder=str(tmp_path / "state"))
+    again.run_until_idle()
+    again.close()
+    assert runner.errors == again.errors == []
+    assert sorted(stored(tmp_path / "shop.db", "SELECT * FROM totals")) == sorted(map(tuple, rows))
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    """``make docs`` checks the links between the pages of the site."""
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target

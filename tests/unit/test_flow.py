@@ -13,6 +13,7 @@ from penstock.plan.model import WorkerId
 from penstock.plan.planner import make_plan
 from penstock.worker.flow_control import FlowControl, SendQueue, SendQueues
 from penstock.worker.inbox import Inbox
+from penstock.worker.overload import OverloadDetectors
 from penstock.worker.parcel import Parcel
 from tests.helpers import settings_with
 
@@ -200,12 +201,13 @@ class Flows:
         builder.set_bolt("end", Bolt()).shuffle_grouping("left").shuffle_grouping("right")
         self.settings = settings_with(flow=mode, inbox_capacity=100, **settings)
         self.plan = make_plan(builder.build("t", self.settings))
-        self.clock, self.inboxes, self.flows, self.sent = SimulatedClock(), {}, {}, []
+        self.clock, self.inboxes, self.flows, self.detectors, self.sent = SimulatedClock(), {}, {}, {}, []
         for worker in self.plan.worker_ids():
             inboxes = {task: Inbox(100, 10_000) for task in self.plan.routes.tasks_of(worker)}
             self.inboxes |= inboxes
             dispatch = lambda head, frame: self.sent.append(head)  # noqa: E731
-            self.flows[worker] = FlowControl(self.plan, self.settings, self.clock, inboxes, dispatch, worker)
+            self.flows[worker] = FlowControl(self.plan, self.settings, self.clock, dispatch, worker)
+            self.detectors[worker] = OverloadDetectors(self.plan, self.settings, self.clock, inboxes)
 
     def task(self, component, index=0):
         return self.plan.tasks_of[component][index]
@@ -213,16 +215,19 @@ class Flows:
     def flow_of(self, component, index=0) -> FlowControl:
         return self.flows[self.plan.routes.worker_of[self.task(component, index)]]
 
+    def detectors_of(self, component, index=0) -> OverloadDetectors:
+        return self.detectors[self.plan.routes.worker_of[self.task(component, index)]]
+
     def fill(self, component, index=0, rows=95):
         task = self.task(component, index)
         self.inboxes[task].offer(Parcel(header(rows=rows, task=task), pa.py_buffer(b"x")))
 
     def signals(self, component, index=0):
-        flow = self.flow_of(component, index)
-        flow.observe()
+        detectors = self.detectors_of(component, index)
+        detectors.observe()
         self.clock.advance(1.5)
-        flow.observe()
-        return list(flow.messages)
+        detectors.observe()
+        return list(detectors.messages)
 
 
 def test_a_full_inbox_tells_the_direct_senders_only():
@@ -253,7 +258,7 @@ def test_a_signal_slows_one_send_queue_and_is_answered():
     assert left.limiter.rate == pytest.approx(1000)
     assert right.limiter.rate == math.inf
     assert flow.rate(source) == left.limiter.rate
-    (state,) = flow.states
+    (state,) = flow.take_states()
     assert state == TaskFlowState(source, "left", left.limiter.rate)
 
 
@@ -261,21 +266,21 @@ def test_an_answer_lets_the_overload_detector_continue():
     flows = Flows()
     flows.fill("left")
     assert flows.signals("left")
-    overload_detector = flows.flow_of("left").overload_detector(flows.task("left"))
+    overload_detector = flows.detectors_of("left").of_task(flows.task("left"))
     assert overload_detector._answer_by is not None
-    flows.flow_of("left").on_state(TaskFlowState(flows.task("source"), "right", 10.0))
+    flows.detectors_of("left").on_state(TaskFlowState(flows.task("source"), "right", 10.0))
     assert overload_detector._answer_by is not None, "not its own"
-    flows.flow_of("left").on_state(TaskFlowState(flows.task("source"), "left", 10.0))
+    flows.detectors_of("left").on_state(TaskFlowState(flows.task("source"), "left", 10.0))
     assert overload_detector._answer_by is None
 
 
 def test_a_hold_closes_all_send_queues_of_a_spout():
     flows = Flows("spout")
     flow, source = flows.flow_of("source"), flows.task("source")
-    send_queues = flow.send_queues(source)
+    send_queues = flow.send_queues(source, [])
     flow.on_message(TaskMessage(flows.task("end"), source, "hold"))
     assert [send_queue.room() for send_queue in send_queues.queues] == [0, 0]
-    assert (send_queues.room(), flow.rate(source), len(flow.states)) == (0, 0.0, 1)
+    assert (send_queues.room(), flow.rate(source), len(flow.take_states())) == (0, 0.0, 1)
     flow.on_message(TaskMessage(flows.task("end"), source, "resume"))
     assert send_queues.room() == math.inf
 
@@ -294,12 +299,12 @@ def test_migration_takes_a_task_out_of_the_rate_limiters_account():
 
 def test_the_peak_is_that_since_the_last_report():
     flows = Flows()
-    flow, task = flows.flow_of("left"), flows.task("left")
+    detectors, task = flows.detectors_of("left"), flows.task("left")
     flows.fill("left", rows=60)
-    flow.observe()
+    detectors.observe()
     flows.inboxes[task].take()
-    assert flow.pressure(task) == (60, 0.0)
-    assert flow.pressure(task) == (0, 0.0)
+    assert detectors.pressure(task) == (60, 0.0)
+    assert detectors.pressure(task) == (0, 0.0)
 
 
 def test_a_send_queue_takes_no_more_than_it_can_send_in_the_time_a_tuple_has():
@@ -315,15 +320,16 @@ def test_a_send_queue_takes_no_more_than_it_can_send_in_the_time_a_tuple_has():
 
 def test_senders_that_are_ahead_are_told_to_wait_and_to_proceed():
     flows = Flows()
-    flow, pair = flows.flow_of("end"), (flows.task("end"), flows.task("right"))
+    detectors, pair = flows.detectors_of("end"), (flows.task("end"), flows.task("right"))
     for ahead in ([pair], [pair], []):
-        flow.observe(ahead)
-    assert [(m.source, m.target, m.kind) for m in flow.messages] == [(*pair, "wait"), (*pair, "proceed")]
+        detectors.observe(ahead)
+    assert [(m.source, m.target, m.kind) for m in detectors.messages] == [(*pair, "wait"), (*pair, "proceed")]
 
 
 def test_workers_without_senders_have_nothing_to_watch():
     flows = Flows()
-    assert flows.flow_of("source").overload_detector(flows.task("source")) is None
+    assert flows.detectors_of("source").of_task(flows.task("source")) is None
     assert WorkerId(0, 0) in flows.flows
+    assert flows.detectors_of("source").wait() == math.inf
     assert flows.flow_of("source").wait() == math.inf
     assert flows.flow_of("source").held == 0

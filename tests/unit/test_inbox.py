@@ -125,7 +125,7 @@ def test_a_disk_that_fills_up_while_writing_loses_nothing_that_was_taken(small, 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(spills._Segment, "write", refuse)
+        patch.setattr(spills._SpillFile, "write", refuse)
         with pytest.raises(PenstockError):
             spill.add(parcel(count))
     found = []

@@ -13,7 +13,7 @@ from penstock.errors import SettingError
 from penstock.metrics.bus import MetricsBus, StreamCount
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import Hello, WorkerReport
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import Pass, settings_with
 from tests.unit.watched import LINES, ORDERS, SHOW, SPLIT_0, SPLIT_1, Watched
@@ -130,7 +130,7 @@ def test_the_command_explains_the_newest_load_sample():
 
 
 def told(cluster):
-    return json.loads(cluster.watched.placement())
+    return json.loads(cluster.watched.explain())
 
 
 def test_off_makes_no_load_samples_and_says_so():
@@ -188,7 +188,7 @@ def test_fused_components_share_the_process_by_their_time():
         streams = {spout: [[spout, fused, 70, 700 * second]], fused: [[fused, far, 7 * second, 50 * second]]}
         for worker in plan.worker_ids():
             tasks = plan.routes.tasks_of(worker)
-            data = {str(task): TaskStats(busy=busy[task]).to_json() for task in tasks}
+            data = {task: TaskStats(busy=busy[task]) for task in tasks}
             rows = [row for task in tasks for row in streams.get(task, [])]
             bus.record(
                 0, worker, WorkerReport(0, 0, 0, 8.0 * second / 10, 100, data, streams=rows, machine=machine)

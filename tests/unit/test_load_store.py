@@ -167,7 +167,7 @@ def test_nothing_is_kept(target):
             "sqlite needs delivery.state_dir on a local disk, and that is s3://bucket/state. Name a file",
         ),
         ("yes", "state", "'yes' is neither off, memory, sqlite, a file with a suffix nor postgresql://…"),
-        ("mysql://db/x.db", "state", "is off, memory, sqlite"),
+        ("mysql://db/x.db", "state", "'mysql://db/x.db' is neither off, memory, sqlite"),
     ],
 )
 def test_targets_that_cannot_be(target, folder, text):

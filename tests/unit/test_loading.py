@@ -131,7 +131,7 @@ def test_a_relative_path_names_the_line_as_well(write, tmp_path, monkeypatch):
 def test_a_missing_module_says_so(write):
     error = refused(write("import surely_not_installed"))
     assert "ModuleNotFoundError" in error.problem
-    assert error.hint == "Install surely_not_installed, or put it beside the file."
+    assert error.hint == "Install surely_not_installed, or put it in the file's folder."
 
 
 def test_an_exception_in_the_function(write):
@@ -143,12 +143,14 @@ def test_an_exception_in_the_function(write):
 
 def test_no_topology(write):
     path = write("")
-    assert str(refused(path)).startswith(f"{path}: it must hold one topology, but it holds none. Say topology = ")
+    assert str(refused(path)).startswith(
+        f"{path}: it must contain one topology, but it contains none. Write topology = "
+    )
 
 
 def test_two_topologies(write):
     error = refused(write("one = made('a')\ntwo = made('b')"))
-    assert error.problem == "it must hold one topology, but it holds 2: one, two"
+    assert error.problem == "it must contain one topology, but it contains 2: one, two"
     assert "FILE:OBJECT" in error.hint
 
 
@@ -158,14 +160,14 @@ def test_a_typo_in_the_object(write):
 
 
 def test_an_object_unlike_anything(write):
-    assert "has no object 'zzzz'. Say topology =" in str(refused(f"{write('')}:zzzz"))
+    assert "has no object 'zzzz'. Write topology =" in str(refused(f"{write('')}:zzzz"))
 
 
 def test_an_object_that_is_no_topology(write):
     path = write("number = 42")
     error = refused(f"{path}:number")
     assert error.where == f"{path}:number"
-    assert error.problem == "it is neither a topology nor a function that returns one, but 42"
+    assert error.problem == "42 is neither a topology nor a function that returns one"
 
 
 def test_a_wrong_topology_is_the_topology_s_error(write):
@@ -198,7 +200,9 @@ def test_a_file_cannot_end_the_process_that_loads_it(write, raised):
 
 def test_a_file_that_exits_says_what_to_do(write):
     path = write("import sys\nsys.exit(3)")
-    with pytest.raises(LoadError, match=r"\(SystemExit: 3\)\. Put what the file does as a program under"):
+    with pytest.raises(
+        LoadError, match=r"\(SystemExit: 3\)\. Put the statements that run the file as a program under"
+    ):
         load_topology(str(path))
 
 
@@ -229,19 +233,19 @@ def test_a_folder_is_not_a_topology(write, tmp_path):
     with pytest.raises(LoadError) as caught:
         load_topology(str(tmp_path))
     assert str(caught.value) == (
-        f"{tmp_path}: this is a folder with shop_under_test.py, not a Python file. Name the file: {path}."
+        f"{tmp_path}: it is a folder with shop_under_test.py, not a Python file. Name the file: {path}."
     )
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--seconds", "soon"], "argument --seconds: a topology runs for a number of seconds above 0; got soon"),
-        (["--seconds", "0"], "argument --seconds: a topology runs for a number of seconds above 0; got 0"),
-        (["--seconds", "nan"], "argument --seconds: a topology runs for a number of seconds above 0; got nan"),
-        (["--port", "70000"], "argument --port: a port is a whole number from 0 to 65535; got 70000"),
-        (["--port", "http"], "argument --port: a port is a whole number from 0 to 65535; got http"),
-        (["--http", "-1"], "argument --http: a port is a whole number from 0 to 65535; got -1"),
+        (["--seconds", "soon"], "argument --seconds: soon is not a number of seconds above 0"),
+        (["--seconds", "0"], "argument --seconds: 0 is not a number of seconds above 0"),
+        (["--seconds", "nan"], "argument --seconds: nan is not a number of seconds above 0"),
+        (["--port", "70000"], "argument --port: 70000 is not a port: a whole number from 0 to 65535"),
+        (["--port", "http"], "argument --port: http is not a port: a whole number from 0 to 65535"),
+        (["--http", "-1"], "argument --http: -1 is not a port: a whole number from 0 to 65535"),
     ],
 )
 def test_a_wrong_number_on_the_command_line_is_named(capsys, words, text):

@@ -37,7 +37,7 @@ def test_results_of_nothing():
 
 
 def test_the_mean_of_means_is_not_the_mean():
-    """D eq. 6 and 7: lengths go along."""
+    """Sun 2022, eq. 6 and 7: a partial carries its length."""
     mean = Mean("x")
     partial = mean.merge(mean.total([1, 1, 1, 1]), mean.total([6]))
     assert mean.result(partial) == 2.0

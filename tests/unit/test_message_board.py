@@ -6,16 +6,13 @@ import math
 import pytest
 
 from penstock.control.signals import TaskFlowState, TaskMessage
+from penstock.driver.message_board import MessageBoardTables
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.plan.model import WorkerId
-from penstock.protocol.message_board import (
-    MessageBoardTables,
-    UnsentMessages,
-    check_message_board,
-    open_message_board,
-    parse_url,
-)
-from penstock.protocol.messages import JoinMessageBoard, dumps, loads
+from penstock.protocol import codec
+from penstock.protocol.events import JoinMessageBoard
+from penstock.protocol.message_board import UnsentMessages, check_message_board, parse_url
+from penstock.worker.message_board import open_message_board
 
 A, B, C = WorkerId(0, 0), WorkerId(1, 0), WorkerId(1, 1)
 WORKER_OF = {1: A, 2: B, 3: B, 4: C}
@@ -56,7 +53,8 @@ def test_a_message_to_nobody_is_logged_and_dropped(caplog):
     "sent", [TaskFlowState(3, "count", math.inf), message(1, 2, 3.5, "grant"), TaskFlowState(3, "ü", 0.1)]
 )
 def test_messages_and_states_survive_the_control_connection(sent):
-    assert loads(dumps(sent)) == sent
+    assert codec.decode_event(codec.encode(sent)) == sent
+    assert codec.decode_command(codec.encode(sent)) == sent
 
 
 def test_of_too_many_messages_the_newest_of_each_pair_is_kept(caplog):
@@ -113,8 +111,8 @@ def test_other_urls_are_refused(url):
     with pytest.raises(SettingError) as caught:
         open_message_board(url, "run", [1], print, print, None)
     assert str(caught.value) == (
-        "setting flow.board: must be coordinator or zookeeper://host:port[,host:port]/path; "
-        f"got {url!r}. An example: zookeeper://127.0.0.1:2181/penstock"
+        f"setting flow.board: {url!r} is neither coordinator nor zookeeper://host:port[,host:port]/path. "
+        "For example zookeeper://127.0.0.1:2181/penstock."
     )
 
 
@@ -131,7 +129,7 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
 
 def test_credits_need_the_coordinators_board():
     with pytest.raises(
-        SettingError, match=r"credit grants many times a second.*flow=step, or flow.board=coordinator"
+        SettingError, match=r"credit grants many times a second.*flow\.mode=step, or flow\.board=coordinator"
     ):
         check_message_board("zookeeper://a:1/x", "credit")
     check_message_board("coordinator", "credit")

@@ -12,11 +12,11 @@ from penstock.cli.main import main
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import duration
 from penstock.driver import runs
+from penstock.driver.operator import Operator
+from penstock.driver.requests import Replaced
 from penstock.driver.runs import Run
 from penstock.errors import SettingError, TopologyFailed
-from penstock.protocol.messages import OperatorRequest
-from penstock.spark.operator import Operator
-from penstock.spark.replacement import Replaced
+from penstock.protocol.requests import OperatorRequest
 from tests.unit.watched import Watched, busy
 
 
@@ -36,9 +36,9 @@ def start():
 
     def start(name="word-count", **settings):
         watched = Watched(name, **settings)
-        watched.coordinator.start()
-        watched.coordinator.operator = Operator(watched)
-        run = Run.here(name, watched.coordinator.address, watched.coordinator.secret)
+        watched.server.start()
+        watched.server.operator = Operator(watched)
+        run = Run.here(name, watched.server.address, watched.server.secret)
         run.announce()
         watched.ended = run.withdraw
         started.append((watched, run))
@@ -47,7 +47,7 @@ def start():
     yield start
     for watched, run in started:
         run.withdraw()
-        watched.coordinator.stop()
+        watched.server.stop()
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def cells(text, first):
 
 
 def test_list(start, penstock):
-    assert penstock("list") == (0, "nothing runs here as this user\n", "")
+    assert penstock("list") == (0, "no topology of this user is running on this machine\n", "")
     watched = start()
     busy(watched)
     watched.committed, watched.restarts, watched.begun = 12, 2, -7000.0
@@ -89,9 +89,9 @@ def test_list_shows_the_others_where_one_does_not_answer(start, penstock):
     Run.here("gone", ("127.0.0.1", 9), bytes(32)).announce()
     code, text, _ = penstock("list")
     assert code == 0
-    assert cells(text, "gone")[1:4] == ["silent", str(os.getpid()), "-"]
+    assert cells(text, "gone")[1:4] == ["no answer", str(os.getpid()), "-"]
     assert cells(text, "word-count")[1] == "active"
-    (silent,) = (row for row in json.loads(penstock("list", "--json")[1]) if row["state"] == "silent")
+    (silent,) = (row for row in json.loads(penstock("list", "--json")[1]) if row["state"] == "no answer")
     assert "it does not answer at 127.0.0.1:9" in silent["error"]
 
 
@@ -147,7 +147,7 @@ def test_watching_ends_with_the_topology(start, penstock, monkeypatch):
         looks.append(seconds)
         if len(looks) == 2:
             watched.ended()
-            watched.coordinator.stop()
+            watched.server.stop()
 
     monkeypatch.setattr("penstock.cli.status.time.sleep", pause)
     code, text, _ = penstock("status", "word-count", "--watch", "--json")
@@ -182,26 +182,26 @@ def test_placement(start, penstock):
     code, text, _ = penstock("placement", "word-count")
     first, path, *rest = text.splitlines()
     assert code == 0
-    assert first.startswith("by the load sample that ended at ")
+    assert first.startswith("based on the load sample that ended at ")
     assert path.startswith("critical path: 1.500 s of work per second")
     assert "  split@1.0 on b: 0.500" in "\n".join(rest)
     answer = json.loads(penstock("placement", "word-count", "--json")[1])
     assert answer["ended"] == 1030
     assert answer["plan"]["critical_nodes"] == ["a", "b"]
     assert answer["lines"] == [path, *rest]
-    nothing = "nothing moved: no node becomes free, and little is saved"
+    nothing = "nothing moved: no node would become free, and the benefit would be small"
     assert penstock("placement", "word-count", "--apply")[1].splitlines()[-1] == nothing
     watched.rearranged = Replaced(0.0, {}, "ERDM", gap=0.04, seconds=12.3)
     shown = penstock("placement", "word-count", "--apply")[1].splitlines()
     assert shown[1] == path, "what is done is said before"
-    assert shown[-1] == "moved with 40 ms without spouts, after 12.3 s of preparation"
+    assert shown[-1] == "moved with 40 ms of interruption, after 12.3 s of preparation"
     assert json.loads(penstock("placement", "word-count", "--apply", "--json")[1])["moved"]["gap"] == 0.04
 
 
 def test_one_worker_is_moved_by_hand(start, penstock):
     watched = start()
     code, text, _ = penstock("placement", "word-count", "--move", "1.0", "a")
-    assert (code, text) == (0, "worker 1.0 moved from b to a, 41 ms without it\n")
+    assert (code, text) == (0, "worker 1.0 moved from b to a, 41 ms of interruption\n")
     (moved,) = json.loads(penstock("placement", "word-count", "--move", "1.0", "a", "--json")[1])["moves"]
     assert (moved["worker"], moved["target"], moved["steps"]) == ("1.0", "a", {"placed": 0.1})
     code, _, error = penstock("placement", "word-count", "--move", "7.0", "a")
@@ -216,7 +216,7 @@ def test_one_worker_is_moved_by_hand(start, penstock):
 def test_nodes_are_taken_back_by_hand(start, penstock):
     watched = start()
     code, text, _ = penstock("placement", "word-count", "--spread")
-    assert (code, text) == (0, "2 more nodes asked for, used as soon as they have joined\n")
+    assert (code, text) == (0, "requested 2 more nodes; the topology uses them as soon as they have joined\n")
     watched.more = 0
     assert penstock("placement", "word-count", "--spread")[1] == "all nodes are in use\n"
 
@@ -313,7 +313,7 @@ def test_kill_returns_only_when_it_has_ended_and_shows_how_far_it_is(start, pens
 
     def slow(drain=True):
         assert seen.wait(30)
-        watched.ending.set()
+        watched.closing.set()
         done.append(True)
         watched.ended()
 
@@ -321,13 +321,13 @@ def test_kill_returns_only_when_it_has_ended_and_shows_how_far_it_is(start, pens
     watched.kill = slow
     assert penstock("kill", "word-count")[0] == 0
     assert done
-    assert shown[0] == "letting tuples in flight finish: 1,234 to go …"
+    assert shown[0] == "waiting for 1,234 tuples in flight …"
 
 
 def test_a_topology_that_never_ends_is_said(start, penstock, monkeypatch):
     watched = start()
     watched.ended = lambda: None
-    monkeypatch.setattr(kill, "_PATIENCE", 0.0)
+    monkeypatch.setattr(kill, "_STOP_TIMEOUT", 0.0)
     code, _, text = penstock("kill", "word-count")
     assert code == 4
     assert f"process {os.getpid()} still runs it" in text
@@ -362,7 +362,7 @@ def test_no_port_out_of_range(penstock, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["run", "x.py", "--http", "70000"])
     assert exit.value.code == 2
-    assert "a port is a whole number from 0 to 65535; got 70000" in capsys.readouterr().err
+    assert "70000 is not a port: a whole number from 0 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 
 from penstock import BasicBolt, CustomGrouping, Settings, TopologyBuilder
@@ -58,7 +59,9 @@ def test_groupings_that_tell(case):
     found = plan(group)
     assert owner_rule(found, "bolt") == expected
     assert why_not_rescaled(found, "bolt") == ""
-    assert Owners.from_json(expected.to_json()) == expected
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(expected), type=Owners) == expected, (
+        "as commands carry it"
+    )
 
 
 REASONS = {

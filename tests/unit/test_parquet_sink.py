@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Delivery, Settings, Spout, TopologyBuilder
-from penstock.connectors import parquet
+from penstock.connectors import parquet, parquet_files
 from penstock.connectors.parquet import ParquetSink
 from penstock.errors import ComponentError, SinkBusy, SinkRefused, TopologyError
 from penstock.replay.state_dead_letters import FOLDER, StateDeadLetterStore
@@ -103,12 +103,12 @@ def test_partitions_become_folders_that_readers_know(tmp_path: Path) -> None:
 
 
 def test_many_partitions_need_few_open_files(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(parquet, "_MAX_OPEN", 3)
+    monkeypatch.setattr(parquet_files, "_MAX_OPEN", 3)
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
     sink = start(ParquetSink(tmp_path, partition_by=["p"]))
     for turn in range(3):
         write(sink, p=list(range(10)), n=[turn * 10 + p for p in range(10)])
-        assert len(sink._open) <= 3
+        assert sink._files.open_count <= 3
     sink.commit(sink.prepare_commit(1))
     table = pyarrow.dataset.dataset(tmp_path, partitioning="hive").to_table()
     assert sorted(table["n"].to_pylist()) == list(range(30))
@@ -165,14 +165,14 @@ def test_two_processes_may_rename_the_same_file_at_the_same_time(tmp_path: Path,
     sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
     write(sink, n=[1])
     token = sink.prepare_commit(1)
-    make_folder = sink._make_folder
+    make_folder = sink.folder.make
 
     def successor_comes_first(path: str) -> None:
         make_folder(path)
-        monkeypatch.setattr(sink, "_make_folder", make_folder)
+        monkeypatch.setattr(sink.folder, "make", make_folder)
         start(ParquetSink(tmp_path / "out"), tmp_path / "state", token)
 
-    monkeypatch.setattr(sink, "_make_folder", successor_comes_first)
+    monkeypatch.setattr(sink.folder, "make", successor_comes_first)
     sink.commit(token)
     (name,) = files(tmp_path / "out")
     assert pq.read_table(tmp_path / "out" / name)["n"].to_pylist() == [1]
@@ -187,9 +187,7 @@ def test_a_staged_file_that_vanished_is_an_error_not_a_loss(tmp_path: Path) -> N
     with pytest.raises(ComponentError) as caught:
         start(ParquetSink(tmp_path / "out"), tmp_path / "state", token)
     message = str(caught.value)
-    assert (
-        f"folder {tmp_path / 'out'}: a staged file was lost before it was committed: there is neither" in message
-    )
+    assert f"folder {tmp_path / 'out'}: a staged file was lost before it was committed: neither" in message
     assert "All nodes must reach the same folder" in message
 
 

@@ -1,4 +1,4 @@
-"""A start whose workers are to be on certain nodes, when these are not there."""
+"""A query run whose workers are to be on certain nodes, when these are not there."""
 
 import threading
 from types import SimpleNamespace
@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import Settings, TopologyBuilder, make_plan
+from penstock.driver.query_run import QueryRun, RunContext
 from penstock.errors import TopologyFailed
 from penstock.plan.model import WorkerId
 from penstock.plan.slot_placement import SlotPlacement
-from penstock.spark.query_run import QueryRun
 from penstock.testing import CaptureBolt, FeederSpout
 
 
-class Coordinator:
+class Server:
     """Has slots on node n1, and writes down who took them."""
 
     def __init__(self):
@@ -27,45 +27,48 @@ class Coordinator:
         return SimpleNamespace(slots=slots, workers={}, assign_slots=self.taken.update)
 
 
-def start(coordinator, again, exact=True):
+def start(server, again, exact=True):
     builder = TopologyBuilder()
     builder.set_spout("numbers", FeederSpout("x"))
     builder.set_bolt("end", CaptureBolt()).shuffle_grouping("numbers")
     topology = builder.build("placed", Settings())
     placement = SlotPlacement({WorkerId(0, 0): "n1", WorkerId(1, 0): "gone"}, exact)
     deployment = SimpleNamespace(
-        topology=topology, plan=make_plan(topology), placement=placement, job=SimpleNamespace(key=1)
+        topology=topology, plan=make_plan(topology), placement=placement, job=SimpleNamespace(key=1), slots=(1, 1)
     )
-    before = QueryRun(0, deployment, None, coordinator) if again else None
-    return QueryRun(1, deployment, None, coordinator, before)
+    context = RunContext(server, None)
+    before = QueryRun(0, deployment, None, context) if again else None
+    return QueryRun(1, deployment, None, context, before)
+
+
+def place(run):
+    """The step behind the one in which all slots connect."""
+    run.launch_steps(())[1].do()
 
 
 def test_at_first_a_node_that_is_missing_is_an_error():
-    coordinator = Coordinator()
-    placed = start(coordinator, again=False)
+    server = Server()
     with pytest.raises(TopologyFailed, match=r"worker 1\.0 on gone\); there are 2 slots on n1"):
-        placed._place(placed._placement)
-    assert not coordinator.taken
+        place(start(server, again=False))
+    assert not server.taken
 
 
 @pytest.mark.parametrize(("again", "exact"), [(True, True), (False, False)])
 def test_after_a_loss_it_goes_anywhere(again, exact):
     """Else a topology whose node died would never start again."""
-    coordinator = Coordinator()
-    placed = start(coordinator, again, exact)
-    placed._place(placed._placement)
-    assert coordinator.taken == {WorkerId(0, 0): WorkerId(0, 0), WorkerId(1, 0): WorkerId(1, 0)}
+    server = Server()
+    place(start(server, again, exact))
+    assert server.taken == {WorkerId(0, 0): WorkerId(0, 0), WorkerId(1, 0): WorkerId(1, 0)}
 
 
 def test_after_a_loss_workers_are_where_they_had_moved():
-    coordinator = Coordinator()
+    server = Server()
     slots = {WorkerId(0, 0): "n1", WorkerId(1, 0): "n1", WorkerId(1, 1): "n2"}
     registry = SimpleNamespace(
         slots={slot: SimpleNamespace(hello=SimpleNamespace(node=node)) for slot, node in slots.items()},
         workers={WorkerId(1, 0): SimpleNamespace(hello=SimpleNamespace(node="n2"))},
-        assign_slots=coordinator.taken.update,
+        assign_slots=server.taken.update,
     )
-    coordinator.begin = lambda *_: registry
-    placed = start(coordinator, again=True)
-    placed._place(placed._placement)
-    assert coordinator.taken == {WorkerId(0, 0): WorkerId(0, 0), WorkerId(1, 0): WorkerId(1, 1)}
+    server.begin = lambda *_: registry
+    place(start(server, again=True))
+    assert server.taken == {WorkerId(0, 0): WorkerId(0, 0), WorkerId(1, 0): WorkerId(1, 1)}

@@ -107,7 +107,7 @@ def test_errors_have_a_hint(make, dlq):
     said = dlq("list", code=2)
     assert "topology 'shop' has no replay queues, PersistBolt or dead letters here." in said
     make()
-    assert "only these have: shop" in dlq("list", topology="other", code=2)
+    assert "found only those of shop" in dlq("list", topology="other", code=2)
     assert "keeps no dead letters here. These do: lines." in dlq("list", "--component", "x", code=2)
-    assert "it was not said which dead letters. Give ids from the list, or --all." in dlq("drop", code=2)
+    assert "no dead letters were chosen. Give ids from the list, or --all." in dlq("drop", code=2)
     assert "no dead letter has the id lines.0.9." in dlq("show", "lines.0.9", code=2)

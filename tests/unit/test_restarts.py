@@ -1,6 +1,6 @@
 """How soon a lost topology is started again, and what counts against it."""
 
-from penstock.spark.restarts import Restarts
+from penstock.driver.restarts import Restarts
 
 
 def test_the_pause_grows_with_starts_in_vain_up_to_a_limit():

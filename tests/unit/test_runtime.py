@@ -31,8 +31,8 @@ from tests.helpers import (
     RichPass,
     line_topology,
     per_task,
+    reports_of,
     run_rows,
-    workers_of,
 )
 
 CLOCK = SimulatedClock()
@@ -442,8 +442,8 @@ def test_fused_components_exchange_no_frames():
     topology = line_topology(NumberSpout(100), Pass("task", "n"), CaptureBolt(), parallelism=3, local=True)
     runner = LocalRunner(topology)
     runner.run_until_idle()
-    assert list(workers_of(runner)) == [WorkerId(0, 0), WorkerId(0, 1), WorkerId(0, 2)]
-    assert [worker.frames_sent for worker in workers_of(runner).values()] == [0, 0, 0]
+    assert list(reports_of(runner)) == [WorkerId(0, 0), WorkerId(0, 1), WorkerId(0, 2)]
+    assert [worker.frames_sent for worker in reports_of(runner).values()] == [0, 0, 0]
     for task, got in enumerate(per_task(runner, "b2"), 1):
         assert got == [(task, n) for n in range(100)]
 
@@ -454,7 +454,7 @@ def test_without_fusing_the_same_topology_sends_frames():
     )
     runner = LocalRunner(topology)
     runner.run_until_idle()
-    assert workers_of(runner)[WorkerId(0, 0)].frames_sent > 0
+    assert reports_of(runner)[WorkerId(0, 0)].frames_sent > 0
     assert len(runner.captured("b1")) == 100
 
 
@@ -487,7 +487,7 @@ def test_tuples_wait_for_company():
         runner.feed("spout", [(n,)])
         runner.run(0.005)
     runner.run_until_idle()
-    assert workers_of(runner)[WorkerId(0, 0)].frames_sent == 1
+    assert reports_of(runner)[WorkerId(0, 0)].frames_sent == 1
     assert runner.captured("b1") == [(n,) for n in range(5)]
 
 
@@ -613,7 +613,8 @@ def shown(rows, bolt=None):
     builder.set_bolt("show", bolt or ShowBolt()).shuffle_grouping("rows")
     runner = LocalRunner(builder.build("t"))
     runner.run(0.6)
-    (published,) = workers_of(runner)[WorkerId(1, 0)].published.values()
+    runner.report()
+    published = runner.bus.published()["show"]
     assert runner.errors == []
     return published
 
@@ -628,10 +629,10 @@ def test_show_shows_at_its_end_what_came_after_the_last_tick():
     builder.set_bolt("show", ShowBolt()).shuffle_grouping("rows")
     runner = LocalRunner(builder.build("t"))
     runner.run(0.1)  # before the first tick
-    worker = workers_of(runner)[WorkerId(1, 0)]
-    assert worker.published == {}
+    runner.report()
+    assert runner.bus.published() == {}
     runner.close()
-    assert list(worker.published.values()) == [[["a", 99]]]
+    assert runner.bus.published() == {"show": [["a", 99]]}
 
 
 def test_show_keeps_as_many_rows_as_asked():

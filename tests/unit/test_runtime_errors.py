@@ -30,10 +30,12 @@ from penstock.errors import FramesLost
 from penstock.frames.codec import encode
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import WorkerId
+from penstock.protocol.commands import AssignWorker, OpenTasks, RequestReport
+from penstock.protocol.events import ChannelsWarm
+from penstock.protocol.job import make_job
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
-from penstock.worker.job import make_job
 from penstock.worker.worker import Worker
-from tests.helpers import BatchFeeder, Pass, line_topology, run_rows, settings_with
+from tests.helpers import BatchFeeder, Driven, Pass, line_topology, run_rows, settings_with
 
 FILE = "test_runtime_errors.py"
 
@@ -422,8 +424,9 @@ def test_a_wrong_emit_leaves_no_half_tuple():
 def sink_worker(fields=("x",), **settings):
     """The worker of ``b1``: task 2, fed by task 1."""
     topology = line_topology(FeederSpout(*fields), CaptureBolt(), settings=settings_with(**settings))
-    worker = Worker(WorkerId(1, 0), make_job(topology, make_plan(topology), "", pickle.dumps), SimulatedClock())
-    worker.open()
+    job = make_job(topology, make_plan(topology), "", pickle.dumps)
+    worker = Driven(Worker(WorkerId(1, 0), job, SimulatedClock(), AssignWorker(0)))
+    worker.tell(OpenTasks({}))
     return worker
 
 
@@ -433,7 +436,7 @@ def frame(values, **header):
 
 
 def got_by(worker):
-    return [tup.x for tup in worker.executors[0].component.tuples]
+    return [tup.x for tup in worker.now.executors[0].component.tuples]
 
 
 def test_a_good_frame_is_executed():
@@ -441,7 +444,8 @@ def test_a_good_frame_is_executed():
     assert worker.offer(frame([1, 2]))
     worker.turn()
     assert got_by(worker) == [1, 2]
-    assert (worker.frames_done(), worker.pending()) == (1, 0)
+    worker.tell(RequestReport(1))
+    assert (worker.events[-1].frames_done, worker.events[-1].pending) == (1, 0)
 
 
 def test_garbage_is_no_frame():
@@ -487,13 +491,13 @@ def test_a_full_inbox_refuses_and_takes_again_later():
     assert worker.offer(frame([1, 2], sequence=0))
     assert worker.offer(frame([3, 4], sequence=1))  # one frame may reach over
     assert not worker.offer(frame([5], sequence=2))
-    assert worker.pending() >= 4
+    assert worker.now.pending >= 4
     worker.turn()
     assert worker.offer(frame([5], sequence=2))
     for _ in range(3):
         worker.turn()
     assert got_by(worker) == [1, 2, 3, 4, 5]
-    assert not worker.errors
+    assert not worker.now.errors
 
 
 @pytest.mark.parametrize(
@@ -511,11 +515,11 @@ def test_lost_and_doubled_frames_are_reported(numbers, texts):
         worker.offer(frame([sequence], sequence=sequence))
         worker.turn()
     assert got_by(worker) == list(numbers)
-    assert len(worker.errors) == len(texts)
-    for error, text in zip(worker.errors, texts, strict=True):
+    assert len(worker.now.errors) == len(texts)
+    for error, text in zip(worker.now.errors, texts, strict=True):
         assert f"component 'b1', task 2: {text}" in str(error)
         assert "lost, doubled or overtaken" in str(error)
-    assert worker.stats()[2].errors == len(texts)
+    assert worker.now.stats[2].errors == len(texts)
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), (0, 0), (1,)])
@@ -532,10 +536,11 @@ def test_exactly_once_a_gap_is_raised_so_that_the_topology_starts_again_from_its
 
 def test_a_warm_frame_is_no_data():
     worker = sink_worker()
-    assert not worker.warm
-    assert worker.offer(pa.py_buffer(Header(Kind.WARM, 1, 0, 0, 0).pack()))
-    assert worker.warm
     worker.turn()
+    assert ChannelsWarm() not in worker.events
+    assert worker.offer(pa.py_buffer(Header(Kind.WARM, 1, 0, 0, 0).pack()))
+    worker.turn()
+    assert ChannelsWarm() in worker.events
     assert got_by(worker) == []
 
 
@@ -573,8 +578,15 @@ class Slow(BasicBolt):
 def test_a_report_says_for_how_long_a_task_has_been_in_its_component():
     runner = LocalRunner(line_topology(FeederSpout("x", rows=[(1,)]), Slow()))
     (bolt,) = runner.component("b1")
-    worker = runner._workers[WorkerId(1, 0)]
-    bolt.clock, bolt.look = runner.clock, lambda: [stats.in_call for stats in worker.stats().values()]
+    (slot,) = [slot for slot in runner._slots.values() if slot.id.stage == 1]
+
+    def look():  # as the heartbeat thread does, while the loop is inside execute
+        slot.host.heartbeat()
+        slot.host.heartbeat()
+        return [stats.in_call for stats in runner.bus.tasks().values()]
+
+    bolt.clock, bolt.look = runner.clock, look
     runner.run_until_idle()
-    assert bolt.seen == [12.0]
-    assert [stats.in_call for stats in worker.stats().values()] == [0.0]
+    assert bolt.seen == [0.0, 12.0]
+    runner.report()
+    assert [stats.in_call for stats in runner.bus.tasks().values()] == [0.0, 0.0]

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import BasicBolt, DedupBolt, Spout, TopologyBuilder, TopologyError
+from penstock.driver.operator import Operator
+from penstock.driver.requests import Replaced
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
 from penstock.plan.scalable import kept_numbers, why_fixed
-from penstock.protocol.messages import OperatorRequest
-from penstock.spark.operator import Operator
-from penstock.spark.replacement import Replaced
+from penstock.protocol.requests import OperatorRequest
 from penstock.topology.groupings import CustomGrouping, Shuffle
 from tests.helpers import settings_with
 
@@ -221,6 +221,7 @@ def test_the_command_replaces_with_the_kept_numbers_and_says_so():
         load=lambda target: build(parallelism=2),
         replace=replace,
     )
+    running.internals = running
     answer = Operator(running)(OperatorRequest("replace", {"target": "t.py"}))
     assert asked == [5]
     assert json.loads(answer.text)["kept"] == {"work": 5}

@@ -1,6 +1,7 @@
 """What a running topology's counters say about its load, and what becomes of it: load samples, decisions, free
 workers."""
 
+import copy
 import dataclasses
 import math
 
@@ -112,7 +113,7 @@ class Bench:
 
 
 def _copied(stats):
-    return TaskStats.from_json(stats.to_json())
+    return copy.deepcopy(stats)
 
 
 # ---- load samples

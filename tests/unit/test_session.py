@@ -61,7 +61,7 @@ def test_an_archive_that_is_not_finished_leaves_the_one_that_is_there(said, tmp_
         raise signal
 
     monkeypatch.setattr("penstock.spark.java.ensure_java", lambda: None)
-    monkeypatch.setattr("penstock.spark.supervisor.submit", submit)
+    monkeypatch.setattr("penstock.spark.submit.submit", submit)
     with pytest.raises(signal):
         class_archive.make_archive()
     assert not session.JVM.wanted, "nobody waits for a JVM that archives classes in vain"

@@ -11,7 +11,8 @@ from penstock.replay.state_dead_letters import FOLDER, StateDeadLetterStore
 from penstock.state.store import StateStore
 from penstock.testing import LocalRunner
 from penstock.worker import rejection
-from penstock.worker.handover import HandoverState
+from penstock.worker.handover import take_handover
+from tests.helpers import executors_of
 
 
 class Numbers(Spout):
@@ -192,11 +193,11 @@ def test_a_waiting_sink_does_not_turn_idly(run):
     runner, _, sink = run(Sink())
     sink.open_for = False
     runner.run(0.2)
-    (executor,) = [e for worker in runner._workers.values() for e in worker.executors if e.component is sink]
-    worker = next(worker for worker in runner._workers.values() if executor in worker.executors)
+    (executor,) = [executor for executor in executors_of(runner) if executor.component is sink]
+    (slot,) = [slot for slot in runner._slots.values() if executor in slot.host.worker.inspect().executors]
     assert executor.busy
     assert not executor.may_run
-    assert 0 < worker.idle_for() <= 0.01
+    assert 0 < slot.host.wait() <= 0.01
 
 
 def dead_letters(runner, component="sink"):
@@ -502,8 +503,12 @@ def test_exactly_once_what_a_sink_publishes_after_its_worker_has_left_is_counted
     runner.run(2.0)
     assert runner.commits.committed
     assert runner.stats("sink")[0].written == 0
-    (task,) = HandoverState.of(runner._workers[WorkerId(1, 0)], 1).data["tasks"].values()
-    assert task["stats"]["written"] == 100
+    worker = runner.workers[WorkerId(1, 0)]
+    state = take_handover(
+        1, worker.inspect().stats, worker._tasks, worker._flow, worker.intake.detectors, worker._sender
+    )
+    (task,) = state.tasks.values()
+    assert task.stats.written == 100
 
 
 class Scripted(Store):

@@ -218,7 +218,7 @@ def test_staged_rows_that_somebody_changed_are_not_published(tmp_path: Path) -> 
     with pytest.raises(ComponentError) as caught:
         start(shelf, tmp_path, token)
     message = str(caught.value)
-    assert f"{path} with other bytes than were written" in message
+    assert f"{path} was changed after it was written" in message
     assert "nothing else may change or remove files in it" in message
     assert shelf.rows == []
 

@@ -9,7 +9,7 @@ from penstock.driver.migration_controller import Decision
 from penstock.metrics.stats import TaskStats
 from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "status.md"
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_every_field_is_documented(watched):
     watched.poll()
     status = parsed(watched)
     text = DOCS.read_text()
-    documented = text[text.index("### The JSON") : text.index("### Metrics")]
+    documented = text[text.index("## JSON") :]
     lists = ("components", "tasks", "workers", "nodes", "decisions", "errors")
     parts = {f"| `{name}[]`": status[name][0] for name in lists}
     for begin, example in {"| the whole": status, "| `energy`": status["energy"], **parts}.items():

@@ -9,9 +9,9 @@ def counted(runner):
     """By component and number: workers keep task ids."""
     plan = runner.plan
     return {
-        (plan.task[source].key, plan.task[target].key): tuple(count)
-        for worker in runner._workers.values()
-        for (source, target), count in worker.streams.items()
+        (plan.task[source].key, plan.task[target].key): (tuples, size)
+        for worker in runner.workers.values()
+        for source, target, tuples, size in worker._sender.streams()
     }
 
 

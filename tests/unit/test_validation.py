@@ -497,7 +497,7 @@ def test_partials_of_one_key_must_meet_in_one_task():
         (
             lambda once: once.fields_grouping("words", "word").fields_grouping("more", "count"),
             2,
-            "fields(count) grouping on 'more' beside fields(word) grouping on another input",
+            "fields(count) grouping on 'more' beside fields(word) grouping on another input does not ensure",
         ),
     ],
 )

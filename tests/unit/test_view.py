@@ -82,7 +82,7 @@ def test_it_fits_a_terminal(width, height, more):
 
 def test_components_without_room_are_counted():
     lines = drawn(80, 24, more=23)
-    assert lines[-1] == "… and 9 more components: penstock status shows them all"
+    assert lines[-1] == "… and 9 more components; penstock status shows all"
     assert sum(line.startswith("more-") for line in lines) == 14
 
 
@@ -149,7 +149,7 @@ def test_the_last_line_of_drain_cannot_steer_the_terminal(capsys):
     spec = SimpleNamespace(component="save", store="a store", processor=lambda clock: processor)
     assert drain._drain(spec, until=0.0) is False
     assert capsys.readouterr().out == (
-        "save: 1 rows written to a store; attempt 2: no table \\x1b]0;title\\x07; not all of it is written\n"
+        "save: 1 rows written to a store; attempt 2: no table \\x1b]0;title\\x07; some entries are not written\n"
     )
 
 
@@ -157,7 +157,7 @@ def test_what_penstock_run_says_at_the_end_cannot_steer_the_terminal(capsys):
     total = TaskStats(executed=1, errors=1, last_error="ValueError: \x1b[2J")
     running = SimpleNamespace(outcome=lambda: judge([], {"parse": total}, ""))
     session = run._Command.__new__(run._Command)
-    session._running, session._console = running, Console(file=io.StringIO())
+    session._running, session._console = SimpleNamespace(internals=running), Console(file=io.StringIO())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("penstock.cli.view.summary", lambda *ignored: "")
         assert session._sum_up(1.0, 0.0) == FRUITLESS
@@ -214,11 +214,11 @@ def test_status_has_lag_written_rows_and_a_task_that_hangs():
     ]
     assert task_lines(tasks) == [
         "lines/0 has 1,507 records to read: in/0 7, in/1 1,500",
-        "count/2 has been in its component's code for 12 s",
+        "count/2 has been in one call of its component's code for 12 s",
         "store/0 has written 12,000 rows",
-        "store/0 has waited for its system for 8 s",
-        "store/0 has given up 3",
-        "windows/1 got 1,234 tuples too late for their windows",
+        "store/0 has been waiting for its external system for 8 s",
+        "store/0 has given up 3 tuples or rows",
+        "windows/1 received 1,234 tuples too late for their windows",
     ]
 
 

@@ -18,7 +18,7 @@ from penstock.web.exposition import exposition
 from penstock.web.server import StatusServer
 from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            PortInUse, match=rf"HTTP endpoint: cannot listen on 127.0.0.1:{port}: Address .*--http"
+            PortInUse, match=rf"HTTP endpoint: it cannot listen on 127.0.0.1:{port} .Address .*--http"
         ):
             StatusServer(lambda: None, port)
 

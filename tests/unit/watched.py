@@ -1,6 +1,7 @@
 """A topology for tests of views, without Spark: the real bus, driver and migrations, with reports from the
 test."""
 
+import copy
 import dataclasses
 import math
 import threading
@@ -11,14 +12,14 @@ from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
+from penstock.driver.requests import Moved
 from penstock.driver.scaling_controller import ScalingController
 from penstock.driver.server import Coordinator
 from penstock.errors import SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import Hello, WorkerReport
-from penstock.spark.move import Moved
+from penstock.protocol.events import Hello, WorkerReport
 from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import settings_with
 
@@ -47,10 +48,12 @@ class Watched:
 
     def __init__(self, name="word-count", **settings):
         self.clock = SimulatedClock(1000.0)
+        self.internals = self.placing = self
+        self.name = name
         self.topology = topology(name, **settings)
         self.plan = make_plan(self.topology)
         self.bus = MetricsBus(self.plan, self.clock.monotonic)
-        self.coordinator = Coordinator()
+        self.server = Coordinator()
         self.workers = {}
         self.migrations = MigrationController(self.plan, self.topology.settings)
         self.scalings = ScalingController(self.plan, self.topology, self.topology.settings)
@@ -59,13 +62,13 @@ class Watched:
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.commit_age = None
         self.max_rates = {"lines": 1000.0, "orders": math.inf}
-        self.ending, self.left_behind, self.error = threading.Event(), "", None
+        self.closing, self.left_behind, self.error = threading.Event(), "", None
         self.ended = lambda: None
         self.killed_with = None
         self.rearranged, self.more = None, 2
 
     def report(self, worker, tasks, attempt=0, **more):
-        data = {str(task): stats.to_json() for task, stats in tasks.items()}
+        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
         self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
 
@@ -79,7 +82,7 @@ class Watched:
     def poll(self):
         return self.monitor.poll(self.clock.monotonic(), self.bus, self.workers)
 
-    def placement(self):
+    def explain(self):
         return self.monitor.placement()
 
     def rearrange(self):
@@ -110,7 +113,7 @@ class Watched:
 
     def kill(self, drain=True):
         self.killed_with = drain
-        self.ending.set()
+        self.closing.set()
         self.ended()
         if self.error is not None:
             raise self.error
@@ -129,7 +132,7 @@ def busy(watched):
         watched.report((1, 0), {SPLIT_0: split})
         watched.report((1, 1), {SPLIT_1: split})
         errors = ["component 'show': no ink"] if second == 2 else []
-        published = {str(SHOW): [["written", 2 * n], ["share", math.nan]]}
+        published = {SHOW: [["written", 2 * n], ["share", math.nan]]}
         watched.report((2, 0), {SHOW: show}, published=published, errors=errors, pending=3)
         watched.clock.advance(1.0)
     for worker in ((0, 0), (0, 1), (1, 0), (1, 1)):

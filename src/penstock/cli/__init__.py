@@ -1,1 +1,1 @@
-"""The command line: ``penstock run | plan | dlq | bench | prepare``. One module per command."""
+"""The command line ``penstock``. Each command has one module."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 
 from penstock.driver import runs
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, help, more in (
-        ("activate", "let the spouts of a running topology emit again", ""),
+        ("activate", "resume the spouts of a running topology", ""),
         (
             "deactivate",
-            "let the spouts of a running topology pause",
-            " What is in flight goes on. It stays so across restarts of the query, until penstock activate.",
+            "pause the spouts of a running topology",
+            " Tuples in flight are still processed. The topology stays inactive, also across restarts of its "
+            "query, until penstock activate.",
         ),
     ):
         parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.{more}")

@@ -1,4 +1,4 @@
-"""Work on a thread of its own, so that the main thread stays free for signals and can give up waiting."""
+"""Runs a call on its own thread, so that the main thread can handle signals and stop waiting."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Generic, TypeVar
 
 from penstock.interrupts import StopSignals
 
-_LOOK = 0.05  # seconds between two looks at the signals: what a user feels as at once
+_POLL_INTERVAL = 0.05  # seconds between two checks for signals; a user perceives this delay as immediate
 
 T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """A call that runs since this was made. The process does not wait for it at its end."""
+    """A call that starts on a daemon thread when this object is created. The process does not wait for it at
+    exit."""
 
     def __init__(self, name: str, call: Callable[[], T]) -> None:
         self._call = call
@@ -32,26 +33,26 @@ class Background(Generic[T]):
             self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """True: it is done."""
+        """Wait for at most ``seconds``. Returns whether the call has finished."""
         return self._done.wait(seconds)
 
     def wait_unless(self, signals: StopSignals) -> bool:
-        """Wait until it is done, or another signal comes: False."""
+        """Wait until the call has finished (True) or a new signal arrives (False)."""
         before = signals.count
         return self._wait(lambda: signals.count > before)
 
     def wait_unless_any(self, signals: StopSignals) -> bool:
-        """The same; a signal that came before counts too."""
+        """Like ``wait_unless``, but a signal that arrived before this call also ends the wait."""
         return self._wait(lambda: signals.count > 0)
 
     def _wait(self, stop: Callable[[], bool]) -> bool:
-        while not self._done.wait(_LOOK):
+        while not self._done.wait(_POLL_INTERVAL):
             if stop():
                 return False
         return True
 
     def result(self) -> T:
-        """What the call returned, or raises what it raised. Once it is done."""
+        """Return the call's result, or raise its exception. The call must have finished."""
         assert self._done.is_set()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""``penstock cluster up``, ``add``, ``drain``, ``status``, ``down``: a Spark cluster on this machine."""
+"""``penstock cluster up``, ``add``, ``drain``, ``status``, ``down``: manage a Spark cluster on this machine."""
 
 from __future__ import annotations
 
@@ -21,56 +21,64 @@ from penstock.cluster.record import ClusterRecord
 from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, EnvironmentFault, PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.spark.java import ensure_java
 from penstock.texts import parse_json
 
-_DRAIN_SECONDS = 60.0
-_LOOK = 1.0  # seconds between two looks at who has slots on a node
-_LEFT = (
-    "Topologies that still have slots there lose them and start again on the other nodes by themselves, from the "
-    "last committed epoch; at most once, tuples in flight are lost."
+_DRAIN_SECONDS = 60.0  # default time limit: replacing one topology takes about 10 s, and there may be several
+_POLL_INTERVAL = 1.0  # seconds between two checks which topologies have workers on a node
+_FORCE_WARNING = (
+    "Topologies that still have workers on the node lose them and restart on the other nodes from the last "
+    "committed epoch. With at_most_once delivery, tuples in flight are lost."
 )
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "cluster",
-        help="a Spark cluster on this machine, each node behind a link of its own",
-        description="Starts Spark's master and workers on this machine, each worker in a network namespace of its "
-        "own behind a link of limited rate. That needs root; without it the workers share loopback.",
+        help="manage a Spark cluster on this machine",
+        description="Starts Spark's master and workers on this machine. Each node runs in its own network "
+        "namespace, behind a link of limited rate. This needs root; without root the nodes share the loopback "
+        "interface.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_up(actions)
-    add = actions.add_parser("add", help="start more nodes", description="Starts more nodes; a topology uses them "
-        "once it is replaced or scaled.")  # fmt: skip
-    add.add_argument("--nodes", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
+    add = actions.add_parser(
+        "add",
+        help="start more nodes",
+        description="Starts more nodes. A running topology uses them after its next replace or scale.",
+    )
+    add.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: %(default)s)")
     add.set_defaults(handler=handle_add)
     drain = actions.add_parser(
         "drain",
-        help="empty a node and remove it",
-        description="The node takes nothing new. Topologies with slots on it are replaced by themselves on the "
-        "other nodes, as penstock scale does it: nothing is lost. Then the node is removed.",
+        help="move all topologies off a node and remove it",
+        description="The node accepts no new workers. Every topology with workers on it is replaced on the other "
+        "nodes, as penstock scale does, without loss. Then the node is removed.",
     )
-    drain.add_argument("node", metavar="NODE", help="its name (see penstock cluster status)")
+    drain.add_argument("node", metavar="NODE", help="the node's name (see penstock cluster status)")
     drain.add_argument(
         "--seconds",
         type=float,
         default=_DRAIN_SECONDS,
         metavar="N",
-        help="how long it may take to be empty (default: %(default)g)",
+        help="time limit for the node to become empty, in seconds (default: %(default)g)",
     )
-    drain.add_argument("--force", action="store_true", help=f"remove it even if it is not empty then. {_LEFT}")
+    drain.add_argument(
+        "--force",
+        action="store_true",
+        help=f"remove the node after the time limit even if it is not empty. {_FORCE_WARNING}",
+    )
     drain.set_defaults(handler=handle_drain)
-    status = actions.add_parser("status", help="its nodes, and what runs on them")
-    status.add_argument("--json", action="store_true", help="as JSON")
+    status = actions.add_parser("status", help="show the nodes and what runs on them")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(handler=handle_status)
     down = actions.add_parser(
         "down",
-        help="end the cluster and remove every trace",
-        description="Ends all its processes and removes its namespaces, links and folders, also of a cluster that "
-        "is not completely up. Topologies that run on it lose their slots.",
+        help="stop the cluster and remove everything it created",
+        description="Stops all processes of the cluster and removes its namespaces, links and folders. Also "
+        "cleans up after a cluster whose start failed. Topologies that run on the cluster lose their workers.",
     )
     down.set_defaults(handler=handle_down)
 
@@ -78,28 +86,32 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = actions.add_parser("up", help="start a cluster")
     up.add_argument(
-        "--nodes", type=int, default=ClusterPlan.nodes, metavar="N", help="how many (default: %(default)s)"
+        "--nodes", type=int, default=ClusterPlan.nodes, metavar="N", help="number of nodes (default: %(default)s)"
     )
     up.add_argument(
         "--link",
         default=ClusterPlan.link,
         metavar="RATE",
-        help="of each node's link, each way: 100mbit, 1gbit, none (default: %(default)s)",
+        help="rate of each node's link in each direction: 100mbit, 1gbit or none (default: %(default)s)",
     )
     up.add_argument(
         "--slots",
         type=int,
         default=ClusterPlan.slots,
         metavar="N",
-        help="task slots of each node: threads that mostly wait, not cores (default: %(default)s)",
+        help="task slots of each node; a slot is a thread that mostly waits, not a core (default: %(default)s)",
     )
     up.add_argument(
         "--memory",
         default=ClusterPlan.memory,
         metavar="SIZE",
-        help="of each node's JVM, say 2g (default: %(default)s)",
+        help="heap of each node's JVM, such as 2g (default: %(default)s)",
     )
-    up.add_argument("--plain", action="store_true", help="no namespaces and links: the nodes share loopback")
+    up.add_argument(
+        "--plain",
+        action="store_true",
+        help="create no namespaces and links; the nodes share the loopback interface",
+    )
     up.set_defaults(handler=handle_up)
 
 
@@ -107,20 +119,21 @@ def handle_up(options: argparse.Namespace) -> int:
     plain = options.plain
     if not plain and os.geteuid() != 0:
         plain = True
-        print("penstock: not root, so the nodes share loopback: no links of their own, --link does nothing")
+        print("penstock: without root the nodes share the loopback interface; --link has no effect")
     plan = ClusterPlan(options.nodes, options.link, options.slots, options.memory, plain)
     with _progress() as progress:
         cluster = manage.up(plan, ensure_java(), progress)
     link = "on loopback" if plain else f"link {options.link}"
-    print(f"{len(cluster.nodes)} nodes of {cluster.slots} slots, {link}, master {cluster.url}")
-    print(f"penstock run FILE --master {cluster.url}")
+    print(f"{len(cluster.nodes)} nodes with {cluster.slots} slots each, {link}, master {cluster.url}")
+    print(f"Run a topology with: penstock run FILE --master {cluster.url}")
     return 0
 
 
 def handle_add(options: argparse.Namespace) -> int:
     with _progress() as progress:
         nodes = manage.add(options.nodes, ensure_java(), progress)
-    print(f"{', '.join(node.name for node in nodes)} joined; what runs uses it from its next replacement on")
+    joined = ", ".join(node.name for node in nodes)
+    print(f"added {joined}; a running topology uses new nodes after its next replace or scale")
     return 0
 
 
@@ -128,38 +141,40 @@ def handle_drain(options: argparse.Namespace) -> int:
     name = options.node
     with _progress() as progress:
         manage.decommission(name)
-        empty = _empty(name, options.seconds, progress)
+        empty = _move_topologies_off(name, options.seconds, progress)
         if not empty and not options.force:
             raise EnvironmentFault(
                 f"node '{name}'",
                 f"it was not empty within {options.seconds:g} s: "
                 + (
-                    ", ".join(f"'{run.topology}' has {slots} workers there" for run, slots in _on_node(name))
+                    ", ".join(f"'{run.topology}' has {workers} workers there" for run, workers in _on_node(name))
                     or f"{len(manage.executors(name))} processes run there"
                 ),
-                f"It takes nothing new. Drain it again, or with --force. {_LEFT}",
+                f"The node accepts no new workers. Run the command again, or add --force. {_FORCE_WARNING}",
             )
         progress(f"removing {name} …")
         manage.remove(name)
-    print(f"{name} is gone" + ("" if empty else "; what ran there starts again on the other nodes"))
+    restarted = "" if empty else "; topologies that ran there restart on the other nodes"
+    print(f"removed {name}{restarted}")
     return 0
 
 
-def _empty(node: str, seconds: float, progress: Progress) -> bool:
-    """Have all topologies leave a node, also those that are just being started, each asked once."""
+def _move_topologies_off(node: str, seconds: float, progress: Progress) -> bool:
+    """Ask every topology with workers on the node, including those that start meanwhile, once to leave it. Returns
+    whether the node became empty in time."""
     asked: set[Run] = set()
     deadline = time.monotonic() + seconds
-    while not manage.await_empty(node, min(_LOOK, max(0.0, deadline - time.monotonic())), progress):
-        for run, slots in _on_node(node):
+    while not manage.await_empty(node, min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic())), progress):
+        for run, workers in _on_node(node):
             if run in asked:
                 continue
             asked.add(run)
             progress(f"'{run.topology}' leaves {node} …")
             try:
                 run.ask(OperatorRequest("scale", {"parallelism": {}, "reason": f"{node} is drained"}), None)
-                print(f"'{run.topology}' has left {node}, where it had {slots} slots")
+                print(f"moved {workers} workers of '{run.topology}' off {node}")
             except PenstockError as error:
-                print(f"'{run.topology}' keeps {slots} slots on {node}: {error}", file=sys.stderr)
+                print(f"'{run.topology}' keeps {workers} workers on {node}: {error}", file=sys.stderr)
         if time.monotonic() > deadline:
             return False
     return True
@@ -167,40 +182,42 @@ def _empty(node: str, seconds: float, progress: Progress) -> bool:
 
 def handle_status(options: argparse.Namespace) -> int:
     cluster, nodes = manage.statuses()
-    slots = {status.node.name: _topologies(status.node.name) for status in nodes}
+    workers = {status.node.name: _topologies(status.node.name) for status in nodes}
     if options.json:
-        print(json.dumps(_as_json(cluster, nodes, slots)))
+        print(json.dumps(_as_json(cluster, nodes, workers)))
         return 0
     table = Table(box=None, pad_edge=False)
     for column in ("node", "address", "state", "executors", "sent", "received", "topologies"):
         table.add_column(column, justify="right" if column in ("executors", "sent", "received") else "left")
     for status in nodes:
         node = status.node
-        there = ", ".join(f"{topology} ({count} slots)" for topology, count in slots[node.name].items())
+        there = ", ".join(f"{topology} ({count} workers)" for topology, count in workers[node.name].items())
         passed = ["" if count is None else number(count) for count in (status.sent, status.received)]
         table.add_row(node.name, node.host, status.state, str(status.executors), *passed, there)
     rate = cluster.network.rate if cluster.network is not None else None
     print(
-        f"master {cluster.url}, {cluster.slots} slots a node" + (f", links {rate / 1e6:g} Mbit/s" if rate else "")
+        f"master {cluster.url}, {cluster.slots} slots per node",
+        f", links {rate / 1e6:g} Mbit/s" if rate else "",
+        sep="",
     )
     if not cluster.ready:
-        print("not completely up: penstock cluster down removes it")
+        print("The start of this cluster did not complete. Remove it with penstock cluster down.")
     Terminal().print(table)
-    print(f"logs in {cluster.work}, Spark's page http://{cluster.host}:{cluster.web_port}")
+    print(f"logs: {cluster.work}, Spark's web page: http://{cluster.host}:{cluster.web_port}")
     return 0
 
 
 def handle_down(options: argparse.Namespace) -> int:
     with _progress() as progress:
-        there = manage.down(progress)
-    print("the cluster is gone" if there else "there is no cluster")
+        existed = manage.down(progress)
+    print("the cluster is stopped and removed" if existed else "there is no cluster")
     return 0
 
 
 def _as_json(
-    cluster: ClusterRecord, nodes: list[NodeStatus], slots: dict[str, dict[str, int]]
+    cluster: ClusterRecord, nodes: list[NodeStatus], workers: dict[str, dict[str, int]]
 ) -> dict[str, object]:
-    """Without its secret."""
+    """The cluster as JSON values, without its secret."""
     return {
         "master": cluster.url,
         "ready": cluster.ready,
@@ -215,7 +232,7 @@ def _as_json(
                 "executors": status.executors,
                 "sent": status.sent,
                 "received": status.received,
-                "topologies": slots[status.node.name],
+                "topologies": workers[status.node.name],
             }
             for status in nodes
         ],
@@ -223,18 +240,18 @@ def _as_json(
 
 
 def _topologies(node: str) -> dict[str, int]:
-    return {run.topology: slots for run, slots in _on_node(node)}
+    return {run.topology: workers for run, workers in _on_node(node)}
 
 
 def _on_node(node: str) -> list[tuple[Run, int]]:
-    """Topologies that have slots on a node, and how many."""
+    """The topologies that have workers on the node, each with their number."""
     found = []
     for run in runs.running():
         try:
-            slots = parse_json(run.ask(OperatorRequest("status")))["slots"]
+            workers = parse_json(run.ask(OperatorRequest("status")))["workers"]
         except ControlRefused:
-            continue  # just ended
-        there = sum(1 for slot in slots if slot["pid"] is not None and manage.node_of(slot["pid"]) == node)
+            continue  # it has just ended
+        there = sum(1 for each in workers if each["pid"] is not None and manage.node_of(each["pid"]) == node)
         if there:
             found.append((run, there))
     return found
@@ -242,6 +259,6 @@ def _on_node(node: str) -> list[tuple[Run, int]]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A line that changes on a terminal; elsewhere nothing."""
-    with Terminal(file=sys.stderr).status("looking …") as spinner:
-        yield lambda line: spinner.update(Text(printable(line)))  # names may look like markup
+    """A spinner with a changing line on a terminal; no output elsewhere."""
+    with Terminal(file=sys.stderr).status("reading the cluster's state …") as spinner:
+        yield lambda line: spinner.update(Text(printable(line)))  # Text, because a name may look like markup

@@ -1,9 +1,9 @@
-"""``penstock dlq``: look at dead letters, send them back, drop them.
+"""``penstock dlq``: list, show, send back and drop dead letters.
 
-Works on the files in the state directory, with the topology running or not, on the machine where the tasks keep
-them. A spout's dead letters go back to its From queue, those of a PersistBolt to its delayed persistent queue. Any
-process may append to either at any time: a running topology finds the dead letters within a second, another one
-when it starts. With ``--kafka`` the same for spouts, on topics.
+The command works on the files in the state directory, whether the topology runs or not, on the machine where its
+tasks keep them. A spout's dead letters are sent back to its From queue, those of a PersistBolt to its delayed
+persistent queue. Any process may append to these queues at any time: a running topology reads what was sent back
+within a second, another one when it starts. With ``--kafka`` the command works on the spouts' topics instead.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from penstock.settings import Settings
 from penstock.state.store import StateStore
 from penstock.texts import parse_json
 
-_PIPE_WIDTH = 250  # characters
-_WIDEST = 60  # characters of a tuple or an error in the list
+_PIPE_WIDTH = 250  # characters of a table row in a pipe: enough for all columns
+_WIDEST = 60  # characters of a tuple or an error in the list: two such columns fit a wide terminal
 
 
 @dataclass(frozen=True)
-class _Box:
+class _TaskLetters:
     """The dead letters of one task."""
 
     component: str
     index: int
     dead: DeadLetterStore
     send_back: Callable[[Collection[int]], int] | None
-    """None: no queue takes them."""
+    """Sends the dead letters with these ids back; None if the task has no queue that could take them."""
     close: Callable[[], None]
 
     @classmethod
-    def of_spout(cls, component: str, index: int, queues: Queues) -> _Box:
+    def of_spout(cls, component: str, index: int, queues: Queues) -> _TaskLetters:
         return cls(component, index, queues.dead, lambda ids: send_back(queues, ids), queues.close)
 
     @classmethod
-    def of_bolt(cls, spec: ProcessorSpec) -> _Box:
+    def of_bolt(cls, spec: ProcessorSpec) -> _TaskLetters:
         dead = DiskDeadLetterStore(Path(spec.dead))
         queue = spec.queue.open(spec.name, spec.folder)
 
@@ -63,34 +63,36 @@ class _Box:
         return cls(spec.component, 0, dead, lambda ids: send_rows_back(dead, queue, ids), close)
 
     @classmethod
-    def of_task(cls, component: str, index: int, dead: StateDeadLetterStore) -> _Box:
-        """Of a sink or bolt that gave up rows, or a spout without replay queues: there is no queue to send them
-        back to."""
+    def of_task(cls, component: str, index: int, dead: StateDeadLetterStore) -> _TaskLetters:
+        """The dead letters of a sink, a bolt or a spout without replay queues. They cannot be sent back, because
+        the task has no queue."""
         return cls(component, index, dead, None, dead.close)
 
     def id(self, dead_letter: DeadLetter) -> str:
-        """What the user knows a dead letter by: unique in its topology."""
+        """The id the user sees and types; unique within the topology."""
         return f"{self.component}.{self.index}.{dead_letter.id}"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("dlq", help="dead letters: list, show, send back, drop")
+    parser = commands.add_parser("dlq", help="list, show, send back or drop dead letters")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (
-        ("list", "all dead letters, one line each"),
-        ("show", "everything about one dead letter"),
-        ("send-back", "give them to the topology again, with fresh attempts"),
-        ("drop", "remove them for good"),
+        ("list", "list all dead letters, one line each"),
+        ("show", "show all details of one dead letter"),
+        ("send-back", "let the topology process dead letters again, with a new count of attempts"),
+        ("drop", "delete dead letters permanently"),
     ):
         action = actions.add_parser(name, help=text)
         if name == "show":
-            action.add_argument("ids", metavar="ID", nargs=1, help="as the list shows it")
+            action.add_argument("ids", metavar="ID", nargs=1, help="id shown by penstock dlq list")
         elif name != "list":
-            action.add_argument("ids", metavar="ID", nargs="*", help="as the list shows it")
-            action.add_argument("--all", action="store_true", help="all of them")
+            action.add_argument("ids", metavar="ID", nargs="*", help="id shown by penstock dlq list")
+            action.add_argument("--all", action="store_true", help="all dead letters")
         action.add_argument("--topology", metavar="NAME", required=True, help="the topology's name")
         action.add_argument(
-            "--component", metavar="ID", help="only this component's, on Kafka this source topic's"
+            "--component",
+            metavar="ID",
+            help="only dead letters of this component (with --kafka: of this source topic)",
         )
         action.add_argument(
             "--state-dir",
@@ -98,12 +100,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             default=Settings().delivery.state_dir,
             help="the topology's delivery.state_dir (default: %(default)s)",
         )
-        action.add_argument("--kafka", metavar="HOST:PORT", help="the queues are on this Kafka, not on local disk")
+        action.add_argument("--kafka", metavar="HOST:PORT", help="use the queues on this Kafka, not those on disk")
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
-    # In a pipe there is no edge to wrap at: a dead letter is a line, for grep.
+    # A pipe has no edge to wrap at. One line per dead letter, so that grep finds it.
     console = Terminal(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     try:
         return _handle(console, options)
@@ -113,14 +115,16 @@ def handle(options: argparse.Namespace) -> int:
         raise LoadError(
             "penstock dlq",
             f"a file of the queues cannot be read or written ({error})",
-            "Check that file, then give the command again.",
+            "Check that file, then run the command again.",
         ) from error
 
 
 def _handle(console: Terminal, options: argparse.Namespace) -> int:
-    boxes = _find_on_kafka(options) if options.kafka else _find(options)
+    tasks = _find_on_kafka(options) if options.kafka else _find(options)
     try:
-        found = {box.id(dead_letter): (box, dead_letter) for box in boxes for dead_letter in box.dead.read_all()}
+        found = {
+            task.id(dead_letter): (task, dead_letter) for task in tasks for dead_letter in task.dead.read_all()
+        }
         if options.action == "list":
             _list(console, options.topology, found)
             return 0
@@ -129,27 +133,29 @@ def _handle(console: Terminal, options: argparse.Namespace) -> int:
             _show(console, *next(iter(chosen.items())))
             return 0
         if options.action == "send-back":
-            chosen = _with_queues(console, chosen, options.all)
+            chosen = _only_returnable(console, chosen, options.all)
         count = 0
-        for box in boxes:
-            ids = {dead_letter.id for owner, dead_letter in chosen.values() if owner is box}
+        for task in tasks:
+            ids = {dead_letter.id for owner, dead_letter in chosen.values() if owner is task}
             if options.action == "drop":
-                count += drop(box.dead, ids)
-            elif box.send_back is not None:
-                count += box.send_back(ids)
+                count += drop(task.dead, ids)
+            elif task.send_back is not None:
+                count += task.send_back(ids)
         done = "sent back" if options.action == "send-back" else "dropped"
         console.print(f"{count} dead letter{'' if count == 1 else 's'} {done}", highlight=False)
         if count < len(chosen):
-            console.print(f"{len(chosen) - count} were gone: another command had taken them", highlight=False)
+            console.print(
+                f"{len(chosen) - count} no longer existed: another command had handled them", highlight=False
+            )
         return 0
     finally:
-        for box in boxes:
-            box.close()
+        for task in tasks:
+            task.close()
 
 
-def _find(options: argparse.Namespace) -> list[_Box]:
-    """The dead letters of each task of the topology, wherever below the state directory its folder is. None of
-    these folders may be one that another user can change."""
+def _find(options: argparse.Namespace) -> list[_TaskLetters]:
+    """The dead letters of every task of the topology, wherever its folder is below the state directory. Raises if
+    another user can change one of these folders."""
     state_dir, topology, component = Path(options.state_dir), options.topology, options.component
     root = StateStore(options.state_dir)
     root.child(topology).check_owner()
@@ -172,7 +178,7 @@ def _find(options: argparse.Namespace) -> list[_Box]:
         raise LoadError(
             f"{state_dir}",
             f"topology '{topology}' has no replay queues, PersistBolt or dead letters here"
-            + (f", only these have: {', '.join(names)}" if names else ""),
+            + (f"; found only those of {', '.join(names)}" if names else ""),
             "Check --topology and --state-dir. For queues on Kafka give --kafka HOST:PORT.",
         )
     if component is not None and component not in owners:
@@ -185,36 +191,40 @@ def _find(options: argparse.Namespace) -> list[_Box]:
     wanted = owners if component is None else {component}
     return [
         *(
-            _Box.of_spout(about["component"], about["index"], open_beside(folder))
+            _TaskLetters.of_spout(about["component"], about["index"], open_beside(folder))
             for about, folder in spouts
             if about["component"] in wanted
         ),
-        *(_Box.of_bolt(spec) for spec in bolts if spec.component in wanted),
+        *(_TaskLetters.of_bolt(spec) for spec in bolts if spec.component in wanted),
         *(
-            _Box.of_task(owner, index, StateDeadLetterStore(store))
+            _TaskLetters.of_task(owner, index, StateDeadLetterStore(store))
             for owner, index, store in sorted(stored, key=lambda each: each[:2])
             if owner in wanted
         ),
     ]
 
 
-def _find_on_kafka(options: argparse.Namespace) -> list[_Box]:
+def _find_on_kafka(options: argparse.Namespace) -> list[_TaskLetters]:
     from penstock.connectors.kafka_replay import stores_of
 
-    boxes = [_Box.of_spout(*found) for found in stores_of(options.kafka, options.topology, options.component)]
-    if not boxes:
+    tasks = [
+        _TaskLetters.of_spout(*found) for found in stores_of(options.kafka, options.topology, options.component)
+    ]
+    if not tasks:
         whose = f", source '{options.component}'" if options.component else ""
         raise LoadError(
             f"Kafka at {options.kafka}",
             f"topology '{options.topology}'{whose} has no replay queues here",
             f"Check the names: a topic is called {options.topology}.SOURCE.dead.",
         )
-    return boxes
+    return tasks
 
 
-def _choose(found: dict[str, tuple[_Box, DeadLetter]], ids: list[str]) -> dict[str, tuple[_Box, DeadLetter]]:
+def _choose(
+    found: dict[str, tuple[_TaskLetters, DeadLetter]], ids: list[str]
+) -> dict[str, tuple[_TaskLetters, DeadLetter]]:
     if not ids:
-        raise LoadError("penstock dlq", "it was not said which dead letters", "Give ids from the list, or --all.")
+        raise LoadError("penstock dlq", "no dead letters were chosen", "Give ids from the list, or --all.")
     unknown = [id for id in ids if id not in found]
     if unknown:
         raise LoadError(
@@ -225,18 +235,19 @@ def _choose(found: dict[str, tuple[_Box, DeadLetter]], ids: list[str]) -> dict[s
     return {id: found[id] for id in ids}
 
 
-def _with_queues(
-    console: Terminal, chosen: dict[str, tuple[_Box, DeadLetter]], everything: bool
-) -> dict[str, tuple[_Box, DeadLetter]]:
-    """Those that a queue takes back. The others are an error before anything is changed, or, of all, stay."""
+def _only_returnable(
+    console: Terminal, chosen: dict[str, tuple[_TaskLetters, DeadLetter]], everything: bool
+) -> dict[str, tuple[_TaskLetters, DeadLetter]]:
+    """The chosen dead letters that can be sent back. If the user named one that cannot, this raises before
+    anything is changed. With ``--all`` the others stay, and the user is told so."""
     taken = {id: found for id, found in chosen.items() if found[0].send_back is not None}
     stay = len(chosen) - len(taken)
     if not stay:
         return taken
-    owners = ", ".join(sorted({f"'{box.component}'" for box, _ in chosen.values() if box.send_back is None}))
+    owners = ", ".join(sorted({f"'{task.component}'" for task, _ in chosen.values() if task.send_back is None}))
     instead = (
-        "Look at them with penstock dlq show, give the rows to the topology's source once more (a Kafka topic, a "
-        "file) or write them to the sink's system, then remove the letters with penstock dlq drop."
+        "Look at them with penstock dlq show, send the rows to the topology's source again (a Kafka topic, a "
+        "file) or write them to the sink's system, then remove the dead letters with penstock dlq drop."
     )
     if not (everything and taken):
         raise LoadError(
@@ -246,12 +257,14 @@ def _with_queues(
             instead,
         )
     console.print(
-        printable(f"{stay} of {owners} stay: no queue takes them. {instead}"), highlight=False, markup=False
+        printable(f"{stay} dead letters of {owners} stay, because these components have no queue. {instead}"),
+        highlight=False,
+        markup=False,
     )
     return taken
 
 
-def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, DeadLetter]]) -> None:
+def _list(console: Terminal, topology: str, found: dict[str, tuple[_TaskLetters, DeadLetter]]) -> None:
     if not found:
         console.print(f"no dead letters in topology '{printable(topology)}'", markup=False, highlight=False)
         return
@@ -262,7 +275,7 @@ def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, DeadLet
         table.add_column(name)
     for id, (_, dead_letter) in found.items():
         record = dead_letter.record
-        table.add_row(  # Text: a user's value may look like markup
+        table.add_row(  # Text, because a user's value may look like markup
             Text(printable(id)),
             str(record.attempts),
             _time(record.first_failed),
@@ -273,12 +286,12 @@ def _list(console: Terminal, topology: str, found: dict[str, tuple[_Box, DeadLet
     console.print(table)
 
 
-def _show(console: Terminal, id: str, found: tuple[_Box, DeadLetter]) -> None:
-    box, dead_letter = found
+def _show(console: Terminal, id: str, found: tuple[_TaskLetters, DeadLetter]) -> None:
+    task, dead_letter = found
     record = dead_letter.record
     lines = [
         f"id            {id}",
-        f"kept by       {box.component}, task {box.index}",
+        f"kept by       {task.component}, task {task.index}",
         f"attempts      {record.attempts}",
         f"first failed  {_time(record.first_failed)}",
         f"failed at     {record.component or 'timed out'}",

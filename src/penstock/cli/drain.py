@@ -1,4 +1,4 @@
-"""``penstock drain TOPOLOGY``: write what waits in a topology's delayed persistent queues to their stores."""
+"""``penstock drain TOPOLOGY``: write the entries in a topology's delayed persistent queues to their stores."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from penstock.state.store import StateStore
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "drain",
-        help="write what waits in the delayed persistent queues",
-        description="A topology that ends has a few seconds to empty the queues of its PersistBolts. What is left "
-        "is safe there, and written by the next start or by this command. It may also be run beside the topology. "
-        "Ends with 0 once the queues are empty, with 4 if they are not after --seconds.",
+        help="write the delayed persistent queues to their stores",
+        description="When a topology ends, its PersistBolts have a few seconds to write their queues. The "
+        "remaining entries are safe on disk; the next run of the topology or this command writes them. The "
+        "command may also run while the topology runs. The exit code is 0 if the queues are empty, and 4 if they "
+        "are not empty after --seconds.",
     )
     parser.add_argument("topology", help="the topology's name")
-    parser.add_argument("--component", metavar="ID", help="only this one's queue")
+    parser.add_argument("--component", metavar="ID", help="only the queue of this component")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="N", help="give up after so long (default: %(default)g)"
+        "--seconds", type=float, default=60.0, metavar="N", help="time limit in seconds (default: %(default)g)"
     )
     parser.add_argument(
         "--state-dir",
@@ -59,7 +60,7 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _drain(spec: ProcessorSpec, until: float) -> bool:
-    """Empty one queue, showing how far it is."""
+    """Write one queue until it is empty or the time is up, and show the progress. Returns whether it is empty."""
     processor = spec.processor(SystemClock())
     try:
         with Terminal(file=sys.stderr).status("") as spinner:
@@ -67,7 +68,7 @@ def _drain(spec: ProcessorSpec, until: float) -> bool:
                 processor.turn(flush=True)
                 spinner.update(Text(printable(_line(spec, processor))))
                 time.sleep(min(processor.wait(), max(0.0, until - time.monotonic())))
-        print(printable(_line(spec, processor)) + ("" if processor.empty else "; not all of it is written"))
+        print(printable(_line(spec, processor)) + ("" if processor.empty else "; some entries are not written"))
         return processor.empty
     finally:
         processor.close()
@@ -81,5 +82,5 @@ def _line(spec: ProcessorSpec, processor: Processor) -> str:
     if status.trouble:
         line += f"; attempt {status.attempts}: {status.trouble}"
     elif status.waiting:
-        line += f", {status.waiting:,} bytes wait"
+        line += f", {status.waiting:,} bytes are waiting"
     return line

@@ -15,34 +15,35 @@ from penstock.driver import runs
 from penstock.driver.outcome import INCOMPLETE
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
-_LOOK = 0.2  # seconds between two looks at how far it is
-_PATIENCE = 30.0  # seconds for Spark to stop a query whose tasks are closed
-_STOPPING = "stopping its query …"
+_POLL_INTERVAL = 0.2  # seconds between two updates of the spinner
+_STOP_TIMEOUT = 30.0  # seconds; Spark needs a few to stop a query whose tasks are closed, more on a loaded machine
+_STOPPING = "stopping the topology's query …"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "kill",
         help="end a running topology",
-        description="Pauses the spouts, lets tuples in flight finish, commits a last epoch, closes the tasks; "
-        "penstock run then ends with its summary. Returns when the topology has ended.",
+        description="Pauses the spouts, waits until tuples in flight are processed, commits a last epoch and "
+        "closes the tasks. penstock run then prints its summary and ends. Returns when the topology has ended.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
     parser.add_argument(
         "--no-drain",
         dest="drain",
         action="store_false",
-        help="leave tuples in flight: at most once they are lost, else they come again with the next start",
+        help="do not wait for tuples in flight: with at_most_once delivery they are lost, otherwise the next run "
+        "of the topology processes them again",
     )
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
     run = runs.find(options.topology)
-    with Terminal(file=sys.stderr).status("asking the topology …") as spinner:
+    with Terminal(file=sys.stderr).status("sending the request …") as spinner:
         answer = _ask(run, OperatorRequest("kill", {"drain": options.drain}))
         while not _done(answer):
             spinner.update(_progress(run))
@@ -51,7 +52,7 @@ def handle(options: argparse.Namespace) -> int:
     try:
         left_behind = answer.result()
     except ControlRefused:
-        left_behind = ""  # gone before it could answer; gone it is
+        left_behind = ""  # the topology ended before it could answer
     print(f"'{options.topology}' has ended" + (f"; {left_behind}" if left_behind else ""))
     return INCOMPLETE if left_behind else 0
 
@@ -65,25 +66,25 @@ def _ask(run: Run, command: OperatorRequest) -> Future[str]:
         except PenstockError as error:
             answer.set_exception(error)
 
-    threading.Thread(target=ask, daemon=True).start()  # not the main one's: Ctrl-C ends the waiting
+    threading.Thread(target=ask, daemon=True).start()  # the main thread must stay free for Ctrl-C
     return answer
 
 
 def _await_end(run: Run) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _STOP_TIMEOUT
     while run in runs.running():
         if time.monotonic() > deadline:
             raise ControlRefused(
                 f"topology '{run.topology}'",
-                f"process {run.pid} still runs it {_PATIENCE:g} s after its tasks were closed",
-                "Look at what penstock run prints there.",
+                f"process {run.pid} still runs it {_STOP_TIMEOUT:g} s after its tasks were closed",
+                "See the output of penstock run in that process.",
             )
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL)
 
 
 def _done(answer: Future[str]) -> bool:
     try:
-        answer.exception(_LOOK)
+        answer.exception(_POLL_INTERVAL)
     except StillBusy:
         return False
     return True
@@ -94,4 +95,4 @@ def _progress(run: Run) -> str:
         status = parse_json(run.ask(OperatorRequest("status")))
     except ControlRefused:
         return _STOPPING
-    return f"letting tuples in flight finish: {number(status['pending'])} to go …"
+    return f"waiting for {number(status['pending'])} tuples in flight …"

@@ -1,4 +1,4 @@
-"""``penstock list``: the topologies of this user that run on this machine."""
+"""``penstock list``: show the running topologies of this user on this machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from penstock.cli.view import duration, number, wide_console
 from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import PenstockError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
-_PATIENCE = 5.0  # seconds for a topology to answer: one that hangs must not hide the others
+_ANSWER_TIMEOUT = 5.0  # seconds for one topology to answer: one that hangs must not block the whole list
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "list",
-        help="list the topologies that run",
-        description="Topologies of this user on this machine. in/s: what the spouts emit; out/s: what the bolts "
-        "that nothing follows take.",
+        help="list the running topologies",
+        description="Lists the topologies of this user on this machine. in/s: tuples per second that the spouts "
+        "emit; out/s: tuples per second that the bolts at the end of the topology receive.",
     )
-    parser.add_argument("--json", action="store_true", help="an array of objects, fields as in penstock status")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON objects with the fields of penstock status"
+    )
     parser.set_defaults(handler=handle)
 
 
@@ -37,16 +39,16 @@ def handle(options: argparse.Namespace) -> int:
     elif every:
         wide_console().print(table(every))
     else:
-        print("nothing runs here as this user")
+        print("no topology of this user is running on this machine")
     return 0
 
 
 def _row(run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"topology": run.topology, "pid": run.pid}
     try:
-        status = parse_json(run.ask(OperatorRequest("status"), _PATIENCE))
+        status = parse_json(run.ask(OperatorRequest("status"), _ANSWER_TIMEOUT))
     except PenstockError as error:
-        return {**row, "state": "silent", "error": str(error)}
+        return {**row, "state": "no answer", "error": str(error)}
     row |= {name: status[name] for name in ("state", "uptime", "epoch", "restarts")}
     return {**row, "tasks": len(status["tasks"]), "rate_in": status["rate_in"], "rate_out": status["rate_out"]}
 

@@ -1,4 +1,4 @@
-"""Find the topology in a user's file: ``FILE`` or ``FILE:OBJECT``."""
+"""Finds the topology in a user's file, given as ``FILE`` or ``FILE:OBJECT``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from penstock.errors import LoadError, PenstockError
 from penstock.interrupts import Interrupted
 from penstock.topology.builder import Topology, TopologyBuilder
 
-_LISTED = 5  # files of a folder in an error text
-_HINT = "Say topology = builder.build('name') in the file, or name an object with FILE:OBJECT."
+_LISTED = 5  # at most so many files of a folder are named in an error message
+_HINT = "Write topology = builder.build('name') in the file, or name an object with FILE:OBJECT."
 
 
 def load_topology(target: str) -> Topology:
-    """Import the file and return its topology: an object named so, the only one there is, or what a
-    function of that name makes. Raises ``LoadError``, or the ``TopologyError`` of a wrong topology."""
+    """Import the file and return its topology: the named object, or the object named ``topology``, or the only
+    topology in the file. If the object is a function, its result is used. Raises ``LoadError``, or the
+    ``TopologyError`` of an invalid topology."""
     path, name = split_target(target)
     module = _import(path)
     found = _named(module, name) if name else _only(module)
@@ -36,19 +37,19 @@ def load_topology(target: str) -> Topology:
     if isinstance(made, TopologyBuilder):
         made = made.build(path.stem)
     if not isinstance(made, Topology):
-        raise LoadError(target, f"it is neither a topology nor a function that returns one, but {made!r}", _HINT)
+        raise LoadError(target, f"{made!r} is neither a topology nor a function that returns one", _HINT)
     return made
 
 
 def split_target(target: str) -> tuple[Path, str]:
-    """The file and the object's name; empty where none is said."""
+    """The file, and the object's name or an empty string if the target names none."""
     path, _, name = (target, "", "") if Path(target).exists() else target.partition(":")
     return Path(path), name
 
 
 def load_again(target: str) -> Topology:
-    """The same where it was loaded before: the file and all of the user's own modules are imported anew. Where
-    that fails, everything stays as it was."""
+    """Load the target again: the file and all modules of the user are imported anew. If that fails, the modules
+    loaded before stay in use."""
     from penstock.spark.shipping import own_modules
 
     before = {module.__name__: module for module in own_modules()}
@@ -67,7 +68,7 @@ def _import(path: Path) -> ModuleType:
         files = sorted(each.name for each in path.glob("*.py"))
         raise LoadError(
             str(path),
-            "this is a folder"
+            "it is a folder"
             + (f" with {', '.join(files[:_LISTED])}" if files else " without Python files")
             + ", not a Python file",
             f"Name the file: {path / files[0]}." if files else "",
@@ -77,7 +78,7 @@ def _import(path: Path) -> ModuleType:
         raise LoadError(
             str(path), "there is no such file", f"Did you mean {path.parent / near[0]}?" if near else ""
         )
-    # The file's own folder comes first, as when Python runs it, so that it can import its neighbours.
+    # As when Python runs the file, its folder is searched first, so that it can import modules beside it.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -113,9 +114,9 @@ def _blame(path: Path, error: BaseException) -> LoadError:
     where = f"{path}:{lines[-1]}" if lines else str(path)
     hint = ""
     if isinstance(error, ModuleNotFoundError):
-        hint = f"Install {error.name}, or put it beside the file."
+        hint = f"Install {error.name}, or put it in the file's folder."
     if isinstance(error, SystemExit):
-        hint = "Put what the file does as a program under: if __name__ == '__main__'."
+        hint = "Put the statements that run the file as a program under: if __name__ == '__main__'."
     return LoadError(where, f"the file cannot be imported ({type(error).__name__}: {error})", hint)
 
 
@@ -135,5 +136,5 @@ def _only(module: ModuleType) -> Any:
     found = {name: value for name, value in vars(module).items() if isinstance(value, Topology)}
     if len(found) == 1:
         return next(iter(found.values()))
-    got = f"{len(found)}: {', '.join(found)}" if found else "none"
-    raise LoadError(f"{module.__file__}", f"it must hold one topology, but it holds {got}", _HINT)
+    holds = f"{len(found)}: {', '.join(found)}" if found else "none"
+    raise LoadError(f"{module.__file__}", f"it must contain one topology, but it contains {holds}", _HINT)

@@ -1,9 +1,9 @@
-"""The entry point: parse, run the command, end with the right exit code and no stack trace of ours.
+"""The entry point of ``penstock``: parses the arguments, runs the command and returns its exit code.
 
-Exit codes: 0 done, 2 bad input (usage, file, settings, topology), 3 the surroundings lack something (Java, a
-master, a port, workers), 4 the topology failed while running, 5 it ended and left tuples in flight or its last
-epoch behind, 6 it ended and one of its components did nothing but fail, 130 and 143 ended by SIGINT and SIGTERM,
-141 nobody read the output any more, 1 anything unexpected.
+Exit codes: 0 success; 2 invalid input (usage, file, settings, topology); 3 something is missing in the environment
+(Java, a master, a port, slots); 4 the topology failed while it ran; 5 the topology ended, but tuples in flight or
+its last epoch are unfinished; 6 the topology ended, but every tuple of one of its components failed; 130 and 143
+stopped by SIGINT and SIGTERM; 141 the reader of the output closed the pipe; 1 an unexpected error.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from penstock.redaction import printable, redact_tracebacks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
-    if arguments is not None:  # a test that calls us, not a process of our own
+    """Run a command and return its exit code. Tests pass the arguments; the console script passes none."""
+    if arguments is not None:  # called by a test: leave the process's signal handlers alone
         return _run(arguments)
     raise_on_signals()
     try:
@@ -51,30 +51,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             _end_spark()
         leave_on_signals(code)
-    except Interrupted as interrupt:  # before the command began, or behind its end
+    except Interrupted as interrupt:  # before the command began or after it ended
         code = _stopped(interrupt)
         _end_spark()
         leave_on_signals(code)
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of ``penstock`` with all commands; the pages of the documentation are made from it too."""
     parser = argparse.ArgumentParser(
         prog="penstock",
-        description="Storm's topologies in Python, on Spark's Real-Time Mode.",
-        epilog="Exit codes: 0 done, 2 bad input, 3 something is missing here, 4 the topology failed, "
-        "5 it ended with work left over, 6 a component did nothing but fail.",
+        description="Runs Storm topologies written in Python on Spark's Real-Time Mode.",
+        epilog="Exit codes: 0 success, 2 invalid input, 3 something is missing in the environment, 4 the topology "
+        "failed, 5 it ended with unfinished work, 6 every tuple of a component failed.",
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     running = (list_, status, queues, placement, set_, scale, activation, kill)
     for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
         command.add_parser(commands)
+    return parser
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = make_parser()
     try:
         options = parser.parse_args(arguments)
         _log_to_terminal()
         code: int = options.handler(options)
-        sys.stdout.flush()  # here, where a broken pipe is expected, and not when Python ends
+        sys.stdout.flush()  # now, while BrokenPipeError is handled, and not when Python exits
         return code
     except PenstockError as error:
         print(f"penstock: {printable(str(error), multiline=True)}", file=sys.stderr)
@@ -92,7 +98,7 @@ def _stopped(interrupt: KeyboardInterrupt) -> int:
 
 
 def _end_spark() -> None:
-    """Whatever a command was interrupted in, no JVM is left behind."""
+    """However the command ended, leave no JVM behind."""
     if "penstock.spark.session" in sys.modules:
         from penstock.spark.session import abandon_session
 
@@ -100,14 +106,14 @@ def _end_spark() -> None:
 
 
 def _discard_output() -> None:
-    """Nobody reads our output any more, as in ``penstock plan FILE | head -3``. What is still buffered would raise
-    once more when Python ends."""
+    """Redirect standard output to the null device: its reader has closed the pipe, as in ``penstock plan FILE |
+    head -3``. Otherwise Python would raise again when it flushes the buffer at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _ToStandardError(logging.Handler):
-    """Writes to what standard error is at the moment: while a live view or a spinner is shown, its own stand-in,
-    which puts the line above it."""
+    """Writes to the current ``sys.stderr``. While a live view or a spinner is shown, that is rich's replacement,
+    which prints the line above the view."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -117,9 +123,9 @@ class _ToStandardError(logging.Handler):
 
 
 def _log_to_terminal() -> None:
-    """Show warnings of ours. Others' stay silent unless the user's file sets up logging: py4j writes a stack
-    trace to the root logger when the JVM goes away, and the supervisor says that in a sentence. Whoever calls
-    ``main`` twice in a process sees each warning once."""
+    """Show the warnings of Penstock on standard error. Warnings of other libraries stay hidden unless the user's
+    file configures logging: py4j logs a stack trace when the JVM ends, which Penstock reports in a sentence.
+    Calling this again has no effect."""
     ours = logging.getLogger("penstock")
     if any(isinstance(each, _ToStandardError) for each in ours.handlers):
         return

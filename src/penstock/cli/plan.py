@@ -1,4 +1,4 @@
-"""``penstock plan FILE``: how a topology stands on Spark, without running it."""
+"""``penstock plan FILE``: show how a topology would run on Spark, without running it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.plan.render import as_mermaid, as_text
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="show stages, workers and groupings of a topology")
-    parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file with a topology")
+    parser = commands.add_parser("plan", help="show the stages, workers and groupings of a topology")
+    parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file that contains a topology")
     parser.add_argument(
-        "--format", choices=("both", "text", "mermaid"), default="both", help="what to print (default: both)"
+        "--format", choices=("both", "text", "mermaid"), default="both", help="output format (default: both)"
     )
     parser.set_defaults(handler=handle)
 

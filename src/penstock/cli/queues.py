@@ -1,4 +1,4 @@
-"""``penstock queues TOPOLOGY``: how full its tasks' inboxes are."""
+"""``penstock queues TOPOLOGY``: show how full the inboxes of its tasks are."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import SettingError
 from penstock.metrics.bus import QueueView
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
-_FULL = 0.8  # share of an inbox from which it is shown in yellow: the load factor's default
+_FULL = 0.8  # share of the capacity above which an inbox is shown in yellow; the default of flow.load_factor
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "queues",
         help="show the inboxes of a running topology",
-        description="Length, capacity and rates of every task's inbox, and who is slowed.",
+        description="Shows length, capacity and rates of every task's inbox, and the rate limits of senders.",
     )
     parser.add_argument("topology", nargs="?", help="the topology's name")
-    parser.add_argument("--watch", action="store_true", help="go on showing them, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="update the table until Ctrl-C")
     parser.set_defaults(handler=handle)
 
 
@@ -51,7 +51,7 @@ def table(run: Run) -> Table:
     rows = [QueueView(**row) for row in parse_json(run.ask(OperatorRequest("queues")))]
     result = Table(title=Text(run.topology), title_justify="left")
     result.add_column("task")
-    for name in ("waiting", "capacity", "on disk", "in/s", "out/s", "held to/s"):
+    for name in ("waiting", "capacity", "on disk", "in/s", "out/s", "limit/s"):
         result.add_column(name, justify="right")
     for row in rows:
         full = row.capacity and row.length > _FULL * row.capacity

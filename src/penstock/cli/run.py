@@ -1,4 +1,4 @@
-"""``penstock run FILE``: run a topology on Spark and watch it."""
+"""``penstock run FILE``: run a topology on Spark and show its progress."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.cli")
 
-_LOOK = 0.1  # seconds between two looks at the topology and the signals
-_LEFT_ALONE = 5.0  # seconds for a thread whose JVM was taken away: it meets errors and removes its files
+_POLL_INTERVAL = 0.1  # seconds between two checks of the topology and the signals, and between updates of the view
+_ABANDON_TIMEOUT = 5.0  # seconds for a thread whose JVM was stopped to fail and remove its files
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("run", help="run a topology on Spark until Ctrl-C")
-    parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file with a topology")
+    parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file that contains a topology")
     parser.add_argument(
         "--master",
         metavar="URL",
-        help="where Spark runs: local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT (default: here)",
+        help="where Spark runs: local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT (default: this "
+        "machine)",
     )
     parser.add_argument(
         "--set",
@@ -41,36 +42,39 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         help="change a setting, such as delivery=exactly_once or flow.load_factor=0.7; "
-        "conf.NAME=VALUE hands a value to the components (repeatable)",
+        "conf.NAME=VALUE passes a value to the components (repeatable)",
     )
     parser.add_argument(
-        "--seconds", type=_seconds, metavar="N", help="end after so long (default: run until Ctrl-C)"
+        "--seconds", type=_seconds, metavar="N", help="end after N seconds (default: run until Ctrl-C)"
     )
     parser.add_argument(
-        "--host", help="address the coordinator listens on (default: loopback, or what the master's nodes reach)"
+        "--host",
+        help="address the driver listens on for its workers (default: loopback, or the address that the master's "
+        "nodes can reach)",
     )
     parser.add_argument(
-        "--port", type=_port, default=0, help="port the coordinator listens on (default: any free one)"
+        "--port",
+        type=_port,
+        default=0,
+        help="port the driver listens on for its workers (default: any free port)",
     )
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument(
-        "--from", dest="savepoint", metavar="SAVEPOINT", help="begin from a savepoint (see penstock savepoint)"
+        "--from", dest="savepoint", metavar="SAVEPOINT", help="start from a savepoint (see penstock savepoint)"
     )
-    begin.add_argument(
-        "--fresh", action="store_true", help="begin from nothing, forgetting what was committed before"
-    )
+    begin.add_argument("--fresh", action="store_true", help="start without state, and discard the committed state")
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="if the topology runs already on the same state directory, end that run (default: refuse to start)",
+        help="if the topology already runs on the same state directory, end that run (default: refuse to start)",
     )
     parser.add_argument(
         "--http",
         type=_port,
         metavar="PORT",
-        help="serve /status, /metrics and /healthz on this port of loopback; 0: any free one (default: off)",
+        help="serve /status, /metrics and /healthz on this loopback port; 0 for any free port (default: off)",
     )
-    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+    parser.add_argument("--plain", action="store_true", help="print plain lines instead of the live view")
     parser.set_defaults(handler=handle)
 
 
@@ -78,23 +82,24 @@ def handle(options: argparse.Namespace) -> int:
     for key in literal_secrets(options.assignments):
         log.warning(
             "--set %s: every user of this machine can read the password in the list of processes. "
-            "Write ${NAME}, in single quotes, and set the environment variable NAME.",
+            "Write ${NAME} in single quotes, and set the environment variable NAME.",
             key,
         )
     topology = _with(load_topology(options.target), options)
-    from penstock.spark import supervisor  # noqa: F401 - a second of imports, while a signal still ends us by itself
+    # Importing takes a second. It happens here, while a signal still ends the process by itself.
+    from penstock.spark import submit  # noqa: F401
 
     with StopSignals() as signals:
-        return _Command(options, topology, signals).run()
+        return _RunCommand(options, topology, signals).run()
 
 
-class _Command:
-    """One ``penstock run``. The main thread only shows and listens: what takes time runs on other threads, so that
-    a signal interrupts nothing half-way. The first signal ends a start at once, and a running topology in order; a
-    further one, while that takes time, ends everything at once."""
+class _RunCommand:
+    """One ``penstock run``. The main thread only updates the view and handles signals; everything that takes time
+    runs on other threads, so that a signal does not interrupt it half-way. The first signal cancels a start at
+    once, and drains a running topology. A second signal during that time stops everything at once."""
 
     def __init__(self, options: argparse.Namespace, topology: Topology, signals: StopSignals) -> None:
-        from penstock.spark.supervisor import RunningTopology
+        from penstock.driver.handle import RunningTopology
 
         self._options, self._topology, self._signals = options, topology, signals
         self._console = Terminal(file=sys.stdout)
@@ -104,28 +109,28 @@ class _Command:
         from penstock.web.server import StatusServer
 
         options, console = self._options, self._console
-        with contextlib.ExitStack() as around:
+        with contextlib.ExitStack() as stack:
             try:
-                if options.http is not None:  # before Spark: a port that is taken is said at once
-                    server = around.enter_context(StatusServer(self._status, options.http))
+                if options.http is not None:  # before Spark, so that a port in use is reported at once
+                    server = stack.enter_context(StatusServer(self._status, options.http))
                     console.print(f"{server.url}/status, /metrics, /healthz", highlight=False, soft_wrap=True)
                 with console.status("starting Spark and the topology …"):
                     started = self._start()
                 if not started:
-                    return self._stopped("stopped before the topology ran; nothing of it is left")
+                    return self._stopped("stopped before the topology ran")
                 try:
-                    elapsed, outside = self._watch()
-                except BrokenPipeError:  # nobody reads any more: end as after Ctrl-C, without a word
+                    elapsed, killed = self._watch()
+                except BrokenPipeError:  # the reader of the output is gone: end as after Ctrl-C, without a summary
                     self._drain()
                     raise
                 begun = time.monotonic()
-                with console.status("letting tuples in flight finish …"):
+                with console.status("waiting for tuples in flight …"):
                     drained = self._drain()
                 draining = time.monotonic() - begun
                 if not drained:
-                    return self._stopped("ended at once: tuples in flight were not waited for")
-                if outside:
-                    console.print("ended from outside, by penstock kill", highlight=False)
+                    return self._stopped("stopped at once, without waiting for tuples in flight")
+                if killed:
+                    console.print("ended by penstock kill", highlight=False)
                 return self._sum_up(elapsed, draining)
             finally:
                 self._close()
@@ -134,9 +139,9 @@ class _Command:
         return None if self._running is None else self._running.status()
 
     def _start(self) -> bool:
-        """False: a signal came meanwhile, and what was started is gone."""
+        """Start the topology. Returns False if a signal arrived meanwhile; then nothing is left running."""
         from penstock.spark.session import abandon_session
-        from penstock.spark.supervisor import submit
+        from penstock.spark.submit import submit
 
         options = self._options
         start = Background(
@@ -153,38 +158,40 @@ class _Command:
         )
         if not start.wait_unless_any(self._signals):
             abandon_session()
-            start.wait(_LEFT_ALONE)
+            start.wait(_ABANDON_TIMEOUT)
             return False
         self._running = running = start.result()
-        running.load = lambda target: _with(load_again(target), options)
-        if running.epoch:
-            self._console.print(f"goes on from epoch {running.epoch}", highlight=False)
+        running.internals.load = lambda target: _with(load_again(target), options)
+        if running.internals.epoch:
+            self._console.print(f"restored epoch {running.internals.epoch}", highlight=False)
         return True
 
     def _watch(self) -> tuple[float, bool]:
-        """Show the topology until it is to end; seconds it ran, and whether another process has ended it."""
+        """Show the topology until it ends or a signal or the time limit ends it. Returns the seconds it ran, and
+        whether another process ended it."""
         from penstock.cli.view import make_view
 
         running, seconds, begun = self._running, self._options.seconds, time.monotonic()
         assert running is not None
-        outside = False
+        killed = False
         with make_view(self._console, self._options.plain) as view:
-            while not self._signals.count and not (outside := running.wait(_LOOK)):
+            while not self._signals.count and not (killed := running.wait(_POLL_INTERVAL)):
                 elapsed = time.monotonic() - begun
-                view.update(running, elapsed)
+                view.update(running.internals, elapsed)
                 if seconds is not None and elapsed >= seconds:
                     break
-        return time.monotonic() - begun, outside
+        return time.monotonic() - begun, killed
 
     def _drain(self) -> bool:
-        """False: another signal came meanwhile; then nobody waits for the tuples any more."""
+        """End the topology in order. Returns False if another signal arrived meanwhile; then Spark is stopped at
+        once."""
         from penstock.spark.session import abandon_session
 
         assert self._running is not None
         end = Background("end", self._running.kill)
         if not end.wait_unless(self._signals):
             abandon_session(at_once=True)
-            end.wait(_LEFT_ALONE)
+            end.wait(_ABANDON_TIMEOUT)
             return False
         end.result()
         return True
@@ -193,10 +200,10 @@ class _Command:
         from penstock.cli.view import summary
 
         assert self._running is not None
-        text = summary(self._running, elapsed, draining)
-        wrapped_at_words = self._console.is_terminal  # elsewhere a line stays a line
+        text = summary(self._running.internals, elapsed, draining)
+        wrapped_at_words = self._console.is_terminal  # in a file or pipe one line stays one line
         self._console.print(text, markup=False, highlight=False, soft_wrap=not wrapped_at_words)
-        outcome = self._running.outcome()
+        outcome = self._running.internals.outcome()
         for sentence in outcome.sentences:
             print(f"penstock: {printable(sentence, multiline=True)}", file=sys.stderr)
         return outcome.code
@@ -206,7 +213,7 @@ class _Command:
         return 128 + self._signals.number
 
     def _close(self) -> None:
-        """Whatever happened before: stop the topology and Spark, in order as long as no further signal comes."""
+        """Stop the topology and Spark, however the command ended; a further signal stops both at once."""
         from penstock.spark.session import abandon_session, close_session
 
         running = self._running
@@ -220,15 +227,15 @@ class _Command:
 
         end = Background("close", close)
         if end.wait_unless(self._signals):
-            with contextlib.suppress(PenstockError):  # the topology's own error, which is on its way already
+            with contextlib.suppress(PenstockError):  # the topology's own error is already being raised
                 end.result()
         else:
             abandon_session(at_once=True)
-            end.wait(_LEFT_ALONE)
+            end.wait(_ABANDON_TIMEOUT)
 
 
 def _with(topology: Topology, options: argparse.Namespace) -> Topology:
-    """With the settings of the command line."""
+    """The topology with the settings of the command line."""
     return dataclasses.replace(topology, settings=Settings.parse(options.assignments, base=topology.settings))
 
 
@@ -238,11 +245,11 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"a topology runs for a number of seconds above 0; got {text}")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return seconds
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port is a whole number from 0 to 65535; got {text}")
+        raise argparse.ArgumentTypeError(f"{text} is not a port: a whole number from 0 to 65535")
     return int(text)

@@ -1,5 +1,5 @@
-"""``penstock scale TOPOLOGY COMPONENT=N …`` and ``penstock replace TOPOLOGY FILE``: let another form of a running
-topology take over."""
+"""``penstock scale TOPOLOGY COMPONENT=N …`` and ``penstock replace TOPOLOGY FILE``: replace a running topology by
+another form of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.cli.loading import split_target
 from penstock.cli.terminal import Terminal
 from penstock.driver import runs
 from penstock.errors import SettingError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 
 _HOW = (
-    " The new form stands ready beside the old one before it takes over, with its state: the gap is a fraction of "
-    "a second. Nothing is lost, as the delivery level has it."
+    " The new form is started and given its state beside the running one before it takes over, so that "
+    "processing is interrupted only for a fraction of a second. The delivery guarantee holds throughout."
 )
 
 
@@ -27,26 +27,27 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     scale = commands.add_parser(
         "scale",
         help="change the numbers of tasks of a running topology",
-        description="Gives bolts of a running topology other numbers of tasks." + _HOW,
+        description="Changes the number of tasks of bolts of a running topology." + _HOW,
     )
     scale.add_argument("topology", help="the topology's name (see penstock list)")
     scale.add_argument("assignments", nargs="+", metavar="COMPONENT=N", help="a bolt and its number of tasks")
     scale.set_defaults(handler=handle_scale)
     replace = commands.add_parser(
         "replace",
-        help="roll out changed code of a running topology",
-        description="Replaces a running topology by that of a file, which must have its name. State is carried "
-        "over by component." + _HOW,
+        help="replace the code of a running topology",
+        description="Replaces a running topology by the one in a file, which must have the same name. Each "
+        "component "
+        "keeps its state." + _HOW,
     )
     replace.add_argument("topology", help="the topology's name (see penstock list)")
-    replace.add_argument("target", metavar="FILE[:OBJECT]", help="Python file with the new topology")
+    replace.add_argument("target", metavar="FILE[:OBJECT]", help="Python file that contains the new topology")
     replace.set_defaults(handler=handle_replace)
     for parser in (scale, replace):
         parser.add_argument(
             "--stop-and-go",
             dest="pause",
             action="store_true",
-            help="stop the old one first: for a master with no room for both; nothing runs for some seconds",
+            help="stop the running form first, if the master has no room for both; nothing runs for some seconds",
         )
 
 
@@ -57,18 +58,18 @@ def handle_scale(options: argparse.Namespace) -> int:
 
 def handle_replace(options: argparse.Namespace) -> int:
     path, name = split_target(options.target)
-    target = f"{path.resolve()}:{name}" if name else str(path.resolve())  # it may run in another folder
+    target = f"{path.resolve()}:{name}" if name else str(path.resolve())  # the topology may run in another folder
     return _ask(options.topology, OperatorRequest("replace", {"target": target, "pause": options.pause}))
 
 
 def _ask(topology: str, command: OperatorRequest) -> int:
     run = runs.find(topology)
-    with Terminal(file=sys.stderr).status(Text(f"'{printable(topology)}': the new form gets ready …")):
+    with Terminal(file=sys.stderr).status(Text(f"'{printable(topology)}': preparing the new form …")):
         done: dict[str, Any] = parse_json(run.ask(command, None))
     numbers = ", ".join(f"{component} {tasks}" for component, tasks in done["parallelism"].items())
-    print(f"'{topology}' now runs with {numbers}; the gap was {done['gap'] * 1000:.0f} ms")
+    print(f"'{topology}' now runs with {numbers}; the interruption took {done['gap'] * 1000:.0f} ms")
     if kept := ", ".join(f"{component} {tasks}" for component, tasks in done.get("kept", {}).items()):
-        print(f"kept as it was scaled while it ran, for the file has the same numbers as before: {kept}")
+        print(f"kept the numbers of tasks set by scaling, because the file's numbers have not changed: {kept}")
     if done["left_behind"]:
         print(done["left_behind"])
     return 0

@@ -1,4 +1,4 @@
-"""``penstock set TOPOLOGY SPOUT.max_rate=N``: change a running topology."""
+"""``penstock set TOPOLOGY SPOUT.max_rate=N``: limit the rate of a spout of a running topology."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import math
 
 from penstock.driver import runs
 from penstock.errors import SettingError
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "set",
-        help="change a running topology",
-        description="Limits how many tuples a second a spout emits, its tasks together, so that a backlog is "
-        "worked off politely. Holds until it is changed again or the topology ends.",
+        help="limit the rate of a spout",
+        description="Limits how many tuples per second all tasks of a spout emit together, for example so that a "
+        "backlog does not overload other systems. The limit holds until it is changed or the topology ends.",
     )
     parser.add_argument("topology", help="the topology's name")
     parser.add_argument(
-        "assignments", nargs="+", metavar="SPOUT.max_rate=N", help="tuples a second; none for no limit"
+        "assignments", nargs="+", metavar="SPOUT.max_rate=N", help="tuples per second, or none for no limit"
     )
     parser.set_defaults(handler=handle)
 

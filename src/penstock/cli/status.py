@@ -1,4 +1,4 @@
-"""``penstock status TOPOLOGY``: all there is to see of a running topology."""
+"""``penstock status TOPOLOGY``: show components, workers, decisions and errors of a running topology."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from penstock.driver import runs
 from penstock.driver.runs import Run
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import ComponentView
-from penstock.protocol.messages import OperatorRequest
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
 from penstock.texts import parse_json
 
-_INTERVAL = 0.5  # seconds between two looks
-_HANGS = 5.0  # seconds in one call, from which on it is shown
-_SHOWN = 8  # decisions and errors on the screen; --json has more
+_INTERVAL = 0.5  # seconds between two updates with --watch; workers report at about the same interval
+_HANGS = 5.0  # seconds in one call of a component's code after which the call is reported
+_SHOWN = 8  # newest decisions and errors on the screen; --json has more
 
 _COLUMNS = [spec.name for spec in dataclasses.fields(ComponentView)]
 
@@ -46,14 +46,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "status",
         help="show a running topology",
-        description="Its components, workers, limits, decisions with their reasons, last errors, and what its "
-        "components show.",
+        description="Shows components, workers, rate limits, decisions with their reasons, the last errors, and "
+        "the results that components publish.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object; with --watch one a line (see docs/operations.md)"
+        "--json",
+        action="store_true",
+        help="print a JSON object; with --watch one per line (see docs/reference/status.md)",
     )
-    parser.add_argument("--watch", action="store_true", help="go on showing it, until it ends or Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="update the output until the topology ends or Ctrl-C")
     parser.set_defaults(handler=handle)
 
 
@@ -92,7 +94,7 @@ def _ask(run: Run) -> dict[str, Any]:
 
 
 def render(status: Mapping[str, Any]) -> RenderableType:
-    """The JSON for people."""
+    """The JSON status as tables and lines."""
     title = f"{status['topology']}  {status['state']}  {duration(status['uptime'])}  {status['delivery']}"
     if status["epoch"]:
         title += f"  epoch {status['epoch']} committed{age(status['commit_age'])}"
@@ -115,23 +117,25 @@ def render(status: Mapping[str, Any]) -> RenderableType:
 
 
 def task_lines(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the tables leave out: what a source has waiting, what sinks have written, who hangs or waits, what was
-    late or given up."""
+    """What the tables leave out: the lag of sources, rows written by sinks, calls that hang, sinks that wait for
+    their system, late tuples, and tuples and rows that were given up."""
     lines = []
     for task in tasks:
         if task["in_call"] > _HANGS:
-            lines.append(f"{task['task']} has been in its component's code for {duration(task['in_call'])}")
+            lines.append(
+                f"{task['task']} has been in one call of its component's code for {duration(task['in_call'])}"
+            )
         if task["lag"]:
             each = ", ".join(f"{name} {number(lag)}" for name, lag in sorted(task["lag"].items()))
             lines.append(f"{task['task']} has {number(sum(task['lag'].values()))} records to read: {each}")
         if task["written"]:
             lines.append(f"{task['task']} has written {number(task['written'])} rows")
         if task["away"]:
-            lines.append(f"{task['task']} has waited for its system for {duration(task['away'])}")
+            lines.append(f"{task['task']} has been waiting for its external system for {duration(task['away'])}")
         if task["late"]:
-            lines.append(f"{task['task']} got {number(task['late'])} tuples too late for their windows")
+            lines.append(f"{task['task']} received {number(task['late'])} tuples too late for their windows")
         if task["given_up"]:
-            lines.append(f"{task['task']} has given up {number(task['given_up'])}")
+            lines.append(f"{task['task']} has given up {number(task['given_up'])} tuples or rows")
     return lines
 
 

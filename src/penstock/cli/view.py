@@ -1,4 +1,4 @@
-"""What ``penstock run`` shows: a live table on a terminal, plain lines elsewhere, and a summary at the end."""
+"""The output of ``penstock run``: a live table on a terminal, plain lines elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.terminal import Terminal
+from penstock.driver.internals import Internals
 from penstock.metrics.bus import ComponentView
 from penstock.redaction import printable
 from penstock.spark.session import say_through
-from penstock.spark.supervisor import RunningTopology
 
-_ERRORS_SHOWN = 5
-_WIDE = 240  # characters of a line in a file or pipe
-_PLAIN_INTERVAL = 2.0  # seconds between two blocks of plain lines
+_ERRORS_SHOWN = 5  # newest errors in one block of plain lines
+_WIDE = 240  # characters of a line in a file or pipe: enough for all columns
+_PLAIN_INTERVAL = 2.0  # seconds between two blocks of plain lines, so that a log does not grow too fast
 
 
 class View(Protocol):
-    """Shows a running topology; ``update`` is called a few times a second."""
+    """Shows a running topology. ``penstock run`` calls ``update`` ten times a second."""
 
     def __enter__(self) -> View: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def update(self, running: RunningTopology, elapsed: float) -> None: ...
+    def update(self, running: Internals, elapsed: float) -> None: ...
 
 
 def make_view(console: Console, plain: bool) -> View:
@@ -39,14 +39,14 @@ def make_view(console: Console, plain: bool) -> View:
 
 
 def wide_console() -> Console:
-    """For tables: where nobody looks at it, no column needs to be cut."""
+    """A console for tables. In a file or pipe it is wide enough that no column is truncated."""
     return Terminal() if sys.stdout.isatty() else Terminal(width=_WIDE)
 
 
 class LiveView:
-    """Redraws one screen: what runs, how to end it, the last decision and the newest error at the top, in lines
-    that are always there; then a table of fixed widths, and results as far as the terminal has room. What Spark or
-    a user's ``print`` says scrolls by above it."""
+    """Redraws one screen. At the top a fixed number of lines shows what runs, how to end it, the last decision and
+    the newest error; below are a table with fixed column widths and, as far as the terminal has room, published
+    results. Output of Spark and of the user's ``print`` scrolls by above the screen."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -63,7 +63,7 @@ class LiveView:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def update(self, running: RunningTopology, elapsed: float) -> None:
+    def update(self, running: Internals, elapsed: float) -> None:
         for self._error in running.bus.take_errors():
             self._errors += 1
         title = f"{running.topology.name}  {running.state}  {duration(elapsed)}  restarts {running.restarts}"
@@ -89,21 +89,25 @@ def screen(
     published: Mapping[str, Sequence[Sequence[Any]]],
     size: ConsoleDimensions,
 ) -> Group:
-    """What the live view shows on a terminal of this size. The lines above the table are always the same number,
-    so that nothing jumps when an error comes."""
-    room = max(1, size.height - 7)  # rows of the table: without the lines above it, its head and the cursor's line
+    """The live view on a terminal of this size. The number of lines above the table is always the same, so that
+    nothing moves when an error arrives."""
+    room = max(
+        1, size.height - 7
+    )  # rows of the table: the height minus the lines above, the header and the cursor
     wide = max(1, size.width)
     shown, hidden = (views, 0) if len(views) <= room else (views[: room - 1], len(views) - room + 1)
     parts: list[RenderableType] = [
         line(title, "bold"),
-        line("Ctrl-C ends it and lets tuples in flight finish; once more ends it at once", "dim"),
+        line(
+            "Press Ctrl-C to end it after tuples in flight are processed; press it again to end it at once", "dim"
+        ),
         line(decision or "no decisions", "yellow" if decision else "dim"),
         line(error[:wide] or "no errors", "red" if error else "dim"),
-        line(error[wide:], "red"),  # where it happened takes most of a line; the cause is in the next
+        line(error[wide:], "red"),  # the first line mostly holds the error's location, this one its cause
         live_table(shown, size.width),
     ]
     if hidden:
-        parts.append(line(f"… and {hidden} more components: penstock status shows them all", "dim"))
+        parts.append(line(f"… and {hidden} more components; penstock status shows all", "dim"))
     left = room - len(views)
     for component, rows in published.items():
         if left < 2:
@@ -115,15 +119,15 @@ def screen(
 
 
 _COLUMNS = {"tasks": 5, "in/s": 9, "out/s": 9, "queue": 9, "p99": 9, "failed": 7, "errors": 6}
-"""Their widths in characters: no number is ever cut."""
+"""Column widths in characters, so that no number is ever truncated."""
 _DROPPED = ("tasks", "failed", "p99", "out/s", "queue", "errors", "in/s")
-"""Left out in this order where a terminal is narrower than 80 characters."""
-_NAMED = 16  # characters for the name of a component on a terminal of 80
+"""The order in which columns are left out on a terminal narrower than 80 characters."""
+_NAMED = 16  # width of the component's name on a terminal of 80 characters: what the other columns leave
 
 
 def live_table(views: Sequence[ComponentView], width: int) -> Table:
-    """Columns of fixed widths, 80 characters together, or more for the names on a wide terminal. On a narrow one
-    whole columns are left out: half a number is a wrong number."""
+    """A table with fixed column widths, 80 characters in total; a wider terminal gives more room to the names. On
+    a narrower one whole columns are left out, because a truncated number would be a wrong number."""
     columns = dict(_COLUMNS)
     for name in _DROPPED:
         if _NAMED + 1 + sum(columns.values()) + len(columns) > width:
@@ -149,12 +153,12 @@ def live_table(views: Sequence[ComponentView], width: int) -> Table:
 
 
 def line(text: str, style: str = "") -> Text:
-    """One line, whatever the text: cut at the terminal's edge."""
+    """One line of text, truncated at the terminal's edge."""
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def plain_text(text: object) -> Text:
-    """Text of users and remote processes: no markup, and nothing that a terminal acts upon."""
+    """Text from users and remote processes, without markup and control characters."""
     return Text(printable(str(text)))
 
 
@@ -162,8 +166,8 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _newest(running: RunningTopology) -> str:
-    """The newest decision, of whatever kind."""
+def _newest(running: Internals) -> str:
+    """The newest decision of any kind."""
     found = [
         (each.time, f"{kind}: {each.text}")
         for kind, decisions in (
@@ -194,7 +198,7 @@ class PlainView:
     ) -> None:
         pass
 
-    def update(self, running: RunningTopology, elapsed: float) -> None:
+    def update(self, running: Internals, elapsed: float) -> None:
         if elapsed < self._due:
             return
         self._due = elapsed + _PLAIN_INTERVAL
@@ -205,7 +209,7 @@ class PlainView:
                 f"p50 {millis(view.latency_p50)} p99 {millis(view.latency_p99)} errors {view.errors}"
             )
             if math.isfinite(view.limit):
-                line += f" held to {number(view.limit)}/s"
+                line += f" limited to {number(view.limit)}/s"
             if view.acked or view.failed:
                 line += f" acked {view.acked} failed {view.failed}"
             if view.state_keys:
@@ -232,7 +236,7 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
     tracked, stateful = any(v.acked or v.failed for v in views), any(v.state_keys for v in views)
     slowed = any(math.isfinite(v.limit) for v in views)
     names = ["tasks", "in/s", "out/s", "queue", "execute", "p50", "p99", "errors"]
-    for name in names + ["held to/s"] * slowed + ["acked", "failed"] * tracked + ["state"] * stateful:
+    for name in names + ["limit/s"] * slowed + ["acked", "failed"] * tracked + ["state"] * stateful:
         table.add_column(name, justify="right")
     for view in views:
         table.add_row(
@@ -259,9 +263,9 @@ def result_table(component: str, rows: Sequence[Sequence[Any]]) -> Table:
     return table
 
 
-def summary(running: RunningTopology, elapsed: float, draining: float) -> str:
-    """What the topology did, from start to end. Its spouts emitted for ``elapsed`` seconds; then it took
-    ``draining`` seconds until tuples in flight were done with and all had ended."""
+def summary(running: Internals, elapsed: float, draining: float) -> str:
+    """What the topology did from start to end. The spouts emitted for ``elapsed`` seconds; processing the tuples
+    in flight and stopping took another ``draining`` seconds."""
     restarts = f"{running.restarts} restart{'' if running.restarts == 1 else 's'}"
     lines = [f"{running.topology.name} ran {elapsed:.1f} s and took {draining:.1f} s to end, {restarts}"]
     if running.committed:
@@ -283,7 +287,7 @@ def summary(running: RunningTopology, elapsed: float, draining: float) -> str:
 
 
 def queue(view: ComponentView) -> str:
-    """Length and, where there is one, capacity."""
+    """The length and, if there is one, the capacity."""
     return number(view.queued) + (f"/{number(view.capacity)}" if view.capacity else "")
 
 
@@ -292,7 +296,7 @@ def number(value: float) -> str:
 
 
 def compact(value: float) -> str:
-    """At most seven characters, for columns of fixed width."""
+    """A number in at most seven characters."""
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= unit:
             return f"{value / unit:.4g}{name}" if value < 999.5 * unit else f"{value / unit:,.0f}{name}"
@@ -300,24 +304,24 @@ def compact(value: float) -> str:
 
 
 def brief(value: float) -> str:
-    """At most six characters: thousands are said in full up to 99,999."""
+    """A number in at most six characters; numbers below 100,000 are exact."""
     return number(value) if value < 99_999.5 else compact(value) if value >= 1e6 else f"{value / 1e3:.0f}k"
 
 
 def latency(seconds: float | None) -> str:
-    """At most nine characters."""
+    """A latency in at most nine characters."""
     if seconds is None or seconds < 0.99995:
         return millis(seconds)
     return f"{seconds:.2f} s" if seconds < 99.995 else f"{seconds:,.0f} s"
 
 
 def age(seconds: float | None) -> str:
-    """Of the last commit, in brackets; empty where it is not known."""
+    """The age of the last commit in parentheses; empty if unknown."""
     return "" if seconds is None else f" ({duration(seconds)} ago)"
 
 
 def duration(seconds: float) -> str:
-    """The two largest units of it."""
+    """A duration in its two largest units."""
     whole = int(seconds)
     for unit, name, lower, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= unit:

@@ -1,2 +1,2 @@
-"""A Spark cluster on one machine, to try things on: each node in a network namespace of its own behind a link of
-limited rate. Knows nothing of topologies, and imports no pyspark."""
+"""A Spark cluster on one machine, for tests and experiments. Each node runs in its own network namespace behind a
+link of limited rate. The package does not depend on topologies and does not import pyspark."""

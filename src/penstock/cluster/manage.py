@@ -1,5 +1,5 @@
-"""The cluster as a whole: up, another node, a node less, down. Each step is written down before the next, so that
-whatever dies, ``down`` finds all there is."""
+"""Starts the cluster, adds and removes nodes, and stops the cluster. Each step is recorded before the next one
+begins, so that ``down`` finds everything even if a process dies in between."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault, SettingError
 from penstock.private_folder import PrivateFolder, remove_private_tree
 
-_START_SECONDS = 120.0  # 4 nodes are up in 6 s; on two busy cores they have needed 30
-_END_SECONDS = 10.0  # executors end within 2 s of their worker; after this they are killed
-_LOOK = 0.1  # seconds between two looks at something that starts or empties
-_MASTER_PORT = 7077  # Spark's own
+_START_SECONDS = 120.0  # time limit for nodes to join: 4 nodes need 6 s, on two busy cores up to 30 s
+_END_SECONDS = 10.0  # executors end within 2 s of their worker; after this time they are killed
+_POLL_INTERVAL = 0.1  # seconds between two checks of a node that starts or is being drained
+_MASTER_PORT = 7077  # Spark's default port
 _MASTER = "master"
 _SETTINGS = "spark.conf"
 Progress = Callable[[str], None]
@@ -31,14 +31,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What ``up`` is to make."""
+    """The cluster that ``up`` creates."""
 
     nodes: int = 4
     link: str = "1gbit"
     slots: int = 16
     memory: str = "1g"
     plain: bool = False
-    """No namespaces and no links: all on loopback."""
+    """True: no namespaces and links, all nodes on loopback."""
 
     def __post_init__(self) -> None:
         Rate.parse(self.link)
@@ -53,40 +53,40 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node, now."""
+    """The current state of a node."""
 
     node: ClusterNode
     state: str
     """``up``, ``starting``, ``draining``, ``empty`` (drained, no executor left) or ``dead``."""
     executors: int
-    """Executors of Spark's on it: one for every application."""
+    """Spark executors on the node: one per application."""
     sent: int | None
     received: int | None
-    """Bytes so far over its link; None where it has none."""
+    """Bytes sent and received over the node's link so far; None if the node has no link."""
 
 
 def up(plan: ClusterPlan, java_home: str, progress: Progress = lambda line: None) -> ClusterRecord:
-    """Start a master and workers; returns when all have joined. What goes wrong on the way removes what there is
-    so far. Raises ``EnvironmentFault``."""
+    """Start a master and its workers, and return when all have joined. If a step fails, everything created so far
+    is removed. Raises ``EnvironmentFault``."""
     with record.changing(make=True):
         found = record.load()
         if found is not None:
             raise EnvironmentFault(
                 "cluster",
-                (f"this user already has one on this machine, with {len(found.nodes)} nodes at {found.url}")
-                + ("" if found.ready else ", not completely up"),
-                "Use it (penstock cluster status), or end it first: penstock cluster down.",
+                f"this user already has a cluster on this machine, with {len(found.nodes)} nodes at {found.url}"
+                + ("" if found.ready else ", whose start did not complete"),
+                "Use it (penstock cluster status), or stop it first with penstock cluster down.",
             )
         try:
             return _up(plan, java_home, progress)
         except BaseException:
-            progress("removing what there is so far …")
+            progress("removing what was created so far …")
             _down()
             raise
 
 
 def add(count: int, java_home: str, progress: Progress = lambda line: None) -> list[ClusterNode]:
-    """Start more nodes; returns when they have joined."""
+    """Start more nodes, and return when they have joined."""
     if count < 1:
         raise SettingError("--nodes", f"{count} is less than 1")
     with _existing() as found:
@@ -102,8 +102,8 @@ def add(count: int, java_home: str, progress: Progress = lambda line: None) -> l
 
 
 def decommission(name: str) -> ClusterNode:
-    """Have a node take nothing new from now on: no executor, and no task of those it has. What runs there goes on;
-    an executor without tasks ends by itself. Cannot be taken back."""
+    """Let a node accept no new executors and no new tasks. What runs there continues; an executor without tasks
+    ends by itself. This cannot be undone."""
     with _existing() as found:
         node = dataclasses.replace(found.node(name), draining=True)
         others = [each for each in found.nodes if each.name != name and not each.draining]
@@ -111,7 +111,7 @@ def decommission(name: str) -> ClusterNode:
             raise EnvironmentFault(
                 f"node '{name}'",
                 "it is the cluster's only node, so it cannot be removed",
-                "Add another first (penstock cluster add), or end the cluster: penstock cluster down.",
+                "Add another node first (penstock cluster add), or stop the cluster with penstock cluster down.",
             )
         found.with_node(node).save()
         if node.process is not None:
@@ -120,32 +120,32 @@ def decommission(name: str) -> ClusterNode:
 
 
 def executors(name: str) -> list[processes.Process]:
-    """What a node's worker has started that still lives: Spark's executors, their Python processes and theirs."""
+    """The live processes that a node's Spark worker has started: Spark executors and their Python processes."""
     found = _expect()
     worker = found.node(name).process
     return [each for each in processes.marked(found.key, name) if each != worker]
 
 
 def await_empty(name: str, timeout: float, progress: Progress = lambda line: None) -> bool:
-    """Wait until nothing of an application runs on the node. False: something still does."""
+    """Wait until no application has processes on the node. Returns False if one still has after the time limit."""
     deadline = time.monotonic() + timeout
     while left := executors(name):
         if time.monotonic() > deadline:
             return False
-        progress(f"{name} has {len(left)} processes left …")
-        time.sleep(_LOOK)
+        progress(f"{name} still has {len(left)} processes …")
+        time.sleep(_POLL_INTERVAL)
     return True
 
 
 def remove(name: str) -> None:
-    """End a node, whatever runs on it, and remove its namespace, link and folder."""
+    """Stop a node, whatever runs on it, and remove its namespace, link and folder."""
     with _existing() as found:
         found.node(name)
         _remove_node(name)
 
 
 def down(progress: Progress = lambda line: None) -> bool:
-    """Remove every trace of the cluster, whole or not. False: there was none."""
+    """Remove everything that belongs to the cluster, complete or not. Returns False if there was no cluster."""
     with record.changing():
         if not record.folder().exists():
             return False
@@ -154,14 +154,14 @@ def down(progress: Progress = lambda line: None) -> bool:
 
 
 def statuses() -> tuple[ClusterRecord, list[NodeStatus]]:
-    """The cluster and its nodes. Raises ``EnvironmentFault`` where there is none."""
+    """The cluster and the state of its nodes. Raises ``EnvironmentFault`` if there is no cluster."""
     found = _expect()
     states = standalone.workers(found)
     return found, [_status(found, node, states) for node in found.nodes]
 
 
 def node_of(pid: int) -> str | None:
-    """The cluster's node that a process of this machine is on, if any."""
+    """The cluster's node that a process of this machine runs on, if any."""
     found = record.load()
     return processes.node_of(pid, found.key) if found is not None else None
 
@@ -177,8 +177,8 @@ def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
             raise EnvironmentFault(
                 "cluster's network",
                 f"it needs root and the commands ip, tc and unshare ({problem})",
-                "Install iproute2 and util-linux and run as root, or use --plain: nodes on "
-                "loopback without links.",
+                "Install iproute2 and util-linux and run as root, or use --plain to run all nodes on loopback "
+                "without links.",
             )
         network = ClusterNetwork.choose(tag, Rate.parse(plan.link), Random(secrets.randbits(64)))
         host = network.host_address
@@ -188,9 +188,9 @@ def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
         host, 0, 0, network,
     )  # fmt: skip
     found.save()
-    work.mkdir(mode=0o700)  # nobody else has made it: the name is random, and one that is taken raises
+    work.mkdir(mode=0o700)  # raises if it exists: nobody else may have created the folder with this random name
     if network is not None:
-        progress(f"making a network in {network.range} …")
+        progress(f"creating a network in {network.range} …")
         network.make_switch()
     found = dataclasses.replace(found, port=_free_port(host, _MASTER_PORT), web_port=_free_port(host))
     found.save()
@@ -217,7 +217,7 @@ def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
 
 
 def _start_nodes(found: ClusterRecord, count: int, java_home: str, progress: Progress) -> ClusterRecord:
-    """Start so many more, and wait until the master has all."""
+    """Start this many more nodes, and wait until all have joined the master."""
     names = []
     for _ in range(count):
         node = _next_node(found)
@@ -264,27 +264,27 @@ def _await_workers(found: ClusterRecord, names: list[str], progress: Progress) -
             if process is not None:
                 processes.reap([process])
             if process is None or not process.alive:
-                raise _failed(found, who, "ended at its start")
+                raise _failed(found, who, "ended right after its start")
         if time.monotonic() > deadline:
             raise _failed(found, missing[0].name, f"did not join within {_START_SECONDS:.0f} s")
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL)
 
 
 def _failed(found: ClusterRecord, who: str, what: str) -> EnvironmentFault:
     log = _log(found, who)
-    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    errors = [line for line in said if " ERROR " in line or "Exception" in line or line.startswith("Error")]
+    output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    errors = [line for line in output if " ERROR " in line or "Exception" in line or line.startswith("Error")]
     return EnvironmentFault(
         f"cluster's {who}",
-        f"it {what}: {(errors or said or ['it printed nothing'])[-1].strip()}",
-        "The machine may be short of memory: try fewer nodes, or a smaller --memory.",
+        f"it {what}: {(errors or output or ['it printed nothing'])[-1].strip()}",
+        "The machine may be short of memory: try fewer nodes or a smaller --memory.",
     )
 
 
 def _remove_node(name: str) -> None:
     found = _expect()
     node = found.node(name)
-    processes.end(_of(found, name), _END_SECONDS)
+    processes.end(_processes_of(found, name), _END_SECONDS)
     if found.network is not None:
         found.network.remove_node(name, node.number)
     with suppress(FileNotFoundError), PrivateFolder.open(Path(found.work)) as work:
@@ -293,8 +293,8 @@ def _remove_node(name: str) -> None:
     found.without(name).save()
 
 
-def _of(found: ClusterRecord, node: str | None = None) -> list[processes.Process]:
-    """Of a node, or of all: what is written down, and what carries the mark."""
+def _processes_of(found: ClusterRecord, node: str | None = None) -> list[processes.Process]:
+    """The processes of one node, or of the whole cluster: those in the record and those that carry its mark."""
     written = {each.process for each in found.nodes if node in (None, each.name)}
     written |= {found.master} if node is None else set()
     here = found.boot == record.boot()
@@ -304,16 +304,16 @@ def _of(found: ClusterRecord, node: str | None = None) -> list[processes.Process
 def _down(progress: Progress = lambda line: None) -> None:
     found = record.load()
     if found is not None:
-        progress("ending its processes …")
-        while alive := _of(found):  # what was just being started comes to light at the second look
+        progress("stopping its processes …")
+        while alive := _processes_of(found):  # repeated, because one may have been starting in the first pass
             left = processes.end(alive, _END_SECONDS)
             if left:
                 raise EnvironmentFault(
                     "cluster",
-                    f"process {left[0].pid} did not end, though it was killed",
-                    "It waits in the kernel, for example for a disk. Try again.",
+                    f"process {left[0].pid} did not end although it was killed",
+                    "It waits in the kernel, for example for a disk. Run the command again.",
                 )
-            if not any(each.alive for each in _of(found)):
+            if not any(each.alive for each in _processes_of(found)):
                 break
         if found.network is not None:
             progress("removing its network …")
@@ -326,7 +326,7 @@ def _status(found: ClusterRecord, node: ClusterNode, states: dict[tuple[str, int
     here = processes.marked(found.key, node.name)
     sent = received = None
     if found.network is not None:
-        with suppress(EnvironmentFault):  # its link may not be there yet
+        with suppress(EnvironmentFault):  # the link may not exist yet
             sent, received = found.network.passed(node.number)
     children = sum(1 for each in here if each != node.process and _is_executor(each.pid))
     alive = node.process is not None and node.process.alive
@@ -353,8 +353,8 @@ def _existing() -> Iterator[ClusterRecord]:
         if not found.ready or found.boot != record.boot():
             raise EnvironmentFault(
                 "cluster",
-                "it is not up: penstock cluster up did not finish, or the machine was restarted since",
-                "Run penstock cluster down, then up.",
+                "it is not up: penstock cluster up did not complete, or the machine was restarted since",
+                "Run penstock cluster down, then penstock cluster up.",
             )
         yield found
 
@@ -362,7 +362,7 @@ def _existing() -> Iterator[ClusterRecord]:
 def _expect() -> ClusterRecord:
     found = record.load()
     if found is None:
-        raise EnvironmentFault("cluster", "this user has none on this machine", "Start one: penstock cluster up.")
+        raise EnvironmentFault("cluster", "there is none of this user on this machine", "Run penstock cluster up.")
     return found
 
 
@@ -375,7 +375,7 @@ def _log(found: ClusterRecord, who: str) -> Path:
 
 
 def _free_port(host: str, wanted: int = 0) -> int:
-    """``wanted`` if nobody has it, else any."""
+    """The wanted port if it is free, otherwise any free port."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -384,4 +384,4 @@ def _free_port(host: str, wanted: int = 0) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise EnvironmentFault(f"address {host}", "it has no free port", "End a program that listens there.")
+    raise EnvironmentFault(f"address {host}", "it has no free port", "Stop a program that listens there.")

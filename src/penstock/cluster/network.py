@@ -1,4 +1,4 @@
-"""The cluster's network: a namespace for every node, joined by a switch in a namespace of its own.
+"""The cluster's network: one namespace per node, connected by a switch in its own namespace.
 
 ```
  host                      switch                         node-1
@@ -7,9 +7,9 @@
                                  └────── n2 ─── …
 ```
 
-The bridge is not in the host's namespace, so that no firewall rule there (a container engine's, say) meets what
-nodes send to each other, and all that is on the host is one interface. Every name has the cluster's tag: what has
-to be removed is found by it, whatever was made and whoever died on the way.
+The bridge is not in the host's namespace, so that firewall rules there (for example those of a container engine)
+do not apply to traffic between nodes. The host itself gets only one interface. Every name contains the cluster's
+tag, so that everything can be found and removed, even if a process died while it created the network.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from penstock.texts import parse_json
 
 TOOLS = ("ip", "tc", "unshare")
 _CANDIDATES = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
-_TRIES = 200  # of ranges drawn from each candidate; with half of it in use all of them fail once in 10^60
-_QUEUE_SECONDS = 0.05  # what may wait before a link at its rate; then packets are lost, as at a real one's switch
-_BURST_SECONDS = 0.005  # of the rate that may pass at once: one turn of a kernel timer, and a bit
-_LEAST_BURST = 65_536  # bytes: the largest packet the kernel hands over in one piece
-_HOSTS_FOLDER = Path("/etc/netns")  # what ``ip netns exec`` lays over /etc, a folder per namespace
+_TRIES = 200  # ranges drawn from each candidate: enough to find a free one even if most are in use
+_QUEUE_SECONDS = 0.05  # of traffic may queue before a link; beyond that packets are dropped, as by a real switch
+_BURST_SECONDS = 0.005  # of the rate may pass at once: slightly more than one tick of the kernel's timer
+_LEAST_BURST = 65_536  # bytes: the largest packet that the kernel passes on in one piece
+_HOSTS_FOLDER = Path("/etc/netns")  # ``ip netns exec`` mounts this folder's files over /etc, per namespace
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Of a link, in bits a second."""
+    """The rate of a link, in bits per second."""
 
     bits: int
 
     @classmethod
     def parse(cls, text: str) -> Rate | None:
-        """Of ``100mbit``, ``1.5gbit``, ``800kbit``; None for ``none``: no limit."""
+        """Parse ``100mbit``, ``1.5gbit`` or ``800kbit``. ``none`` means no limit and gives None."""
         if text == "none":
             return None
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text.lower())
@@ -56,7 +56,7 @@ class Rate:
         return cls(bits)
 
     def shaping(self, interface: str) -> list[str]:
-        """The words for tc that limit what leaves by an interface."""
+        """Arguments for tc that limit the traffic leaving through an interface."""
         burst = max(_LEAST_BURST, int(self.bits / 8 * _BURST_SECONDS))
         limit = burst + max(_LEAST_BURST, int(self.bits / 8 * _QUEUE_SECONDS))
         words = ["tbf", "rate", f"{self.bits}bit", "burst", str(burst), "limit", str(limit)]
@@ -64,7 +64,7 @@ class Rate:
 
 
 def free_range(used: Iterable[ipaddress.IPv4Network], random: Random) -> ipaddress.IPv4Network:
-    """A range of 256 private addresses that none of these overlaps. Raises ``EnvironmentFault``."""
+    """A range of 256 private addresses that overlaps none of the used ones. Raises ``EnvironmentFault``."""
     used = list(used)
     for candidate in _CANDIDATES:
         for _ in range(_TRIES):
@@ -76,12 +76,12 @@ def free_range(used: Iterable[ipaddress.IPv4Network], random: Random) -> ipaddre
         "cluster's network",
         f"no range of 256 private addresses is free: {len(used)} routes of this machine "
         f"cover all of {', '.join(map(str, _CANDIDATES))}",
-        "Use --plain: nodes on loopback, without links of their own.",
+        "Use --plain to run all nodes on loopback, without links.",
     )
 
 
 def routes(listing: str) -> list[ipaddress.IPv4Network]:
-    """Networks this machine has routes to, of what ``ip -j -4 route show table all`` says; not the default."""
+    """The networks in the output of ``ip -j -4 route show table all``, without the default route."""
     found = []
     for route in parse_json(listing or "[]"):
         destination = route.get("dst", "default")
@@ -95,22 +95,22 @@ def missing_tools() -> list[str]:
 
 
 def usable() -> str:
-    """Empty where this process may make namespaces and has what it takes; else what is missing."""
+    """What prevents this process from creating namespaces; empty if nothing does."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = missing_tools()
-    return f"no {', '.join(missing)} here" if missing else ""
+    return f"{', '.join(missing)} not found" if missing else ""
 
 
 @dataclass(frozen=True)
 class ClusterNetwork:
-    """Names and addresses; what is made of them is made by the methods."""
+    """Names and addresses of the network, and methods that create and remove it."""
 
     tag: str
-    """Four characters that no other cluster of this machine has."""
+    """Four characters that are unique among the clusters of this machine."""
     range: str
     rate: int | None
-    """Of each node's link, in bits a second, each way."""
+    """Bits per second of each node's link, in each direction."""
 
     @classmethod
     def choose(cls, tag: str, rate: Rate | None, random: Random) -> ClusterNetwork:
@@ -122,12 +122,12 @@ class ClusterNetwork:
         return self.address(0)
 
     def address(self, number: int) -> str:
-        """Of a node by its number, from 1."""
+        """The address of the node with this number, counted from 1."""
         return str(ipaddress.IPv4Network(self.range)[number + 1])
 
     @property
     def most(self) -> int:
-        """Nodes there are addresses for."""
+        """The largest number of nodes that the address range allows."""
         return ipaddress.IPv4Network(self.range).num_addresses - 3
 
     @property
@@ -144,7 +144,8 @@ class ClusterNetwork:
     # ---- making ----------------------------------------------------------------------------------------
 
     def make_switch(self) -> None:
-        """The switch, and the host's link to it. Raises ``EnvironmentFault``, also where the kernel lacks one."""
+        """Create the switch and the host's link to it. Raises ``EnvironmentFault``, also if the kernel supports no
+        bridge."""
         _run("ip", "netns", "add", self.switch)
         self._in_switch("link", "set", "lo", "up")
         self._in_switch("link", "add", "bridge", "type", "bridge")
@@ -155,7 +156,7 @@ class ClusterNetwork:
         _run("ip", "link", "set", self.host_link, "up")
 
     def make_node(self, node: str, number: int) -> None:
-        """A node's namespace and its link, limited both ways."""
+        """Create a node's namespace and its link, with the rate limited in both directions."""
         namespace, port = self.namespace(node), f"n{number}"
         hosts = _HOSTS_FOLDER / namespace / "hosts"
         hosts.parent.mkdir(parents=True, exist_ok=True)
@@ -172,13 +173,14 @@ class ClusterNetwork:
             _run("tc", "-n", self.switch, *rate.shaping(port))
 
     def inside(self, node: str, command: Sequence[str]) -> list[str]:
-        """The command, in the node's namespace and under its name. All of it is one process in the end."""
+        """The command line that runs a command in the node's namespace with the node's host name. Each step
+        replaces the one before it with exec, so that only one process remains."""
         rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
         entry = ["ip", "netns", "exec", self.namespace(node), "unshare", "--uts", "sh", "-c", rename, node]
         return [*entry, *command]
 
     def passed(self, number: int) -> tuple[int, int]:
-        """Bytes so far from a node and to it, over its link."""
+        """Bytes sent and received by a node over its link so far."""
         listing = _run("ip", "-n", self.switch, "-j", "-s", "link", "show", f"n{number}")
         counters = parse_json(listing)[0]["stats64"]
         return int(counters["rx"]["bytes"]), int(counters["tx"]["bytes"])
@@ -186,12 +188,12 @@ class ClusterNetwork:
     # ---- removing --------------------------------------------------------------------------------------
 
     def remove_node(self, node: str, number: int) -> None:
-        """With its link; what is not there is no matter."""
+        """Remove a node and its link. Whatever is already gone is skipped."""
         _run("ip", "-n", self.switch, "link", "delete", f"n{number}", strict=False)
         self._remove(self.namespace(node))
 
     def remove(self) -> None:
-        """All that has the cluster's tag."""
+        """Remove everything with the cluster's tag."""
         _run("ip", "link", "delete", self.host_link, strict=False)
         for namespace in self.left():
             self._remove(namespace)
@@ -201,7 +203,7 @@ class ClusterNetwork:
             _HOSTS_FOLDER.rmdir()
 
     def left(self) -> list[str]:
-        """Namespaces that have the cluster's tag."""
+        """The existing namespaces with the cluster's tag."""
         listing = parse_json(_run("ip", "-j", "netns", "list", strict=False) or "[]")
         return [each["name"] for each in listing if each["name"].startswith(f"pstk{self.tag}-")]
 
@@ -225,8 +227,8 @@ def _run(*command: str, strict: bool = True) -> str:
         raise EnvironmentFault(
             "cluster's network",
             f"'{' '.join(command)}' failed ({problem or f'exit code {done.returncode}'})",
-            "It needs root with all capabilities (in a container: --privileged) and a kernel "
+            "This needs root with all capabilities (in a container: --privileged) and a kernel "
             "with network namespaces, veth, bridge and tbf. With --plain the nodes share "
-            "loopback.",
+            "the loopback interface.",
         )
     return ""

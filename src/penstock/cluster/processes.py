@@ -1,8 +1,9 @@
-"""The cluster's processes. They outlive the command that starts them, so they must be told from others' later: by
-process id, start time and user, and by a mark in their environment, which all they start inherits.
+"""Starts, finds and stops the cluster's processes. They outlive the command that starts them. Later commands
+identify them by process id, start time and user, and by a variable in their environment, which their children
+inherit.
 
-A signal goes through a pidfd: the process is looked at after the descriptor is open, so the one that was looked
-at is the one that gets the signal, even if its id is given to another process in between."""
+Signals are sent through a pidfd. The process is checked after the descriptor is open, so that the checked process
+gets the signal even if its id is reused in between."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MARK = "PENSTOCK_CLUSTER_NODE"
-_POLL = 0.05  # seconds between two looks at processes that are to end
-_SHOWN = 2.0  # seconds for the kernel to show the mark, a moment after the exec; of some processes it never does
-_MOMENT = 0.001  # seconds between two looks for it
+_POLL_INTERVAL = 0.05  # seconds between two checks of processes that should end
+_MARK_TIMEOUT = 2.0  # seconds until the kernel shows a new process's environment; for some processes it never does
+_MARK_INTERVAL = 0.001  # seconds between two checks for it; usually it appears within a millisecond
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One that was started here."""
+    """A process of the cluster."""
 
     pid: int
     started: int
-    """In ticks since the machine's start: together with ``pid`` no other process has it."""
+    """Start time in clock ticks since boot. No other process has the same ``pid`` and start time."""
 
     @property
     def alive(self) -> bool:
@@ -48,7 +49,7 @@ class _Stat:
 
 
 def launch(command: Sequence[str], environment: Mapping[str, str], key: str, node: str, log: Path) -> Process:
-    """Start a command that outlives us, in a session of its own; what it says goes to ``log``."""
+    """Start a command that outlives this process, in its own session. Its output is appended to ``log``."""
     with open(log, "ab") as output:
         process = subprocess.Popen(
             command,
@@ -60,16 +61,16 @@ def launch(command: Sequence[str], environment: Mapping[str, str], key: str, nod
             start_new_session=True,
         )
     seen = _stat(process.pid)
-    assert seen is not None, "a child is there, at least as a zombie, until it is waited for"
+    assert seen is not None, "a child exists, at least as a zombie, until it is waited for"
     started = Process(process.pid, seen.started)
-    deadline = time.monotonic() + _SHOWN
+    deadline = time.monotonic() + _MARK_TIMEOUT
     while started.alive and _node(started.pid, key) is None and time.monotonic() < deadline:
-        time.sleep(_MOMENT)
+        time.sleep(_MARK_INTERVAL)
     return started
 
 
 def marked(key: str, node: str | None = None) -> list[Process]:
-    """All living processes of a cluster, or of one of its nodes, with whatever they have started."""
+    """All live processes of a cluster, or of one of its nodes, including their children."""
     found = []
     for entry in _PROC.iterdir():
         if entry.name.isdecimal():
@@ -81,31 +82,31 @@ def marked(key: str, node: str | None = None) -> list[Process]:
 
 
 def node_of(pid: int, key: str) -> str | None:
-    """The node of a cluster that a process is on; None where it is no process of that cluster."""
+    """The node of a cluster that a process runs on; None if it does not belong to the cluster."""
     return _node(pid, key)
 
 
 def end(processes: Iterable[Process], patience: float) -> list[Process]:
-    """End them: asked at first, after ``patience`` seconds without asking. Returns those that still live, which
-    only the kernel can be the reason of."""
+    """Stop the processes: with SIGTERM, and after ``patience`` seconds with SIGKILL. Returns those that are still
+    alive, which happens only if they are blocked in the kernel."""
     left = [process for process in processes if process.alive]
     for signum, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
         for process in left:
             send(process, signum)
-            send(process, signal.SIGCONT)  # a paused one would not hear the other
+            send(process, signal.SIGCONT)  # a stopped process would not handle the first signal
         deadline = time.monotonic() + seconds
         while left and time.monotonic() < deadline:
             reap(left)
             left = [process for process in left if process.alive]
-            time.sleep(_POLL if left else 0)
+            time.sleep(_POLL_INTERVAL if left else 0)
     return left
 
 
 def send(process: Process, signum: signal.Signals) -> None:
-    """A signal, if it still lives and is a process of this user."""
+    """Send a signal if the process is still alive and belongs to this user."""
     try:
         descriptor = os.pidfd_open(process.pid)
-    except (ProcessLookupError, ValueError):  # none has the id, or none ever has
+    except (ProcessLookupError, ValueError):  # no process has this id, or it is not a valid id
         return
     try:
         if process.alive:
@@ -116,7 +117,7 @@ def send(process: Process, signum: signal.Signals) -> None:
 
 
 def reap(processes: Iterable[Process]) -> None:
-    """Take notice of the end of those that are our own children; else they stay as zombies."""
+    """Wait for those that are children of this process and have ended; otherwise they would stay as zombies."""
     for process in processes:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
@@ -136,7 +137,7 @@ def _node(pid: int, key: str) -> str | None:
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
-        return None  # gone, or somebody else's
+        return None  # it has ended, or belongs to another user
     mark = f"{_MARK}={key}/".encode()
     for entry in environment.split(b"\0"):
         if entry.startswith(mark):

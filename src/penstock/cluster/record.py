@@ -1,9 +1,9 @@
-"""What is written down of a cluster, so that other commands, and topologies that are to run on it, find it: one
-file in a folder of this user's alone. A machine has one cluster per user.
+"""The record of a cluster, with which other commands and topologies find it: one file in a folder that only this
+user can write. A user has one cluster per machine.
 
-The record names processes that ``down`` ends and a folder that it removes. So the folder of the record is checked
-at every use (``penstock.private_folder``), and what is read must be such as ``up`` writes: names are derived from
-the tag, and the work folder is only ever one that ``work_folder`` has named."""
+The record names processes that ``down`` stops and a folder that it removes. Therefore the record's folder is
+checked at every use (``penstock.private_folder``), and its content must be what ``up`` writes: names are derived
+from the tag, and the work folder must have a name given by ``work_folder``."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One worker of Spark's."""
+    """A node of the cluster: one Spark worker."""
 
     name: str
     number: int
-    """Where it is plugged in, from 1: of its address and its link. Free again when the node is gone."""
+    """Determines the node's address and link, from 1. The number is reused when the node is gone."""
     host: str
     port: int
     process: Process | None = None
@@ -49,33 +49,34 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """A cluster, whole or half made. What is made of it is written down before, or found by ``tag`` or ``key``."""
+    """A cluster, complete or not. Everything created for it is recorded before, or can be found by ``tag`` or
+    ``key``."""
 
     tag: str
-    """In the names of its namespaces and links."""
+    """Part of the names of its namespaces and links."""
     key: str
-    """In the environment of its processes."""
+    """Part of the mark in the environment of its processes."""
     secret: str = field(repr=False)
-    """Whoever knows it may run something on the cluster."""
+    """Whoever knows it can run programs on the cluster."""
     boot: str
-    """Of the machine's start: after another one no process is left."""
+    """The machine's boot id. After a reboot no process of the cluster is left."""
     work: str
-    """The folder its nodes work in."""
+    """The folder that contains the nodes' working directories and logs."""
     slots: int
-    """Of each node."""
+    """Task slots of each node."""
     memory: str
-    """Of each node's executor, as Java writes it."""
+    """Heap of each node's executor, in Java's notation."""
     host: str
     port: int
     web_port: int
     network: ClusterNetwork | None = None
-    """None: all on loopback."""
+    """None: all nodes are on loopback."""
     master: Process | None = None
     nodes: tuple[ClusterNode, ...] = ()
     named: int = 0
-    """Nodes that have had a name so far: none is used twice."""
+    """Number of node names given so far. A name is never used twice."""
     ready: bool = False
-    """``up`` has come to its end."""
+    """Whether ``up`` has completed."""
 
     @property
     def url(self) -> str:
@@ -87,12 +88,12 @@ class ClusterRecord:
                 return node
         raise EnvironmentFault(
             f"node '{name}'",
-            f"the cluster has no such node, only {', '.join(node.name for node in self.nodes) or 'none'}",
+            f"the cluster has no such node; it has {', '.join(node.name for node in self.nodes) or 'none'}",
             "See penstock cluster status.",
         )
 
     def with_node(self, node: ClusterNode) -> ClusterRecord:
-        """The node is new, or takes the place of the one of that name."""
+        """The record with this node added, or put in the place of the node with the same name."""
         others = tuple(each for each in self.nodes if each.name != node.name)
         return dataclasses.replace(self, nodes=(*others, node))
 
@@ -100,7 +101,7 @@ class ClusterRecord:
         return dataclasses.replace(self, nodes=tuple(each for each in self.nodes if each.name != name))
 
     def validate(self) -> None:
-        """Raises ``ValueError`` for what ``up`` does not write. Names end up in commands and paths."""
+        """Raises ``ValueError`` for values that ``up`` does not write. Names become part of commands and paths."""
         if not _TAG.fullmatch(self.tag) or not (self.network is None or self.network.tag == self.tag):
             raise ValueError(f"tag {self.tag!r}")
         if not is_work_folder(Path(self.work), self.tag):
@@ -110,25 +111,25 @@ class ClusterRecord:
         if self.network is not None:
             IPv4Network(self.network.range)
         names, numbers = {node.name for node in self.nodes}, {node.number for node in self.nodes}
-        assert len(names) == len(numbers) == len(self.nodes), "no two nodes have a name or a place in common"
+        assert len(names) == len(numbers) == len(self.nodes), "two nodes have the same name or number"
         assert self.named >= len(self.nodes)
 
     # ---- on disk ---------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Within ``changing``."""
+        """Write the record. Must be called within ``changing``."""
         self.validate()
         with opened() as place:
             place.write(_FILE, json.dumps(dataclasses.asdict(self), indent=1).encode())
 
 
 def work_folder(tag: str) -> Path:
-    """A new name for the folder that the nodes of a cluster work in; it is not made yet."""
+    """A new name for a cluster's work folder. The folder is not created."""
     return Path(tempfile.gettempdir()).absolute() / f"penstock-cluster-{tag}-{secrets.token_hex(8)}"
 
 
 def is_work_folder(path: Path, tag: str) -> bool:
-    """Whether ``work_folder`` has named it. Only then it may be removed."""
+    """Whether ``work_folder`` gave this name. Only then may the folder be removed."""
     named = re.fullmatch(f"penstock-cluster-{re.escape(tag)}-[0-9a-f]{{16}}", path.name)
     return named is not None and path.is_absolute() and ".." not in path.parts
 
@@ -138,14 +139,14 @@ def folder() -> Path:
 
 
 def opened() -> PrivateFolder:
-    """The cluster's folder, which exists. Raises ``FileNotFoundError``, ``EnvironmentFault`` where others could
-    have written there."""
+    """Open the cluster's folder. Raises ``FileNotFoundError`` if it does not exist, and ``EnvironmentFault`` if
+    other users could have written there."""
     with PrivateFolder.open(folder().parent) as above:
         return above.child(folder().name)
 
 
 def load() -> ClusterRecord | None:
-    """The cluster there is, whole or not. Raises ``EnvironmentFault`` where it cannot be trusted."""
+    """The recorded cluster, complete or not. Raises ``EnvironmentFault`` if the record cannot be trusted."""
     try:
         with opened() as place:
             made = _record(parse_json(place.read(_FILE)))
@@ -156,13 +157,13 @@ def load() -> ClusterRecord | None:
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise EnvironmentFault(
             f"{folder() / _FILE}",
-            f"it is not what penstock cluster up writes ({type(error).__name__}: {error})",
-            "It may come from another version: end the cluster with that version.",
+            f"it is not a record that penstock cluster up writes ({type(error).__name__}: {error})",
+            "It may come from another version: stop the cluster with that version.",
         ) from error
 
 
 def find(master: str) -> ClusterRecord | None:
-    """The cluster, if ``master`` is its URL."""
+    """The recorded cluster if ``master`` is its URL."""
     try:
         record = load()
     except EnvironmentFault:
@@ -176,7 +177,7 @@ def boot() -> str:
 
 @contextlib.contextmanager
 def changing(make: bool = False) -> Iterator[None]:
-    """Nobody else changes the cluster meanwhile. The folder is there, if ``make`` says so or it was before."""
+    """Hold the lock for changing the cluster. If ``make`` is true, the folder is created if needed."""
     while True:
         try:
             with PrivateFolder.open(folder().parent, make) as above:
@@ -189,11 +190,11 @@ def changing(make: bool = False) -> Iterator[None]:
             if _is_current(place):
                 yield
                 return
-        # Another one's ``down`` has removed the folder meanwhile: look again.
+        # Another process's ``down`` has removed the folder in the meantime: try again.
 
 
 def remove() -> None:
-    """The cluster's folder, and with it the record. Within ``changing``."""
+    """Remove the cluster's folder with the record. Must be called within ``changing``."""
     with if_present(folder().parent) as above:
         if above is not None:
             above.remove_tree(folder().name)

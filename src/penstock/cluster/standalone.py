@@ -1,5 +1,5 @@
-"""Spark's standalone master and workers, of the jars that come with pyspark: how they are started, and what the
-master says of its workers."""
+"""Command lines and settings for Spark's standalone master and workers, from the jars that come with pyspark, and
+the master's view of its workers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pathlib import Path
 from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault
 
-# Masters and workers only start others and tell who lives: they need little, and soon.
+# Masters and workers only start and monitor executors: little memory and a fast start suffice.
 _JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 _SETTINGS: Mapping[str, str] = {
     "spark.authenticate": "true",
-    # A worker that gets SIGPWR takes nothing new, and its executors end when they are idle.
+    # On SIGPWR a worker accepts nothing new, and its executors end when they are idle.
     "spark.decommission.enabled": "true",
-    # The web pages show, and change nothing: they know no secret.
+    # The web pages are read-only, because they do not authenticate.
     "spark.ui.killEnabled": "false",
     "spark.master.ui.decommission.allow.mode": "DENY",
     "spark.master.rest.enabled": "false",
-    # What executors print, which nobody may ever read.
+    # Limits the disk space of executors' output, which is rarely read.
     "spark.executor.logs.rolling.strategy": "size",
     "spark.executor.logs.rolling.maxSize": "4194304",
     "spark.executor.logs.rolling.maxRetainedFiles": "2",
 }
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0  # time limit for the master's page; it answers in milliseconds unless overloaded
 
 
 def spark_home() -> Path:
-    """Of the installed pyspark, which is not imported for it."""
+    """The folder of the installed pyspark, found without importing it."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise EnvironmentFault(
@@ -46,21 +46,21 @@ def spark_home() -> Path:
 
 
 def environment(java_home: str, host: str, work: Path) -> dict[str, str]:
-    """For a master or a worker, and the executors it starts. Nothing the user has set for Spark elsewhere."""
+    """The environment for a master or a worker and the executors it starts, without the user's Spark variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     home = spark_home()
     return {
         **kept,
         "JAVA_HOME": java_home,
         "SPARK_HOME": str(home),
-        "SPARK_SCALA_VERSION": _scala_version(home),  # a worker looks for it where Spark was built, else
+        "SPARK_SCALA_VERSION": _scala_version(home),  # without it a worker searches for Spark's build folders
         "SPARK_LOCAL_IP": host,
         "SPARK_LOCAL_DIRS": str(work / "local"),
     }
 
 
 def settings_text(secret: str) -> str:
-    """The file of settings for masters and workers: on a command line everybody could read the secret."""
+    """The settings file for masters and workers. On a command line every user could read the secret."""
     settings = {**_SETTINGS, "spark.authenticate.secret": secret}
     return "".join(f"{key} {value}\n" for key, value in settings.items())
 
@@ -79,8 +79,8 @@ def worker_command(
 
 
 def workers(record: ClusterRecord) -> dict[tuple[str, int], str]:
-    """What the master says of its workers by address: ``ALIVE``, ``DECOMMISSIONED``, ``DEAD``. Empty where it does
-    not answer."""
+    """The state of each worker by address, as the master reports it: ``ALIVE``, ``DECOMMISSIONED`` or ``DEAD``.
+    Empty if the master does not answer."""
     try:
         with urllib.request.urlopen(
             f"http://{record.host}:{record.web_port}/json/", timeout=_ANSWER_SECONDS

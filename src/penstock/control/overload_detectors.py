@@ -6,8 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
+from penstock.control.flow_states import DetectorState
 from penstock.control.pace import Meter
 
 LOAD_FACTOR = 0.8
@@ -58,11 +58,11 @@ class OverloadDetector(ABC):
     def on_sender_adjusted(self) -> None:  # noqa: B027 - only mode step uses it
         """Record that a sender has applied the last message."""
 
-    def handover(self) -> Any:
-        """The messages in force, as JSON, for the detector that continues in another process."""
-        return None
+    def handover(self) -> DetectorState:
+        """The messages in force, for the detector that continues in another process."""
+        return DetectorState()
 
-    def restore(self, handover: Any) -> None:  # noqa: B027 - some modes have no state
+    def restore(self, state: DetectorState) -> None:  # noqa: B027 - some modes have no state
         """Continue from the handover state of the previous process."""
 
     @property
@@ -165,11 +165,11 @@ class StepDetector(OverloadDetector):
         self._answer_by = now + MAX_SENSITIVITY
         return [(task, wanted, float(self.steps)) for task in self.upstream]
 
-    def handover(self) -> Any:
-        return [self.steps, self._rate]
+    def handover(self) -> DetectorState:
+        return DetectorState(steps=self.steps, rate=self._rate)
 
-    def restore(self, handover: Any) -> None:
-        self.steps, self._rate = handover
+    def restore(self, state: DetectorState) -> None:
+        self.steps, self._rate = state.steps, state.rate
 
     def on_sender_adjusted(self) -> None:
         self._answer_by = None
@@ -235,11 +235,11 @@ class SpoutDetector(OverloadDetector):
         self._holds = holds
         return [(task, "hold" if holds else "resume", 0.0) for task in self.upstream]
 
-    def handover(self) -> Any:
-        return self._holds
+    def handover(self) -> DetectorState:
+        return DetectorState(holds=self._holds)
 
-    def restore(self, handover: Any) -> None:
-        self._holds = handover
+    def restore(self, state: DetectorState) -> None:
+        self._holds = state.holds
 
 
 class CreditDetector(OverloadDetector):
@@ -264,9 +264,9 @@ class CreditDetector(OverloadDetector):
                 messages.append((task, "grant", float(total)))
         return messages
 
-    def handover(self) -> Any:
-        return [[task, self._consumed[task], self._granted[task]] for task in self.upstream]
+    def handover(self) -> DetectorState:
+        return DetectorState(credits=[(task, self._consumed[task], self._granted[task]) for task in self.upstream])
 
-    def restore(self, handover: Any) -> None:
-        for task, consumed, granted in handover:
+    def restore(self, state: DetectorState) -> None:
+        for task, consumed, granted in state.credits:
             self._consumed[task], self._granted[task] = consumed, granted

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
+from penstock.control.flow_states import LimiterState
 from penstock.control.overload_detectors import MAX_STEPS, STEP
 from penstock.control.pace import Pace
 from penstock.control.signals import TaskMessage
@@ -61,22 +62,13 @@ class RateLimiter:
         """Seconds until tuples may be sent. ``inf`` if that depends on a message."""
         return math.inf
 
-    def handover(self) -> Any:
-        """The messages in force, as JSON, for the limiter that continues in another process."""
-        return [sorted(self.paused_by), self._handover()]
+    def handover(self) -> LimiterState:
+        """The messages in force, for the limiter that continues in another process."""
+        return LimiterState(paused_by=sorted(self.paused_by))
 
-    def restore(self, handover: Any, now: float) -> None:
+    def restore(self, state: LimiterState, now: float) -> None:
         """Continue from the handover state of the previous process."""
-        paused_by, more = handover
-        self.paused_by = frozenset(paused_by)
-        self._restore(more, now)
-
-    def _handover(self) -> Any:
-        """The state of the mode."""
-        return None
-
-    def _restore(self, handover: Any, now: float) -> None:
-        """Restore the state of the mode."""
+        self.paused_by = frozenset(state.paused_by)
 
 
 class StepLimiter(RateLimiter):
@@ -121,13 +113,15 @@ class StepLimiter(RateLimiter):
         self.excluded = frozenset(tasks)
         self._pace.set(self._rate, now)
 
-    def _handover(self) -> Any:
-        return [self.initial, list(self.steps.items()), sorted(self.excluded)]
+    def handover(self) -> LimiterState:
+        return replace(
+            super().handover(), initial=self.initial, steps=dict(self.steps), excluded=sorted(self.excluded)
+        )
 
-    def _restore(self, handover: Any, now: float) -> None:
-        self.initial, steps, excluded = handover
-        self.steps = dict(steps)
-        self.exclude_tasks(excluded, now)
+    def restore(self, state: LimiterState, now: float) -> None:
+        super().restore(state, now)
+        self.initial, self.steps = state.initial, dict(state.steps)
+        self.exclude_tasks(state.excluded, now)
 
     @property
     def _rate(self) -> float:
@@ -188,9 +182,9 @@ class CreditLimiter(RateLimiter):
     def record_sent(self, target: int, rows: int) -> None:
         self._sent[target] = self._sent.get(target, 0) + rows
 
-    def _handover(self) -> Any:
-        return [list(self._granted.items()), list(self._sent.items())]
+    def handover(self) -> LimiterState:
+        return replace(super().handover(), granted=dict(self._granted), sent=dict(self._sent))
 
-    def _restore(self, handover: Any, now: float) -> None:
-        granted, sent = handover
-        self._granted, self._sent = dict(granted), dict(sent)
+    def restore(self, state: LimiterState, now: float) -> None:
+        super().restore(state, now)
+        self._granted, self._sent = dict(state.granted), dict(state.sent)

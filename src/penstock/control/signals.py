@@ -3,7 +3,7 @@ carries them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 _SUBJECTS = {
     "slow": "rate",
@@ -16,8 +16,7 @@ _SUBJECTS = {
 }
 
 
-@dataclass(frozen=True)
-class TaskMessage:
+class TaskMessage(Struct, frozen=True, tag=True, array_like=True):
     """A message from a task about its queue to a task that sends to it."""
 
     source: int
@@ -36,8 +35,7 @@ class TaskMessage:
         return _SUBJECTS.get(self.kind, self.kind)
 
 
-@dataclass(frozen=True)
-class TaskFlowState:
+class TaskFlowState(Struct, frozen=True, tag=True, array_like=True):
     """How a task has applied the messages it received: its current rate towards one component."""
 
     task: int

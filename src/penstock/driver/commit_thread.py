@@ -1,303 +1,219 @@
-"""The thread that commits epochs, and the requests it takes from outside.
-
-A savepoint is asked for by a file in the state directory, so that it can be asked for from any machine that
-reaches the directory, with no port to know: ``requests/NAME.json`` with the place to copy to; the answer is
-``requests/NAME.done``. A request is signed with the deployment key: whoever can only write to the directory could
-otherwise have the state, and secrets that a URL refers to, sent to a place of their choice.
-"""
+"""The loop that commits epochs, the requests it takes from other threads, and the thread it runs in."""
 
 from __future__ import annotations
 
-import hmac
-import json
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
-from penstock import signing
-from penstock.driver.commits import Commits, read_published
+from penstock.driver.commits import Commits
+from penstock.driver.registry import EpochEvent
+from penstock.driver.savepoint_requests import SavepointRequests, save
+from penstock.driver.steps import Cause, Problem
 from penstock.errors import PenstockError, StateError
 from penstock.plan.model import WorkerId
-from penstock.protocol.messages import EpochPublished, Message, SnapshotFailed, SnapshotWritten, SpoutsSnapshotted
-from penstock.redaction import described
-from penstock.state import manifest as manifests
-from penstock.state import savepoints
-from penstock.state.manifest import TaskEntry
 from penstock.state.store import StateStore
-from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.commits")
 
 _LOOK = 0.05  # seconds between two looks at the clock
-_ASK = 0.2  # seconds between two times that whoever waits for an epoch is asked whether to go on
-_REQUESTS = 1.0  # seconds between two looks for requests
-REQUESTS = "requests"
-_PURPOSE = "state.request"
+EpochEvents = queue.SimpleQueue[tuple[WorkerId, EpochEvent] | tuple[()] | None]
+"""What workers say of epochs; an empty tuple: look at the requests; None: the end."""
 
 
-@dataclass
-class _Waiting:
-    """A request for an epoch that begins from now on."""
+@dataclass(eq=False)
+class CommitRequest:
+    """Somebody wants an epoch that ends from now on. Made by any thread, answered by the loop. A ``Watch``: a
+    failed request ends the wait of a step."""
 
-    done: Callable[[PenstockError | None], None]
-    epoch: int | None = None
     last: bool = False
+    """The query run commits no other."""
     moves: bool = False
+    """A worker leaves with it, while other commits are paused. It is not tried a second time."""
+    then: Callable[[PenstockError | None, int], int] | None = None
+    """Called by the loop with the error, or the newest epoch that all sinks have published; makes the result."""
+    epoch: int | None = None
+    """The epoch that was begun for it."""
     dropped: bool = False
     """Nobody waits any longer."""
+    result: int | None = None
+    error: PenstockError | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+    def alarm(self) -> bool:
+        return self.error is not None
+
+    def check(self) -> Problem | None:
+        return None if self.error is None else Problem(Cause.FAILED, self.error)
+
+    def answer(self, error: PenstockError | None, published: int) -> None:
+        """Called by the loop."""
+        self.error = error
+        if self.then is not None:
+            try:
+                self.result = self.then(error, published)
+            except PenstockError as failed:
+                self.error = failed
+        elif error is None:
+            self.result = published
+        self.answered.set()
+
+
+class CommitLoop:
+    """Feeds ``Commits`` with what workers say, with time, and with requests. ``turn`` and ``finish`` are called by
+    one thread, the rest by any."""
+
+    def __init__(
+        self, commits: Commits, store: StateStore, events: EpochEvents, notify: Callable[[], None]
+    ) -> None:
+        """``notify`` is called after each turn: somebody may wait for what has changed."""
+        self.commits = commits
+        self.error: PenstockError | None = None
+        """Why the loop gave up, if it did."""
+        self._store, self.events, self._notify = store, events, notify
+        self._wanted: queue.SimpleQueue[CommitRequest] = queue.SimpleQueue()
+        self._waiting: list[CommitRequest] = []
+        self._files = SavepointRequests(store)
+        self._beginning = threading.Lock()
+        self._paused = False
+
+    # ---- for any thread --------------------------------------------------------------------------------
+
+    def want(self, request: CommitRequest) -> None:
+        """Have an epoch committed, its sinks published too."""
+        self._wanted.put(request)
+        self.events.put(())  # look at once
+
+    def commit_now(self, timeout: float) -> int:
+        """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
+        fails or takes too long."""
+        return self._wait(CommitRequest(), timeout)
+
+    def savepoint(self, target: StateStore, timeout: float) -> int:
+        """The same, and copy it; returns the epoch copied."""
+
+        def copy(error: PenstockError | None, published: int) -> int:
+            if error is not None:
+                raise error
+            return save(self._store, target, published)
+
+        return self._wait(CommitRequest(then=copy), timeout)
+
+    def pause(self) -> None:
+        """Begin no epoch from now on, until ``resume``, other than one with which a worker moves."""
+        with self._beginning:
+            self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def stop(self) -> None:
+        """Have ``turn`` end the loop; what is under way is not committed."""
+        self.events.put(None)
+
+    def _wait(self, request: CommitRequest, timeout: float) -> int:
+        self.want(request)
+        if not request.answered.wait(timeout):
+            request.dropped = True
+            raise StateError("commits", f"no epoch was committed within {timeout:g} s")
+        if request.error is not None:
+            raise request.error
+        assert request.result is not None
+        return request.result
+
+    # ---- the loop --------------------------------------------------------------------------------------
+
+    def turn(self, now: float, seconds: float = 0.0) -> bool:
+        """Take what a worker said, waiting for it so many seconds, and do what is due. False: the loop has
+        ended."""
+        try:
+            event = self.events.get(timeout=seconds) if seconds else self.events.get_nowait()
+        except queue.Empty:
+            event = ()
+        if event is None:
+            return False
+        try:
+            if event:
+                self.commits.handle(*event)
+            self._look(now if not seconds else time.monotonic())
+        except PenstockError as error:
+            self.error = error
+        except Exception as error:  # a bug of ours must not look like an end
+            self.error = PenstockError("commits", f"internal error (please report it): {error!r}")
+        self._notify()
+        return self.error is None
+
+    def finish(self) -> None:
+        """Behind the last turn: answer whoever waits."""
+        self._collect()
+        ended = StateError("commits", "the topology ended before the epoch was committed")
+        for request in self._waiting:
+            request.answer(self.error or ended, 0)
+        self._notify()
+
+    def _look(self, now: float) -> None:
+        with self._beginning:
+            self._begin(now)
+        for name, target in self._files.new(now):
+            self._waiting.append(CommitRequest(then=partial(self._files.save, name, target)))
+        for request in list(self._waiting):
+            if request.epoch is not None and not self.commits.expects(request.epoch):
+                request.epoch = None  # it was given up: the next will do
+                if request.moves:
+                    self._waiting.remove(request)
+                    request.answer(StateError("commits", "the epoch with which a worker leaves was given up"), 0)
+            elif request.epoch is not None and self.commits.published >= request.epoch:
+                self._waiting.remove(request)
+                request.answer(None, self.commits.published)
+
+    def _begin(self, now: float) -> None:
+        """The epochs that are due, and those that are asked for."""
+        if not self._paused:
+            self.commits.tick(now)
+        self._collect()
+        self._waiting = [request for request in self._waiting if not request.dropped]
+        for request in self._waiting:
+            may = request.moves or not self._paused
+            if request.epoch is None and may and self.commits.begin(now, request.last, request.moves):
+                request.epoch = self.commits.newest
+
+    def _collect(self) -> None:
+        while not self._wanted.empty():
+            self._waiting.append(self._wanted.get())
+
+
+class CommitShell(Protocol):
+    """What has a loop run."""
+
+    loop: CommitLoop
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """End the loop; what is under way is not committed."""
+        ...
 
 
 class CommitThread:
-    """Feeds ``Commits`` with what workers say, with time, and with requests."""
+    """Runs a loop in a thread of its own: writing a manifest must not hold anybody up."""
 
-    def __init__(
-        self,
-        commits: Commits,
-        store: StateStore,
-        events: queue.SimpleQueue[tuple[WorkerId, Message] | tuple[()] | None],
-        notify: Callable[[], None],
-    ) -> None:
-        self.commits = commits
-        self.error: PenstockError | None = None
-        """Why the thread gave up, if it did."""
-        self._store, self._events, self._notify = store, events, notify
-        self._wanted: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
-        self._waiting: list[_Waiting] = []
-        self._looked = 0.0
-        self._looking = threading.Lock()
-        self._paused = False
-        self._seen: set[str] = set()
+    def __init__(self, loop: CommitLoop) -> None:
+        self.loop = loop
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what is under way is not committed."""
-        self._events.put(None)
+        self.loop.stop()
         self._thread.join(10)
 
-    def commit_now(self, timeout: float, last: bool = False, go_on: Callable[[], None] = lambda: None) -> int:
-        """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
-        fails or takes too long. ``last``: no other will be begun. ``go_on`` is asked meanwhile and may raise."""
-        return self._want(lambda: self.commits.published, timeout, last, go_on)
-
-    def pause(self) -> None:
-        """Begin no epoch from now on, until ``resume``, other than by ``commit_with_move``."""
-        with self._looking:
-            self._paused = True
-
-    def resume(self) -> None:
-        self._paused = False
-
-    def commit_with_move(self, timeout: float, go_on: Callable[[], None]) -> int:
-        """Commit an epoch with which a worker leaves, while others are paused. Raises ``StateError`` where that
-        fails at the first try or takes too long."""
-        return self._want(lambda: self.commits.published, timeout, go_on=go_on, moves=True)
-
-    def savepoint(self, target: StateStore, timeout: float) -> int:
-        """The same, and copy it; returns the epoch copied."""
-        return self._want(lambda: save(self._store, target, self.commits.published), timeout)
-
-    def _want(
-        self,
-        then: Callable[[], int],
-        timeout: float,
-        last: bool = False,
-        go_on: Callable[[], None] = lambda: None,
-        moves: bool = False,
-    ) -> int:
-        """Have ``then`` called, by the thread, when an epoch that ends from now on is published."""
-        answer: queue.SimpleQueue[int | PenstockError] = queue.SimpleQueue()
-
-        def done(error: PenstockError | None) -> None:
-            try:
-                answer.put(error or then())
-            except PenstockError as failed:
-                answer.put(failed)
-
-        waiting = _Waiting(done, last=last, moves=moves)
-        self._wanted.put(waiting)
-        self._events.put(())  # look at once
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                found = answer.get(timeout=max(0.0, min(_ASK, deadline - time.monotonic())))
-                break
-            except queue.Empty:
-                try:
-                    go_on()
-                except BaseException:
-                    waiting.dropped = True
-                    raise
-                if time.monotonic() >= deadline:
-                    waiting.dropped = True
-                    raise StateError("commits", f"no epoch was committed within {timeout:g} s") from None
-        if isinstance(found, PenstockError):
-            raise found
-        return found
-
     def _run(self) -> None:
-        try:
-            while True:
-                try:
-                    event = self._events.get(timeout=_LOOK)
-                except queue.Empty:
-                    event = ()
-                if event is None:
-                    break
-                if event:
-                    self._take(*event)
-                self._look(time.monotonic())
-                self._notify()
-        except PenstockError as error:
-            self.error = error
-        except Exception as error:  # a bug of ours must not look like an end
-            self.error = PenstockError("commits", f"internal error (please report it): {error!r}")
-        while not self._wanted.empty():
-            self._waiting.append(self._wanted.get())
-        for waiting in self._waiting:
-            waiting.done(self.error or StateError("commits", "the topology ended before the epoch was committed"))
-        self._notify()
-
-    def _take(self, worker: WorkerId, message: Message) -> None:
-        commits = self.commits
-        if isinstance(message, SpoutsSnapshotted):
-            commits.spouts_snapshotted(worker, message.epoch)
-        elif isinstance(message, SnapshotWritten):
-            commits.snapshot_written(worker, message.epoch, message.tasks)
-        elif isinstance(message, SnapshotFailed):
-            commits.snapshot_failed(worker, message.epoch, message.error)
-        elif isinstance(message, EpochPublished):
-            commits.epoch_published(worker, message.epoch)
-
-    def _look(self, now: float) -> None:
-        with self._looking:
-            self._begin(now)
-        if now - self._looked > _REQUESTS:
-            self._looked = now
-            self._look_for_requests()
-        for waiting in list(self._waiting):
-            if waiting.epoch is not None and not self.commits.expects(waiting.epoch):
-                waiting.epoch = None  # it was given up: the next will do
-                if waiting.moves:
-                    self._waiting.remove(waiting)
-                    waiting.done(StateError("commits", "the epoch with which a worker leaves was given up"))
-            elif waiting.epoch is not None and self.commits.published >= waiting.epoch:
-                self._waiting.remove(waiting)
-                waiting.done(None)
-
-    def _begin(self, now: float) -> None:
-        """The epochs that are due, and those that are asked for."""
-        if not self._paused:
-            self.commits.tick(now)
-        while not self._wanted.empty():
-            self._waiting.append(self._wanted.get())
-        self._waiting = [waiting for waiting in self._waiting if not waiting.dropped]
-        for waiting in self._waiting:
-            may = waiting.moves or not self._paused
-            if waiting.epoch is None and may and self.commits.begin(now, waiting.last, waiting.moves):
-                waiting.epoch = self.commits.newest
-
-    # ---- savepoints ------------------------------------------------------------------------------------
-
-    def _look_for_requests(self) -> None:
-        try:
-            found = [name for name in self._store.list(f"{REQUESTS}/") if name.endswith(".json")]
-        except StateError as error:
-            log.warning("no look for requests: %s", error)
-            return
-        for name in found:
-            if name in self._seen:
-                continue
-            self._seen.add(name)
-            try:
-                target = _requested(name, self._store.read(name))
-            except (StateError, ValueError, LookupError, TypeError) as error:  # anyone may put a file there
-                self._answer(
-                    name,
-                    {
-                        "error": str(
-                            StateError(
-                                f"request {name}",
-                                f"it names no folder or URL, or lacks this deployment's signature ({error})",
-                            )
-                        )
-                    },
-                )
-            else:
-                self._waiting.append(_Waiting(self._save_to(name, target)))
-
-    def _save_to(self, name: str, target: str) -> Callable[[PenstockError | None], None]:
-        def done(error: PenstockError | None) -> None:
-            answer: dict[str, Any]
-            try:
-                if error is not None:
-                    raise error
-                answer = {"epoch": save(self._store, StateStore(target), self.commits.published)}
-            except Exception as failed:  # the file system behind the target may raise anything
-                answer = {"error": str(failed) if isinstance(failed, PenstockError) else described(failed)}
-            self._answer(name, answer)
-
-        return done
-
-    def _answer(self, name: str, answer: dict[str, Any]) -> None:
-        """Say what became of a request. The topology does not end because that cannot be said."""
-        try:
-            self._store.write(f"{name.removesuffix('.json')}.done", json.dumps(answer).encode())
-            self._store.remove(name)
-            self._seen.discard(name)
-        except StateError as error:
-            log.warning("no answer to %s: %s", name, error)
-
-
-def request(name: str, target: str) -> bytes:
-    """The content of the request file ``name``: copy the state to ``target``, an absolute path or URL."""
-    return json.dumps({"to": target, "signature": _signature(name, target).hex()}).encode()
-
-
-def _signature(name: str, target: str) -> bytes:
-    return signing.sign(_PURPOSE, f"{name}\0{target}".encode())
-
-
-def _requested(name: str, data: bytes) -> str:
-    """Where to copy to. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for what ``request`` did not make,
-    and for a relative path: relative to what, only who asks knows."""
-    content = parse_json(data)
-    target = str(content["to"])
-    if not hmac.compare_digest(bytes.fromhex(content["signature"]), _signature(name, target)):
-        raise ValueError("a request that was signed with another key, or changed")
-    if "://" not in target and not os.path.isabs(target):
-        raise ValueError(f"a relative path: {target}")
-    return target
-
-
-def save(store: StateStore, target: StateStore, published: int) -> int:
-    """Copy the newest epoch that all sinks have published, so that nothing they prepared is needed; returns it.
-    Raises ``StateError`` where there is none."""
-    manifest = manifests.newest(store, before=published + 1)
-    if manifest is None or not manifest.epoch:
-        raise StateError(f"state directory {store.url}", "it holds no published epoch")
-    tasks = {key: TaskEntry(entry.parts, []) for key, entry in manifest.tasks.items()}
-    savepoints.write_savepoint(store, replace(manifest, tasks=tasks), target)
-    return manifest.epoch
-
-
-def save_at_rest(store: StateStore, target: StateStore) -> int:
-    """The same for a topology that does not run. Raises ``StateError`` where its sinks have yet to publish."""
-    newest = manifests.newest(store)
-    if newest is None or not newest.epoch:
-        raise StateError(f"state directory {store.url}", "it holds no committed epoch")
-    published = read_published(store, newest.generation)
-    if published < newest.epoch and any(entry.tokens for entry in newest.tasks.values()):
-        raise StateError(
-            f"topology '{newest.topology}'",
-            f"its sinks have published epoch {published} only, and not yet epoch {newest.epoch}",
-            "Start it once more, and end it with Ctrl-C.",
-        )
-    return save(store, target, newest.epoch)
+        while self.loop.turn(time.monotonic(), _LOOK):
+            pass
+        self.loop.finish()

@@ -21,17 +21,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, Instruction, SnapshotBolts
 from penstock.errors import StateError, StateRemoved, Superseded
 from penstock.faults import CrashPoint
 from penstock.plan.model import Plan, WorkerId
-from penstock.protocol.messages import EndEpoch, EpochCommitted, Message, TakeSnapshot
+from penstock.protocol.commands import Command, EndEpoch, EpochCommitted, TakeSnapshot
+from penstock.protocol.events import EpochPublished, Event, SnapshotFailed, SnapshotWritten, SpoutsSnapshotted
+from penstock.protocol.task_states import SavedTask
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
-from penstock.state.snapshots import SnapshotPart
 from penstock.state.store import StateStore, is_missing
 
 log = logging.getLogger("penstock.commits")
@@ -80,7 +80,7 @@ class Commits:
         store: StateStore,
         owner: Ownership,
         committed: int,
-        send: Callable[[Message, WorkerId | None], None],
+        send: Callable[[Command, WorkerId | None], None],
         crash: CrashPoint,
     ) -> None:
         self.committed = committed
@@ -140,10 +140,22 @@ class Commits:
         self._obey(instructions)
         return bool(instructions)
 
+    def handle(self, worker: WorkerId, event: Event) -> None:
+        """What a worker says of an epoch."""
+        match event:
+            case SpoutsSnapshotted():
+                self.spouts_snapshotted(worker, event.epoch)
+            case SnapshotWritten():
+                self.snapshot_written(worker, event.epoch, event.tasks)
+            case SnapshotFailed():
+                self.snapshot_failed(worker, event.epoch, event.error)
+            case EpochPublished():
+                self.epoch_published(worker, event.epoch)
+
     def spouts_snapshotted(self, worker: WorkerId, epoch: int) -> None:
         self._obey(self._keeper.spouts_snapshotted(worker, epoch))
 
-    def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, Any]) -> None:
+    def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, SavedTask]) -> None:
         self._obey(self._keeper.snapshot_written(worker, epoch, tasks))
 
     def snapshot_failed(self, worker: WorkerId, epoch: int, error: str) -> None:
@@ -184,7 +196,7 @@ class Commits:
                     "; ".join(instruction.errors),
                 )
 
-    def _first_message(self, epoch: int) -> Message:
+    def _first_message(self, epoch: int) -> Command:
         if self._delivery == "exactly_once":
             return EndEpoch(epoch, self._last)
         return TakeSnapshot(epoch, "spouts", self._last)
@@ -227,16 +239,7 @@ class Commits:
             )
 
     def _manifest(self, commit: Commit) -> Manifest:
-        entries = {
-            key: TaskEntry(
-                {
-                    state: [SnapshotPart.from_json(part) for part in parts]
-                    for state, parts in entry["parts"].items()
-                },
-                entry["tokens"],
-            )
-            for key, entry in commit.tasks.items()
-        }
+        entries = {key: TaskEntry(entry.parts, entry.tokens) for key, entry in commit.tasks.items()}
         base, dead_letters = self._find_origin()
         return Manifest(
             self._plan.topology,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from penstock.driver.migration_controller import MigrationController
 from penstock.metrics.bus import MetricsBus
-from penstock.protocol.messages import Message
+from penstock.protocol.commands import Command
 
 log = logging.getLogger("penstock.migration")
 
@@ -19,7 +19,7 @@ class ControlThread:
     """Of one start of a topology: routes are those of the plan when it begins."""
 
     def __init__(
-        self, migrations: MigrationController, bus: MetricsBus, send: Callable[[Message], None], interval: float
+        self, migrations: MigrationController, bus: MetricsBus, send: Callable[[Command], None], interval: float
     ) -> None:
         self._migrations, self._bus, self._send, self._interval = migrations, bus, send, interval
         self._ended = threading.Event()

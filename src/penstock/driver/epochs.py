@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.plan.model import WorkerId
+from penstock.protocol.task_states import SavedTask
 
 _MOST_OPEN = 2  # epochs under way; more would only wait for each other
 
@@ -30,7 +30,7 @@ class Commit:
     """Every worker's snapshot is written: write the manifest and tell the workers."""
 
     epoch: int
-    tasks: dict[str, Any]
+    tasks: dict[str, SavedTask]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Instruction = Begin | SnapshotBolts | Commit | Abandon
 @dataclass
 class _Open:
     snapshotted: set[WorkerId] = field(default_factory=set)
-    tasks: dict[str, Any] = field(default_factory=dict)
+    tasks: dict[str, SavedTask] = field(default_factory=dict)
     answered: dict[WorkerId, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
@@ -110,7 +110,7 @@ class EpochKeeper:
         state.snapshotted.add(worker)
         return [SnapshotBolts(epoch)] if state.snapshotted == self._spouts else []
 
-    def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, Any]) -> list[Instruction]:
+    def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, SavedTask]) -> list[Instruction]:
         """The worker has written a snapshot; at least once a worker of the first stage writes two."""
         state = self._open.get(epoch)
         if state is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.control.migration import Branch, BranchNodeLoad, Migrate, MigrationPolicy
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan
-from penstock.protocol.messages import SetMigrationRoutes
+from penstock.protocol.commands import SetMigrationRoutes
 from penstock.settings import Settings
 
 log = logging.getLogger("penstock.migration")
@@ -78,9 +78,9 @@ class MigrationController:
             if policy.routes
         ]
 
-    def _routes(self, component: str, routes: Mapping[str, str]) -> dict[str, int]:
+    def _routes(self, component: str, routes: Mapping[str, str]) -> dict[int, int]:
         task_of = {self._plan.task[task].key: task for task in self._plan.tasks_of[component]}
-        return {str(task_of[heavy]): task_of[light] for heavy, light in routes.items()}
+        return {task_of[heavy]: task_of[light] for heavy, light in routes.items()}
 
     def _branch(
         self, task: int, seconds: float, before: Mapping[int, TaskStats], now: Mapping[int, TaskStats]

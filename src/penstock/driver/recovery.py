@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from penstock.driver.commits import forget_published, read_published, write_published
 from penstock.errors import StateError
 from penstock.plan.model import Plan, Task
 from penstock.plan.owners import owner_rule, why_not_rescaled
+from penstock.protocol.task_states import Chains, InheritedTask, SavedTask, TaskStates
 from penstock.state import manifest as manifests
 from penstock.state import savepoints
 from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
-from penstock.state.snapshots import SnapshotPart
 from penstock.state.store import StateStore
 from penstock.storage.start_record import START_FILE
 from penstock.topology.builder import Topology
@@ -103,7 +101,7 @@ class StateDirectory:
         found = manifests.newest(self.store)
         self._manifest = None if found is None else self._checked(found, found.epoch)
 
-    def tasks(self) -> dict[str, Any]:
+    def tasks(self) -> TaskStates:
         """What each task of the plan begins with, as JSON, by task key (``runtime.archive.Entries``)."""
         manifest = self._manifest
         if manifest is None or not manifest.epoch:
@@ -156,19 +154,19 @@ class StateDirectory:
         self._clean_up(generation)
         return found.epoch
 
-    def _entry(self, manifest: Manifest, task: Task) -> dict[str, Any]:
+    def _entry(self, manifest: Manifest, task: Task) -> SavedTask | InheritedTask:
         before, now = manifest.parallelism.get(task.component, 0), self._tasks(task.component)
         if before in (0, now) or not _stateful(manifest, task.component):
             entry = manifest.tasks.get(task.key, TaskEntry()) if before == now else TaskEntry()
-            return {"parts": _as_json(entry.parts), "tokens": entry.tokens}
+            return SavedTask(dict(entry.parts), entry.tokens)
         owners = owner_rule(self._plan, task.component)
         assert owners is not None  # else it was refused
-        sources = {}
+        sources: dict[int, Chains] = {}
         for source in owners.share(task.index, before, now).sources:
             found = manifest.tasks.get(f"{task.component}/{source}", TaskEntry())
             if found.parts:
-                sources[str(source)] = _as_json(found.parts)
-        return {"before": before, "now": now, "owners": owners.to_json(), "sources": sources, "tokens": []}
+                sources[source] = dict(found.parts)
+        return InheritedTask(before, now, owners, sources, [])
 
     def _checked(self, manifest: Manifest, published: int, of_savepoint: bool = False) -> Manifest:
         """The manifest, without what sinks prepared where that is published. Raises ``StateError`` where a
@@ -231,7 +229,3 @@ def _without_tokens(manifest: Manifest, component: str | None = None) -> Manifes
         for key, entry in manifest.tasks.items()
     }
     return replace(manifest, tasks=tasks)
-
-
-def _as_json(chains: Mapping[str, list[SnapshotPart]]) -> dict[str, Any]:
-    return {state: [part.to_json() for part in chain] for state, chain in chains.items()}

@@ -1,9 +1,8 @@
-"""the worker registry: all workers of one start of a query, what they have said, and what belongs to them alone:
-the ledgers of their acks, their boards, their epochs. While a topology is being replaced there are two."""
+"""The worker registry: all workers of one query run, what they have said, and what belongs to them alone: the
+ledgers of their acks, their message board, their epochs. While a topology is being replaced there are two."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import queue
@@ -12,34 +11,38 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from penstock.acking import ledger
 from penstock.acking.ledger import Acker
 from penstock.control.signals import TaskFlowState, TaskMessage
+from penstock.driver.message_board import MessageBoardTables
+from penstock.driver.worker_health import SinkOutages, SkewWarnings
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan, WorkerId
-from penstock.protocol import wire
-from penstock.protocol.driver_clock import WARN_ABOVE
-from penstock.protocol.message_board import MessageBoardTables
-from penstock.protocol.messages import (
-    AckTally,
+from penstock.protocol import codec, wire
+from penstock.protocol.commands import (
     AssignWorker,
-    ChannelsWarm,
-    EpochPublished,
-    Hello,
+    Command,
     HoldTimeouts,
-    JoinMessageBoard,
-    LeavePrepared,
-    Message,
     OpenTasks,
     PrefetchState,
     RequestReport,
-    RootsFailed,
     RootsSettled,
+)
+from penstock.protocol.events import (
+    AckTally,
+    ChannelsWarm,
+    EpochPublished,
+    Event,
+    Heartbeat,
+    Hello,
+    JoinMessageBoard,
+    LeavePrepared,
+    RootsFailed,
     SlotFreed,
     SnapshotFailed,
     SnapshotWritten,
@@ -52,10 +55,21 @@ from penstock.protocol.messages import (
     WorkerLeft,
     WorkerReport,
     WorkerRouted,
-    dumps,
 )
+from penstock.protocol.requests import OperatorAnswer
+from penstock.protocol.task_states import TaskStates
 
 log = logging.getLogger("penstock.driver")
+
+EpochEvent = SpoutsSnapshotted | SnapshotWritten | SnapshotFailed | EpochPublished
+
+
+class CommandWriter(Protocol):
+    """The driver's end of a worker's connection: a socket's ``StreamWriter``, or memory in the local runner."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -63,7 +77,7 @@ class WorkerConnection:
     """One worker as the coordinator sees it."""
 
     hello: Hello
-    writer: asyncio.StreamWriter
+    writer: CommandWriter
     ahead: int = 0
     """The newest epoch whose state it has read ahead."""
     warm: bool = False
@@ -97,6 +111,29 @@ class WorkerConnection:
     def __post_init__(self) -> None:
         self.id = WorkerId(self.hello.stage, self.hello.slot)
 
+    def record(self, event: Event) -> bool:
+        """Note what the worker says of itself. False: the event is about something else."""
+        match event:
+            case WorkerRouted():
+                self.sending[event.worker] = event.slots
+            case LeavePrepared():
+                self.leaving = event.commit
+            case WorkerLeft():
+                self.left, self.left_at = event, time.monotonic()
+            case SlotFreed():
+                self.free = not self.problem
+            case StatePrefetched():
+                self.ahead = event.epoch
+            case ChannelsWarm():
+                self.warm = True
+            case TasksOpened():
+                self.ready, self.stateful = True, event.stateful
+            case TasksClosed():
+                self.closed = True
+            case _:
+                return False
+        return True
+
 
 class WorkerRegistry:
     """``workers`` is looked at under ``changed``. ``take`` is called on the coordinator's loop, the rest from any
@@ -125,23 +162,20 @@ class WorkerRegistry:
         self.failure: WorkerFailed | None = None
         self.corrupt = ""
         """A worker could not restore its tasks."""
-        self.epoch_events: queue.SimpleQueue[tuple[WorkerId, Message] | tuple[()] | None] = queue.SimpleQueue()
+        self.epoch_events: queue.SimpleQueue[tuple[WorkerId, EpochEvent] | tuple[()] | None] = queue.SimpleQueue()
         """What workers say of epochs, for the thread that commits them."""
         self.changed = changed
         self._plan, self._bus, self._soon = plan, bus, soon
         self._acker = Acker(key)
         self._message_board = MessageBoardTables(plan.routes.worker_of)
         self._probes = 0
-        self._sinks_away: set[WorkerId] = set()
-        """Workers whose last report had a sink that is away."""
-        self._skewed: set[str] = set()
-        """Hosts whose clocks were found to differ from the driver's."""
+        self._outages, self._skews = SinkOutages(), SkewWarnings()
 
     # ---- to the workers ----------------------------------------------------------------------------------
 
-    def send(self, message: Message, to: WorkerId | None = None) -> None:
+    def send(self, command: Command, to: WorkerId | None = None) -> None:
         """Send a command to one worker, or to all."""
-        data = framed(message)
+        data = framed(command)
 
         def write() -> None:
             for connection in list(self.workers.values()):
@@ -190,16 +224,16 @@ class WorkerRegistry:
 
         self._soon(swap)
 
-    def tell(self, connection: WorkerConnection, message: Message) -> None:
+    def tell(self, connection: WorkerConnection, command: Command) -> None:
         """Whatever worker it has."""
-        self._soon(partial(connection.writer.write, framed(message)))
+        self._soon(partial(connection.writer.write, framed(command)))
 
-    def read_ahead(self, epoch: int, tasks: Mapping[str, Any]) -> None:
+    def read_ahead(self, epoch: int, tasks: TaskStates) -> None:
         """Tell the workers what their tasks are likely to begin with."""
         for worker in list(self.workers):
             self.send(PrefetchState(epoch, self.share(worker, tasks)), worker)
 
-    def open(self, generation: int, epoch: int, tasks: Mapping[str, Any]) -> None:
+    def open(self, generation: int, epoch: int, tasks: TaskStates) -> None:
         """Tell the workers to open, where each of them stands, and what their tasks begin with."""
         nodes = self.nodes()
         for id in nodes:
@@ -222,7 +256,7 @@ class WorkerRegistry:
         for connection in {id(each): each for each in (*self.workers.values(), *self.slots.values())}.values():
             self._soon(connection.writer.close)
 
-    def share(self, worker: WorkerId, tasks: Mapping[str, Any]) -> dict[str, Any]:
+    def share(self, worker: WorkerId, tasks: TaskStates) -> TaskStates:
         """What is of the worker's tasks."""
         keys = {self._plan.task[task].key for task in self._plan.routes.tasks_of(worker)}
         return {key: entry for key, entry in tasks.items() if key in keys}
@@ -278,105 +312,74 @@ class WorkerRegistry:
             connection.problem = connection.problem or "its connection is gone"
             self.changed.notify_all()
 
-    def take(self, connection: WorkerConnection, message: Message) -> None:
+    def take(self, connection: WorkerConnection, event: Event) -> None:
         """What a worker says. One that stands by to take over, or has left, does not speak for its worker."""
         connection.heard = time.monotonic()
-        if isinstance(message, AckTally | RootsFailed):
-            self._settle(message)
-        elif isinstance(message, TaskMessage | TaskFlowState | JoinMessageBoard):
-            for worker, each in self._message_board.handle(connection.id, message):
+        if isinstance(event, AckTally | RootsFailed):
+            self._settle(event)
+        elif isinstance(event, TaskMessage | TaskFlowState | JoinMessageBoard):
+            for worker, each in self._message_board.handle(connection.id, event):
                 self._tell(worker, each)
         else:
             with self.changed:
-                self._note(connection, message)
+                self._note(connection, event)
                 self.changed.notify_all()
 
-    def _settle(self, message: AckTally | RootsFailed) -> None:
+    def _settle(self, event: AckTally | RootsFailed) -> None:
         """The acker's work: enter what a worker says, and tell the spouts what came of it."""
-        if isinstance(message, AckTally):
-            settled, component, error = self._acker.apply(*ledger.unpack(message.data)), "", ""
+        if isinstance(event, AckTally):
+            settled, component, error = self._acker.apply(*ledger.unpack(event.data)), "", ""
         else:
-            first, length = np.array(message.first, np.uint64), np.array(message.length, np.int64)
-            settled, component, error = self._acker.close(first, length), message.component, message.error
+            first, length = np.array(event.first, np.uint64), np.array(event.length, np.int64)
+            settled, component, error = self._acker.close(first, length), event.component, event.error
         for task, numbers in settled.items():
             data = np.concatenate(ledger.ranges(numbers)).tobytes()
             self._tell(self._plan.routes.worker_of[task], RootsSettled(task, component, error, data))
 
-    def _tell(self, worker: WorkerId, message: Message) -> None:
+    def _tell(self, worker: WorkerId, command: Command) -> None:
         """Write to a worker, if it is there. On the loop."""
         target = self.workers.get(worker)
         if target is not None and target.connected:
-            target.writer.write(framed(message))
+            target.writer.write(framed(command))
 
-    def _note(self, connection: WorkerConnection, message: Message) -> None:
+    def _note(self, connection: WorkerConnection, event: Event) -> None:
         current = self.workers.get(connection.id) is connection
-        if isinstance(message, WorkerRouted):
-            connection.sending[message.worker] = message.slots
-        elif isinstance(message, LeavePrepared):
-            connection.leaving = message.commit
-        elif isinstance(message, WorkerLeft):
-            connection.left, connection.left_at = message, time.monotonic()
-        elif isinstance(message, SlotFreed):
-            connection.free = not connection.problem
-        elif isinstance(message, WorkerFailed | StateUnreadable) and not current:
-            what = message.error if isinstance(message, StateUnreadable) else f"{message.where}: {message.problem}"
-            connection.problem = what
-        elif isinstance(message, WorkerReport) and not current:
-            self._bus.note_errors(message.errors)
-        elif isinstance(message, WorkerReport):
-            if message.probe:
-                connection.answer = message
-            self._note_skew(connection, message.clock_skew)
-            for task, number in message.settled_below.items():
-                self._acker.settled_below(int(task), number)
-            self._bus.record(self.attempt, connection.id, message)
-            self._hold_timeouts(connection.id, message)
-        elif isinstance(message, StatePrefetched):
-            connection.ahead = message.epoch
-        elif isinstance(message, ChannelsWarm):
-            connection.warm = True
-        elif isinstance(message, TasksOpened):
-            connection.ready, connection.stateful = True, message.stateful
-        elif isinstance(message, SpoutsSnapshotted | SnapshotWritten | SnapshotFailed | EpochPublished):
-            self.epoch_events.put((connection.id, message))
-        elif isinstance(message, StateUnreadable):
-            self.corrupt = self.corrupt or message.error
-        elif isinstance(message, TasksClosed):
-            connection.closed = True
-        elif isinstance(message, WorkerFailed) and self.failure is None:
-            self.failure = message
+        match event:
+            case WorkerReport() if current:
+                self._note_report(connection, event)
+            case WorkerReport():
+                self._bus.note_errors(event.errors)
+            case Heartbeat() if current:
+                self._bus.note_call(self.attempt, event.task, event.in_call)
+            case WorkerFailed() if not current:
+                connection.problem = f"{event.where}: {event.problem}"
+            case WorkerFailed():
+                self.failure = self.failure or event
+            case StateUnreadable() if not current:
+                connection.problem = event.error
+            case StateUnreadable():
+                self.corrupt = self.corrupt or event.error
+            case SpoutsSnapshotted() | SnapshotWritten() | SnapshotFailed() | EpochPublished():
+                self.epoch_events.put((connection.id, event))
+            case _:
+                connection.record(event)
 
-    def _note_skew(self, connection: WorkerConnection, skew: float) -> None:
-        """Warn once of each node whose clock is wrong."""
-        connection.clock_skew = skew
-        host = connection.hello.node.partition("/")[0]
-        if abs(skew) <= WARN_ABOVE or host in self._skewed:
-            return
-        self._skewed.add(host)
-        text = (
-            f"The clock of node {host} is {abs(skew):,.1f} s {'ahead of' if skew > 0 else 'behind'} the driver's. "
-            "Time-outs and latencies are corrected for it; times that your code reads are not. "
-            "Synchronise the clocks of the nodes (NTP)."
-        )
-        log.warning("%s", text)
-        self._bus.note("clock", "", text)
-
-    def _hold_timeouts(self, worker: WorkerId, report: WorkerReport) -> None:
-        """While any worker reports a sink that is away, no tuple may time out anywhere. A worker is told with each
-        of its reports, for it may have moved to another process. On the loop."""
-        held = bool(self._sinks_away)
-        if any(stats.get("away") for stats in report.tasks.values()):
-            self._sinks_away.add(worker)
-        else:
-            self._sinks_away.discard(worker)
-        if self._sinks_away:
-            for each in self.workers if not held else (worker,):
-                self._tell(each, HoldTimeouts(True))
-        elif held:
-            for each in self.workers:
-                self._tell(each, HoldTimeouts(False))
+    def _note_report(self, connection: WorkerConnection, report: WorkerReport) -> None:
+        if report.probe:
+            connection.answer = report
+        connection.clock_skew = report.clock_skew
+        warning = self._skews.check(connection.hello.node, report.clock_skew)
+        if warning:
+            log.warning("%s", warning)
+            self._bus.note("clock", "", warning)
+        for task, number in report.settled_below.items():
+            self._acker.settled_below(task, number)
+        self._bus.record(self.attempt, connection.id, report)
+        away = any(stats.away for stats in report.tasks.values())
+        for worker, held in self._outages.note(connection.id, away, self.workers):
+            self._tell(worker, HoldTimeouts(held))
 
 
-def framed(message: Message) -> bytes:
-    """A message as it stands on the wire. Raises ``ControlRefused`` for one that is too long."""
-    return wire.framed(dumps(message))
+def framed(message: Command | OperatorAnswer) -> bytes:
+    """A message as it stands on the wire. Raises ``ControlRefused`` for one that cannot be sent."""
+    return wire.framed(codec.encode(message))

@@ -2,8 +2,8 @@
 them by name.
 
 The file has the coordinator's address and the run's secret. It lies in a folder of this user's alone, which is
-checked at every use (``penstock.private_folder``): a file that somebody else has written would make commands
-connect to a stranger.
+checked at every use (``penstock.private_folder``): a file that somebody else has written would make
+commands connect to a stranger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from typing import Any
 from penstock import errors
 from penstock.errors import ControlRefused, EnvironmentFault, NotRunning, PenstockError
 from penstock.private_folder import PrivateFolder, if_present, runtime_folder
-from penstock.protocol.client import ControlClient
-from penstock.protocol.messages import OperatorAnswer, OperatorRequest
+from penstock.protocol.client import ask
+from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable, printable_values
 from penstock.texts import parse_json
 
@@ -75,20 +74,12 @@ class Run:
         """Have the topology carry out a command; returns what it says, without control characters, also inside
         JSON: it holds users' texts, and commands display it. Raises its error where it refuses it or
         fails, ``ControlRefused`` where it cannot be reached or says nothing for ``timeout`` seconds."""
-        answered = threading.Event()
         try:
-            client = ControlClient((self.host, self.port), bytes.fromhex(self.secret), answered.set)
+            answer = ask((self.host, self.port), bytes.fromhex(self.secret), command, timeout)
         except OSError as error:
             raise self._silent(str(error)) from error
-        try:
-            client.send(command)
-            answered.wait(timeout)
-            if not client.inbox:
-                raise self._silent()
-            answer = client.inbox.popleft()
-        finally:
-            client.close()
-        assert isinstance(answer, OperatorAnswer)
+        if answer is None:
+            raise self._silent()
         if answer.error:
             raise _kind(answer.kind)(*(printable(part, multiline=True) for part in answer.error))
         return _printable(answer.text)

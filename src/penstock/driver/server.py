@@ -18,17 +18,11 @@ from penstock.driver.registry import WorkerConnection, WorkerRegistry, framed
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan
-from penstock.protocol import wire
+from penstock.protocol import codec, wire
+from penstock.protocol.commands import DriverTime
 from penstock.protocol.driver_clock import RunTime
-from penstock.protocol.messages import (
-    AskDriverTime,
-    DriverTime,
-    Hello,
-    Message,
-    OperatorAnswer,
-    OperatorRequest,
-    loads,
-)
+from penstock.protocol.events import AskDriverTime, Event, Hello
+from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 
 log = logging.getLogger("penstock.driver")
 
@@ -143,9 +137,11 @@ class Coordinator:
                 message = await _read(reader)
                 if isinstance(message, AskDriverTime):
                     writer.write(framed(DriverTime(message.sent, self._time.now())))
+                elif isinstance(message, OperatorRequest):
+                    raise ControlRefused("control connection", "a worker sent an operator's request")
                 elif (
                     self._registries.get(registry.attempt) is registry
-                ):  # else a straggler of a start that is over
+                ):  # else a straggler of an earlier query run
                     registry.take(connection, message)
         except ControlRefused as error:
             self.refused += 1
@@ -178,28 +174,23 @@ class Coordinator:
             oldest.transport.abort()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
-        """A worker, or what an operator wants."""
+        """The handshake, and the first message: of a worker, or what an operator asks."""
         mine = wire.new_nonce()
-        writer.write(wire.GREETING + mine)
-        answer = await reader.readexactly(wire.NONCE_BYTES + wire.PROOF_BYTES)
-        theirs, proof = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
-        if not wire.same(proof, wire.worker_proof(self.secret, mine, theirs)):
-            raise ControlRefused("control connection", "the other end does not know the secret of this run")
-        writer.write(wire.coordinator_proof(self.secret, mine, theirs))
-        hello = await _read(reader)
-        while isinstance(hello, AskDriverTime):
-            writer.write(framed(DriverTime(hello.sent, self._time.now())))
-            hello = await _read(reader)
-        if isinstance(hello, OperatorRequest) or (isinstance(hello, Hello) and hello.attempt in self._registries):
-            return hello
-        starts = ", ".join(map(str, self._registries)) or "none"
+        writer.write(wire.greeting(mine))
+        theirs = wire.read_answer(await reader.readexactly(wire.ANSWER_BYTES), self.secret, mine)
+        writer.write(wire.driver_proof(self.secret, mine, theirs))
+        first = await _read(reader)
+        while isinstance(first, AskDriverTime):
+            writer.write(framed(DriverTime(first.sent, self._time.now())))
+            first = await _read(reader)
+        if isinstance(first, OperatorRequest) or (isinstance(first, Hello) and first.attempt in self._registries):
+            return first
+        runs = ", ".join(map(str, self._registries)) or "none"
         raise ControlRefused(
-            "control connection", f"the worker belongs to none of the query runs {starts}: {hello!r}"
+            "control connection", f"only workers of the query runs {runs} may join, but {first!r} came"
         )
 
 
-async def _read(reader: asyncio.StreamReader) -> Message:
-    (length,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
-    if length > wire.MOST_BYTES:
-        raise wire.too_long(length)
-    return loads(await reader.readexactly(length))
+async def _read(reader: asyncio.StreamReader) -> Event | OperatorRequest:
+    length = wire.length_of(await reader.readexactly(wire.LENGTH.size))
+    return codec.decode_event(await reader.readexactly(length))

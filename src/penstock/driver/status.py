@@ -45,10 +45,11 @@ _DECISIONS = 64  # the newest that are shown
 class Running(Protocol):
     """What is looked at."""
 
-    coordinator: Coordinator
+    server: Coordinator
     monitor: LoadMonitor
-    state: str
 
+    @property
+    def state(self) -> str: ...
     @property
     def scalings(self) -> ScalingController: ...
     @property
@@ -155,7 +156,8 @@ class TopologyStatus:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, described in docs/operations.md; what is infinite or unknown is null."""
+        """One object of plain values, described in docs/reference/status.md; what is infinite or unknown is
+        null."""
         plain: dict[str, Any] = _plain(
             {
                 "format": FORMAT,
@@ -229,7 +231,7 @@ def _followers(plan: Plan, component: str) -> list[str]:
 
 def _workers(running: Running) -> tuple[WorkerStatus, ...]:
     plan, processes = running.plan, running.bus.processes()
-    with running.coordinator.changed:
+    with running.server.changed:
         known = dict(running.workers)
     result = []
     for id in plan.worker_ids():

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.control.migration import Segment
@@ -56,18 +57,24 @@ class MetricsBus:
         with self._lock:
             if attempt != self._attempt:
                 self._start_run(attempt)
-            for task, data in report.tasks.items():
-                stats = TaskStats.from_json(data)
-                self._note_backpressure(int(task), self._counters.newest.get(int(task), TaskStats()), stats)
-                self._counters.update(int(task), stats)
-            for task, rows in report.published.items():
-                self._published[int(task)] = rows
+            for task, stats in report.tasks.items():
+                self._note_backpressure(task, self._counters.newest.get(task, TaskStats()), stats)
+                self._counters.update(task, stats)
+            self._published.update(report.published)
             self._events.add_errors(self._monotonic(), report.errors)
-            self._segments.extend((sender, Segment(*rest)) for sender, *rest in report.segments)
+            self._segments.extend((each[0], Segment(*each[1:])) for each in report.segments)
             self._process[worker] = (report.cpu, report.rss)
             self._pending[worker] = report.pending
             self._loads.record(self._monotonic(), worker, report)
             self._counters.sample(self._monotonic())
+
+    def note_call(self, attempt: int, task: int, seconds: float) -> None:
+        """Record for how long a worker has been inside the code of a task. ``task`` is -1 if it is inside no
+        task's code."""
+        with self._lock:
+            newest = self._counters.newest.get(task)
+            if attempt == self._attempt and newest is not None:
+                self._counters.newest[task] = replace(newest, in_call=seconds)
 
     def note_errors(self, errors: Sequence[str]) -> None:
         """Record the errors of a process that does not run its worker any more, or not yet. Nothing else of its

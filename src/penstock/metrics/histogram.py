@@ -4,7 +4,7 @@ bucket."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,14 @@ _PER_DOUBLING = 8  # buckets per factor of two: each is 9 % wide, so a value is 
 _FLOOR = 1e-6  # seconds; shorter durations are counted in the first bucket
 
 
+@dataclass(slots=True)
 class Histogram:
     """Counts per bucket, which only grow. ``minus`` an earlier copy gives the interval in between."""
 
-    __slots__ = ("counts",)
+    counts: dict[int, int] = field(default_factory=dict)
 
-    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
-        self.counts: dict[int, int] = dict(counts or {})
+    def __post_init__(self) -> None:
+        self.counts = dict(self.counts)
 
     def record(self, seconds: float, times: int = 1) -> None:
         bucket = int(math.log2(seconds / _FLOOR) * _PER_DOUBLING) if seconds > _FLOOR else 0

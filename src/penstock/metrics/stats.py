@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.metrics.histogram import Histogram
 
@@ -70,48 +69,3 @@ class TaskStats:
     """Their size in the state directory."""
     lag: dict[str, int] = field(default_factory=dict)
     """In a spout: unread records per partition of its source (``BaseSpout.lag``)."""
-
-    def to_json(self) -> dict[str, Any]:
-        result = {name: getattr(self, name) for name in _PLAIN}
-        result["latency"] = {str(bucket): count for bucket, count in list(self.latency.counts.items())}
-        return result
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TaskStats:
-        plain = {name: data[name] for name in _PLAIN}
-        latency = Histogram({int(bucket): count for bucket, count in data["latency"].items()})
-        return cls(**plain, latency=latency)
-
-
-_PLAIN = (
-    "arrived",
-    "arrived_bytes",
-    "received",
-    "received_bytes",
-    "executed",
-    "expired",
-    "late",
-    "emitted",
-    "sent",
-    "sent_bytes",
-    "errors",
-    "acked",
-    "failed",
-    "timed_out",
-    "away",
-    "given_up",
-    "written",
-    "in_call",
-    "held_back",
-    "busy",
-    "queued",
-    "overflowing",
-    "capacity",
-    "peak",
-    "demand",
-    "limit",
-    "state_keys",
-    "state_bytes",
-    "last_error",
-    "lag",
-)

@@ -1,7 +1,7 @@
-"""Results into a folder of Parquet files, on local disk or behind an fsspec URL.
+"""A store that writes results to a folder of Parquet files, on a local disk or behind an fsspec URL.
 
-The folder has a chain of numbered commits in ``_penstock/commits``; the newest says how far each queue is. Readers
-pass over names with a leading underscore.
+The folder contains a chain of numbered commits in ``_penstock/commits``; the newest one holds the progress of each
+queue. Readers of Parquet folders ignore names with a leading underscore.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
-from penstock.connectors.parquet import hive_partitions, sync_folder
 from penstock.credentials import has_references
 from penstock.errors import EnvironmentFault, StateError, TopologyError
 from penstock.filesystems import open_url
@@ -35,6 +33,7 @@ from penstock.persist.stores import (
 from penstock.persist.tables import NullInKey, refuse_null_keys
 from penstock.redaction import redacted
 from penstock.state.store import TEMPORARY, StateStore, is_missing
+from penstock.storage.parquet_folder import ParquetFolder, hive_partitions
 from penstock.storage.tables import Rejected, last_of_each, write_all_but_rejected
 from penstock.texts import parse_json
 
@@ -44,7 +43,7 @@ _STAGED = "staged"
 _KEYED = "rows.parquet"
 _STAGED_FILE = re.compile(rf"{_OWN}/{_STAGED}/\d{{15,}}-[0-9a-f]{{8}}-\d+\.staged")
 _TARGET_FILE = re.compile(rf"{re.escape(_KEYED)}|\d{{15,}}-[0-9a-f]{{8}}\.parquet")
-_SAME = (  # Arrow types that differ in how they are laid out alone
+_SAME = (  # sets of Arrow types that differ only in their memory layout
     {pa.string(), pa.large_string(), pa.string_view()},
     {pa.binary(), pa.large_binary(), pa.binary_view()},
 )
@@ -52,19 +51,19 @@ _SAME = (  # Arrow types that differ in how they are laid out alone
 
 class ParquetStore(Store):
     """A folder of Parquet files. ``partition_by`` names the fields whose values become folders
-    (``day=2024-01-01/``), as Hive, Spark and ``pyarrow.dataset`` read them.
+    (``day=2024-01-01/``), in the layout of Hive, Spark and ``pyarrow.dataset``.
 
-    Without a ``key`` each write adds a file, or one in each partition it has rows for. With a key each partition
-    is one file, ``rows.parquet``, that a write replaces by one with the new rows in it: readers find one row for
-    each key, and a write costs as much as the whole partition. For that the folder must be on a file system,
-    where a file is replaced in one step, and ``partition_by`` must be part of the key.
+    Without a ``key`` each write adds one file, or one file per partition. With a key each partition is a single
+    file, ``rows.parquet``, which a write replaces by a file with the new rows merged in: readers find one row per
+    key, and the cost of a write is that of the whole partition. A key requires a folder on a file system, where a
+    file can be replaced atomically, and ``partition_by`` must be part of the key.
 
-    A field's type is that of the first value other than None; all files agree on it, so that the folder reads as
-    one table. A value that fits it unchanged (2.0 among integers) is converted, a row with any other is rejected.
-    A new field is added: earlier files lack it.
+    The type of a field is that of its first value other than None. All files use the same type, so that the folder
+    can be read as one table. A value that can be converted without change (2.0 in a field of integers) is
+    converted; a row with any other value is rejected. New fields are added; earlier files lack them.
 
-    A write of several files becomes visible file by file. As exclusive as ``StateStore.create`` is on the folder's
-    file system, two processors at once do no harm.
+    The files of one write become visible one after the other. Two processors may write to the folder at the same
+    time, provided that ``StateStore.create`` is exclusive on its file system.
     """
 
     def __init__(
@@ -120,15 +119,16 @@ class ParquetStore(Store):
 
 @dataclass(frozen=True)
 class _Commit:
-    """A step of the folder. Its record is created once and never changed, and the newest one never removed."""
+    """One commit to the folder. Its record is created once and never changed; the newest record is never
+    removed."""
 
     number: int
     queues: dict[str, str]
-    """The progress of each."""
+    """The progress of each queue."""
     files: list[tuple[str, str]]
-    """Where each new file was staged and where it belongs, both below the folder."""
+    """For each new file, where it was staged and its target, both relative to the folder."""
     schema: pa.Schema
-    """Of all rows so far, without the fields to partition by."""
+    """The schema of all rows so far, without the fields of ``partition_by``."""
 
     @property
     def name(self) -> str:
@@ -140,7 +140,8 @@ class _Commit:
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> _Commit:
-        """Records are not signed, and files are moved as they say: only from and to where a commit has them."""
+        """Records are not signed, and they determine which files are renamed. Therefore only names that this store
+        itself uses are accepted; any other raises ``StateError``."""
         content = parse_json(data)
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         files = [(str(staged), str(target)) for staged, target in content["files"]]
@@ -155,30 +156,30 @@ class _Commit:
 
 
 def _is_target(name: str) -> bool:
-    """Is this a file of rows, in the folder or in one of its partitions?"""
+    """True if the name is that of a file of rows, in the folder or in one of its partitions."""
     *folders, file = name.split("/")
     return bool(_TARGET_FILE.fullmatch(file)) and all("=" in folder for folder in folders)
 
 
 class _ParquetClient(StoreClient):
-    """A write, in numbered steps: (1) files, complete and durable, under names that readers pass over; (2) the
-    next commit's record, which says how far the queue is and which files belong to it; (3) rename the files; (4)
-    remove what earlier commits and attempts left. The write is done with step 2: whoever comes next does 3 and 4,
-    as often as need be.
+    """A write takes four steps: (1) stage complete and durable files under names that readers ignore; (2) create
+    the record of the next commit, which contains the queue's progress and the names of the files; (3) rename the
+    files;
+    (4) remove what earlier commits and attempts left. The write is committed by step 2. The next client repeats
+    steps 3 and 4 if necessary.
 
-    Step 2 is the comparison too: of all who read commit n, one creates n + 1. Earlier records go in step 4, so one
-    who slept since may succeed to create a number that was there before; it then finds a greater one, and has not
-    written. Files staged for n + 1 stay until that commit is made: they may be those of a process at work.
+    Step 2 is also the compare-and-set: of all clients that read commit n, one creates n + 1. Step 4 removes
+    earlier records, so a client that was suspended may create a number that existed before. It then finds a newer
+    record and knows that it has not written. Files staged for n + 1 are kept until that commit is made, since a
+    live process may have staged them.
     """
 
     def __init__(self, store: ParquetStore) -> None:
         self._store = store
-        self._fs, path = open_url(store.url)
-        self._folder = path.rstrip("/")
-        self._local = isinstance(self._fs, LocalFileSystem)
+        self._folder = ParquetFolder(store.url)
         self._own = StateStore(f"{store.url}/{_OWN}")
         self._settled = -1
-        """The newest commit whose steps are known to be done."""
+        """The newest commit whose files are known to be renamed."""
 
     def progress(self, queue: str) -> str:
         with self._io():
@@ -187,17 +188,17 @@ class _ParquetClient(StoreClient):
         return newest.queues.get(queue, "")
 
     def write(self, queue: str, rows: pa.Table, before: str, after: str, reject: Reject) -> None:
-        told: list[Rejected] = []
-        while True:  # once, unless another queue's write to the folder comes between
+        reported: list[Rejected] = []
+        while True:  # repeats only if another queue's write to the folder came first
             with self._io():
                 newest = self._newest()
                 if newest.queues.get(queue, "") != before:
                     raise Overtaken(str(self._store), f"another processor also writes for '{queue}'")
                 self._settle(newest)
             fitting, rejected = self._fitting(rows, newest.schema)
-            if rejected and rejected != told:
+            if rejected and rejected != reported:
                 reject(rejected)
-                told = rejected
+                reported = rejected
             with self._io():
                 number = newest.number + 1
                 files = self._stage(number, fitting)
@@ -207,19 +208,19 @@ class _ParquetClient(StoreClient):
                     return
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """Does nothing: no file is open between calls."""
 
     def _newest(self) -> _Commit:
         while names := self._names(_COMMITS, ".json"):
             try:
                 return _Commit.decode(names[-1], self._own.read(names[-1]))
             except StateError as error:
-                if not is_missing(error):  # else it was, but is no longer, the newest
+                if not is_missing(error):  # a missing one is no longer the newest
                     raise
         return _Commit(0, {}, [], pa.schema([]))
 
     def _fitting(self, rows: pa.Table, known: pa.Schema) -> tuple[pa.Table, list[Rejected]]:
-        """The rows under one schema with all that was written before, and those that do not fit it."""
+        """The rows converted to the schema of all rows written before, and the rows that cannot be converted."""
         if not rows.num_rows:
             return known.empty_table(), []
         wanted = {*self._store.key, *self._store.partition_by}
@@ -233,7 +234,7 @@ class _ParquetClient(StoreClient):
             )
         schema = _widened(known, rows.schema)
         for name in self._store.partition_by:
-            if name not in schema.names:  # nothing but None
+            if name not in schema.names:  # all values are None
                 schema = schema.append(pa.field(name, pa.string()))
         parts: list[pa.Table] = []
 
@@ -248,11 +249,11 @@ class _ParquetClient(StoreClient):
         return pa.schema([field for field in schema if field.name not in self._store.partition_by])
 
     def _stage(self, number: int, rows: pa.Table) -> list[tuple[str, str]]:
-        """Step 1."""
+        """Step 1. Returns each staged file with its target."""
         if not rows.num_rows:
             return []
         files = []
-        token = secrets.token_hex(4)  # two attempts at one number never share a file
+        token = secrets.token_hex(4)  # two attempts at one number never share a file name
         try:
             for index, (folder, part) in enumerate(hive_partitions(rows, self._store.partition_by)):
                 staged = f"{_OWN}/{_STAGED}/{number:015d}-{token}-{index}.staged"
@@ -265,26 +266,26 @@ class _ParquetClient(StoreClient):
         return files
 
     def _merged(self, target: str, rows: pa.Table) -> pa.Table:
-        """A partition's new content."""
-        path = self._path(target)
-        if self._fs.exists(path):
-            with self._fs.open(path, "rb") as file:
+        """The new contents of a partition's file."""
+        path = self._folder.path(target)
+        files = self._folder.files
+        if files.exists(path):
+            with files.open(path, "rb") as file:
                 rows = pa.concat_tables([pq.read_table(file), rows], promote_options="default")
         return last_of_each(rows, [name for name in self._store.key if name not in self._store.partition_by])
 
     def _write(self, name: str, rows: pa.Table) -> None:
-        path = self._path(name)
-        self._make_folder(posixpath.dirname(path))
-        with self._fs.open(path, "wb") as file:
+        folder, path = self._folder, self._folder.path(name)
+        folder.make(posixpath.dirname(path))
+        with folder.files.open(path, "wb") as file:
             pq.write_table(rows, file, compression=self._store.compression)
-            if self._local:
+            if folder.is_local:
                 file.flush()
                 os.fsync(file.fileno())
-        if self._local:
-            sync_folder(posixpath.dirname(path))
+        folder.sync(posixpath.dirname(path))
 
     def _record(self, commit: _Commit) -> bool:
-        """Step 2; False if another was first."""
+        """Step 2. Returns False if another client has made this commit."""
         created = self._own.create(commit.name, commit.encode())
         if created and self._newest().number == commit.number:
             return True
@@ -294,13 +295,13 @@ class _ParquetClient(StoreClient):
         return False
 
     def _settle(self, commit: _Commit) -> None:
-        """Steps 3 and 4, for a commit that was the newest."""
+        """Steps 3 and 4, for the newest commit."""
         if self._settled == commit.number:
             return
         if self._settled < 0:
             self._own.sweep(_COMMITS)
         for staged, target in commit.files:
-            self._rename(self._path(staged), self._path(target))
+            self._rename(self._folder.path(staged), self._folder.path(target))
         for name in self._names(_COMMITS, ".json"):
             if name < commit.name:
                 self._own.remove(name)
@@ -310,22 +311,19 @@ class _ParquetClient(StoreClient):
         self._settled = commit.number
 
     def _rename(self, staged: str, target: str) -> None:
-        """Unless it was done: then the target may have been moved by a reader, and is not looked for."""
-        if not self._fs.exists(staged):
-            return
-        self._make_folder(posixpath.dirname(target))
-        with contextlib.suppress(FileNotFoundError):  # another one does the same
-            if self._local:
-                os.replace(staged, target)
-                sync_folder(posixpath.dirname(target))
-            else:
-                self._fs.mv(staged, target)
+        """Rename a staged file, unless that was done before. In that case a reader may have moved the target, so
+        it is not checked."""
+        if self._folder.files.exists(staged):
+            with contextlib.suppress(FileNotFoundError):  # another client has renamed it
+                self._folder.rename(staged, target)
 
     def _names(self, folder: str, suffix: str) -> list[str]:
-        """Sorted. A folder that cannot be read raises: taken for an empty one, it would begin anew."""
-        self._fs.invalidate_cache()  # others write here
+        """The names in a folder, sorted. Raises ``OSError`` if the folder cannot be read: if it were taken for an
+        empty one, the numbering would start again."""
+        files = self._folder.files
+        files.invalidate_cache()  # other processes write here
         try:
-            found = self._fs.ls(self._path(f"{_OWN}/{folder}"), detail=False)
+            found = files.ls(self._folder.path(f"{_OWN}/{folder}"), detail=False)
         except FileNotFoundError:
             return []
         names = sorted(posixpath.basename(path) for path in found if path.endswith(suffix))
@@ -334,45 +332,34 @@ class _ParquetClient(StoreClient):
     def _discard(self, files: list[tuple[str, str]]) -> None:
         for staged, _ in files:
             with contextlib.suppress(OSError):
-                self._fs.rm_file(self._path(staged))
-
-    def _make_folder(self, path: str) -> None:
-        """Make a folder, each level durable in the one above."""
-        if self._fs.isdir(path):
-            return
-        self._fs.makedirs(path, exist_ok=True)
-        while self._local and len(path) > len(self._folder):
-            path = posixpath.dirname(path)
-            sync_folder(path)
-
-    def _path(self, name: str) -> str:
-        return posixpath.join(self._folder, name)
+                self._folder.files.rm_file(self._folder.path(staged))
 
     @contextlib.contextmanager
     def _io(self) -> Iterator[None]:
+        """Turn an error of the file system into ``StoreUnavailable``, so that the processor tries again."""
         try:
             yield
         except (OSError, pa.ArrowException, StateError) as error:
             raise StoreUnavailable(
                 str(self._store),
                 f"the folder cannot be written to ({type(error).__name__}: {error})",
-                "Check space and permissions there. The rows wait in the queue.",
+                "Check free space and permissions. The rows wait in the queue.",
             ) from error
 
 
 def _widened(known: pa.Schema, new: pa.Schema) -> pa.Schema:
-    """What is known, with types for the fields that had none, and the new fields behind."""
+    """The known schema, completed by the types of fields that had none and by new fields."""
     fields = {field.name: field.type for field in known if not pa.types.is_null(field.type)}
     for field in new:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if not pa.types.is_null(kind):
             fields.setdefault(field.name, kind)
-    # Of a row of nothing but None there would be nothing left.
+    # Rows whose values are all None keep their columns; otherwise no column would be left.
     return pa.schema(list((fields or {field.name: field.type for field in new}).items()))
 
 
 def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    """The rows' values of a field, unchanged in its type; raises where one would change."""
+    """The values of a field, cast to its type. Raises ``pa.ArrowException`` if a value would change."""
     if field.name not in rows.column_names:
         return pa.nulls(rows.num_rows, field.type)
     column = rows[field.name]
@@ -385,7 +372,7 @@ def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Does Arrow's safe conversion from one to the other either change no value or raise?"""
+    """True if Arrow's safe cast from ``one`` to ``other`` either changes no value or raises."""
     types = pa.types
     if types.is_integer(other) and (types.is_integer(one) or types.is_floating(one)):
         return True

@@ -6,10 +6,8 @@ the state of a different number of tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from penstock.plan.model import Edge, Plan
 from penstock.state.shares import Share
@@ -22,7 +20,7 @@ _UNOWNED = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
 
 @dataclass(frozen=True)
 class Owners:
-    """The rule that assigns keys to tasks. It is sent to the workers as JSON."""
+    """The rule that assigns keys to tasks. Commands carry it to the workers."""
 
     fields: int = 0
     """The number of fields whose hash determines the owner of a key. 0: keys have no owner."""
@@ -34,13 +32,6 @@ class Owners:
         tasks."""
         hash = partial(hash_keys, fields=self.fields) if self.fields else None
         return Share(index, before, now, hash, self.first, self.fields == 1)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Owners:
-        return cls(**fields)
 
 
 def owner_rule(plan: Plan, component: str) -> Owners | None:

@@ -1,10 +1,9 @@
-"""The message boards tasks leave messages and states on (A figures 6 and 7, table 2), and the one inside the
-coordinator.
+"""The message board: where tasks leave messages and states for each other (Lu 2020, figures 6 and 7, table 2).
 
-A task posts; a create-handler brings the message to ``/taskmessage``; a delete-handler at the target takes it
-down and hands it to the trigger queue (``on_message``); what the target then does about it goes to ``/taskstate``,
-which all watch (``on_state``). Here the message boards are two tables in the coordinator, and the control
-connections bring and fetch; ``zookeeper`` has the other implementation.
+A task posts a message; a create-handler brings it to ``/taskmessage``; a delete-handler at the target takes it
+down and hands it over (``on_message``); what the target then does about it goes to ``/taskstate``, which all watch
+(``on_state``). There are two implementations: tables in the coordinator (``driver.message_board``), which control
+connections bring and fetch, and ZooKeeper (``worker.zookeeper_board``).
 """
 
 from __future__ import annotations
@@ -13,16 +12,12 @@ import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from urllib.parse import quote
+from collections.abc import Callable
 
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.errors import EnvironmentFault, SettingError
-from penstock.plan.model import WorkerId
-from penstock.protocol.client import ControlClient
-from penstock.protocol.messages import JoinMessageBoard, Message
 
-log = logging.getLogger("penstock.driver")
+log = logging.getLogger("penstock.message_board")
 
 MOST_WAITING = 10_000
 """Messages; a worker sends a hundred a second when it sends many, so this is an outage of minutes."""
@@ -57,26 +52,6 @@ class MessageBoard(ABC):
         """Leave the message boards. What was posted before is still sent if that is possible at once; what comes
         from now on is ignored. ``moved``: another worker's board has the same tasks, and what is there for them is
         its."""
-
-
-def open_message_board(
-    url: str,
-    run_id: str,
-    tasks: Collection[int],
-    on_message: OnMessage,
-    on_state: OnState,
-    control_client: ControlClient,
-) -> MessageBoard:
-    """The board that ``url`` names: ``coordinator``, or ``zookeeper://host:port[,host:port]/path``.
-
-    ``run_id`` is one for each start of a query: messages of an earlier start must not reach this one."""
-    if url == "coordinator":
-        return CoordinatorMessageBoard(control_client, on_message, on_state)
-    check_message_board(url)
-    from penstock.protocol.zookeeper_board import ZooKeeperMessageBoard
-
-    hosts, path = parse_url(url)
-    return ZooKeeperMessageBoard(hosts, f"{path}/{quote(run_id, safe='')}", tasks, on_message, on_state)
 
 
 def check_message_board(url: str, flow: str = "step") -> None:
@@ -146,67 +121,3 @@ class UnsentMessages:
     def take(self, most: int) -> list[TaskMessage]:
         """Remove the oldest, up to ``most``."""
         return [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
-
-
-class CoordinatorMessageBoard(MessageBoard):
-    """A worker's end of the message boards in the coordinator: its control connection is both handlers."""
-
-    def __init__(self, control: ControlClient, on_message: OnMessage, on_state: OnState) -> None:
-        self._control = control
-        control.listen(TaskMessage, on_message)
-        control.listen(TaskFlowState, on_state)
-        control.send_now(JoinMessageBoard())
-
-    def post(self, message: TaskMessage) -> None:
-        self._control.send_now(message)
-
-    def publish(self, state: TaskFlowState) -> None:
-        self._control.send_now(state)
-
-    def close(self, moved: bool = False) -> None:
-        self._control.listen(TaskMessage, _ignore)
-        self._control.listen(TaskFlowState, _ignore)
-
-
-def _ignore(message: Message) -> None:
-    pass
-
-
-class MessageBoardTables:
-    """``/taskmessage`` and ``/taskstate`` in the coordinator, decided: ``handle`` says what is to be told to whom.
-
-    A message is on the board until the worker of its target has joined; it is deleted when it is given to that
-    worker's connection. There is no confirmation, because nobody could make use of it: a lost connection ends the
-    query, and the next start has boards of its own.
-    """
-
-    def __init__(self, worker_of: Mapping[int, WorkerId]) -> None:
-        self.messages: dict[WorkerId, UnsentMessages] = {}
-        self.states: dict[tuple[int, str], TaskFlowState] = {}
-        self._worker_of = worker_of
-        self._joined: set[WorkerId] = set()
-
-    def detach(self, worker: WorkerId) -> None:
-        """Another process is about to have the worker: what is for it waits until that has joined."""
-        self._joined.discard(worker)
-
-    def handle(
-        self, worker: WorkerId, message: JoinMessageBoard | TaskMessage | TaskFlowState
-    ) -> list[tuple[WorkerId, Message]]:
-        """A worker says something."""
-        if isinstance(message, JoinMessageBoard):
-            self._joined.add(worker)
-            waiting = self.messages.pop(worker, UnsentMessages())
-            waiting_messages: list[Message] = [*waiting.take(len(waiting)), *self.states.values()]
-            return [(worker, each) for each in waiting_messages]
-        if isinstance(message, TaskFlowState):
-            self.states[message.task, message.towards] = message
-            return [(joined, message) for joined in self._joined]
-        owner = self._worker_of.get(message.target)
-        if owner is None:
-            log.error("worker %s posted to task %d, which does not exist", worker, message.target)
-        elif owner in self._joined:
-            return [(owner, message)]
-        else:
-            self.messages.setdefault(owner, UnsentMessages()).append(message)
-        return []

@@ -9,11 +9,10 @@ from collections.abc import Collection
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import NotEnoughSlots
+from penstock.driver.engine import Shortage
 from penstock.spark.nodes import nodes_of
 from penstock.spark.session import expected, is_local, total_slots
 
-_LOOK = 0.2  # seconds between two looks at a cluster whose nodes may still be joining
 _SETTLED = 3.0  # seconds without another node after which those that are there are all, where nobody knows
 _LATE = 15.0  # seconds for nodes that are known to come; the slots of a lost one may well be enough without
 
@@ -21,31 +20,20 @@ _held: dict[int, int] = {}
 _lock = threading.Lock()
 
 
-def reserve(
-    spark: SparkSession, topology: str, holder: int, wanted: int, timeout: float, elsewhere: int = 0
-) -> None:
-    """Hold so many slots. Raises ``NotEnoughSlots`` where there are fewer: at once in local mode, where none can
-    come, else after ``timeout`` seconds. Where there is time, all nodes are waited for: with the first alone there
-    may be slots enough, and a topology stays where it is started. ``elsewhere``: so many of those that are held
-    are on nodes that are being left, which Spark does not count any more."""
-    deadline = time.monotonic() + timeout
+def reserve(spark: SparkSession, holder: int, wanted: int, elsewhere: int = 0) -> Shortage | None:
+    """Hold so many slots, until ``release``; who holds some already keeps those. None: they are held.
+    ``elsewhere``: so many of those that are held are on nodes that are being released, which Spark does not count
+    any more. In local mode no more slots can come."""
+    with _lock:
+        if holder in _held:
+            return None
+        taken = sum(_held.values()) - elsewhere
+        total = total_slots(spark)
+        if total - taken >= wanted:
+            _held[holder] = wanted
+            return None
     master = spark.sparkContext.master
-    await_nodes(spark, timeout)
-    while True:
-        with _lock:
-            taken = sum(_held.values()) - elsewhere
-            free = total_slots(spark) - taken
-            if free >= wanted:
-                _held[holder] = wanted
-                return
-        if is_local(master) or time.monotonic() > deadline:
-            raise NotEnoughSlots(
-                f"topology '{topology}'",
-                f"it needs {wanted} task slots of Spark, one per executor (fused components share "
-                f"theirs), but only {free} of {free + taken} are free on {master}",
-                "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
-            )
-        time.sleep(_LOOK)
+    return Shortage(total - taken, total, master, is_local(master))
 
 
 def free(spark: SparkSession) -> int:
@@ -60,27 +48,30 @@ def alone(holders: Collection[int]) -> bool:
         return all(each in holders for each in _held)
 
 
-def await_nodes(spark: SparkSession, timeout: float) -> None:
-    """Wait until all expected nodes take tasks; if their number is unknown, until no further one has done so for a
-    while. At most ``timeout`` seconds."""
-    master = spark.sparkContext.master
-    if is_local(master):
-        return
-    wanted, now = expected(master), time.monotonic()
-    begun, nodes, since = now, 0, now
-    while now - begun < timeout:
-        found = nodes_of(spark).present()
-        if found > nodes:
-            nodes, since = found, now
-        if nodes and (nodes >= wanted if wanted else now - since > _SETTLED):
-            return
-        if nodes and now - since > _LATE:
-            return
-        time.sleep(_LOOK)
-        now = time.monotonic()
-
-
 def release(holder: int) -> None:
     """Give them back, if any."""
     with _lock:
         _held.pop(holder, None)
+
+
+class NodeWait:
+    """Waits until all expected nodes take tasks; if their number is unknown, until no further one has done so for
+    a while. With the first node alone there may be slots enough, and a topology stays where it is started."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._local = is_local(spark.sparkContext.master)
+        self._wanted = None if self._local else expected(spark.sparkContext.master)
+        self._nodes, self._since = 0, time.monotonic()
+
+    def over(self) -> bool:
+        """Asked from time to time."""
+        if self._local:
+            return True
+        now, found = time.monotonic(), nodes_of(self._spark).present()
+        if found > self._nodes:
+            self._nodes, self._since = found, now
+        if not self._nodes:
+            return False
+        waited = now - self._since
+        return waited > _LATE or (self._nodes >= self._wanted if self._wanted else waited > _SETTLED)

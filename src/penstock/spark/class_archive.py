@@ -41,7 +41,7 @@ def make_archive() -> Path:
     that is there stays until the new one is whole. Interrupted, it ends Spark at once and leaves nothing."""
     from penstock.spark.java import ensure_java
     from penstock.spark.session import abandon_session, close_session
-    from penstock.spark.supervisor import submit
+    from penstock.spark.submit import submit
     from penstock.testing import CaptureBolt, NumberSpout
     from penstock.topology.builder import TopologyBuilder
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import OrderedDict
 
 LINE = "penstock-worker-exit {pid} {status}"
@@ -29,9 +28,9 @@ def note_exit(line: str) -> bool:
     return True
 
 
-def exit_status(pid: int, deadline: float) -> int | None:
-    """Of a worker that was lost, as ``subprocess`` has it; waits for the line until ``deadline`` on the monotonic
-    clock. None: nobody said."""
+def exit_status(pid: int, patience: float) -> int | None:
+    """Of a worker that was lost, as ``subprocess`` has it; waits for the line so many seconds. None: nobody
+    said."""
     with _changed:
-        _changed.wait_for(lambda: pid in _statuses, max(0.0, deadline - time.monotonic()))
+        _changed.wait_for(lambda: pid in _statuses, patience)
         return _statuses.get(pid)

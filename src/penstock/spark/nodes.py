@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from penstock.driver.engine import executor_of
 from penstock.errors import TopologyFailed
 from penstock.spark.session import is_local
 
@@ -20,11 +21,6 @@ T = TypeVar("T")
 
 def nodes_of(spark: SparkSession) -> Nodes:
     return _known.setdefault(spark.sparkContext.applicationId, Nodes(spark))
-
-
-def executor_of(node: str) -> str:
-    """Spark's name of it."""
-    return node.rpartition("/")[2]
 
 
 class Nodes:

@@ -1,1 +1,2 @@
-"""What connectors, replay queues and persistent queues share to keep data: files, logs, staging, tables."""
+"""Building blocks that connectors, replay queues and persistent queues share: files, logs, staging areas,
+tables."""

@@ -1,9 +1,9 @@
-"""Which process of a sink's task staged or published something.
+"""Identifies the process of a sink's task that staged or published something.
 
-A task may have several processes at a time: one that stalls, or that opens late, does not know that a newer start
-of the topology has taken over. So everything a process stages carries the start's generation and a name of the
-process itself, a process removes only what its own or an earlier start staged, and what an outside system records
-says whose numbers it means.
+A task may have several live processes: one that stalls, or that opens late, does not know that a newer query run
+has taken over. Therefore the names of staged files contain the generation of the query run and a name of the
+process. A process removes only files of its own or an older generation. An outside system records the identity
+together with each commit number, so that numbers of different processes are never compared.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ _OPENED = "opened"
 
 @dataclass(frozen=True)
 class Incarnation:
-    """One process of a sink's task."""
+    """One process of a sink's task. Immutable; ``begin`` creates it once per process."""
 
     task: str
-    """Names the task from its first start on: kept in its folder. Without a folder, the process."""
+    """The task's name since it first ran, stored in its folder. For a task without a folder, a name of the
+    process."""
     generation: int
-    """Of the start that the process belongs to."""
+    """The generation of the query run that the process belongs to."""
     process: str
-    """Tells it from all others of this task."""
+    """Distinguishes this process from all others of the task."""
     epochs: bool
-    """Commits are numbered by the topology's epochs. Otherwise the process numbers them itself."""
+    """True if commits are numbered by the topology's epochs; otherwise the process numbers them itself."""
 
     @property
     def identity(self) -> str:
-        """What an outside system records beside a commit's number. Two numbers can be compared only under one
-        identity: epochs belong to the task, other numbers to the process that gave them."""
+        """The text that an outside system records together with a commit number. Two numbers can be compared only
+        under one identity: epoch numbers belong to the task, other numbers to the process that assigned them."""
         return self.task if self.epochs else f"{self.task}.{self.generation}.{self.process}"
 
     @property
     def prefix(self) -> str:
-        """How the names of what it stages begin."""
+        """The beginning of the name of each file that this process stages."""
         return f"{self.generation:08d}-{self.process}"
 
     def may_remove(self, name: str) -> bool:
-        """A staged file of this name is of no newer start. (Within one start a task has one process at a time.)"""
+        """True if the staged file is not from a newer query run. (In one query run a task has one live
+        process.)"""
         generation = name.rpartition("/")[2].partition("-")[0]
         return not generation.isdecimal() or int(generation) <= self.generation
 
     def is_older_than(self, identity: str) -> bool:
-        """The identity is one of the same task in a newer start."""
+        """True if ``identity`` belongs to the same task in a newer query run."""
         task, _, rest = identity.partition(".")
         generation = rest.partition(".")[0]
         return task == self.task and generation.isdecimal() and int(generation) > self.generation
@@ -59,9 +61,11 @@ class Incarnation:
 
 
 def begin(context: Context, store: StateStore | None, where: str) -> Incarnation:
-    """The incarnation of this process. ``store`` is the task's folder, where its identity is kept and where starts
-    leave their generation. Raises ``SinkRefused`` where a newer start has opened the task already: this process
-    must not take anything from it."""
+    """Register this process and return its incarnation. Called once, when the sink opens.
+
+    ``store`` is the task's folder; it holds the task's identity and a marker for each generation that has opened
+    it. Raises ``SinkRefused`` if a newer query run has already opened the task; nothing is removed then.
+    """
     epochs = context.delivery == "exactly_once"
     process = secrets.token_hex(4)
     if store is None:
@@ -78,7 +82,7 @@ def begin(context: Context, store: StateStore | None, where: str) -> Incarnation
 
 
 def superseded(where: str, mine: int, newer: int) -> SinkRefused:
-    """For a process whose start is not the newest."""
+    """The error for a process whose query run is not the newest one."""
     return SinkRefused(
         where,
         f"query run {mine} is outdated: run {newer} has opened this task",

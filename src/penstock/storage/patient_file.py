@@ -1,7 +1,7 @@
-"""A file whose writer never sees a disk that is full or a folder that cannot be written to.
+"""A file whose writer is not affected by a full disk or a folder that cannot be written to.
 
-What is written stays in memory until ``drain`` has it on disk. ``drain`` and ``finish`` may raise ``OSError``, and
-go on where they stopped when they are called again.
+Written bytes stay in memory until ``drain`` has moved them to disk. ``drain`` and ``finish`` may raise
+``OSError``; a repeated call continues where the failed one stopped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from penstock.errors import SinkRefused
 
 
 class PatientFile:
-    """A new file; the methods that a Parquet writer calls are ``write``, ``tell``, ``flush`` and ``close``. On a
-    file system that is not local the bytes go to a temporary file first, and ``finish`` uploads it."""
+    """A new file with the methods that a Parquet writer calls: ``write``, ``tell``, ``flush`` and ``close``.
+
+    If the file system is not local, the bytes go to a temporary file first and ``finish`` uploads it. Not
+    thread-safe.
+    """
 
     def __init__(self, files: AbstractFileSystem, path: str, local: bool) -> None:
         self._files, self._path, self._local = files, path, local
@@ -29,7 +32,7 @@ class PatientFile:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Keep the bytes. Never fails."""
+        """Keep the bytes in memory. Never fails."""
         part = bytes(data)
         self._parts.append(part)
         self._end += len(part)
@@ -39,14 +42,14 @@ class PatientFile:
         return self._end
 
     def flush(self) -> None:
-        """Nothing: ``drain`` does that."""
+        """Does nothing; ``drain`` writes to the disk."""
 
     def close(self) -> None:
-        """No more is written. ``finish`` makes it durable."""
+        """End writing. ``finish`` makes the file durable."""
         self.closed = True
 
     def drain(self) -> None:
-        """Bring what is in memory to the disk."""
+        """Write the bytes in memory to the disk. Raises ``OSError``; call it again to continue."""
         while self._parts:
             descriptor = self._open()
             part = self._parts[0]
@@ -58,8 +61,8 @@ class PatientFile:
                 self._parts.pop(0)
 
     def finish(self) -> None:
-        """Make the file complete and durable. May be called again when it was. Raises ``SinkRefused`` where the
-        disk lost what it had taken."""
+        """Complete the file and make it durable. Calling it again is harmless. Raises ``SinkRefused`` if the disk
+        lost bytes that it had accepted."""
         self.drain()
         if self._descriptor is not None:
             self._sync(self._descriptor)
@@ -68,8 +71,8 @@ class PatientFile:
             self._close_file()
 
     def _sync(self, descriptor: int) -> None:
-        """Not tried again: after a failed fsync Linux forgets which pages are not on disk, and the next succeeds
-        without them."""
+        """A failed fsync is not repeated: Linux then forgets which pages are not on disk, and the next fsync
+        succeeds without them."""
         try:
             os.fsync(descriptor)
         except OSError as error:
@@ -81,11 +84,11 @@ class PatientFile:
 
     @property
     def is_lost(self) -> bool:
-        """Somebody has removed it, with what it held."""
+        """True if someone removed the file after bytes were written to it."""
         return self._local and self._on_disk > 0 and not os.path.exists(self._path)
 
     def discard(self) -> None:
-        """Remove it, as far as that is possible."""
+        """Remove the file; errors of the file system are ignored."""
         self._close_file()
         self._parts = []
         with contextlib.suppress(OSError):

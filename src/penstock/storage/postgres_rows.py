@@ -1,4 +1,4 @@
-"""Rows and tables of PostgreSQL: connections, COPY, types, names. psycopg 3 is imported when it is used."""
+"""Rows and tables of PostgreSQL: connections, COPY, types, names. psycopg 3 is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from penstock.redaction import hide
 if TYPE_CHECKING:
     import psycopg
 
-_COPY_ROWS = 65_536  # rows turned into text at a time: a few MB, far below Arrow's 2 GB for a column of strings
-_DEFAULTS = {  # where the dsn says nothing: a host that vanishes without a word is noticed within 15 s
+_COPY_ROWS = 65_536  # rows converted to text at a time: a few MB, below Arrow's limit of 2 GB per string column
+_DEFAULTS = {  # used unless the dsn sets them: a host that stops responding is detected within 15 s
     "connect_timeout": 5,
     "keepalives_idle": 5,
     "keepalives_interval": 5,
     "keepalives_count": 2,
     "tcp_user_timeout": 15_000,
 }
-_LOCK = 0x70656E73746F636B  # "penstock": serialises the creation of tables, which IF NOT EXISTS does not
+_LOCK = 0x70656E73746F636B  # "penstock" in ASCII; serialises table creation, which IF NOT EXISTS does not
 
-ROWS_FAULT = (  # classes of SQLSTATE; with any other the same row may be taken later
-    "21",  # a row twice in one upsert, where the column's type calls two keys equal: goes away with the halving
-    "22",  # data
-    "23",  # constraints
-    "44",  # a view's check option
-    "54",  # a limit of PostgreSQL's own, as the length of a key
-    "P0",  # a trigger's RAISE
+ROWS_FAULT = (  # SQLSTATE classes that mean the row itself is at fault; after any other error a retry may succeed
+    "21",  # a row occurs twice in one upsert because the column type treats two keys as equal: halving resolves it
+    "22",  # data exception
+    "23",  # constraint violation
+    "44",  # check option of a view
+    "54",  # a limit of PostgreSQL, such as the length of a key
+    "P0",  # RAISE in a trigger
 )
 
 Execute = Callable[..., Any]
-"""``psycopg.Connection.execute``, or what does the same."""
+"""``psycopg.Connection.execute``, or a function with the same behaviour."""
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    """A connection whose statements commit by themselves. Raises ``EnvironmentFault`` for a dsn that does not
-    parse or has a reference that cannot be resolved."""
+    """Open a connection in autocommit mode. Raises ``EnvironmentFault`` if the dsn does not parse or contains a
+    reference that cannot be resolved."""
     import psycopg
 
     options: dict[str, Any] = {**_DEFAULTS, **connection_options(dsn)}
-    options["client_encoding"] = "utf8"  # what Arrow's strings are, whatever the database has
+    options["client_encoding"] = "utf8"  # the encoding of Arrow strings, whatever the database uses
     return psycopg.connect(**options, autocommit=True)
 
 
 def lock_creation(execute: Execute) -> None:
-    """Until the transaction ends nobody else creates tables."""
+    """Prevent other processes from creating tables until the open transaction ends."""
     execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
 
 
 def create_table(execute: Execute, table: str, schema: pa.Schema, key: Sequence[str]) -> None:
-    """In the open transaction, if it is not there: types after the Arrow ones, the key as its primary key."""
+    """Create the table in the open transaction unless it exists. Column types follow the Arrow types; ``key``
+    becomes the primary key."""
     from psycopg import sql
 
     name = identifier(table)
@@ -71,14 +72,15 @@ def create_table(execute: Execute, table: str, schema: pa.Schema, key: Sequence[
 
 
 def staged() -> Any:
-    """The name of the table that ``create_staged`` makes."""
+    """The name of the table that ``create_staged`` creates."""
     from psycopg import sql
 
     return sql.Identifier("pg_temp", "penstock_rows")
 
 
 def create_staged(table: str, columns: Sequence[str]) -> Any:
-    """The statement for an empty table of these columns, of this session and this transaction alone."""
+    """The statement that creates an empty temporary table with these columns. The table ends with the
+    transaction."""
     from psycopg import sql
 
     return sql.SQL(
@@ -88,9 +90,12 @@ def create_staged(table: str, columns: Sequence[str]) -> Any:
 
 
 def upsert_staged(table: str, columns: Sequence[str], key: Sequence[str]) -> Any:
-    """The statement that takes over what is staged, of each key the last row: PostgreSQL may call keys equal that
-    Arrow does not (0.0 and -0.0, a collation that ignores case). In the key's order: two that update the same rows
-    then wait for each other in turn, not crosswise."""
+    """The statement that moves the last staged row of each key into the table.
+
+    PostgreSQL may treat keys as equal that Arrow does not (0.0 and -0.0, or under a case-insensitive collation),
+    so the statement removes duplicates itself. Rows are inserted in the order of the key: two transactions that
+    update the same rows then wait for each other instead of deadlocking.
+    """
     from psycopg import sql
 
     action: sql.Composable = sql.SQL("NOTHING")
@@ -105,7 +110,7 @@ def upsert_staged(table: str, columns: Sequence[str], key: Sequence[str]) -> Any
 
 
 def copy_rows(connection: psycopg.Connection, table: Any, rows: pa.Table) -> None:
-    """``table`` is what ``identifier`` gave."""
+    """Copy the rows into a table with COPY. ``table`` is a result of ``identifier`` or ``staged``."""
     from psycopg import sql
 
     statement = sql.SQL("COPY {} ({}) FROM STDIN").format(table, identifiers(rows.column_names))
@@ -126,7 +131,7 @@ def copy_text(rows: pa.Table) -> Iterator[memoryview]:
 
 
 def _text(column: pa.Array) -> pa.Array:
-    """A column as strings that PostgreSQL reads back, escaped for COPY."""
+    """The column as strings that PostgreSQL can read, escaped for COPY."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
@@ -141,7 +146,7 @@ def _text(column: pa.Array) -> pa.Array:
         micros = column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
         return pc.binary_join_element_wise(micros, "microseconds", " ")
     elif not _is_string(kind):
-        return column.cast(pa.string())  # digits, signs, points and colons: nothing to escape
+        return column.cast(pa.string())  # the text contains no character that needs an escape
     column = column.cast(pa.string())
     if pc.any(pc.match_substring_regex(column, r"[\\\t\n\r]")).as_py():
         for character, escape in (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r")):
@@ -150,7 +155,7 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def postgres_type(kind: pa.DataType) -> str:
-    """The PostgreSQL type that holds every value of an Arrow type. What is nested becomes ``jsonb``."""
+    """The PostgreSQL type that holds every value of an Arrow type. Nested types become ``jsonb``."""
     if pa.types.is_dictionary(kind):
         return postgres_type(kind.value_type)
     if pa.types.is_decimal(kind):
@@ -205,8 +210,8 @@ def identifiers(names: Sequence[str]) -> Any:
 
 
 def connection_options(dsn: str) -> dict[str, Any]:
-    """What a dsn says, with its references resolved (``penstock.credentials``). Its password is hidden from errors
-    and logs from now on."""
+    """The options of a dsn with its references resolved (see ``penstock.credentials``). The password is hidden
+    from errors and logs from now on."""
     placeholders = Placeholders(_whole(dsn))
     options = {name: placeholders.resolve(value, _WHERE) for name, value in _parsed(placeholders.text).items()}
     if options.get("password"):
@@ -224,12 +229,12 @@ _WHERE = "PostgreSQL connection string"
 
 
 def _whole(dsn: str) -> str:
-    """A dsn that is one reference altogether, ``${DATABASE_URL}``, is resolved before it is parsed."""
+    """Resolve a dsn that consists of a single reference, such as ``${DATABASE_URL}``, before it is parsed."""
     return resolved(dsn, _WHERE) if has_references(dsn) and "=" not in dsn and "://" not in dsn else dsn
 
 
 def _parsed(dsn: str) -> dict[str, Any]:
-    """Without the words of libpq, which quote the dsn with its password."""
+    """The options of a dsn. The error message does not contain that of libpq, which would quote the password."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -241,8 +246,8 @@ def _parsed(dsn: str) -> dict[str, Any]:
             "it cannot be parsed",
             "For example 'host=db.example dbname=results user=penstock password=${PASSWORD}'.",
         ) from None
-    # With an @ or / that is not encoded, libpq takes a part of the password for a host, a port or a database,
-    # and would name it in its errors.
+    # With an @ or / that is not encoded, libpq takes a part of the password for a host, a port or a database, and
+    # would quote it in its errors.
     port = str(options.get("port", "")).replace(",", "")
     misread = any("@" in str(options.get(name, "")) for name in ("host", "port", "dbname"))
     if "://" in dsn and (misread or not (port.isdecimal() or port.startswith("penstockreference") or not port)):

@@ -1,9 +1,9 @@
-"""A log of numbered records on local disk, in segment files.
+"""A log of numbered records on a local disk, stored in segment files.
 
-A segment's name is the number of its first record; a record is its length, a CRC and its bytes. Any number of
-processes may append: each append holds a lock on the folder (``flock``, which the kernel drops when a process
-dies), so what is incomplete at the end when the lock is taken was torn by a crash, and is cut off. Readers take
-no lock: to them an incomplete record is one that has not come yet.
+The name of a segment is the number of its first record. A record consists of its length, a CRC and its bytes. Any
+number of processes may append. Each append holds a lock on the folder (``flock``, which the kernel releases when
+the process dies), so an incomplete record at the end of the log is the result of a crash, and the next append
+truncates it. Readers take no lock; they treat an incomplete record as not yet written.
 """
 
 from __future__ import annotations
@@ -25,39 +25,38 @@ from pathlib import Path
 from penstock.errors import EnvironmentFault
 from penstock.private_folder import make_folders, open_here
 
-SEGMENT_BYTES = 16 << 20  # a segment is scanned when it is opened: 16 MB take some 50 ms
-_CHUNK = 1 << 20  # bytes a reader takes at a time
-_FRAME = struct.Struct("<II")  # length, crc
+SEGMENT_BYTES = 16 << 20  # bytes; opening a segment scans it, which takes about 50 ms for 16 MB
+_CHUNK = 1 << 20  # bytes per read call: few system calls, little memory
+_FRAME = struct.Struct("<II")  # length, CRC
 _SUFFIX = ".seg"
-_LOCK_POLL = 0.0005  # s; about as long as an append holds it
-_LOCK_SECONDS = (
-    5.0  # an append takes milliseconds; a process that was stopped while it holds the lock holds others
-)
+_LOCK_POLL = 0.0005  # seconds between two attempts; about as long as an append holds the lock
+_LOCK_SECONDS = 5.0  # an append takes milliseconds; a longer wait means that the lock's owner is suspended
 
 
 class QueueDamaged(EnvironmentFault):
-    """What was stored does not read back as it was written."""
+    """A stored record is not the one that was written."""
 
 
 class SegmentLog:
-    """The log of one folder. Threads may share it; records are never empty."""
+    """The log in one folder. Thread-safe. Records must not be empty."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         make_folders(folder)
         self.folder = folder
         self._segment_bytes = segment_bytes
         self._lock = open_here(folder / "lock", os.O_RDWR | os.O_CREAT)
-        self._mutex = threading.Lock()  # flock keeps out processes, not threads
-        self._tail = -1  # descriptor of the newest segment, once appended to
-        self._first = 0  # number of its first record
-        self._next = 0  # number the next record gets
-        self._size = 0  # bytes of whole records in it
+        self._mutex = threading.Lock()  # flock excludes other processes but not other threads
+        self._tail = -1  # descriptor of the newest segment; -1 before the first append
+        self._first = 0  # number of the first record in that segment
+        self._next = 0  # number of the next record to append
+        self._size = 0  # bytes of complete records in that segment
 
     def append(self, payloads: Sequence[bytes], floor: int = 0) -> int:
-        """Add records in order; returns the number of the first, which is at least ``floor``.
+        """Append records in order and make them durable. Returns the number of the first one, at least ``floor``.
 
-        (1) take the lock; (2) find the end, cutting off a torn record; (3) begin a new segment if this one is
-        full; (4) write; (5) fdatasync. A crash before (5) leaves some first part of the records, or none.
+        Steps: (1) take the lock; (2) find the end and truncate an incomplete record; (3) begin a new segment if
+        this one is full; (4) write; (5) fdatasync. A crash before (5) leaves a prefix of the records, possibly
+        none. Raises ``QueueDamaged`` if the end of the log is damaged, and ``OSError``.
         """
         with self._locked():
             self._find_end(floor)
@@ -68,7 +67,7 @@ class SegmentLog:
                 _write_all(self._tail, data, self._size)
                 os.fdatasync(self._tail)
             except OSError:
-                self._forget_tail()  # what reached the file is found by the next append
+                self._forget_tail()  # the next append finds out what reached the file
                 raise
             first = self._next
             self._next += len(payloads)
@@ -76,8 +75,8 @@ class SegmentLog:
             return first
 
     def drop_before(self, number: int) -> None:
-        """Remove segments whose records all have smaller numbers. The numbering goes on: where that is the newest
-        segment too, an empty one that carries the next number takes its place first."""
+        """Remove segments whose records all have smaller numbers. Numbering continues: if the newest segment is to
+        be removed as well, an empty segment named by the next number is created first."""
         firsts = self.segments()
         if len(firsts) > 1 and firsts[1] <= number:
             with self._locked():
@@ -90,7 +89,7 @@ class SegmentLog:
                     self._remove(self.segments(), number)
 
     def end(self, floor: int = 0) -> int:
-        """The number that the next record gets, at least ``floor``."""
+        """The number of the next record to be appended, at least ``floor``."""
         with self._locked():
             self._find_end(floor)
             return self._next
@@ -122,7 +121,8 @@ class SegmentLog:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _find_end(self, floor: int) -> None:
-        """Bring the tail up to date with what others did, and with what a crash left. Holds the lock."""
+        """Update the fields about the tail to what other processes wrote and a crash left. The caller holds the
+        lock."""
         firsts = self.segments()
         if not firsts:
             self._begin_segment(floor)
@@ -141,12 +141,15 @@ class SegmentLog:
         if length > self._size:
             self._check_torn(os.pread(self._tail, length - self._size, self._size))
             os.ftruncate(self._tail, self._size)
-        if self._next < floor:  # records that were read but did not survive a power cut: their numbers stay used
+        if self._next < floor:  # records were read but lost in a power failure: their numbers stay in use
             self._begin_segment(floor)
 
     def _check_torn(self, rest: bytes) -> None:
-        """A crash leaves the beginning of a record, or zeros. One that has another behind it was not torn but has
-        changed since: to cut it off would lose what follows."""
+        """Raise ``QueueDamaged`` unless a crash can have caused the incomplete record.
+
+        A crash leaves the beginning of a record, or zeros. If a complete record follows, the bytes were changed
+        later, and truncating would lose the records that follow.
+        """
         if len(rest) < _FRAME.size:
             return
         length, _ = _FRAME.unpack_from(rest)
@@ -176,10 +179,10 @@ class SegmentLog:
 
 
 class LogReader:
-    """Reads a log from one record on, while others append to it."""
+    """Reads a log from one record on while other processes append to it. For use by one thread."""
 
     def __init__(self, log: SegmentLog, number: int) -> None:
-        """Begins at the record of that number, or at the oldest there is."""
+        """Start at the record with this number, or at the oldest record if that one has been removed."""
         self._log = log
         self._file = -1
         self._first = 0  # number of the segment's first record
@@ -189,12 +192,12 @@ class LogReader:
 
     @property
     def number(self) -> int:
-        """Of the next record."""
+        """The number of the next record."""
         return self._number
 
     def read(self, limit: int) -> list[tuple[int, bytes]]:
-        """Up to ``limit`` records that follow, with their numbers; fewer or none when there are no more now. What
-        cannot be read back raises, once it is the first."""
+        """Up to ``limit`` following records with their numbers; an empty list if there are none at present. Raises
+        ``QueueDamaged`` if the first record to return is damaged."""
         found: list[tuple[int, bytes]] = []
         try:
             while len(found) < limit and self.more():
@@ -207,20 +210,20 @@ class LogReader:
         return found
 
     def put_back(self, found: Sequence[tuple[int, bytes]]) -> None:
-        """Have the records of the last ``read`` read again."""
+        """Return the records of the last ``read`` once more."""
         self._ready.extendleft(data for _, data in reversed(found))
         if found:
             self._number = found[0][0]
 
     def more(self) -> bool:
-        """True if a record is there to read."""
+        """True if a record can be read now."""
         if self._file < 0 and not self._enter_segment():
             return False
         while not self._ready and not self._load():
             later = [first for first in self._log.segments() if first > self._first]
             if not later:
                 return False
-            if self._load():  # it was appended before the new segment began
+            if self._load():  # it was appended before the next segment was created
                 break
             if self._offset != os.fstat(self._file).st_size:
                 raise QueueDamaged(
@@ -230,7 +233,7 @@ class LogReader:
                 )
             try:
                 self._open(later[0])
-            except FileNotFoundError:  # removed since it was listed: its records were done with
+            except FileNotFoundError:  # removed after it was listed: its records are no longer needed
                 continue
             self._number = later[0]
         return True
@@ -241,12 +244,12 @@ class LogReader:
             self._file = -1
 
     def _enter_segment(self) -> bool:
-        """Open the segment that holds the next record, and skip what comes before it."""
+        """Open the segment that contains the next record and skip the records before it."""
         while self._file < 0:
             firsts = self._log.segments()
             if not firsts:
                 return False
-            with contextlib.suppress(FileNotFoundError):  # removed since it was listed: look again
+            with contextlib.suppress(FileNotFoundError):  # removed after it was listed: list again
                 self._open(max((first for first in firsts if first <= self._number), default=firsts[0]))
         wanted, self._number = max(self._number, self._first), self._first
         while self._number < wanted and self._load():
@@ -264,21 +267,21 @@ class LogReader:
         self._first, self._offset = first, 0
 
     def _load(self) -> bool:
-        """Take the next whole records of the segment into ``_ready``; True if there were any."""
+        """Read the next complete records of the segment into ``_ready``. Returns True if there were any."""
         data = os.pread(self._file, _CHUNK, self._offset)
         if len(data) >= _FRAME.size:
             length = _FRAME.size + _FRAME.unpack_from(data)[0]
             if len(data) == _CHUNK < length:
                 data = os.pread(self._file, length, self._offset)
         end = 0
-        for item, end in _records(data):  # noqa: B007 - the last end is wanted
+        for item, end in _records(data):  # noqa: B007 - the last value of end is needed
             self._ready.append(item)
         self._offset += end
         return end > 0
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names that were created or replaced in a folder durable."""
+def sync_folder(folder: str | Path) -> None:
+    """Make the creation and replacement of files in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -287,7 +290,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock(descriptor: int, shared: bool = False) -> None:
-    """Wait for the lock on an open file. Raises ``OSError`` if it is not free within some seconds."""
+    """Wait for the lock on an open file. Raises ``TimeoutError`` if it is not free within ``_LOCK_SECONDS``."""
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -297,13 +300,13 @@ def lock(descriptor: int, shared: bool = False) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock") from None
-            time.sleep(_LOCK_POLL)  # flock has no time-out of its own
+            time.sleep(_LOCK_POLL)  # flock has no timeout
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give a file, for its owner alone, new contents in one step: after a crash it has the old ones or these,
-    durably."""
-    # A name that nobody can foresee: no link is in its place, and two processes never write to one file.
+    """Replace the contents of a file atomically; only its owner may read it. After a crash the file has the old or
+    the new contents. The new contents are durable on return."""
+    # A name that cannot be predicted: no link can be placed there, and two processes never write to the same file.
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     descriptor = open_here(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
@@ -320,13 +323,13 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """The whole records at the start of ``data``, each with where it ends; stops at one that is not whole."""
+    """The complete records at the beginning of ``data``, each with the offset of its end."""
     offset, size = 0, _FRAME.size
     while offset + size <= len(data):
         length, crc = _FRAME.unpack_from(data, offset)
         end = offset + size + length
         item = data[offset + size : end]
-        if not length or end > len(data) or zlib.crc32(item) != crc:  # no length: zeros that a crash left
+        if not length or end > len(data) or zlib.crc32(item) != crc:  # length 0: zeros that a crash left
             return
         yield item, end
         offset = end

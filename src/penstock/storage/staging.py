@@ -1,7 +1,7 @@
-"""Sinks that stage an epoch's rows in files of their own and publish them in one transaction elsewhere.
+"""Base class of sinks that stage the rows of an epoch in files and publish them in one transaction elsewhere.
 
-A subclass brings three things: ``connect``, ``published`` and ``publish``. The rest - staging, tokens, doing
-nothing twice, clearing up after a crash - is here, once for all of them.
+A subclass implements ``connect``, ``published`` and ``publish``. This module does the rest: staging, commit
+tokens, idempotence, and cleaning up after a crash.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from penstock.state.store import StateStore, is_missing
 from penstock.storage import incarnation
 from penstock.topology.components import Conf, Context, Source, TransactionalSink
 
-PART_BYTES = (
-    32 << 20
-)  # rows kept in memory before they go to disk: large writes, yet small beside a worker's 45 MB
+PART_BYTES = 32 << 20  # bytes of rows in memory before they are written to disk: large writes, and little memory
 _STAGED = "staged"
 
 
 class RowBuffer:
-    """Batches of several sources, brought under one schema: the fields and their order are the first batch's.
+    """Batches from several sources, converted to one schema. The first batch determines the fields and their
+    order.
 
-    The type of an undeclared field may differ from batch to batch; it is widened where no value changes by it
-    (nothing but None to anything, integer to float) and refused where one would.
+    The type of an undeclared field may differ between batches. It is widened if no value changes (null to any
+    type, integer to float) and rejected otherwise.
     """
 
     def __init__(self, where: str) -> None:
@@ -41,7 +40,7 @@ class RowBuffer:
         self.bytes = 0
 
     def add(self, batch: pa.RecordBatch, source: Source) -> None:
-        """Take a batch, or raise and stay as before."""
+        """Add a batch, or raise ``ComponentError`` and leave the buffer unchanged."""
         if batch.num_rows == 0:
             return
         batch = self.plain(batch, source)
@@ -54,7 +53,7 @@ class RowBuffer:
         self.bytes += batch.nbytes
 
     def plain(self, batch: pa.RecordBatch, source: Source) -> pa.RecordBatch:
-        """The batch without pickled columns and without metadata: an outside system knows neither."""
+        """The batch without pickled columns and metadata, which an outside system cannot read."""
         columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if is_pickled(column):
@@ -72,14 +71,14 @@ class RowBuffer:
         return pa.record_batch(columns, names=batch.schema.names)
 
     def table(self) -> pa.Table:
-        """All rows since the last ``clear``."""
+        """All rows added since the last ``clear``."""
         return pa.Table.from_batches(self._batches, self.schema)
 
     def clear(self) -> None:
         self._batches, self.rows, self.bytes = [], 0, 0
 
     def _fit(self, batch: pa.RecordBatch, source: Source) -> pa.RecordBatch:
-        """The batch in this buffer's schema; the schema, and what is here already, widened for it if need be."""
+        """The batch cast to the buffer's schema. Widens the schema and the buffered batches if necessary."""
         assert self.schema is not None
         names = self.schema.names
         if sorted(batch.schema.names) != sorted(names):
@@ -109,43 +108,44 @@ class RowBuffer:
 class StagedSink(TransactionalSink):
     """A transactional sink that keeps rows in its task's folder until their epoch is committed.
 
-    Commit of an epoch, in numbered steps: (1) ask the outside system for the newest epoch it has of this task,
-    and go on to step 3 if that is this one or a later one; (2) publish the rows and the epoch's number there in
-    one transaction; (3) remove the staged files. After a crash in any gap ``recover`` goes through them again.
-    ``commit`` may run in a thread of its own: ``published`` and ``publish`` share nothing with ``write``.
+    The commit of an epoch takes three steps: (1) ask the outside system for the newest epoch it has recorded for
+    this task, and continue with step 3 if it is this one or a later one; (2) publish the rows and the epoch number
+    in one transaction; (3) remove the staged files. After a crash between two steps ``recover`` repeats them.
+    ``commit`` may run on a separate thread: ``published`` and ``publish`` share no data with ``write``.
 
-    What the outside system records must hold ``identity`` beside the epoch, and epochs are compared under one
-    identity only: a topology started from scratch counts epochs from 1 again, and then has another identity; other
-    than exactly once each process numbers its commits itself, and has an identity of its own. Rows stay
-    on disk in parts of about 32 MB, but an epoch is published as one table: its size must fit in memory.
+    The outside system must record ``identity`` together with the epoch, and must compare epochs only under one
+    identity. A topology that starts from scratch counts epochs from 1 again, under a new identity. With a delivery
+    other than exactly once, each process numbers its own commits under its own identity. Rows are staged in parts
+    of about 32 MB, but an epoch is published as one table, which must fit in memory.
     """
 
     context: Context
     identity: str
-    """Whose numbers the epochs are. Exactly once the task's, from its first start on: kept in ``context.folder``.
-    Otherwise this process's."""
+    """The namespace of the commit numbers. With exactly-once delivery it belongs to the task since its first run
+    and is stored in ``context.folder``; otherwise it belongs to this process."""
 
     @abstractmethod
     def connect(self, conf: Conf, context: Context) -> None:
-        """Called once from ``prepare``; ``self.identity`` is known."""
+        """Called once by ``prepare``, after ``self.identity`` is set."""
 
     @abstractmethod
     def published(self) -> int:
-        """The newest epoch the outside system has recorded for this task and ``self.identity``; -1 for none."""
+        """The newest epoch that the outside system has recorded for this task and ``self.identity``; -1 if
+        none."""
 
     @abstractmethod
     def publish(self, epoch: int, rows: pa.Table) -> None:
-        """Write the rows and record the epoch, both or neither."""
+        """Write the rows and record the epoch in one transaction."""
 
     def dead_letters_name(self, epoch: int) -> str:
-        """The name of the dead letters of an attempt to publish the epoch, for ``context.add_dead_letters``. The
-        next attempt replaces them; under one identity no other epoch has that number."""
+        """The name under which ``context.add_dead_letters`` stores the dead letters of an attempt to publish the
+        epoch. The next attempt replaces them. Under one identity no other epoch has that number."""
         return f"{self.identity}.published.{epoch}"
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self.context = context
         self.where = f"component '{context.component}' (task {context.task})"
-        # Without a folder nothing survives the process anyway: a temporary one serves.
+        # Without a folder nothing survives the process, so a temporary directory is sufficient.
         self._scratch = None if context.folder else tempfile.TemporaryDirectory(prefix="penstock-sink-")
         self._store = StateStore(self._scratch.name if self._scratch else context.folder)
         self._staged = self._store.child(_STAGED)
@@ -171,7 +171,7 @@ class StagedSink(TransactionalSink):
         self._newest = max(self._newest, self.published())
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        """Raises only on behalf of this batch, which is then not taken: all earlier ones stay in the epoch."""
+        """Raises only because of this batch, which is then not included. Earlier batches stay in the epoch."""
         if self._buffer.bytes >= PART_BYTES:
             self._spill()
         self._buffer.add(batch, source)
@@ -181,9 +181,9 @@ class StagedSink(TransactionalSink):
             self._spill()
         if not self._parts:
             return None
-        # After a fall-back an epoch's number comes again: stay above what was published.
+        # After a fallback to an earlier epoch its number is used again: stay above what was published.
         self._newest = max(epoch, self._newest + 1)
-        # The digests are as safe as the token: exactly once it is kept in the manifest, which is signed.
+        # With exactly-once delivery the token, and with it the digests, is stored in the signed manifest.
         token = {"epoch": self._newest, "files": self._parts, "digests": self._digests, "rows": self._rows}
         self._prepared[self._newest] = self._parts
         self._parts, self._digests, self._rows = [], [], 0
@@ -194,7 +194,7 @@ class StagedSink(TransactionalSink):
             return
         if self.published() < token["epoch"]:
             self.publish(token["epoch"], self._read(token))
-        # Epochs commit in order: one before this that could not be committed never will be.
+        # Epochs commit in order: an earlier one that could not be committed never will be.
         done = [epoch for epoch in list(self._prepared) if epoch <= token["epoch"]]
         for name in {*token["files"], *(name for epoch in done for name in self._prepared.pop(epoch))}:
             self._staged.remove(name)
@@ -204,7 +204,8 @@ class StagedSink(TransactionalSink):
             self._scratch.cleanup()
 
     def _spill(self) -> None:
-        """Make the rows in memory durable, as one part of the open epoch. If it raises they are still here."""
+        """Write the rows in memory to a file, as one part of the open epoch. If it raises, the rows stay in
+        memory."""
         table = self._buffer.table()
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, table.schema) as writer:
@@ -224,12 +225,10 @@ class StagedSink(TransactionalSink):
         except StateError as error:
             if not is_missing(error):
                 raise
-            raise self._staged_rows_lost(token, error.where + ": no such file") from error
+            raise self._staged_rows_lost(token, f"{error.where} does not exist") from error
         for name, part, digest in zip(token["files"], data, token["digests"], strict=True):
             if _digest(part) != digest:
-                raise self._staged_rows_lost(
-                    token, f"{self._staged.url}/{name} with other bytes than were written"
-                )
+                raise self._staged_rows_lost(token, f"{self._staged.url}/{name} was changed after it was written")
         tables = [pa.ipc.open_file(pa.py_buffer(part)).read_all() for part in data]
         try:
             return pa.concat_tables(tables, promote_options="permissive")

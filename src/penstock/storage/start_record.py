@@ -1,9 +1,10 @@
-"""Where a spout began to read, durable before its first tuple.
+"""Keeps the position at which a spout began to read, before the spout emits its first tuple.
 
-A start such as "at the end" is another place each time it is looked up. Until the task's first snapshot is
-committed, the place that was found is in no committed state: a process that crashes in between would look it up
-again and skip everything that was written meanwhile. So the place is written to the task's folder first, and a
-later process of the task takes it from there. A position in the task's state is always preferred.
+A starting point such as "at the end" denotes a different position each time it is resolved. Until the task's first
+snapshot is committed, the resolved position is not part of any committed state: if the process crashed, the next
+one would resolve the starting point again and skip everything written in between. Therefore the position is first
+written to the task's folder, and later processes of the task read it there. A position in the task's state takes
+precedence.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from penstock.texts import parse_json
 from penstock.topology.components import Context
 
 START_FILE = "start.json"
-"""In the task's folder. ``StateDirectory.clear`` removes it with everything that was committed."""
+"""File name in the task's folder. ``StateDirectory.clear`` removes the file together with all committed state."""
 
 
 class StartRecord:
-    """The start positions of one task: any JSON object. Made in ``open``; calls come from the task's thread.
+    """The start positions of one task, as a JSON object. Create it in ``open``; call it from the task's thread
+    only.
 
-    At most once, and for a task without a folder, nothing is kept.
+    It stores nothing with at-most-once delivery, nor for a task without a folder.
     """
 
     def __init__(self, context: Context) -> None:
         self._folder = context.folder if context.delivery != "at_most_once" else ""
         self._commits = 0
-        self._there = False
+        self._exists = False
 
     @cached_property
     def _store(self) -> StateStore | None:
-        """Opened at its first use: a spout with a fixed start never needs it."""
+        """Opened when it is first used: a spout with a fixed starting point never needs it."""
         return StateStore(self._folder) if self._folder else None
 
     def load(self) -> dict[str, Any]:
-        """What an earlier process of this task kept; empty where there is nothing of use."""
+        """The positions that an earlier process of this task kept; empty if there are none."""
         if self._store is None:
             return {}
         try:
@@ -48,23 +50,23 @@ class StartRecord:
             if is_missing(error):
                 return {}
             raise
-        except ValueError:  # half a file, on a store whose writes are not atomic: then no tuple was emitted
+        except ValueError:  # a store whose writes are not atomic kept half a file: no tuple has been emitted yet
             return {}
-        self._there = isinstance(found, dict)
+        self._exists = isinstance(found, dict)
         return found if isinstance(found, dict) else {}
 
     def keep(self, positions: dict[str, Any]) -> None:
-        """Durable on return."""
+        """Store the positions. They are durable when the call returns."""
         if self._store is not None:
             self._store.write(START_FILE, json.dumps(positions).encode())
-            self._there = True
+            self._exists = True
 
     def on_committed(self) -> None:
-        """A snapshot of the task is committed. After two of them, for a restart may take the one before the
-        newest, the positions are in the state and the record goes."""
-        if self._there and self._store is not None:
+        """Called after each commit of a snapshot of the task. The second call removes the record: a restart may
+        use the snapshot before the newest one, so the positions must be in two committed snapshots."""
+        if self._exists and self._store is not None:
             self._commits += 1
             if self._commits >= 2:
-                with contextlib.suppress(StateError):  # it does no harm: the next commit tries again
+                with contextlib.suppress(StateError):  # a remaining file does no harm; the next commit tries again
                     self._store.remove(START_FILE)
-                    self._there = False
+                    self._exists = False

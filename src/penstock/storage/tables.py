@@ -1,4 +1,4 @@
-"""What all writers into tables share: which field goes to which column, and one row of each key."""
+"""Functions for all writers into tables: mapping fields to columns, last row per key, isolating rejected rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pyarrow as pa
 from penstock.errors import TopologyError
 
 Columns = Sequence[str] | Mapping[str, str] | None
-"""The fields to write, or fields mapped to columns; None for each field to the column of its name."""
+"""The fields to write, or a mapping of fields to columns. None writes each field to the column of the same
+name."""
 
 
 def checked_columns(where: str, columns: Columns, key: Sequence[str]) -> dict[str, str] | None:
-    """Fields mapped to columns; the key's columns are among them."""
+    """Return ``columns`` as a mapping of fields to columns. Raises ``TopologyError`` if a column of the key is
+    missing from it."""
     if isinstance(columns, str):
         raise TopologyError(where, f"columns is {columns!r}, neither a sequence nor a mapping")
     if columns is None:
@@ -27,19 +29,22 @@ def checked_columns(where: str, columns: Columns, key: Sequence[str]) -> dict[st
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that a table will never take as it is."""
+    """A row that a table will never accept as it is."""
 
     row: int
-    """Its place in the table that was to be written."""
+    """Index of the row in the table that was to be written."""
     error: str
-    """The other system's own words."""
+    """The error message of the outside system."""
 
 
 def write_all_but_rejected(
     rows: pa.Table, write: Callable[[pa.Table], None], refused: type[Exception] | tuple[type[Exception], ...]
 ) -> list[Rejected]:
-    """Write rows in as few calls as need be: what is refused is halved until single rows are left. ``write`` does
-    all of its rows or raises; the parts are written in order."""
+    """Write rows with few calls of ``write`` and return those that were rejected.
+
+    ``write`` writes all of its rows or raises. When it raises one of ``refused``, the rows are halved and both
+    halves are written in order, until single rows remain.
+    """
     rejected: list[Rejected] = []
     parts = [(0, rows)] if rows.num_rows else []
     while parts:
@@ -56,7 +61,7 @@ def write_all_but_rejected(
 
 
 def last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key: one statement cannot update a row twice, and less travels."""
+    """The last row of each key. One SQL statement cannot update a row twice, and fewer rows are sent."""
     if rows.num_rows < 2:
         return rows
     numbered = rows.select(key).append_column("", pa.array(range(rows.num_rows), pa.int64()))

@@ -1,4 +1,4 @@
-"""For unit tests of topologies, users' and ours: no Spark, a simulated clock, the same result every time.
+"""Unit tests of topologies without Spark: a simulated clock and reproducible results.
 
 >>> from penstock.testing import LocalRunner, run_bolt
 """

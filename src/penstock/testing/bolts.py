@@ -1,4 +1,4 @@
-"""One component alone, without a topology: the shortest unit test there is."""
+"""Runs a single component without writing a topology, for short unit tests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def run_bolt(
     seconds: float = 0.0,
     conf: Mapping[str, Any] | None = None,
 ) -> list[Tuple]:
-    """Feed a bolt rows of the given fields; what it emitted on ``stream``, in order.
+    """Feed rows with the given fields to a bolt. Returns the tuples it emitted on ``stream``, in order.
 
-    ``tick_interval`` with ``seconds`` lets simulated time pass after the rows, so that ticks come. An
-    exception of the bolt's is raised here.
+    With ``tick_interval`` and ``seconds``, simulated time passes after the rows, so that the bolt receives ticks.
+    An exception of the bolt is raised here.
     """
     builder = TopologyBuilder()
     builder.set_spout("rows", FeederSpout(*fields, rows=rows))
@@ -44,7 +44,7 @@ def run_spout(
     seconds: float = 0.1,
     conf: Mapping[str, Any] | None = None,
 ) -> list[Tuple]:
-    """Let a spout emit for some simulated time; what it emitted on ``stream``, in order."""
+    """Let a spout emit for some simulated time. Returns the tuples it emitted on ``stream``, in order."""
     builder = TopologyBuilder()
     builder.set_spout("spout", spout)
     return _run(builder, "spout", spout, stream, seconds, conf, until_idle=False)
@@ -61,8 +61,8 @@ def _run(
 ) -> list[Tuple]:
     declared = OutputDeclarer(id)
     component.declare_output_fields(declared)
-    listens = stream in declared.streams
-    if listens:
+    captured = stream in declared.streams
+    if captured:
         builder.set_bolt("capture", CaptureBolt()).shuffle_grouping(id, stream=stream)
     runner = LocalRunner(builder.build("test", Settings(delivery=Delivery(on_error="stop"), conf=conf or {})))
     if until_idle:
@@ -71,4 +71,4 @@ def _run(
         runner.run(seconds)
         runner.deactivate()
         runner.run_until_idle()
-    return runner.captured("capture") if listens else []
+    return runner.captured("capture") if captured else []

@@ -1,4 +1,4 @@
-"""Spouts that emit what a test says and bolts that keep what they get."""
+"""Spouts that emit given rows, and a bolt that keeps the tuples it receives."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.topology.tuples import Tuple
 
 
 class FeederSpout(Spout):
-    """Emits the rows it was made with, then whatever the test feeds it through the runner.
+    """Emits the rows passed to it, then the rows that the test feeds it through the runner.
 
-    With several tasks each emits its share of the first rows: row i goes to task i mod tasks.
+    With several tasks, row i of the initial rows is emitted by task i mod the number of tasks.
     """
 
     def __init__(self, *fields: FieldSpec, rows: Iterable[Sequence[Any]] = ()) -> None:
@@ -31,7 +31,7 @@ class FeederSpout(Spout):
         self._rows = deque(list(self._rows)[context.index :: context.parallelism])
 
     def feed(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Rows to emit, one per ``next_tuple``. Each row's message id is the row itself."""
+        """Add rows; each ``next_tuple`` emits one. The message id of a row is the row itself."""
         self._rows.extend(rows)
 
     def next_tuple(self) -> None:
@@ -47,8 +47,8 @@ class FeederSpout(Spout):
 
 
 class NumberSpout(Spout):
-    """Emits ⟨task, n⟩ for n = 0, 1, 2 … up to ``count`` per task: what arrives shows what was lost, doubled
-    or overtaken."""
+    """Emits ⟨task, n⟩ for n = 0, 1, 2 … ``count`` - 1 in each task, so that a receiver can detect loss, duplicates
+    and reordering."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -67,7 +67,7 @@ class NumberSpout(Spout):
 
 
 class CaptureBolt(BasicBolt):
-    """Keeps every tuple it gets, in order; read them with ``LocalRunner.captured``."""
+    """Keeps every tuple it receives, in order. ``LocalRunner.captured`` returns them."""
 
     def __init__(self) -> None:
         self.tuples: list[Tuple] = []

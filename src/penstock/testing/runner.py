@@ -1,55 +1,84 @@
 """The local runner: a whole topology in one thread, on a simulated clock.
 
-Components, groupings, frames and the workers' own code are those that run on Spark; only the transport differs:
-rows pass through queues instead of Spark's shuffle. The order in which workers take their turns is drawn from
-the seed, so two runs with one seed are the same, and another seed is another legal order.
+Components, groupings, frames, workers and their hosts, the worker registry, commits and migration are those that
+run on Spark. Only two things differ: rows and control messages pass through memory, and time moves when the runner
+says so. The order in which workers take their turns is drawn from the seed, so two runs with one seed are the
+same, and another seed is another legal order.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from penstock.acking import ledger
-from penstock.clock import SimulatedClock
+from penstock.clock import Clock, SimulatedClock
 from penstock.control.migration import Segment
+from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.driver.commits import Commits
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.recovery import StateDirectory
-from penstock.errors import PenstockError, SinkBusy, StateError
+from penstock.driver.registry import WorkerRegistry
+from penstock.errors import PenstockError, SnapshotCorrupt
 from penstock.faults import CrashPoint, die
+from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, WorkerId
 from penstock.plan.planner import make_plan
-from penstock.protocol.messages import EndEpoch, EpochCommitted, Message, SetMigrationRoutes, TakeSnapshot
+from penstock.protocol.commands import (
+    ActivateSpouts,
+    AssignWorker,
+    CancelLeave,
+    CloseTasks,
+    Command,
+    DeactivateSpouts,
+    OpenTasks,
+    PrepareToLeave,
+    RouteWorker,
+    SetMigrationRoutes,
+)
+from penstock.protocol.events import Hello, SlotFreed
+from penstock.protocol.job import Job, make_job
+from penstock.protocol.message_board import MessageBoard
 from penstock.testing.doubles import CaptureBolt, FeederSpout
+from penstock.testing.memory import MemoryTransport
 from penstock.topology.builder import Topology
-from penstock.topology.components import Failure
 from penstock.topology.tuples import Tuple
 from penstock.worker.archive import WorkerArchive
-from penstock.worker.handover import HandoverState
-from penstock.worker.job import make_job
-from penstock.worker.worker import Restored, Worker
+from penstock.worker.host import InlineJobs, WorkerHost
+from penstock.worker.message_board import CoordinatorMessageBoard
+from penstock.worker.phase import WorkerPhase
+from penstock.worker.worker import Worker
 
 _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
 _SLOWEST = 0.2  # the share of rounds in which the slowest worker of an uneven runner takes its turn
+_START_ROUNDS = 1000  # in which all tasks are open: each needs as many as there are stages
+
+
+@dataclass
+class _LocalSlot:
+    """A place where a worker runs: its control connection, and the rows on their way to it."""
+
+    id: WorkerId
+    transport: MemoryTransport
+    channel: deque[pa.Buffer]
+    host: WorkerHost | None = None
 
 
 class LocalRunner:
     """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them.
 
-    With a ``folder`` for the state, epochs are committed there, and another runner goes on from it, with another
-    number of tasks if need be. ``die`` is what the setting ``lifecycle.crash_at`` does; a test may raise instead.
-    ``uneven`` gives each worker a speed of its own, drawn from the seed, so that they drift apart as processes do:
-    some are epochs ahead of others.
+    With a ``folder`` for the state, epochs are committed there, and another runner continues from it, with another
+    number of tasks if wanted. ``die`` is what the setting ``crash_at`` does; a test may raise instead. ``uneven``
+    gives each worker a speed of its own, drawn from the seed, so that they drift apart as processes do: some are
+    epochs ahead of others.
     """
 
     def __init__(
@@ -63,91 +92,84 @@ class LocalRunner:
     ) -> None:
         from penstock.spark.pickling import dumps
 
+        settings = topology.settings
         self.plan: Plan = make_plan(topology)
         self.clock = clock or SimulatedClock()
         self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
         job = make_job(topology, self.plan, "" if self._state is None else self._state.store.url, dumps)
         if self._state is None:  # then nothing is written to the user's state directory either
             job = replace(job, dead_letters=f"memory://penstock-local-{uuid.uuid4().hex}")
-        self._later: deque[tuple[WorkerId, int]] = deque()
-        self._reroutes = 0
-        self._acker = ledger.Acker(job.key)
-        self._random = random.Random(seed)
-        self._job = job
-        self._workers = {id: Worker(id, job, self.clock) for id in self.plan.worker_ids()}
-        self._moving: dict[WorkerId, tuple[Worker, deque[pa.Buffer]]] = {}
-        """Workers that take over from those of the same name, and copies of what those are sent."""
-        self._pace = {id: self._random.uniform(_SLOWEST, 1.0) if uneven else 1.0 for id in self._workers}
-        self._channels: dict[WorkerId, deque[pa.Buffer]] = {id: deque() for id in self._workers}
-        self.migrations = MigrationController(self.plan, topology.settings)
+        self._job: Job = job
+        self._die, self._random = die, random.Random(seed)
+        self.bus = MetricsBus(self.plan, self.clock.monotonic)
+        """What the workers have reported."""
+        self.registry = WorkerRegistry(
+            0, self.plan, self.bus, job.key, threading.Condition(), lambda call: call(), placed=True
+        )
+        self._slots = {id: self._make_slot(id) for id in self.plan.worker_ids()}
+        self._pace = {id: self._random.uniform(_SLOWEST, 1.0) if uneven else 1.0 for id in self._slots}
+        self.migrations = MigrationController(self.plan, settings)
         """What was decided about data migration."""
-        self._interval = topology.settings.migration.interval if topology.settings.migration.enabled else math.inf
-        self._looked = self.clock.now()
-        self._archives: dict[WorkerId, WorkerArchive] = {}
-        self._unpublished: dict[WorkerId, int] = {}
-        self._sinks_away = False
+        self._migration_interval = settings.migration.interval if settings.migration.enabled else math.inf
+        self._migration_due, self._probe = self.clock.now() + self._migration_interval, 0
+        self._routes_version = self.plan.routes.version
+        self._moves = 0
+        self._moving = False
         self.commits: Commits | None = None
         """Where epochs are committed; None without a folder."""
-        self._open_workers(topology, die)
+        self._start()
         self.activate()
 
-    def _open_workers(self, topology: Topology, die: Callable[[], NoReturn]) -> None:
-        everywhere = dict.fromkeys(self._workers, "local")
-        state, spec = self._state, topology.settings.lifecycle.crash_at
+    def _make_slot(self, id: WorkerId) -> _LocalSlot:
+        return _LocalSlot(id, MemoryTransport(self.registry, Hello(id.stage, id.index, 0, 0, "local")), deque())
+
+    def _start(self) -> None:
+        state, settings = self._state, self._job.settings
+        if state is not None:
+            state.recover()
+        self.registry.assign_slots({id: id for id in self._slots})
         if state is None:
-            for worker in self._workers.values():
-                worker.open(everywhere)
-            return
-        state.recover()
-        self._crash = {id: CrashPoint(spec, str(id), die) for id in self._workers}
-        for id, worker in self._workers.items():
-            worker.open(everywhere, self._restored(id, state), state.epoch, generation=state.generation)
-        self.commits = Commits(
-            self.plan,
-            topology.settings.delivery.guarantee,
-            topology.settings.delivery.epoch_interval,
-            state.store,
-            state.owner,
-            state.epoch,
-            self._command,
-            CrashPoint(spec, "driver", die),
-        )
+            self.registry.open(0, 0, {})
+        else:
+            self.registry.open(state.generation, state.epoch, state.tasks())
+        for _ in range(_START_ROUNDS):
+            for slot in list(self._slots.values()):
+                self._step(slot)
+            if all(worker.ready for worker in self.registry.workers.values()):
+                break
+        else:
+            raise TimeoutError(f"topology '{self.plan.topology}' did not start")
+        if state is not None:
+            self.commits = Commits(
+                self.plan,
+                settings.delivery.guarantee,
+                settings.delivery.epoch_interval,
+                state.store,
+                state.owner,
+                state.epoch,
+                self._command,
+                CrashPoint(settings.lifecycle.crash_at, "driver", self._die),
+            )
 
-    def _restored(self, id: WorkerId, state: StateDirectory) -> dict[str, Restored]:
-        archive = self._archives[id] = WorkerArchive(state.store.url, id, state.generation, self._crash[id])
-        keys = {self.plan.task[task].key for task in self.plan.routes.tasks_of(id)}
-        return archive.restore({key: entry for key, entry in state.tasks().items() if key in keys})
-
-    def move(self, id: WorkerId, patience: float = 60.0) -> bool:
-        """Have a worker go on in another process, as on Spark (``spark.moving``), while the others run. False: it
-        did not leave in time, and stays."""
-        assert self.commits is not None and self._state is not None, "give the runner a folder"
-        old, new = self._workers[id], Worker(id, self._job, self.clock, takes_over=True)
-        self._moving[id] = new, deque()
-        old.prepare_to_leave(*self.commits.next_move())
-        while not self.commits.begin(self.clock.now(), moves=True):
-            self.run(_TURN)
-        epoch, end = self.commits.newest, self.clock.now() + patience
-        while not (old.left and self.commits.published >= epoch):
-            if self.clock.now() >= end:
-                del self._moving[id]
-                old.cancel_leave()
-                return False
-            self.run(_TURN)
-        handover = old.handover()
-        handover = HandoverState(handover.epoch, json.loads(json.dumps(handover.data)))
-        old.close()
-        self._pass_acks(old)
-        self._state.look()
-        new.open(
-            dict.fromkeys(self._workers, "local"),
-            self._restored(id, self._state),
-            handover=handover,
-            generation=self._state.generation,
+    def _make_host(self, slot: _LocalSlot, assignment: AssignWorker) -> WorkerHost:
+        id = WorkerId(slot.id.stage, assignment.worker)
+        crash = CrashPoint(
+            "" if self._state is None else self._job.settings.lifecycle.crash_at, str(id), self._die
         )
-        _, self._channels[id] = self._moving.pop(id)
-        self._workers[id] = new
-        return True
+        archive = WorkerArchive(self._job.archive, id, crash) if self._job.archive else None
+        clock = self.clock_of(id)
+        worker = Worker(id, self._job, clock, assignment, archive)
+
+        def open_board(on_signal: Callable[[TaskMessage | TaskFlowState], None]) -> MessageBoard:
+            return CoordinatorMessageBoard(slot.transport, on_signal, on_signal)
+
+        return WorkerHost(worker, slot.transport, InlineJobs(), open_board, clock, crash)
+
+    def clock_of(self, worker: WorkerId) -> Clock:
+        """The clock of the machine that a worker runs on; a test may have one that is wrong."""
+        return self.clock
+
+    # ---- what users do -----------------------------------------------------------------------------------
 
     def commit(self) -> int:
         """End an epoch now and run until it is committed; returns its number."""
@@ -160,19 +182,27 @@ class LocalRunner:
         return epoch
 
     def activate(self) -> None:
-        for worker in self._workers.values():
-            worker.activate()
+        """Let the spouts emit."""
+        self._tell_all(ActivateSpouts())
 
     def deactivate(self) -> None:
-        for worker in self._workers.values():
-            worker.deactivate()
+        """Let the spouts pause."""
+        self._tell_all(DeactivateSpouts())
+
+    def reroute(self, component: str, routes: Mapping[int, int]) -> None:
+        """Migrate data by hand: tuples for the task with the index on the left go to the one on the right; without
+        routes every task gets its own again."""
+        tasks = self.plan.tasks_of[component]
+        self._routes_version += 1
+        changed = {tasks[heavy]: tasks[light] for heavy, light in routes.items()}
+        self._tell_all(SetMigrationRoutes(component, changed, self._routes_version))
 
     def run(self, seconds: float) -> None:
         """Let so much simulated time pass."""
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self._round()
-            wait = min((self._wait(id) for id in self._workers), default=0.0)
+            wait = min((self._wait(slot) for slot in self._slots.values()), default=0.0)
             self.clock.advance(max(min(wait, end - self.clock.now()), _TURN))
 
     def run_until_idle(self, limit: float = 3600.0) -> None:
@@ -208,8 +238,8 @@ class LocalRunner:
         """The instances of a component, lowest task first."""
         found = {
             executor.context.task: executor.component
-            for worker in self._workers.values()
-            for executor in worker.executors
+            for worker in self.workers.values()
+            for executor in worker.inspect().executors
             if executor.context.component == component
         }
         if not found:
@@ -218,154 +248,192 @@ class LocalRunner:
 
     def stats(self, component: str) -> list[TaskStats]:
         """The counters of a component's tasks, lowest task first."""
-        every = {task: stats for worker in self._workers.values() for task, stats in worker.stats().items()}
+        every = {task: stats for worker in self.workers.values() for task, stats in worker.inspect().stats.items()}
         return [every[task] for task in self.plan.tasks_of[component]]
 
     @property
     def errors(self) -> list[PenstockError]:
         """What user code has raised so far, newest last in each worker."""
-        return [error for worker in self._workers.values() for error in worker.errors]
+        return [error for worker in self.workers.values() for error in worker.inspect().errors]
 
-    def close(self) -> None:
-        """Call ``close`` and ``cleanup`` everywhere."""
-        for worker in self._workers.values():
-            worker.close()
-
-    def _round(self) -> None:
-        order = list(self._workers)
-        self._random.shuffle(order)
-        for id in order:
-            if self._pace[id] < 1.0 and self._random.random() >= self._pace[id]:
-                continue
-            worker, channel = self._workers[id], self._channels[id]
-            while channel and worker.offer(channel[0]):
-                channel.popleft()
-            for hop, frame in worker.turn():
-                if frame is not None:
-                    self._send(WorkerId(id.stage + 1, hop), pa.py_buffer(frame))
-            if id in self._moving and self._random.random() < _SLOWEST:  # its channels are others', and drift
-                taker, copies = self._moving[id]
-                while copies and taker.offer(copies[0]):
-                    copies.popleft()
-            self._pass_acks(worker)
-            self._pass_messages(worker)
-            self._keep(id, worker)
-            if worker.fatal is not None:
-                raise worker.fatal
-        away = any(worker.sinks_unavailable for worker in self._workers.values())
-        if away != self._sinks_away:
-            self._sinks_away = away
-            for worker in self._workers.values():
-                worker.hold_timeouts(away)
-        if not self.migrations.idle and self.clock.now() - self._looked >= self._interval:
-            self._looked = self.clock.now()
-            every = {task: replace(s) for worker in self._workers.values() for task, s in worker.stats().items()}
-            for change in self.migrations.decide(self._looked, every):
-                self._command(change, None)
-
-    def _send(self, to: WorkerId, frame: pa.Buffer) -> None:
-        self._channels[to].append(frame)
-        if to in self._moving:
-            self._moving[to][1].append(frame)
-
-    def reroute(self, component: str, routes: Mapping[int, int]) -> None:
-        """Migrate data by hand: what is bound for the task with the index on the left goes to the one on the
-        right; nothing on the left, and every task gets its own again."""
-        tasks = self.plan.tasks_of[component]
-        self._reroutes += 1
-        for worker in self._workers.values():
-            worker.reroute(component, {tasks[a]: tasks[b] for a, b in routes.items()}, self._reroutes)
+    def report(self) -> None:
+        """Have all workers report to ``bus`` now."""
+        self.registry.probe()
+        self._deliver()
 
     @property
     def segments(self) -> list[Segment]:
         """The migrated segments that have ended."""
-        return [segment for worker in self._workers.values() for _, segment in worker.segments]
+        self.report()
+        return [segment for _, segment in self.bus.segments()]
 
-    def _pass_acks(self, worker: Worker) -> None:
-        """What the worker has to say to the acker, and the acker to the spouts."""
-        failed, tally = worker.take_acks()
-        for spout, number in worker.settled_below().items():
-            self._acker.settled_below(int(spout), number)
-        for roots in failed:
-            failure = Failure(roots.component, roots.error)
-            for task, numbers in self._acker.close(roots.first, roots.length).items():
-                self._workers[self.plan.routes.worker_of[task]].settle(task, numbers, failure)
-        if tally is not None:
-            for task, numbers in self._acker.apply(*ledger.unpack(tally)).items():
-                self._workers[self.plan.routes.worker_of[task]].settle(task, numbers, None)
+    @property
+    def workers(self) -> dict[WorkerId, Worker]:
+        """The workers that run the tasks; not those that stand by or have left."""
+        hosts = {id: self._slots[slot].host for id, slot in self.registry.slot_of_worker.items()}
+        return {id: host.worker for id, host in hosts.items() if host is not None}
 
-    def _pass_messages(self, worker: Worker) -> None:
-        """What its tasks have to say to those that send to them, and the answers."""
-        flow = worker.flow
-        while flow.messages:
-            message = flow.messages.popleft()
-            sender = self._workers[self.plan.routes.worker_of[message.target]].flow
-            sender.on_message(message)
-            while sender.states:
-                state = sender.states.popleft()
-                for each in self._workers.values():
-                    each.flow.on_state(state)
+    def close(self) -> None:
+        """Call ``close`` and ``cleanup`` everywhere."""
+        self._tell_all(CloseTasks())
 
-    def _command(self, message: Message, to: WorkerId | None) -> None:
-        """What the coordinator would send to workers."""
-        for id, worker in self._workers.items():
-            if to not in (None, id):
-                continue
-            if isinstance(message, EndEpoch):
-                worker.announce(message.epoch, message.last)
-            elif isinstance(message, TakeSnapshot) and message.what == "spouts":
-                worker.snapshot_spouts(message.epoch, message.last)
-                self._later.append((id, message.epoch))
-            elif isinstance(message, TakeSnapshot):
-                worker.snapshot_bolts(message.epoch, message.last)
-            elif isinstance(message, SetMigrationRoutes):
-                routes = {int(heavy): light for heavy, light in message.routes.items()}
-                worker.reroute(message.component, routes, message.version)
-            elif isinstance(message, EpochCommitted):
-                worker.on_committed(message.epoch)
-                self._unpublished[id] = message.epoch
-                self._publish(id, worker)
+    # ---- moving a worker -----------------------------------------------------------------------------------
 
-    def _publish(self, id: WorkerId, worker: Worker) -> None:
-        """Sinks that are away are asked again at the next turn."""
-        assert self.commits is not None
-        epoch = self._unpublished[id]
+    def move(self, id: WorkerId, patience: float = 60.0) -> bool:
+        """Have a worker continue in another slot, as on Spark, while the others run. False: it did not leave in
+        time, and stays."""
+        assert self.commits is not None and self._state is not None, "give the runner a folder"
+        registry, state = self.registry, self._state
+        old_slot = registry.slot_of_worker[id]
+        old, spare = registry.workers[id], WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
+        old.left = None
+        self._moves += 1
+        self._slots[spare] = self._make_slot(spare)
+        new = self._slots[spare].transport.connection
+        self._moving = True
         try:
-            worker.publish_sinks(epoch)
-        except SinkBusy:
-            return
-        del self._unpublished[id]
-        self._crash[id]("published", epoch)
-        self.commits.epoch_published(id, epoch)
+            registry.stand_by(id, spare)
+            self._route(id, [old_slot.index, spare.index])
+            registry.tell(old, PrepareToLeave(*self.commits.next_move()))
+            self._run_until(lambda: self._commits().begin(self.clock.now(), moves=True))
+            epoch, end = self.commits.newest, self.clock.now() + patience
+            self._run_until(
+                lambda: (old.left is not None and self._commits().published >= epoch) or self.clock.now() >= end
+            )
+            if old.left is None or self.commits.published < epoch:
+                registry.tell(old, CancelLeave())
+                registry.tell(new, CloseTasks())
+                self._route(id, [old_slot.index])
+                return False
+            handover = old.left.handover
+            registry.hand_over(id, spare)
+            registry.tell(old, CloseTasks())
+            self._run_until(lambda: old.closed)
+            state.look()
+            tasks = registry.share(id, state.tasks())
+            registry.tell(new, OpenTasks(registry.nodes(), state.generation, handover.epoch, tasks, handover))
+            for routes in self.migrations.current_routes():
+                registry.tell(new, routes)
+            self._run_until(lambda: new.ready)
+            self._route(id, [spare.index])
+            return True
+        finally:
+            self._moving = False
 
-    def _keep(self, id: WorkerId, worker: Worker) -> None:
-        """Write and report what the worker snapshot."""
-        commits = self.commits
-        if id in self._unpublished:
-            self._publish(id, worker)
-        while self._later and commits is not None:
-            commits.spouts_snapshotted(*self._later.popleft())
-        while worker.snapshots:
-            snapshot = worker.snapshots.popleft()
-            if commits is None:
-                continue  # nothing survives this runner
-            self._crash[id]("snapshotted" if id.stage else "marked", snapshot.epoch)
-            try:
-                tasks = self._archives[id].write(worker, snapshot)
-            except StateError as error:
-                commits.snapshot_failed(id, snapshot.epoch, str(error))
-                continue
-            commits.snapshot_written(id, snapshot.epoch, tasks)
-            self._crash[id]("reported", snapshot.epoch)
+    def _route(self, id: WorkerId, slots: list[int]) -> None:
+        """Have the stage before send to these slots, and wait until it does."""
+        senders = [each for each in self.registry.workers if each.stage == id.stage - 1]
+        for sender in senders:
+            self.registry.send(RouteWorker(id.index, slots), sender)
+        self._run_until(
+            lambda: all(self.registry.workers[each].sending.get(id.index) == slots for each in senders)
+        )
+
+    def _run_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.run(_TURN)
+
+    def _commits(self) -> Commits:
+        assert self.commits is not None
+        return self.commits
+
+    # ---- rounds --------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        order = list(self._slots.values())
+        self._random.shuffle(order)
+        for slot in order:
+            pace = self._pace_of(slot)
+            if pace == 1.0 or self._random.random() < pace:
+                self._step(slot)
+                self._commit()
+        self._migrate()
+
+    def _pace_of(self, slot: _LocalSlot) -> float:
+        if slot.host is None:
+            return 1.0
+        worker = slot.host.worker
+        return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
+
+    def _step(self, slot: _LocalSlot) -> None:
+        """One step of the slot's worker, and its rows on their way."""
+        if slot.host is None and not self._assign(slot):
+            slot.channel.clear()  # what arrives after a worker has moved away is of no use
+            return
+        host = slot.host
+        assert host is not None
+        while slot.channel and host.worker.intake.offer(slot.channel[0]):
+            slot.channel.popleft()
+        for hop, frame in host.step():
+            if frame is not None:
+                self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
+        self._check(host)
+        if host.worker.gone:
+            host.close()
+            slot.host = None
+            slot.transport.send(SlotFreed())
+
+    def _assign(self, slot: _LocalSlot) -> bool:
+        """Make the worker that the driver wants in the slot, if any."""
+        inbox = slot.transport.inbox
+        while inbox and slot.host is None:
+            command = inbox.popleft()
+            if isinstance(command, AssignWorker):
+                slot.host = self._make_host(slot, command)
+        return slot.host is not None
+
+    def _check(self, host: WorkerHost) -> None:
+        if host.failure is not None:
+            raise host.failure
+        if self.registry.corrupt:
+            raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
+
+    def _tell_all(self, command: Command) -> None:
+        self.registry.send(command)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Let the workers handle the commands that they have, without a turn."""
+        for slot in self._slots.values():
+            if slot.host is not None:
+                slot.host.take_input()
+                self._check(slot.host)
+
+    def _command(self, command: Command, to: WorkerId | None) -> None:
+        """What commits send to workers."""
+        self.registry.send(command, to)
+
+    def _commit(self) -> None:
+        """Commit what the workers have written, and begin epochs that are due."""
+        commits, events = self.commits, self.registry.epoch_events
+        while not events.empty():
+            event = events.get()
+            if commits is not None and event:
+                commits.handle(*event)
         if commits is not None and not self._moving:
             commits.tick(self.clock.now())
 
-    def _wait(self, id: WorkerId) -> float:
-        return 0.0 if self._channels[id] else self._workers[id].idle_for()
+    def _migrate(self) -> None:
+        """At every interval: ask for reports, and decide when they are there."""
+        if self.migrations.idle:
+            return
+        if not self._probe and self.clock.now() >= self._migration_due:
+            self._migration_due = self.clock.now() + self._migration_interval
+            self._probe = self.registry.probe()
+        if self._probe and self.registry.answered(self._probe):
+            self._probe = 0
+            for change in self.migrations.decide(self.clock.now(), self.bus.loads()):
+                self._command(change, None)
+
+    def _wait(self, slot: _LocalSlot) -> float:
+        if slot.host is None:
+            return math.inf
+        return 0.0 if slot.channel or slot.transport.inbox else slot.host.wait()
 
     def _in_flight(self) -> bool:
-        return any(self._channels.values()) or any(worker.pending() for worker in self._workers.values())
+        busy = any(slot.channel or slot.transport.inbox for slot in self._slots.values())
+        return busy or any(worker.inspect().pending for worker in self.workers.values())
 
     def _progress(self) -> int:
-        every = [stats for worker in self._workers.values() for stats in worker.stats().values()]
+        every = [stats for worker in self.workers.values() for stats in worker.inspect().stats.values()]
         return sum(stats.emitted + stats.acked + stats.failed for stats in every)

@@ -62,7 +62,7 @@ def rejected(name: str) -> KeyTypeError:
         "key",
         f"a {name} cannot be a value that tuples are grouped by, because its equality is not known",
         "Emit a text, a number or a tuple of them instead, such as its id."
-        " The types that can be a key are listed in docs/concepts.md.",
+        " The types that can be a key are listed in docs/reference/groupings.md.",
     )
 
 

@@ -1,1 +1,1 @@
-"""The status of a running topology over HTTP, on loopback: JSON for programs, text for Prometheus."""
+"""Serves the status of a running topology over HTTP on loopback: JSON for programs, text for Prometheus."""

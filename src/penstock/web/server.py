@@ -1,4 +1,4 @@
-"""The HTTP endpoint: ``/status``, ``/metrics``, ``/healthz``. It listens on loopback only and changes nothing."""
+"""The HTTP endpoint ``/status``, ``/metrics``, ``/healthz``. It listens on loopback only and is read-only."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ log = logging.getLogger("penstock.web")
 
 _HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
-_IDLE = 30.0  # seconds without a request after which a connection is closed
+_IDLE = (
+    30.0  # seconds without a request after which a connection is closed; Prometheus scrapes every 15 s by default
+)
 _MOST_CONNECTIONS = 32
-"""At a time; each has a thread and a file descriptor of the driver. One more, and the oldest is closed: whoever
-asks again and again, as Prometheus does, connects anew."""
+"""Open connections at a time; each costs a thread and a file descriptor of the driver. A further connection closes
+the oldest one, whose client simply connects again."""
 _HEALTHY = ("active", "inactive", "ending")
 
 _Page = tuple[HTTPStatus, str, str]
-"""Status code, content type, text."""
+"""HTTP status, content type and text."""
 
 
 class StatusServer:
-    """Serves what ``take_status`` returns; None: the topology is still being started. A context manager: it
-    listens from the moment it is made, and answers inside."""
+    """Serves the result of ``take_status``, which is None while the topology is being started. It listens as soon
+    as it is created, and answers requests inside its ``with`` block."""
 
     def __init__(self, take_status: Callable[[], TopologyStatus | None], port: int = 0) -> None:
-        """Raises ``PortInUse`` where the port is taken; 0 is any free one."""
+        """Raises ``PortInUse`` if the port is taken. Port 0 means any free port."""
         try:
             self._server = _Server((_HOST, port), _handler(take_status))
         except OSError as error:
             raise PortInUse(
                 "HTTP endpoint",
                 f"it cannot listen on {_HOST}:{port or 'a free port'} ({error.strerror or error})",
-                "Choose another port with --http, or 0 for any free one.",
+                "Choose another port with --http, or 0 for any free port.",
             ) from error
         self.url = f"http://{_HOST}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
@@ -67,7 +69,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._connections: dict[socket.socket, None] = {}
-        """The oldest first."""
+        """Ordered by age, the oldest first."""
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
@@ -77,8 +79,8 @@ class _Server(ThreadingHTTPServer):
             if len(self._connections) > _MOST_CONNECTIONS:
                 oldest = next(iter(self._connections))
                 del self._connections[oldest]
-                with contextlib.suppress(OSError):  # it has just ended
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+                with contextlib.suppress(OSError):  # the connection has just ended
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the stream and closes it
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -87,7 +89,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # who asked may leave before the answer
+        if not isinstance(sys.exception(), ConnectionError):  # a client may disconnect before the answer
             log.warning("HTTP endpoint: a request failed", exc_info=True)
 
 
@@ -96,7 +98,7 @@ def _handler(take_status: Callable[[], TopologyStatus | None]) -> type[BaseHTTPR
         protocol_version = "HTTP/1.1"
         timeout = _IDLE
 
-        def do_GET(self) -> None:  # http.server's name
+        def do_GET(self) -> None:  # the name is given by http.server
             code, kind, text = self._page()
             data = text.encode()
             self.send_response(code)
@@ -110,21 +112,21 @@ def _handler(take_status: Callable[[], TopologyStatus | None]) -> type[BaseHTTPR
         do_HEAD = do_GET  # noqa: N815
 
         def _page(self) -> _Page:
-            # A page from elsewhere whose name was made to point here must not read it in somebody's browser.
+            # DNS rebinding: a web page whose host name resolves to loopback must not read the status in a browser.
             if self.headers.get("Host", "").partition(":")[0] not in _NAMES:
-                return _text(HTTPStatus.FORBIDDEN, f"ask for it as {' or '.join(_NAMES)}\n")
+                return _text(HTTPStatus.FORBIDDEN, f"the Host header must be {' or '.join(_NAMES)}\n")
             return page(self.path.partition("?")[0], take_status())
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Not on the terminal of the live view."""
+            """Log nothing: the terminal shows the live view."""
 
     return Handler
 
 
 def page(path: str, status: TopologyStatus | None) -> _Page:
-    """What is at a path."""
+    """The answer to a request for a path."""
     if path not in ("/status", "/metrics", "/healthz"):
-        return _text(HTTPStatus.NOT_FOUND, "there are /status, /metrics and /healthz\n")
+        return _text(HTTPStatus.NOT_FOUND, "not found; the paths are /status, /metrics and /healthz\n")
     if status is None:
         return _text(HTTPStatus.SERVICE_UNAVAILABLE, "starting\n")
     if path == "/healthz":

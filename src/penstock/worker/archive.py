@@ -11,16 +11,12 @@ from penstock.errors import SnapshotCorrupt, StateUnavailable
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
 from penstock.plan.owners import Owners
+from penstock.protocol.task_states import InheritedTask, SavedTask, TaskStates
 from penstock.state.decoded import DecodedChain
 from penstock.state.shares import Share
 from penstock.state.snapshots import SnapshotPart, SnapshotWriter, read_part, snapshot_name
 from penstock.state.store import StateStore
-from penstock.worker.worker import Restored, Worker, WorkerSnapshot
-
-Entries = Mapping[str, Mapping[str, Any]]
-"""Task key → ``{"parts": {state: [part]}, "tokens": [token]}``, as JSON. Where the number of the component's tasks
-has changed: ``{"before": n, "now": n, "owners": rule, "sources": {task: {state: [part]}}, "tokens": []}``, with
-those of the tasks before that it needs something of."""
+from penstock.worker.snapshots import Restored, WorkerSnapshot
 
 
 @dataclass(frozen=True)
@@ -57,18 +53,17 @@ class _Ahead:
 
 
 class WorkerArchive:
-    """Used by one thread at a time. ``generation`` tells the files of this start of the topology from those of
-    others; it may be set later than ``ahead`` is called, but not than ``write``."""
+    """Used by one thread at a time: by the loop until the tasks are restored, then by background jobs."""
 
-    def __init__(self, folder: str, worker: WorkerId, generation: int, crash: CrashPoint) -> None:
-        self.generation = generation
+    def __init__(self, folder: str, worker: WorkerId, crash: CrashPoint) -> None:
+        self._generation = 0
         self._store = StateStore(folder)
         self._writer = SnapshotWriter(self._store)
         self._worker, self._crash = worker, crash
         self._written = 0
         self._ahead: dict[tuple[Any, ...], _Ahead] = {}
 
-    def ahead(self, entries: Entries) -> None:
+    def prefetch(self, entries: TaskStates) -> None:
         """Read and decode what ``restore`` will probably be asked for, while others still write: entries of the
         newest epoch committed so far. Called again, it reads what is new since. What cannot be read any more (the
         epoch was followed by others, and its files removed) is left to ``restore``."""
@@ -82,11 +77,13 @@ class WorkerArchive:
             read[chain.place] = known
         self._ahead = read
 
-    def restore(self, entries: Entries) -> dict[str, Restored]:
-        """What the tasks begin with. Raises ``SnapshotCorrupt``."""
+    def restore(self, entries: TaskStates, generation: int) -> dict[str, Restored]:
+        """What the tasks begin with. ``generation``: in the names of the files written from now on, so that they
+        differ from those of other query runs. Raises ``SnapshotCorrupt``."""
+        self._generation = generation
         found: dict[str, dict[int | None, dict[str, Sequence[bytes]]]] = {key: {} for key in entries}
         goes_on: dict[str, dict[str, list[SnapshotPart]]] = {
-            key: {} for key, entry in entries.items() if "before" not in entry
+            key: {} for key, entry in entries.items() if isinstance(entry, SavedTask)
         }
         for chain in _chains(entries):
             known = self._known(chain)
@@ -102,23 +99,18 @@ class WorkerArchive:
         self._writer.adopt(goes_on)
         return {key: _restored(key, entry, found[key]) for key, entry in entries.items()}
 
-    def write(self, worker: Worker, snapshot: WorkerSnapshot) -> dict[str, dict[str, Any]]:
-        """Write what was snapshotted (step 3 of a commit). Raises ``StateError``; then the tasks owe a full
-        snapshot."""
-        name = snapshot_name(snapshot.epoch, self.generation, self._worker.stage, self._worker.index)
+    def write(self, snapshot: WorkerSnapshot) -> dict[str, SavedTask]:
+        """Write a snapshot (step 3 of a commit). Raises ``StateError``; then the next snapshot of these tasks must
+        be full."""
+        name = snapshot_name(snapshot.epoch, self._generation, self._worker.stage, self._worker.index)
         self._written += 1  # at least once a worker with spouts and bolts writes twice in an epoch
         name = f"{name}-{self._written}"
-        try:
-            chains = self._writer.write(name, snapshot.snapshots)
-        except Exception:
-            worker.needs_full_snapshot |= set(snapshot.snapshots)
-            raise
+        chains = self._writer.write(name, snapshot.snapshots)
         self._crash("written", snapshot.epoch)
         return {
-            key: {
-                "parts": {state: [part.to_json() for part in parts] for state, parts in chains[key].items()},
-                "tokens": snapshot.tokens.get(key, []),
-            }
+            key: SavedTask(
+                {state: list(parts) for state, parts in chains[key].items()}, snapshot.tokens.get(key, [])
+            )
             for key in snapshot.snapshots
         }
 
@@ -133,24 +125,25 @@ class WorkerArchive:
             known.parts.append(part)
 
 
-def _chains(entries: Entries) -> Iterator[_Chain]:
+def _chains(entries: TaskStates) -> Iterator[_Chain]:
     for key, entry in entries.items():
-        share = (entry["before"], entry["now"], Owners.from_json(entry["owners"])) if "before" in entry else None
-        sources = {None: entry["parts"]} if share is None else entry["sources"]
-        for source, states in sources.items():
-            for state, parts in states.items():
-                chain = [SnapshotPart.from_json(part) for part in parts]
-                yield _Chain(key, None if source is None else int(source), state, chain, share)
+        if isinstance(entry, SavedTask):
+            for state, parts in entry.parts.items():
+                yield _Chain(key, None, state, parts, None)
+        else:
+            share = (entry.before, entry.now, entry.owners)
+            for source, states in entry.sources.items():
+                for state, parts in states.items():
+                    yield _Chain(key, source, state, parts, share)
 
 
 def _restored(
-    key: str, entry: Mapping[str, Any], found: Mapping[int | None, Mapping[str, Sequence[bytes]]]
+    key: str, entry: SavedTask | InheritedTask, found: Mapping[int | None, Mapping[str, Sequence[bytes]]]
 ) -> Restored:
-    if "before" not in entry:
-        return Restored(found.get(None, {}), entry["tokens"])
-    share = _share(key, entry["before"], entry["now"], Owners.from_json(entry["owners"]))
+    if isinstance(entry, SavedTask):
+        return Restored(found.get(None, {}), entry.tokens)
     sources = {source: states for source, states in found.items() if source is not None}
-    return Restored(tokens=entry["tokens"], sources=sources, share=share)
+    return Restored(tokens=entry.tokens, sources=sources, share=_share(key, entry.before, entry.now, entry.owners))
 
 
 def _share(key: str, before: int, now: int, owners: Owners) -> Share:

@@ -111,9 +111,10 @@ class BoltExecutor(Executor[B]):
             self._take(self._decode(parcel))
         assert self._parcel is not None
         header = self._parcel.header
-        self.calling_since = started = self._clock.monotonic()
+        started = self._clock.monotonic()
+        self._call.running = (self.context.task, started)
         done = self._work()
-        self.calling_since = None
+        self._call.running = None
         self._learn(done, self._clock.monotonic() - started)
         self._left -= done
         self.stats.executed += done

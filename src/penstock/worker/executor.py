@@ -14,6 +14,7 @@ from penstock.clock import Clock
 from penstock.metrics.stats import TaskStats
 from penstock.state.values import TaskSnapshot
 from penstock.topology.components import Component, Conf, Context
+from penstock.worker.calls import CurrentCall
 from penstock.worker.epoch_dead_letters import EpochDeadLetters
 from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.flow_control import SendQueues
@@ -39,6 +40,7 @@ class Executor(ABC, Generic[C]):
         clock: Clock,
         tracker: Tracker | None,
         send_queues: SendQueues,
+        call: CurrentCall,
     ) -> None:
         self.component, self.context, self.outputs, self.stats = component, context, outputs, stats
         self.send_queues = send_queues
@@ -56,9 +58,7 @@ class Executor(ABC, Generic[C]):
             for buffer in self._buffers:
                 buffer.give_up = self._give_up
         self._calls = 16
-        self.calling_since: float | None = None
-        """When the component's code was called that has not returned yet, on the monotonic clock. Set once for a
-        chunk of calls, and read by the thread that makes reports."""
+        self._call = call
         self.report: Report = self._raise
 
     @abstractmethod

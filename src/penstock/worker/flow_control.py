@@ -6,23 +6,18 @@ The decisions are ``penstock.control.backpressure``'s; here they meet frames, in
 from __future__ import annotations
 
 import math
-import threading
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
 from penstock.clock import Clock
 from penstock.control.backpressure import (
-    CreditDetector,
-    OverloadDetector,
     RateLimiter,
     SpoutLimiter,
     StepLimiter,
-    make_detector,
     make_limiter,
 )
+from penstock.control.flow_states import LimiterState
 from penstock.control.pace import Meter
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.frames.header import Header
@@ -33,9 +28,8 @@ from penstock.worker.parcel import Parcel
 from penstock.worker.spill import Spill
 
 _HELD_MEMORY = 1024 * 1024  # bytes a send queue holds in memory: a few frames
-_FRAME_TIME = (
-    0.05  # seconds of its rate a frame on a slowed send queue carries: small steps; at 10 ms they cost 4 %
-)
+# seconds of its rate a frame on a slowed send queue carries: small steps; at 10 ms they cost 4 %
+_FRAME_TIME = 0.05
 _LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
 _AT_ONCE = 4 * 1024 * 1024  # bytes a send queue releases in one turn; all it may hold would not fit in memory
 _VERDICT_PAUSE = 0.02  # seconds between two looks at a queue whose timer has ended and whose way is not known yet
@@ -157,130 +151,48 @@ class SendQueues:
 
 
 class FlowControl:
-    """Send queues and overload detectors of one worker, and what they have to say to others."""
+    """The send queues of a worker's tasks: what they may send now, what waits, and what their receivers have asked
+    for. Used by the worker's loop only."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: Settings,
-        clock: Clock,
-        inboxes: dict[int, Inbox],
-        dispatch: Dispatch,
-        worker: WorkerId,
-    ) -> None:
-        self.messages: deque[TaskMessage] = deque()
-        """To be posted on the board."""
-        self.states: deque[TaskFlowState] = deque()
-        """To be published there."""
-        self._plan, self._settings, self._clock = plan, settings, clock
-        self._inboxes, self._dispatch = inboxes, dispatch
+    def __init__(self, plan: Plan, settings: Settings, clock: Clock, dispatch: Dispatch, worker: WorkerId) -> None:
+        self._states: list[TaskFlowState] = []
+        self._plan, self._settings, self._clock, self._dispatch = plan, settings, clock, dispatch
         tracked = settings.delivery.guarantee == "at_least_once"
         self._patience = settings.delivery.message_timeout / 2 if tracked else math.inf
-        """Seconds a tuple may wait in a send queue: as long again in an inbox, and it counts as failed."""
-        self._asked_to_wait: set[tuple[int, int]] = set()
-        """Tasks of this worker and senders that are epochs ahead of the others."""
+        """Seconds that a tuple may wait in a send queue. After as long again in an inbox it counts as failed."""
         self._task_limiters: dict[int, RateLimiter] = {}
-        """By task: shared by all its send queues where the mode knows only stop and go."""
+        """By task: shared by all its send queues in mode ``spout``, which knows only stop and go."""
         self._queues: dict[int, dict[str, SendQueue]] = {}
+        """By task and by the component that it sends to."""
         self._queue_of: dict[int, dict[int, SendQueue]] = {}
-        self._detectors: dict[int, OverloadDetector] = {}
-        self._peaks: dict[int, int] = {}
-        self._taken: dict[int, tuple[Meter, int]] = {task: (Meter(), 0) for task in inboxes}
-        """How fast each task takes tuples, and how many it had taken."""
-        self._observing = threading.Lock()
-        self._signals_stopped = False
-        """Another goes on from the handover state: nothing more is said."""
+        """By task and by the task that it sends to."""
         for task in plan.routes.tasks_of(worker):
             self._add(task)
 
     def _add(self, task: int) -> None:
-        plan, settings = self._plan, self._settings
+        plan, flow = self._plan, self._settings.flow
         component = plan.task[task].component
-        spout = component in plan.spouts
-        task_limiter = self._task_limiters[task] = (
-            SpoutLimiter() if settings.flow.mode == "spout" and spout else RateLimiter()
-        )
+        stops_spouts = flow.mode == "spout"
+        task_limiter = SpoutLimiter() if stops_spouts and component in plan.spouts else RateLimiter()
         queues: dict[str, SendQueue] = {}
         for target in plan.downstream_of[component]:
-            limiter = (
-                task_limiter
-                if settings.flow.mode == "spout"
-                else make_limiter(settings.flow.mode, settings.flow.step_factor)
-            )
+            limiter = task_limiter if stops_spouts else make_limiter(flow.mode, flow.step_factor)
             targets = plan.tasks_of[target]
             queues[target] = SendQueue(
-                target, targets, limiter, settings.flow.overflow_bytes, self._patience, self._dispatch, self._clock
+                target, targets, limiter, flow.overflow_bytes, self._patience, self._dispatch, self._clock
             )
+        self._task_limiters[task] = task_limiter
         self._queues[task] = queues
         self._queue_of[task] = {target: queue for queue in queues.values() for target in queue.targets}
-        if plan.upstream_of[component]:
-            upstream = [each for source in plan.upstream_of[component] for each in plan.tasks_of[source]]
-            spouts = [each for source in plan.spouts for each in plan.tasks_of[source]]
-            detector = make_detector(
-                settings.flow.mode,
-                upstream,
-                spouts,
-                settings.flow.inbox_capacity,
-                settings.flow.load_factor,
-                settings.flow.step_factor,
-            )
-            if detector is not None:
-                self._detectors[task] = detector
 
-    def send_queues(self, task: int) -> SendQueues:
-        """Where a task's tuples leave."""
-        fused = [self._inboxes[target] for target in self._plan.fused_tasks(task)]
+    def send_queues(self, task: int, fused: Sequence[Inbox]) -> SendQueues:
+        """Where a task's tuples leave. ``fused``: the inboxes of the tasks that it sends to inside the worker."""
         return SendQueues(list(self._queues[task].values()), fused, self._task_limiters[task])
 
     def send_queue(self, source_task: int, target_task: int) -> SendQueue:
         return self._queue_of[source_task][target_task]
 
-    def overload_detector(self, task: int) -> OverloadDetector | None:
-        return self._detectors.get(task)
-
-    # ---- what the worker drives --------------------------------------------------------------------------
-
-    def observe(self, ahead: Collection[tuple[int, int]] = ()) -> None:
-        """Look at the inboxes. Called by the reader and the main loop; one at a time is enough. ``ahead``: tasks
-        and senders of which so much of a later epoch has come that they must wait for the others."""
-        if not self._detectors or not self._observing.acquire(blocking=False):
-            return
-        try:
-            if self._signals_stopped:
-                return
-            now = self._clock.monotonic()
-            for task, detector in self._detectors.items():
-                inbox = self._inboxes[task]
-                self._resize(task, inbox, detector, now)
-                if inbox.length > self._peaks.get(task, 0):
-                    self._peaks[task] = inbox.length
-                for target, kind, value in detector.observe(now, inbox.length, inbox.arrived):
-                    self.messages.append(TaskMessage(task, target, kind, value))
-            if ahead or self._asked_to_wait:
-                self._request_waits(set(ahead))
-        finally:
-            self._observing.release()
-
-    def _resize(self, task: int, inbox: Inbox, detector: OverloadDetector, now: float) -> None:
-        """An inbox holds a tenth of a second's work, if that is more than the setting says: at two million tuples
-        a second the default would be empty before a signal has come anywhere."""
-        taken = inbox.arrived - inbox.length
-        meter, before = self._taken[task]
-        if taken > before:
-            meter.add(taken - before, now)
-            self._taken[task] = (meter, taken)
-        capacity = max(self._settings.flow.inbox_capacity, int(meter.rate(now) * self._settings.flow.inbox_time))
-        if capacity != inbox.capacity:
-            inbox.capacity = capacity
-            if not isinstance(detector, CreditDetector):  # whose shares are given out already
-                detector.resize(capacity)
-
-    def _request_waits(self, ahead: set[tuple[int, int]]) -> None:
-        for task, sender in ahead - self._asked_to_wait:
-            self.messages.append(TaskMessage(task, sender, "wait"))
-        for task, sender in self._asked_to_wait - ahead:
-            self.messages.append(TaskMessage(task, sender, "proceed"))
-        self._asked_to_wait = ahead
+    # ---- what the worker drives ------------------------------------------------------------------------
 
     def release(self, everything: bool = False) -> bool:
         """Let the send queues send what they may. True: none holds anything now."""
@@ -291,16 +203,14 @@ class FlowControl:
         return not self.held
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Delete what waits on disk."""
         for queues in self._queues.values():
             for queue in queues.values():
                 queue.close()
 
     def wait(self) -> float:
-        """Seconds until a send queue that holds something may send it, or a queue is to be looked at."""
-        now = self._clock.monotonic()
+        """Seconds until a send queue that holds something may send it."""
         waits = [queue.wait() for queues in self._queues.values() for queue in queues.values() if queue.held]
-        waits += [max(detector.due - now, _VERDICT_PAUSE) for detector in self._detectors.values()]
         return min(waits, default=math.inf)
 
     @property
@@ -309,73 +219,50 @@ class FlowControl:
         return sum(queue.held for queues in self._queues.values() for queue in queues.values())
 
     def rate(self, task: int) -> float:
-        """The least rate a task is held to at the moment."""
+        """The lowest rate that a task is limited to now."""
         return min(
             (queue.limiter.rate for queue in self._queues[task].values()), default=self._task_limiters[task].rate
         )
 
-    def pressure(self, task: int) -> tuple[int, float]:
-        """The longest its inbox has been since the last call, and the rate it was sent to before it slowed its
-        senders; 0 while it does not."""
-        inbox = self._inboxes[task]
-        peak, self._peaks[task] = max(self._peaks.get(task, 0), inbox.length), inbox.length
-        detector = self._detectors.get(task)
-        return peak, 0.0 if detector is None else detector.demand
+    # ---- moving to another process ---------------------------------------------------------------------
 
-    # ---- going on in another process -------------------------------------------------------------------
-
-    def handover(self) -> dict[str, Any]:
-        """What was told and heard, as JSON. What send queues hold is not in it: they must be empty. Nothing more
-        is said from now on, until ``resume_signals``."""
-        with self._observing:
-            self._signals_stopped = True
+    def handover(self) -> dict[int, dict[str, LimiterState]]:
+        """What the rate limiters were asked for, by task and component. The send queues must be empty."""
         return {
-            "overload_detectors": {str(task): detector.handover() for task, detector in self._detectors.items()},
-            "rate_limiters": {
-                str(task): {component: queue.limiter.handover() for component, queue in queues.items()}
-                for task, queues in self._queues.items()
-            },
-            "asked_to_wait": sorted(self._asked_to_wait),
+            task: {component: queue.limiter.handover() for component, queue in queues.items()}
+            for task, queues in self._queues.items()
         }
 
-    def resume_signals(self) -> None:
-        """Nobody else goes on."""
-        self._signals_stopped = False
-
-    def restore(self, handover: Mapping[str, Any]) -> None:
-        """Go on from there."""
+    def restore(self, limiters: Mapping[int, Mapping[str, LimiterState]]) -> None:
+        """Continue from a ``handover``."""
         now = self._clock.monotonic()
-        for task, detector in self._detectors.items():
-            detector.restore(handover["overload_detectors"][str(task)])
         for task, queues in self._queues.items():
             for component, queue in queues.items():
-                queue.limiter.restore(handover["rate_limiters"][str(task)][component], now)
-        self._asked_to_wait = {(task, sender) for task, sender in handover["asked_to_wait"]}
+                queue.limiter.restore(limiters[task][component], now)
 
-    # ---- what others say -------------------------------------------------------------------------------
+    # ---- signals ---------------------------------------------------------------------------------------
 
     def on_message(self, message: TaskMessage) -> None:
-        """A message for one of the worker's tasks."""
+        """A receiver asks one of the worker's tasks to slow down, or to go on."""
         component = self._plan.task[message.source].component
         now = self._clock.monotonic()
         if message.kind in ("hold", "resume"):
-            limiter, measured = (
-                self._task_limiters[message.target],
-                0.0,
-            )  # also where all it sends stays in the worker
+            # Also where everything that the task sends stays in the worker.
+            limiter, measured = self._task_limiters[message.target], 0.0
         else:
             queue = self._queues[message.target][component]
             limiter, measured = queue.limiter, queue.meter.rate(now)
         changed = limiter.handle(message, now, measured)
-        if changed or message.kind in ("slow", "cancel"):  # an answer to those, for the next is not sent before
-            self.states.append(TaskFlowState(message.target, component, limiter.rate))
+        if changed or message.kind in (
+            "slow",
+            "cancel",
+        ):  # the receiver sends the next one when these are answered
+            self._states.append(TaskFlowState(message.target, component, limiter.rate))
 
-    def on_state(self, state: TaskFlowState) -> None:
-        """What a task somewhere did about its messages."""
-        for task in self._plan.tasks_of.get(state.towards, ()):
-            detector = self._detectors.get(task)
-            if detector is not None:
-                detector.on_sender_adjusted()
+    def take_states(self) -> list[TaskFlowState]:
+        """What the tasks did about the messages since the last call; to be published on the message board."""
+        states, self._states = self._states, []
+        return states
 
     def exclude_tasks(self, source_task: int, component: str, tasks: Sequence[int]) -> None:
         """Nothing is sent to these tasks at the moment (migration)."""

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from penstock.clock import Clock
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import Plan, WorkerId
+from penstock.protocol.events import WorkerRouted
 from penstock.settings import Settings
 
 Row = tuple[int, bytes | pa.Buffer | None]
-"""The worker of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
+"""A slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
 Send = Callable[[Header, bytes | pa.Buffer], None]
 
 
 class Outgoing:
-    """Rows to be taken by whoever drives the worker, in order."""
+    """Rows for the next stage, in order. Collected by worker, and given to the host by slot."""
 
-    def __init__(self, worker: WorkerId, plan: Plan, clock: Clock, linger: float) -> None:
+    def __init__(
+        self, worker: WorkerId, plan: Plan, clock: Clock, linger: float, slots: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """``slots``: of each worker of the next stage; empty: each has the slot with its own index."""
+        self._slots = [list(each) for each in slots]
+        self._routed: list[Row] = []
+        """Addressed to slots already; they leave before all others."""
         self._worker, self._plan, self._now, self._linger = worker, plan, clock.monotonic, linger
         self._rows: list[Row] = []
         self._unseen: dict[int, float] = {}
@@ -40,9 +47,19 @@ class Outgoing:
             self._rows += [(worker, self._own(Kind.MARKER, worker, epoch, last)), (worker, None)]
             self._unseen.pop(worker, None)
 
-    def warm_up(self) -> list[Row]:
-        """A frame over every channel to the next stage."""
-        return [row for worker in self._next for row in ((worker, self._own(Kind.WARM, worker)), (worker, None))]
+    def warm_up(self) -> None:
+        """Send a frame over every channel to the next stage."""
+        for worker in self._next:
+            self._rows += [(worker, self._own(Kind.WARM, worker)), (worker, None)]
+
+    def route(self, worker: int, slots: list[int]) -> WorkerRouted:
+        """Send rows for that worker of the next stage to these slots from now on. The first frame to a slot that
+        is new warms its channel; the last one to a slot that is no longer used says so."""
+        before, self._slots[worker] = self._slots[worker], list(slots)
+        for changed, kind in ((set(slots) - set(before), Kind.WARM), (set(before) - set(slots), Kind.LAST)):
+            frame = self._own(kind, worker)
+            self._routed += [row for slot in changed for row in ((slot, frame), (slot, None))]
+        return WorkerRouted(worker, slots)
 
     def nudge(self, idle: bool) -> None:
         """Follow the last frame to a worker by an empty row when nothing else does: at once when the worker has
@@ -55,7 +72,12 @@ class Outgoing:
             del self._unseen[worker]
 
     def take(self) -> list[Row]:
+        """All rows that leave now, addressed to slots."""
         rows, self._rows = self._rows, []
+        if self._slots:
+            rows = [(slot, frame) for worker, frame in rows for slot in self._slots[worker]]
+        if self._routed:
+            rows, self._routed = self._routed + rows, []
         return rows
 
     def wait(self) -> float:

@@ -18,6 +18,7 @@ from penstock.acking.lineage import Lineage
 from penstock.columns import to_values
 from penstock.errors import ComponentError, PenstockError, SinkBusy, SinkRefused
 from penstock.topology.components import Conf, Failure, Source, TransactionalSink
+from penstock.worker.background import TokensToCommit
 from penstock.worker.bolts import BoltExecutor
 from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.rejection import Fault, Piece, RowSearch, fault_of, rows_of
@@ -360,37 +361,38 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self.tokens.append((epoch, token))
         return True
 
-    def publish(self, epoch: int) -> None:
-        """Commit all up to the epoch. Called from the thread that writes snapshots. What raises can be tried
-        again; it is reported the first time."""
-        try:
-            if not self._is_recovered and self.tokens:
-                where = f"component '{self.context.component}'"
-                raise SinkBusy(
-                    where,
-                    "the sink does not answer, and what an earlier process prepared has to be published first",
-                )
-            while self.tokens and self.tokens[0][0] <= epoch:
-                self._guard("commit", self.component.commit, self.tokens[0][1])
-                self.tokens.popleft()
-        except SinkRefused:
-            raise
-        except PenstockError as error:
-            if self._unpublished_since is None:
+    def to_publish(self, epoch: int) -> TokensToCommit:
+        """What is prepared up to the epoch, for a background job. Nothing while the sink is away with what an
+        earlier process prepared: that is published first."""
+        tokens = [token for prepared, token in self.tokens if prepared <= epoch] if self._is_recovered else []
+        return TokensToCommit(self.context.task, self._commit_token, tokens)
+
+    def _commit_token(self, token: Any) -> None:
+        """In the background."""
+        self._guard("commit", self.component.commit, token)
+
+    def on_published(self, epoch: int, committed: int, error: PenstockError | None) -> PenstockError | None:
+        """So many tokens of ``to_publish`` are committed, and the next one failed with ``error``. Returns why the
+        epoch is not published; None: it is. A failure is reported the first time."""
+        for _ in range(committed):
+            self.tokens.popleft()
+        if error is None and self.tokens and self.tokens[0][0] <= epoch:
+            where = f"component '{self.context.component}'"
+            error = SinkBusy(where, "the sink is away, and has not published what an earlier process prepared")
+        if error is not None:
+            if self._unpublished_since is None and not isinstance(error, SinkRefused):
                 self._unpublished_since = self._clock.monotonic()
                 self.report(_busy(error))
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            if fault_of(cause) is Fault.AWAY:
-                raise _busy(error) from cause
-            raise
+            return error
         self._unpublished_since = None
         while self._prepared_rows and self._prepared_rows[0][0] <= epoch:
             self.stats.written += self._prepared_rows.popleft()[1]
+        return None
 
     @property
     def unpublished_rows(self) -> int:
         """Rows that are prepared and not published."""
-        return sum(rows for _, rows in list(self._prepared_rows))
+        return sum(rows for _, rows in self._prepared_rows)
 
     def commit_and_leave(self) -> None:
         """Another process takes over, other than exactly once: what is committed only in ``close`` would be in

@@ -54,10 +54,10 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._guard("open", spout.open, conf, self.context, batches)
 
     def lag(self) -> dict[str, int]:
-        """What the spout says of its lag. Called by the thread that makes reports; a spout whose ``lag`` raises
-        has none, for a number that is only shown must not stop a report."""
+        """What the spout says of its lag. A spout whose ``lag`` raises has none, because a number that is only
+        shown must not stop a report."""
         try:
-            return dict(self.component.lag())
+            return {str(partition): int(records) for partition, records in self.component.lag().items()}
         except USER_ERRORS:  # user code may raise anything
             return {}
 
@@ -115,7 +115,8 @@ class SpoutExecutor(Executor[BaseSpout]):
         before = rows = self.waiting()
         calls = 0
         born = self._clock.now()
-        self.calling_since = started = self._clock.monotonic()
+        started = self._clock.monotonic()
+        self._call.running = (self.context.task, started)
         next_tuple, waiting, largest = self._next, self.waiting, self._largest
         try:
             for calls in range(1, self._calls + 1):  # noqa: B007 - the number of calls made is used below
@@ -130,7 +131,7 @@ class SpoutExecutor(Executor[BaseSpout]):
                     break
         except USER_ERRORS as error:  # user code may raise anything
             self.report(blame(self.context.component, self._next.__name__, error))
-        self.calling_since = None
+        self._call.running = None
         self._largest = largest
         self._learn(max(calls, 1), self._clock.monotonic() - started)
         emitted = waiting() - before

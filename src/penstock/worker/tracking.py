@@ -5,15 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.acking.ids import U64, UNTRACKED, edges_of_roots, new_seed, roots
-from penstock.acking.ledger import Tally
+from penstock.acking.ledger import Tally, pack
 from penstock.acking.lineage import I64, Anchors, Entries, Lineage, joined, of_roots, union, untracked
 from penstock.acking.pending import Pending
+from penstock.clock import Clock
+from penstock.protocol.events import AckTally, RootsFailed
 from penstock.texts import shortened
+
+if TYPE_CHECKING:
+    from penstock.worker.tasks import Tasks
+
+_ACK_PAUSE = 0.004  # seconds between two tallies of a worker that never pauses: each is a message to the acker
 
 
 @dataclass(frozen=True)
@@ -118,3 +125,37 @@ class MessageIds(Origins):
         own = np.arange(rows)
         edges = edges_of_roots(self.tracker.key, first)
         return Lineage(own + 1, edges, first, np.ones(rows, np.int64), own)
+
+
+class AckCollector:
+    """Gathers what the tasks of a worker have to tell the acker. Used by the worker's loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._now = clock.monotonic
+        self._tallies: list[Entries] = []
+        self._sent = 0.0
+
+    def collect(self, tasks: Tasks, everything: bool = False) -> list[RootsFailed | AckTally]:
+        """What is to be told to the acker now, in this order. A task's tally leaves when nothing that the task
+        emitted waits: so what it emitted is in the tally together with the acks of what that stems from. While
+        bolts have more to do, tallies wait for each other a moment; not where ``everything`` is to leave."""
+        events: list[RootsFailed | AckTally] = []
+        for executor in tasks.all:
+            tracker = executor.tracker
+            if tracker is None:
+                continue
+            if tracker.failed:
+                events += [
+                    RootsFailed(each.first.tolist(), each.length.tolist(), each.component, each.error)
+                    for each in tracker.failed
+                ]
+                tracker.failed = []
+            if tracker.tally and not executor.waiting():
+                self._tallies += tracker.tally.take()
+        if self._tallies:
+            now = self._now()
+            if everything or now - self._sent >= _ACK_PAUSE or not tasks.busy:
+                self._sent = now
+                tallies, self._tallies = self._tallies, []
+                events.append(AckTally(pack(tallies)))
+        return events

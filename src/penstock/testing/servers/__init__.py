@@ -1,4 +1,4 @@
-"""Servers for tests of topologies, each in processes of its own that end with it."""
+"""Servers for integration tests. Each runs in its own processes, which end with the test process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.testing.servers.redis import RedisServer
     from penstock.testing.servers.zookeeper import ZooKeeperServer
 
-# Loaded when used: each needs other programs and client libraries.
+# Imported on first use, because each needs other programs and client libraries.
 _HOMES = {
     "KafkaServer": "penstock.testing.servers.kafka",
     "MemcachedServer": "penstock.testing.servers.memcached",

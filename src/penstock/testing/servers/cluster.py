@@ -1,4 +1,4 @@
-"""A Spark cluster for tests and trials, with nodes that can be added, drained and lost.
+"""A Spark cluster for tests and experiments, whose nodes can be added, drained and killed.
 
 >>> with SparkCluster(nodes=2, link="100mbit") as cluster:
 ...     running = submit(topology, cluster.master)
@@ -25,10 +25,11 @@ _DOWN = "from penstock.cluster import manage; manage.down()"
 
 
 class SparkCluster:
-    """As ``penstock cluster up``. With ``with`` it is up, and gone at the end; it goes too when Python is killed.
+    """A cluster as started by ``penstock cluster up``. It is started by ``with`` and removed at the end of the
+    block, also if Python is killed.
 
-    Meanwhile ``XDG_RUNTIME_DIR`` is a folder of its own: the user's cluster is another one, and what this process
-    starts finds this one."""
+    Inside the block ``XDG_RUNTIME_DIR`` is a temporary folder. So the cluster is independent of the user's own
+    cluster, and child processes find this one."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class SparkCluster:
 
     @property
     def record(self) -> ClusterRecord:
-        """The cluster as it is now."""
+        """The cluster's current record."""
         return manage.statuses()[0]
 
     @property
     def master(self) -> str:
-        """For ``submit`` and ``penstock run --master``."""
+        """The master's URL, for ``submit`` and ``penstock run --master``."""
         return self.record.url
 
     @property
@@ -86,21 +87,21 @@ class SparkCluster:
                 os.environ["XDG_RUNTIME_DIR"] = self._before
 
     def add(self, nodes: int = 1) -> list[ClusterNode]:
-        """More of them."""
+        """Start more nodes."""
         return manage.add(nodes, ensure_java(), self._progress)
 
     def lose(self, node: str) -> None:
-        """All a node runs is gone at once, as with a power cut."""
+        """Kill everything that runs on a node at once, like a power failure."""
         for process in processes.marked(self.record.key, node):
             processes.send(process, signal.SIGKILL)
 
     def node_of(self, pid: int) -> str | None:
-        """The node a process is on."""
+        """The node that a process runs on."""
         return manage.node_of(pid)
 
 
 def _watch(folder: Path) -> subprocess.Popen[bytes]:
-    """A process that ends the cluster when this one is gone, however it went: then its end of the pipe closes."""
+    """Start a process that stops the cluster when this process ends for any reason: then the pipe closes."""
     script = (
         f"read line; {shlex.quote(sys.executable)} -P -c {shlex.quote(_DOWN)}; rm -rf {shlex.quote(str(folder))}"
     )

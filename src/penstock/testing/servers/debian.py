@@ -1,4 +1,5 @@
-"""Programs of Debian's packages for tests, without root: from the PATH, or unpacked once into the user's cache."""
+"""Programs from Debian packages for tests, without root: found on the PATH, or unpacked once into the user's
+cache."""
 
 from __future__ import annotations
 
@@ -16,21 +17,22 @@ from pathlib import Path
 from penstock.errors import EnvironmentFault
 from penstock.testing.servers.jars import Progress
 
-# All libraries but the C library: one that does not fit the dynamic loader of this machine ends every program.
+# All libraries except the C library: one that does not match the dynamic loader of this machine breaks every
+# program.
 _LIBRARY = re.compile(r"^ *\|?Depends: (lib(?!c6\b)[\w.+-]+)", re.M)
 
 
 @dataclass(frozen=True)
 class DebianProgram:
-    """A program and the packages that hold it; libraries they need come along."""
+    """A program and the packages that contain it. Required libraries are fetched too."""
 
     name: str
     packages: tuple[str, ...]
 
     def command(self, progress: Progress = lambda line: None) -> list[str]:
-        """The first words of a command that runs it; they become the program itself, so its process is the one
-        started. Fetched on first use where it is not installed; safe to call from several processes at once: one
-        fetches, the others wait for it."""
+        """The first words of a command line that runs the program. They replace themselves with the program by
+        exec, so its process id is that of the started process. If the program is not installed, it is fetched on
+        first use. Several processes may call this at once: one fetches, the others wait."""
         if installed := shutil.which(self.name):
             return [installed]
         self._check_tools()
@@ -48,15 +50,18 @@ class DebianProgram:
     def _check_tools(self) -> None:
         missing = [tool for tool in ("apt-get", "apt-cache", "dpkg") if shutil.which(tool) is None]
         if missing:
-            raise self._fault(f"{self.name} is not installed, and neither is {missing[0]}, which would fetch it")
+            raise self._fault(
+                f"{self.name} is not installed, and neither is {missing[0]}, which is needed to fetch it"
+            )
 
     def _fetch(self, home: Path, progress: Progress) -> None:
-        """Unpack beside ``home`` and rename at the end: a folder of that name is always complete. Libraries this
-        machine lacks are looked for among those the packages name, then among those these name, and so on."""
+        """Unpack beside ``home`` and rename at the end, so that a folder of that name is always complete.
+        Libraries that this machine lacks are taken from the dependencies of the packages, then from their
+        dependencies, and so on."""
         with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent) as part:
             folder, root = Path(part), Path(part) / "root"
             wanted, fetched = list(self.packages), set(self.packages)
-            progress(f"fetching {self.name} from Debian, once ...")
+            progress(f"fetching {self.name} from Debian (only once) ...")
             options = self._download(folder, wanted)
             while True:
                 for package in folder.glob("*.deb"):
@@ -68,14 +73,14 @@ class DebianProgram:
                 named = self._run("apt-cache", *options, "depends", "--important", *wanted)
                 wanted = sorted(set(_LIBRARY.findall(named)) - fetched)
                 if not wanted:
-                    raise self._fault(f"Debian's packages lack {', '.join(missing)}")
+                    raise self._fault(f"Debian's packages do not contain {', '.join(missing)}")
                 fetched.update(wanted)
                 self._download(folder, wanted, options)
             root.rename(home)
 
     def _download(self, folder: Path, packages: Sequence[str], options: Sequence[str] | None = None) -> list[str]:
-        """Fetch packages, with the options given or those found to work, which are returned: none where apt knows
-        what there is; else those of a list of packages of our own."""
+        """Fetch packages with the given apt options. Without options, find options that work and return them: none
+        if apt has package lists, otherwise options for package lists in this folder."""
         if options is not None:
             self._run("apt-get", *options, "download", *packages, folder=folder)
             return list(options)
@@ -102,8 +107,8 @@ class DebianProgram:
             command, cwd=folder, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, check=False
         )
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            errors = [line for line in said if line.startswith("E:")] or said[-1:]
+            output = (done.stderr or done.stdout).strip().splitlines()
+            errors = [line for line in output if line.startswith("E:")] or output[-1:]
             raise self._fault(
                 f"'{' '.join(command[:1])}' failed ({errors[0] if errors else f'exit code {done.returncode}'})"
             )

@@ -1,4 +1,4 @@
-"""Jars of the servers that tests start: fetched once with Maven into the user's cache."""
+"""Jars of the servers that tests start, fetched once with Maven into the user's cache."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencie
 
 @dataclass(frozen=True)
 class JavaProduct:
-    """Something Maven Central has, with all it needs."""
+    """A Java program on Maven Central, with its dependencies."""
 
     title: str
     version: str
     artifacts: tuple[str, ...]
-    """As ``group:artifact:version``; what these need comes along."""
+    """Each as ``group:artifact:version``; their dependencies are fetched too."""
 
     def jars(self, progress: Progress = lambda line: None) -> Path:
-        """The folder with the jars in the user's cache, filled on first use. Safe to call from several processes
-        at once: one fetches, the others wait for it."""
+        """The folder with the jars in the user's cache, filled on first use. Several processes may call this at
+        once: one fetches, the others wait."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
         home = cache / f"{self.title.lower()}-{self.version}"
         if home.exists():
@@ -50,7 +50,7 @@ class JavaProduct:
             raise EnvironmentFault(
                 f"{self.title} for tests",
                 f"Apache Maven (mvn), which fetches {self.title} on first use, is not on the PATH",
-                f"Install it (on Debian: apt-get install maven), or use a {self.title} of your own.",
+                f"Install it (on Debian: apt-get install maven), or use your own {self.title}.",
             )
         cache.mkdir(parents=True, exist_ok=True)
         with open(cache / f"{home.name}.lock", "w") as lock:
@@ -60,14 +60,15 @@ class JavaProduct:
         return home
 
     def _fetch(self, maven: str, home: Path, progress: Progress) -> None:
-        """Fetch beside ``home`` and rename at the end: a folder of that name is always complete."""
+        """Fetch into a folder beside ``home`` and rename it at the end, so that a folder of that name is always
+        complete."""
         with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent) as part:
             pom, libraries = Path(part) / "pom.xml", Path(part) / "lib"
             wanted = (_DEPENDENCY.format(*artifact.split(":")) for artifact in self.artifacts)
             pom.write_text(_POM.format(dependencies="\n".join(wanted)))
             copy = [_COPY, f"-DoutputDirectory={libraries}", "-DincludeScope=runtime"]
-            progress(f"fetching {self.title} {self.version} with Maven, once ...")
-            said: list[str] = []
+            progress(f"fetching {self.title} {self.version} with Maven (only once) ...")
+            output: list[str] = []
             files = 0
             with subprocess.Popen(
                 [maven, "-B", "-f", str(pom), *copy],
@@ -78,16 +79,16 @@ class JavaProduct:
             ) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    said.append(line.strip())
+                    output.append(line.strip())
                     if "Downloaded from" in line:
                         files += 1
                         progress(f"fetching {self.title} {self.version}: {files} files")
             if process.returncode:
-                reasons = [line for line in said if line.startswith("[ERROR]")] or said
+                reasons = [line for line in output if line.startswith("[ERROR]")] or output
                 raise EnvironmentFault(
                     f"{self.title} for tests",
                     f"Maven could not fetch {self.title} "
                     f"({reasons[0] if reasons else f'exit code {process.returncode}'})",
-                    "Maven needs Maven Central or a mirror of it, named in its settings.xml.",
+                    "Maven needs access to Maven Central or to a mirror named in its settings.xml.",
                 )
             libraries.rename(home)

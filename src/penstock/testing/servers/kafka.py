@@ -1,11 +1,11 @@
-"""A real Kafka for tests and trials: one KRaft broker on loopback, fetched once and started in seconds.
+"""A real Kafka for tests and experiments: one KRaft broker on loopback, fetched once.
 
 >>> with KafkaServer() as kafka:
 ...     kafka.create_topic("lines", partitions=4)
 ...     ...  # kafka.bootstrap is where clients connect
 
-``python -m penstock.testing.servers.kafka`` starts one from the command line. It can be killed and started again
-on its data and port, which is how broker outages are tested.
+``python -m penstock.testing.servers.kafka`` starts one from the command line. To simulate outages, the broker can
+be killed and started again with the same data and port.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ KAFKA = JavaProduct(
     (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"),
 )
 
-# One node: every internal topic has one replica, and few partitions, which makes a start quicker. A killed broker
-# may come back only when its session has ended, hence a session of 3 s and not 9.
+# With a single node every internal topic has one replica, and few partitions for a faster start. A killed broker
+# can rejoin only after its session has expired, hence a session timeout of 3 s instead of 9 s.
 _PROPERTIES = """
 process.roles=broker,controller
 node.id=1
@@ -70,18 +70,18 @@ appender.out.name=out
 appender.out.layout.type=PatternLayout
 appender.out.layout.pattern=%d %p %c: %m%n
 """
-_TOPIC_SECONDS = 60.0  # a moment, usually; for a loaded machine
+_TOPIC_SECONDS = 60.0  # time limit for creating a topic; usually milliseconds, but longer on a loaded machine
 
 
 def new_cluster_id() -> str:
-    """Kafka's form of a UUID. Not one that begins with a dash, which its tools take for an option."""
+    """A UUID in Kafka's notation. It does not begin with a dash, which Kafka's tools would take for an option."""
     while (found := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return found
 
 
 class KafkaServer(Server):
-    """One broker."""
+    """A Kafka broker."""
 
     title = "Kafka"
     noun = "broker"
@@ -96,7 +96,7 @@ class KafkaServer(Server):
 
     @property
     def bootstrap(self) -> str:
-        """Where clients connect; the same for the server's whole life."""
+        """The address for clients; it never changes."""
         return self.address
 
     @property
@@ -129,13 +129,13 @@ class KafkaServer(Server):
                 raise self._fault(
                     f"topic '{name}' did not get a leader for each of its partitions"
                     + (f" ({error})" if (error := self._process.first_error()) else ""),
-                    "Its log says more while it runs.",
+                    "See the broker's log.",
                 )
             time.sleep(0.01)
 
     def _prepare(self, java: list[str]) -> Path:
-        """Write the settings, each time anew: a folder of the caller's may have had other ports. Prepare the
-        data folder if it is new."""
+        """Write the settings on every start, because the caller's folder may have been used with other ports.
+        Format the data folder if it is new."""
         settings = self._folder / "server.properties"
         self._folder.mkdir(parents=True, exist_ok=True)
         settings.write_text(
@@ -154,7 +154,7 @@ class KafkaServer(Server):
             raise EnvironmentFault(
                 f"Kafka in {self._folder}",
                 f"its data folder cannot be prepared ({(done.stderr or done.stdout).strip()[-500:]})",
-                "Give it an empty folder with some space.",
+                "Use an empty folder with free space.",
             )
         return settings
 
@@ -200,8 +200,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="penstock.testing.servers.kafka", description="Run a Kafka broker on loopback."
     )
-    parser.add_argument("--folder", help="keep the data here; else it goes with the broker")
-    parser.add_argument("--topic", action="append", default=[], metavar="NAME[:PARTITIONS]", help="create it")
+    parser.add_argument("--folder", help="keep the data here (default: a temporary folder)")
+    parser.add_argument("--topic", action="append", default=[], metavar="NAME[:PARTITIONS]", help="create a topic")
     arguments = parser.parse_args()
     raise_on_signals()
     live = sys.stderr.isatty()
@@ -209,7 +209,7 @@ def main() -> int:
     def show(line: str) -> None:
         if live:
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        elif not line.endswith("files"):  # counting is for terminals only
+        elif not line.endswith("files"):  # the counting lines are for terminals only
             print(line, file=sys.stderr, flush=True)
 
     try:
@@ -219,7 +219,10 @@ def main() -> int:
                 server.create_topic(name, int(partitions or 1))
             if live:
                 show("")
-            print(f"Kafka {VERSION} at {server.bootstrap}, process {server.pid}; Ctrl-C ends it.", flush=True)
+            print(
+                f"Kafka {VERSION} at {server.bootstrap}, process {server.pid}. Press Ctrl-C to stop it.",
+                flush=True,
+            )
             code = server._running().wait()
             print(f"Kafka ended with exit code {code}.", file=sys.stderr)
             return 1

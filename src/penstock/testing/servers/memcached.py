@@ -1,9 +1,9 @@
-"""A real memcached for tests: one server on loopback, fetched once and started in a moment.
+"""A real memcached for tests: one server on loopback, fetched once.
 
 >>> with MemcachedServer() as memcached:
 ...     ...  # memcached.address is where clients connect
 
-It can be killed and started again on its port, then empty, and paused: that is how outages are tested.
+To simulate outages, it can be paused, or killed and started again on the same port; then it is empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MEMCACHED = DebianProgram("memcached", ("memcached",))
 
 
 class MemcachedServer(Server):
-    """One memcached. It refuses what it has no memory for, as a queue wants it (``-M``), unless ``evict``."""
+    """A memcached server. When its memory is full it rejects writes (``-M``), as a queue requires, unless
+    ``evict``."""
 
     title = "memcached"
 
@@ -28,7 +29,7 @@ class MemcachedServer(Server):
         self._options = ["-m", str(megabytes), *([] if evict else ["-M"])]
 
     def _command(self) -> list[str]:
-        account = ["-u", "nobody"] if os.geteuid() == 0 else []  # as root it runs only under another account
+        account = ["-u", "nobody"] if os.geteuid() == 0 else []  # memcached refuses to run as root
         place = ["-l", "127.0.0.1", "-p", str(self._port), "-U", "0"]
         return [*MEMCACHED.command(self._progress), *place, *account, *self._options]
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: on a free loopback port, in a temporary folder, gone at the end."""
+"""A real PostgreSQL for tests, on a free loopback port and in a temporary folder that is removed at the end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from types import TracebackType
 from penstock.errors import EnvironmentFault
 
 _SUPERUSER = "postgres"
-_START_TIMEOUT = 60.0  # s; a start takes about 1 s, recovery after a kill a little more
-_POLL = 0.05  # s between two looks at a server that starts
+_START_TIMEOUT = 60.0  # seconds; a start takes about 1 s, recovery after a kill a little more
+_POLL_INTERVAL = 0.05  # seconds between two checks of a server that starts
 
 
 class PostgresServer:
-    """A server of its own, started by ``with``. Everyone on this machine may log in: for tests only.
+    """A PostgreSQL server, started by ``with``. Every user of this machine may log in, so it is for tests only.
 
-    Raises ``EnvironmentFault`` where PostgreSQL is not installed; tests skip with its message.
+    Raises ``EnvironmentFault`` if PostgreSQL is not installed; tests then skip with its message.
     """
 
     def __init__(self) -> None:
@@ -56,23 +56,24 @@ class PostgresServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Start it and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         listen = f"listen_addresses=127.0.0.1 port={self._port} unix_socket_directories={self._folder}"
         self._server = self._launch("postgres", *(part for item in listen.split() for part in ("-c", item)))
         ready = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
-        for _ in range(int(_START_TIMEOUT / _POLL)):
+        for _ in range(int(_START_TIMEOUT / _POLL_INTERVAL)):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._check("postgres", self._server.wait(_POLL) or 1)
+                self._check("postgres", self._server.wait(_POLL_INTERVAL) or 1)
             if subprocess.run(ready).returncode == 0:
                 return
         self.kill()
         self._check("postgres", 1)
 
     def kill(self) -> None:
-        """End all its processes at once, as a power cut would: -9, no farewell to clients, nothing flushed."""
+        """Kill all server processes with SIGKILL, like a power failure: clients are not notified, nothing is
+        flushed."""
         if self._server is None:
             return
-        # The postmaster's children would outlive it while they are busy, and keep a new one from starting.
+        # Busy children of the postmaster would outlive it and prevent a new one from starting.
         children = _children(self._server.pid)
         self._server.kill()
         for pid in children:
@@ -81,7 +82,7 @@ class PostgresServer:
         self._server = None
 
     def restart(self) -> None:
-        """Start it again after ``kill``, on the same port and data: PostgreSQL recovers from its log."""
+        """Start the server again on the same port and data. PostgreSQL recovers from its write-ahead log."""
         self.kill()
         self.start()
 
@@ -101,7 +102,7 @@ class PostgresServer:
 
 
 def _find_binaries() -> Path:
-    """The folder of ``initdb``: on the path, or where Debian keeps it; the newest version there."""
+    """The folder of ``initdb``: from the PATH, or the newest version in Debian's folder."""
     if found := shutil.which("initdb"):
         return Path(found).resolve().parent
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
@@ -115,7 +116,8 @@ def _find_binaries() -> Path:
 
 
 def _account() -> str | None:
-    """Whom to run as: PostgreSQL refuses root, so for root the account its package made."""
+    """The account to run as. PostgreSQL refuses to run as root, so root uses the account that its package
+    created."""
     if os.geteuid() != 0:
         return None
     with contextlib.suppress(KeyError):
@@ -138,14 +140,14 @@ def _children(parent: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name, in brackets, may hold anything; the state and the parent's id follow it.
+            # The process name in parentheses may contain anything; the state and the parent's id follow it.
             if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(path.parent.name))
     return found
 
 
 def _kill(pid: int) -> None:
-    """Kill a process that is no child of ours, and return once it is gone."""
+    """Kill a process that is not a child of this one, and wait until it has ended."""
     with contextlib.suppress(ProcessLookupError):
         watched = os.pidfd_open(pid)
         try:

@@ -1,9 +1,9 @@
-"""A real Redis for tests: one server on loopback, fetched once and started in a moment.
+"""A real Redis for tests: one server on loopback, fetched once.
 
 >>> with RedisServer() as redis:
 ...     ...  # redis.url is where clients connect
 
-It can be killed and started again on its data and port, and paused: that is how outages are tested.
+To simulate outages, it can be paused, or killed and started again with the same data and port.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ REDIS = DebianProgram("redis-server", ("redis-server", "redis-tools"))
 
 
 class RedisServer(Server):
-    """One Redis. What it has acknowledged is on disk, unless ``settings`` say otherwise: any of redis.conf, an
-    underscore for a dash."""
+    """A Redis server. Acknowledged writes are on disk, unless ``settings`` change that. Settings are those of
+    redis.conf, with underscores instead of dashes."""
 
     title = "Redis"
 
@@ -37,6 +37,7 @@ class RedisServer(Server):
         return [*REDIS.command(self._progress), *options]
 
     def _answers(self) -> bool:
-        # Not a stranger on this port, and not one that still loads its data: that one refuses to DBSIZE.
-        said = self._ask(b"INFO server\r\nDBSIZE\r\nQUIT\r\n")
-        return f"process_id:{self.pid}\r".encode() in said and b"\r\n:" in said
+        # Must be this process, not another server on the port, and its data must be loaded: until then DBSIZE
+        # fails.
+        answer = self._ask(b"INFO server\r\nDBSIZE\r\nQUIT\r\n")
+        return f"process_id:{self.pid}\r".encode() in answer and b"\r\n:" in answer

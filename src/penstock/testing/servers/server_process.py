@@ -1,5 +1,5 @@
-"""What the servers for tests share: a process, the folder it works in, and how they start and end. All of it ends
-with the Python process that started it."""
+"""Shared parts of the servers for tests: a process, its working folder, and how servers start and stop. Everything
+ends with the Python process that started it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import ClassVar, Self
 
 from penstock.errors import EnvironmentFault
 
-_START_SECONDS = 60.0  # the slowest is up in about 3 s; a loaded two-core machine has needed 20
-_POLL = 0.02  # seconds between two looks at a server that starts
-_STOP_SECONDS = 20.0  # a clean end takes about 1 s; after this it is killed
+_START_SECONDS = 60.0  # time limit: the slowest server starts in about 3 s, on a loaded two-core machine in 20 s
+_POLL_INTERVAL = 0.02  # seconds between two checks of a server that starts
+_STOP_SECONDS = 20.0  # time limit for a clean stop, which takes about 1 s; then the process is killed
 
 
 class ServerProcess:
-    """Starts a command, ends it, and starts it again in the same folder. At the end call ``close``; if that is
-    forgotten, or Python is killed, the process and a temporary folder go all the same."""
+    """Starts a command, stops it, and can start it again in the same folder. Call ``close`` at the end. If that is
+    omitted or Python is killed, the process and a temporary folder are removed anyway."""
 
     def __init__(self, name: str, folder: str | Path | None = None) -> None:
-        """``folder`` is kept after ``close``; without it there is a temporary one."""
+        """``folder`` is kept after ``close``; without it a temporary folder is used."""
         self._temporary = folder is None
         self.folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix=f"penstock-{name}-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -37,7 +37,7 @@ class ServerProcess:
 
     @property
     def started(self) -> bool:
-        """Between ``launch`` and ``end``, even if the process ended by itself."""
+        """Whether ``launch`` was called and ``end`` was not, even if the process ended by itself."""
         return self._process is not None
 
     @property
@@ -51,17 +51,17 @@ class ServerProcess:
 
     @property
     def log(self) -> Path:
-        """What the process said."""
+        """The file with the output of the process."""
         return self.folder / "server.log"
 
     def first_error(self) -> str:
-        """The first error in its log and the line below, where Java names the exception. Without one the last line
-        of a process that has ended; else empty."""
-        said = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        errors = [place for place, line in enumerate(said) if " ERROR " in line or " FATAL " in line]
+        """The first error in the log with the line below it, where Java names the exception. If there is none and
+        the process has ended: the last line. Otherwise empty."""
+        output = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        errors = [place for place, line in enumerate(output) if " ERROR " in line or " FATAL " in line]
         if errors:
-            return " ".join(said[errors[0] : errors[0] + 2])
-        return said[-1] if said and not self.alive else ""
+            return " ".join(output[errors[0] : errors[0] + 2])
+        return output[-1] if output and not self.alive else ""
 
     def launch(self, command: list[str]) -> None:
         with open(self.log, "ab") as log:
@@ -70,13 +70,13 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us: we end the server ourselves
+                start_new_session=True,  # so that Ctrl-C reaches only this process, which then stops the server
             )
         self._watcher = _watch(self._process.pid, self._own_folder)
         self._renew_finalizer()
 
     def wait(self) -> int:
-        """Wait until the process ends; its exit code."""
+        """Wait until the process ends, and return its exit code."""
         assert self._process is not None
         return self._process.wait()
 
@@ -85,7 +85,7 @@ class ServerProcess:
         self._process.send_signal(signum)
 
     def end(self, signum: signal.Signals) -> None:
-        """End the process, paused or not, and wait until it is gone. Without one, nothing."""
+        """Stop the process, paused or not, and wait until it has ended. Does nothing if there is no process."""
         if self._process is None:
             return
         _end_process(self._watcher, signal.SIGKILL)
@@ -94,7 +94,7 @@ class ServerProcess:
         self._renew_finalizer()
 
     def close(self) -> None:
-        """End it cleanly and remove a temporary folder."""
+        """Stop the process cleanly and remove a temporary folder."""
         self.end(signal.SIGTERM)
         self._finalizer()
 
@@ -103,21 +103,22 @@ class ServerProcess:
         return self.folder if self._temporary else None
 
     def _renew_finalizer(self) -> None:
-        """What is left to do if Python ends, or this object goes, without ``close``."""
+        """Register the cleanup for the case that Python ends or this object is deleted without ``close``."""
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _remove, self._own_folder, self._watcher, self._process)
 
 
 class Server(ABC):
-    """One server on loopback. ``start`` returns when it answers. ``with`` starts it, and at the end stops it and
-    removes its data; without ``with``, call ``close``. It never outlives the Python process that started it."""
+    """A server on loopback. ``start`` returns when the server answers. ``with`` starts it, and at the end stops it
+    and removes its data; without ``with``, call ``close``. It never outlives the Python process that started
+    it."""
 
     title: ClassVar[str]
     noun: ClassVar[str] = "server"
     ports: ClassVar[int] = 1
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        """``folder`` keeps the data after ``close``; without it the data lives in a temporary folder."""
+        """``folder`` keeps the data after ``close``; without it the data is in a temporary folder."""
         self._process = ServerProcess(self.title.lower(), folder)
         self._port, *self._more_ports = free_ports(self.ports)
 
@@ -134,21 +135,21 @@ class Server(ABC):
 
     @property
     def address(self) -> str:
-        """Where clients connect; the same for the server's whole life."""
+        """The address for clients; it never changes."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The server's process. Only while it runs."""
+        """The server's process id. Available only while it runs."""
         return self._running().pid
 
     @property
     def log(self) -> Path:
-        """What the server said."""
+        """The file with the server's output."""
         return self._process.log
 
     def start(self) -> None:
-        """Start it, on the data and port it had before if it ran already, and wait until it answers."""
+        """Start the server, with the data and port of its previous run if any, and wait until it answers."""
         if self._process.started:
             return
         self._process.launch(self._command())
@@ -157,7 +158,7 @@ class Server(ABC):
             with contextlib.suppress(OSError):
                 if self._answers():
                     return
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
         reason = self._process.first_error() or f"no answer within {_START_SECONDS:.0f} s"
         self.kill()
         raise self._fault(
@@ -166,32 +167,33 @@ class Server(ABC):
         )
 
     def stop(self) -> None:
-        """End it cleanly; ``start`` starts it again. Without one running, nothing."""
+        """Stop the server cleanly; ``start`` starts it again. Does nothing if it is not running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a power cut would (SIGKILL)."""
+        """Kill the server (SIGKILL), like a power failure."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Let it answer nobody, its connections still open, until ``resume``."""
+        """Stop the server from answering, with its connections open, until ``resume``."""
         self._running().send(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._running().send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop, and remove the data unless it is in a folder of the caller's."""
+        """Stop the server, and remove the data unless it is in the caller's folder."""
         self._end(signal.SIGTERM)
         self._process.close()
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """What starts it. Prepares its folder."""
+        """Prepare the folder and return the command line that starts the server."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """True if it is up, and not a stranger on this port. May raise ``OSError`` while it is not."""
+        """Whether the server is ready, and it is this process that listens on the port. May raise ``OSError``
+        while the server starts."""
 
     def _end(self, signum: signal.Signals) -> None:
         self._process.end(signum)
@@ -205,14 +207,14 @@ class Server(ABC):
         return EnvironmentFault(f"{self.title} at {self.address}", problem, hint)
 
     def _ask(self, question: bytes) -> bytes:
-        """All that comes back for some bytes, after which the server must close the connection."""
+        """Send bytes and return everything received until the server closes the connection, which it must do."""
         with socket.create_connection(("127.0.0.1", self._port), 1.0) as link:
             link.sendall(question)
             return link.makefile("rb").read()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody uses now."""
+    """Ports of the loopback address that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -228,8 +230,8 @@ def _remove(folder: Path | None, *processes: subprocess.Popen[bytes] | None) -> 
 
 
 def _watch(pid: int, folder: Path | None) -> subprocess.Popen[bytes]:
-    """A process that ends the server and removes its data when this one is gone, however it went: then its end of
-    the pipe closes."""
+    """Start a process that kills the server and removes its data when this process ends for any reason: then the
+    pipe closes."""
     script = f"read line; kill -9 {pid}" + (f"; rm -rf {shlex.quote(str(folder))}" if folder else "")
     return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
 
@@ -238,7 +240,7 @@ def _end_process(process: subprocess.Popen[bytes] | None, signum: signal.Signals
     if process is None:
         return
     process.send_signal(signum)
-    process.send_signal(signal.SIGCONT)  # a paused one would not hear the other
+    process.send_signal(signal.SIGCONT)  # a paused process would not handle the first signal
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""A real ZooKeeper for tests: one server on loopback, fetched once and started in a second or two.
+"""A real ZooKeeper for tests: one server on loopback, fetched once.
 
 >>> with ZooKeeperServer() as zookeeper:
 ...     ...  # zookeeper.address is where clients connect
 
-It can be killed and started again on its data and port, and paused: that is how outages are tested.
+To simulate outages, it can be paused, or killed and started again with the same data and port.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ZOOKEEPER = JavaProduct(
     VERSION,
     (
         f"org.apache.zookeeper:zookeeper:{VERSION}",
-        "io.dropwizard.metrics:metrics-core:4.2.30",  # ZooKeeper calls these two "provided", and needs them
+        "io.dropwizard.metrics:metrics-core:4.2.30",  # ZooKeeper needs these two, but declares them as "provided"
         "org.xerial.snappy:snappy-java:1.1.10.7",
         "org.slf4j:slf4j-simple:2.0.13",
     ),
 )
-# A tick of 0.2 s lets tests have sessions that end within a second; the longest is as for ticks of 2 s.
+# With a tick of 0.2 s, sessions in tests can expire within a second. The longest session is the default of 40 s.
 _SETTINGS = """
 tickTime=200
 minSessionTimeout=400
@@ -42,7 +42,7 @@ _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
 class ZooKeeperServer(Server):
-    """One ZooKeeper."""
+    """A ZooKeeper server."""
 
     title = "ZooKeeper"
 

@@ -1,0 +1,130 @@
+"""What changes a topology while it runs: the policies of scaling and placement ask for changes, as people do, and
+all requests are carried out here, one at a time."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.driver.load_monitor import LoadMonitor
+from penstock.driver.load_sample import MonitorSample
+from penstock.driver.move import WorkerMove
+from penstock.driver.placement_controller import PlacementController
+from penstock.driver.placing import Placer
+from penstock.driver.query_runs import QueryRuns
+from penstock.driver.replacement import Replacement
+from penstock.driver.requests import ChangeRequest, Moved, MoveRequest, Replaced, ReplaceRequest
+from penstock.driver.scaling_controller import ScalingController
+from penstock.driver.steps import Problem, Settled, StepRunner
+from penstock.errors import PenstockError, TopologyFailed
+
+
+class Changes:
+    """Of one topology. Called on the supervisor's thread; the lists and controllers are read by any."""
+
+    def __init__(self, runs: QueryRuns, runner: StepRunner, monitor: LoadMonitor) -> None:
+        self._runs, self._runner, self._monitor = runs, runner, monitor
+        self.scalings = self._make_scalings()
+        """What was decided about the number of tasks, and on what grounds."""
+        self.placements = PlacementController(runs.current.settings)
+        """What was decided about where workers run."""
+        self.placer = Placer(runs, self.placements)
+        self.replaced: list[Replaced] = []
+        """Replacements that took place, oldest first."""
+        self.moved: list[Moved] = []
+        """Workers that moved alone, oldest first."""
+        self._scaling_at = 0.0
+
+    # ---- what the policies want ------------------------------------------------------------------------
+
+    def decided(self, sample: MonitorSample | None) -> ChangeRequest | None:
+        """What the policies ask for. Called again and again while the spouts are active, with a load sample when
+        the load monitor has just taken one."""
+        return self._scaling() or self.placer.next(sample, self._runs.current)
+
+    def _scaling(self) -> ReplaceRequest | None:
+        """Once a load sample of its own."""
+        current, now = self._runs.current, self._runs.now()
+        if self.scalings.idle or now < self._scaling_at:
+            return None
+        self._scaling_at = now + current.settings.scaling.window
+        scale = self.scalings.decide(now, current.bus.tasks())
+        topology = current.deployment.topology
+        return None if scale is None else ReplaceRequest(topology.scaled(scale.parallelism), scale.reason)
+
+    def _make_scalings(self) -> ScalingController:
+        current = self._runs.current
+        return ScalingController(current.plan, current.deployment.topology, current.settings, self._runs.room)
+
+    # ---- carrying them out -----------------------------------------------------------------------------
+
+    def carry_out(self, request: ChangeRequest) -> Problem | None:
+        """Carry a request out, and answer whoever waits. Returns the problem for which the query has to be started
+        again, or the topology to end; None: it goes on, changed or not. Raises nothing."""
+        settled = self._move(request) if isinstance(request, MoveRequest) else self._replace(request)
+        if settled.error is None:
+            _answer(request.answer, settled.result)
+        else:
+            self._not_done(request, settled.error)
+        return settled.problem
+
+    def refuse(self, request: ChangeRequest, error: PenstockError) -> None:
+        """It is not carried out."""
+        if not request.answer.done():
+            request.answer.set_exception(error)
+
+    def _replace(self, request: ReplaceRequest) -> Settled:
+        before = self._runs.current
+        if request.placement is not None and request.topology is not before.deployment.topology:
+            return Settled(error=self._outdated())
+        change = Replacement(len(self.replaced) + 1, request, self._runs)
+        settled = change.settle(self._runner.run(change))
+        if settled.result is not None:
+            self.replaced.append(settled.result)
+            self._adopt(before.settings)
+        return settled
+
+    def _adopt(self, before: Any) -> None:
+        """The policies go on with the new form, or begin anew with its settings."""
+        now = self._runs.current
+        if now.settings == before:
+            self.scalings.replaced(now.plan, now.deployment.topology, self._runs.now())
+        else:
+            self.scalings = self._make_scalings()
+            self.placements.apply_settings(now.settings)
+            self._monitor.apply_settings(now.settings)
+
+    def _move(self, request: MoveRequest) -> Settled:
+        run, done = self._runs.current, []
+        if request.attempt != run.number:
+            return Settled(error=self._outdated())
+        settled = Settled()
+        for worker, node in sorted(request.nodes.items()):
+            try:
+                change = WorkerMove(len(self.moved) + 1, worker, node, self._runs)
+            except PenstockError as error:
+                settled = Settled(error=error)
+                break
+            settled = change.settle(self._runner.run(change))
+            if settled.error is not None:
+                break
+            done.append(settled.result)
+            self.moved.append(settled.result)
+            run.bus.note("move", "", f"{request.reason}: {settled.result}")
+        if done:  # a load sample with a worker on two nodes says nothing
+            self._monitor.apply_settings(run.settings)
+        return settled if settled.error is not None else Settled(done)
+
+    def _not_done(self, request: ChangeRequest, error: PenstockError) -> None:
+        self._runs.current.bus.note(request.kind, "", f"not done: {error}")
+        self.placer.failed(request)
+        self.refuse(request, error)
+
+    def _outdated(self) -> TopologyFailed:
+        text = "it has been started again or replaced since the change was requested"
+        return TopologyFailed(self._runs.current.where, text, "Request it again.")
+
+
+def _answer(answer: Future[Any], result: Any) -> None:
+    if not answer.done():
+        answer.set_result(result)

@@ -1,0 +1,256 @@
+"""One worker moves to another node while the topology runs, into a slot that is kept free there.
+
+The steps, in order; up to the third the move can be given up, and the worker goes on where it was:
+
+1. A free slot on the node prepares to take over, and reads ahead what the worker has committed (``standing_by``).
+2. The workers that send to it send everything to both slots from now on (``doubled``). The old process goes on
+   producing the results; the new one emits nothing, and keeps what arrives.
+3. The end of an epoch is announced, and every sender's marker arrives. The old process does all that came before
+   the markers, stores its state with a commit (``stored``), and does nothing more. This is the point of no return.
+4. The worker is mapped to the new slot, which is told and asked from now on, and the old tasks are closed
+   (``mapped``). The new ones take up the state, drop the copies of what came before the markers, and process what
+   came behind them (``merged``).
+5. The senders send to the new slot only (``switched``). The old one is free as soon as nothing more can arrive.
+
+So every tuple is applied by exactly one of the two. Whatever dies after step 3, the topology is restarted from a
+committed epoch, as after any other loss. At most once nothing is committed otherwise; a commit is made for the
+move alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from penstock.driver.query_run import QueryRun
+from penstock.driver.query_runs import QueryRuns
+from penstock.driver.registry import WorkerConnection
+from penstock.driver.requests import Moved
+from penstock.driver.steps import Cause, Ending, Problem, Settled, Step, StepsEnded, nothing
+from penstock.errors import TopologyFailed
+from penstock.plan.model import WorkerId
+from penstock.protocol.commands import (
+    CancelLeave,
+    CloseTasks,
+    OpenTasks,
+    PrefetchState,
+    PrepareToLeave,
+    RouteWorker,
+)
+
+log = logging.getLogger("penstock.driver")
+
+
+def movable(run: QueryRun, nodes: Mapping[WorkerId, str]) -> dict[WorkerId, str]:
+    """Those workers that are not where they are wanted, and can move there alone: workers of bolts, as many as
+    find a free slot."""
+    free = Counter((slot.stage, each.hello.node) for slot, each in run.registry.slots.items() if each.free)
+    found = {}
+    for worker, node in sorted(nodes.items()):
+        now = run.registry.workers.get(worker)
+        if worker.stage and now is not None and now.hello.node != node and free[worker.stage, node]:
+            free[worker.stage, node] -= 1
+            found[worker] = node
+    return found
+
+
+class WorkerMove:
+    """One worker's move, as steps. Made and carried out on the supervisor's thread."""
+
+    kind = "move"
+
+    def __init__(self, number: int, worker: WorkerId, node: str, runs: QueryRuns) -> None:
+        """Raises ``TopologyFailed`` where the worker cannot move there."""
+        self.number = number
+        self._run, self._worker, self._runs = runs.current, worker, runs
+        self._registry = registry = self._run.registry
+        if worker not in movable(self._run, {worker: node}):
+            raise self._refused(node)
+        self._old_slot = registry.slot_of_worker[worker]
+        self._new_slot = next(
+            slot
+            for slot, each in sorted(registry.slots.items())
+            if each.free and slot.stage == worker.stage and each.hello.node == node
+        )
+        self.old: WorkerConnection = registry.workers[worker]
+        self.new: WorkerConnection = registry.slots[self._new_slot]
+        lifecycle = self._run.settings.lifecycle
+        self._limit, self._open_limit = lifecycle.drain_timeout, lifecycle.start_timeout
+        self._since = runs.now()
+
+    def _refused(self, node: str) -> TopologyFailed:
+        registry, worker = self._registry, self._worker
+        free = {each.hello.node for id, each in registry.slots.items() if each.free and id.stage == worker.stage}
+        now = registry.workers[worker].hello.node if worker in registry.workers else "no node"
+        return TopologyFailed(
+            self._run.where,
+            f"worker {worker} on {now} cannot move to {node}: only a worker of bolts alone can, to another node with a "
+            f"free slot for its stage (free slots are on {', '.join(sorted(free)) or 'no node'})",
+            "Start it with --set placement.spare_slots=1 or more, or let it be replaced: handle.place().",
+        )
+
+    # ---- the steps -------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Step]:
+        run, old, epochs = self._run, self.old, self._run.epochs
+        watch = (self._runs.watch(run, strict=True), _Both(old, self.new))
+        yield Step("handover_begun", epochs.begin_handover)
+        commits = epochs.expect().loop
+        yield Step("slot_taken", lambda: self._registry.stand_by(self._worker, self._new_slot), undo=self._abandon)
+        yield epochs.commit_step("ahead_committed", watch, _newest_will_do)
+        yield self._wait(
+            "standing_by", self._read_ahead, self._is_ahead, "the new process did not read the state ahead"
+        )
+        yield Step("commits_paused", commits.pause, undo=commits.resume)
+        yield self._route("doubled", self._old_slot, self._new_slot, undo=self._stay)
+        yield self._wait("commits_idle", nothing, lambda: commits.commits.idle, "commits under way did not end")
+        commit, epoch = commits.commits.next_move()
+        prepare = PrepareToLeave(commit, epoch)
+        yield self._wait(
+            "leave_prepared",
+            lambda: self._registry.tell(old, prepare),
+            lambda: old.leaving == commit,
+            "the old process did not prepare to leave",
+        )
+        yield epochs.commit_step("left_committed", watch, moves=True)
+        yield self._wait(
+            "stored",
+            nothing,
+            lambda: old.left is not None and old.left.epoch == epoch,
+            "the old process did not leave",
+        )
+        yield from self._take_over()
+
+    def _take_over(self) -> Iterator[Step]:
+        """While nobody has the worker, the topology cannot end either: what is there can be ended afterwards."""
+        yield Step("handed_over", self._hand_over, cancellable=False, point_of_no_return=True)
+        yield self._wait(
+            "mapped",
+            lambda: self._registry.tell(self.old, CloseTasks()),  # first, for both may use one thing outside
+            lambda: self.old.closed,
+            "the tasks did not close on the old node",
+            final=True,
+        )
+        yield self._wait(
+            "merged", self._open, lambda: self.new.ready, "the tasks did not open on the new node", True
+        )
+        yield self._route("switched", self._new_slot, final=True)
+        yield Step("commits_resumed", self._run.epochs.expect().loop.resume, cancellable=False)
+
+    def _wait(
+        self,
+        name: str,
+        do: Callable[[], None],
+        until: Callable[[], bool],
+        expected: str,
+        final: bool = False,
+        undo: Callable[[], None] | None = None,
+    ) -> Step:
+        return Step(
+            name,
+            do,
+            until,
+            expected=expected,
+            limit=self._open_limit if final else self._limit,
+            watch=(self._runs.watch(self._run, strict=True), _Both(self.old, self.new)),
+            undo=undo,
+            cancellable=not final,
+        )
+
+    def _read_ahead(self) -> None:
+        state = self._run.deployment.state
+        state.look()
+        tasks = self._registry.share(self._worker, state.tasks())
+        self._registry.tell(self.new, PrefetchState(state.epoch, tasks))
+
+    def _is_ahead(self) -> bool:
+        return self.new.ahead >= self._run.deployment.state.epoch
+
+    def _route(
+        self, name: str, *slots: WorkerId, final: bool = False, undo: Callable[[], None] | None = None
+    ) -> Step:
+        """Have all workers of the stage before send to these slots, and wait until they do."""
+        numbers, worker = [slot.index for slot in slots], self._worker
+
+        def tell() -> None:
+            for sender in self._senders():
+                self._registry.tell(sender, RouteWorker(worker.index, numbers))
+
+        return self._wait(
+            name,
+            tell,
+            lambda: all(sender.sending.get(worker.index) == numbers for sender in self._senders()),
+            f"not all workers of stage {worker.stage - 1} sent to the slots {numbers}",
+            final,
+            undo,
+        )
+
+    def _hand_over(self) -> None:
+        assert self.old.left is not None
+        self._run.deployment.state.look()
+        self._registry.hand_over(self._worker, self._new_slot)
+
+    def _open(self) -> None:
+        registry, state, left = self._registry, self._run.deployment.state, self.old.left
+        assert left is not None
+        tasks = registry.share(self._worker, state.tasks())
+        registry.tell(self.new, OpenTasks(registry.nodes(), state.generation, left.epoch, tasks, left.handover))
+        for routes in self._run.migrations.current_routes():
+            registry.tell(self.new, routes)
+
+    def _senders(self) -> list[WorkerConnection]:
+        return [each for id, each in self._registry.workers.items() if id.stage == self._worker.stage - 1]
+
+    def _stay(self) -> None:
+        """The old process has received everything, and goes on. Called before commits are resumed."""
+        for sender in self._senders():
+            self._registry.tell(sender, RouteWorker(self._worker.index, [self._old_slot.index]))
+        self.old.left, self.old.leaving = None, 0
+        self._registry.tell(self.old, CancelLeave())
+
+    def _abandon(self) -> None:
+        """The new process may still get a copy of something: it is not used again."""
+        self.new.problem = self.new.problem or "a move to it was given up"
+        self._registry.tell(self.new, CloseTasks())
+
+    # ---- the end ---------------------------------------------------------------------------------------
+
+    def settle(self, ended: StepsEnded) -> Settled:
+        """Called once, after the steps."""
+        old, new, problem = self.old, self.new, ended.problem
+        if problem is None:
+            return Settled(self._done(ended.times))
+        where, target = self._run.where, new.hello.node
+        if ended.ending is Ending.UNDONE:
+            log.warning("worker %s stays on %s: %s", self._worker, old.hello.node, problem)
+            text = f"worker {self._worker} could not move to {target}: {problem.error.problem}"
+            return Settled(error=TopologyFailed(where, text, "It goes on where it was."))
+        self._registry.hand_over(self._worker, self._old_slot)  # that is where it is started again
+        error = TopologyFailed(where, f"worker {self._worker} cannot go on on {target}: {problem.error.problem}")
+        return Settled(error=error, problem=Problem(Cause.LOST, error))
+
+    def _done(self, times: Mapping[str, float]) -> Moved:
+        old, at = self.old, times["merged"]
+        steps = {step: time - self._since for step, time in times.items()}
+        nodes = old.hello.node, self.new.hello.node
+        return Moved(at, self._worker, *nodes, at - old.left_at, at - self._since, steps)
+
+
+class _Both:
+    """Watches the processes that a worker leaves and takes."""
+
+    def __init__(self, *connections: WorkerConnection) -> None:
+        self._connections = connections
+
+    def alarm(self) -> bool:
+        return any(connection.problem for connection in self._connections)
+
+    def check(self) -> Problem | None:
+        problem = next((each.problem for each in self._connections if each.problem), "")
+        return Problem(Cause.LOST, TopologyFailed("move", problem)) if problem else None
+
+
+def _newest_will_do(problem: Problem) -> Problem | None:
+    """An overloaded topology may take long for an epoch: the newest one there is has to do."""
+    return None if problem.cause in (Cause.FAILED, Cause.TIMED_OUT) else problem

@@ -1,0 +1,124 @@
+"""What a person wants of a running topology, from another process: each command of ``penstock status``, ``set``,
+``kill`` and others arrives here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.driver.handle import RunningTopology
+from penstock.driver.requests import Moved, Replaced
+from penstock.errors import PenstockError, SettingError
+from penstock.plan.scalable import kept_numbers
+from penstock.protocol.requests import OperatorAnswer, OperatorRequest
+
+
+class Operator:
+    """Carries out commands on one topology. Called from any thread, several at a time."""
+
+    def __init__(self, running: RunningTopology) -> None:
+        self._running = running
+        self._commands: dict[str, Callable[[Mapping[str, Any]], str]] = {
+            "status": self._status,
+            "queues": self._queues,
+            "placement": self._placement,
+            "rearrange": self._rearrange,
+            "move": self._move,
+            "spread": self._spread,
+            "set": self._set,
+            "activate": self._activate,
+            "deactivate": self._deactivate,
+            "scale": self._scale,
+            "replace": self._replace,
+            "kill": self._kill,
+        }
+
+    def __call__(self, command: OperatorRequest) -> OperatorAnswer:
+        try:
+            carry_out = self._commands.get(command.name)
+            if carry_out is None:
+                raise SettingError(
+                    f"topology '{self._running.name}'",
+                    f"there is no command '{command.name}', only {', '.join(self._commands)}",
+                    "It may run with another version of Penstock.",
+                )
+            return OperatorAnswer(carry_out(command.arguments))
+        except PenstockError as error:
+            return OperatorAnswer("", [error.where, error.problem, error.hint], type(error).__name__)
+
+    def _status(self, arguments: Mapping[str, Any]) -> str:
+        return json.dumps(self._running.status().to_json(), default=str)
+
+    def _queues(self, arguments: Mapping[str, Any]) -> str:
+        return json.dumps([dataclasses.asdict(queue) for queue in self._running.internals.bus.queues()])
+
+    def _placement(self, arguments: Mapping[str, Any]) -> str:
+        return self._running.internals.placing.explain()
+
+    def _rearrange(self, arguments: Mapping[str, Any]) -> str:
+        done = self._running.internals.placing.rearrange()
+        if done is None:
+            return ""
+        return self._done(done) if isinstance(done, Replaced) else _moved(done)
+
+    def _move(self, arguments: Mapping[str, Any]) -> str:
+        return _moved([self._running.move(str(arguments["worker"]), str(arguments["node"]))])
+
+    def _spread(self, arguments: Mapping[str, Any]) -> str:
+        return json.dumps(self._running.internals.placing.spread())
+
+    def _set(self, arguments: Mapping[str, Any]) -> str:
+        self._running.internals.set_max_rates(arguments)
+        return ""
+
+    def _activate(self, arguments: Mapping[str, Any]) -> str:
+        self._running.activate()
+        return ""
+
+    def _deactivate(self, arguments: Mapping[str, Any]) -> str:
+        self._running.deactivate()
+        return ""
+
+    def _scale(self, arguments: Mapping[str, Any]) -> str:
+        reason, pause = str(arguments.get("reason", "by hand")), bool(arguments.get("pause"))
+        return self._done(self._running.scale(arguments["parallelism"], reason, pause))
+
+    def _replace(self, arguments: Mapping[str, Any]) -> str:
+        running, internals = self._running, self._running.internals
+        if internals.load is None:
+            raise SettingError(
+                f"topology '{running.name}'",
+                "it was started by submit() in a program, so it cannot be replaced from a file",
+                "Call handle.replace(topology) there.",
+            )
+        topology = internals.load(str(arguments["target"]))
+        kept = kept_numbers(internals.declared, internals.topology, topology)
+        done = running.replace(topology.scaled(kept), "changed code", bool(arguments.get("pause")))
+        internals.declared = topology
+        return self._done(done, kept)
+
+    @staticmethod
+    def _done(replaced: Replaced, kept: Mapping[str, int] | None = None) -> str:
+        return json.dumps({**dataclasses.asdict(replaced), "kept": kept or {}})
+
+    def _kill(self, arguments: Mapping[str, Any]) -> str:
+        """Answers as soon as the tasks are closed: the end takes the connection to whoever asked along."""
+        running = self._running
+
+        def end() -> None:
+            with contextlib.suppress(PenstockError):  # ``running.error`` has it
+                running.kill(drain=bool(arguments.get("drain", True)))
+
+        threading.Thread(target=end, name="kill", daemon=True).start()
+        running.internals.closing.wait()
+        if running.error is not None:
+            raise running.error
+        return running.internals.left_behind
+
+
+def _moved(done: list[Moved]) -> str:
+    return json.dumps({"moves": [each.to_json() for each in done]})

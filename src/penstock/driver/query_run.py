@@ -1,0 +1,238 @@
+"""One run of a topology's query, from its launch to its end. A topology has one after the other, as it is
+restarted or replaced; while it is replaced there are two."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from penstock.clock import Clock, SystemClock
+from penstock.driver.commit_thread import CommitLoop, CommitShell, CommitThread
+from penstock.driver.control_thread import ControlThread
+from penstock.driver.deployment import Deployment
+from penstock.driver.engine import Engine, Query, QueryLaunch, executor_of
+from penstock.driver.migration_controller import MigrationController
+from penstock.driver.registry import WorkerRegistry
+from penstock.driver.run_epochs import RunEpochs
+from penstock.driver.server import Coordinator
+from penstock.driver.steps import Step, Watch
+from penstock.errors import TopologyFailed
+from penstock.metrics.bus import MetricsBus
+from penstock.plan.model import WorkerId
+from penstock.plan.slot_placement import SlotPlacement, assign_slots, fitted
+from penstock.protocol.commands import ActivateSpouts, CloseTasks, DeactivateSpouts, StopTicks
+
+CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
+_HANGS = "Raise lifecycle.start_timeout, or look for an open() or prepare() that hangs."
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What all query runs of a topology share."""
+
+    server: Coordinator
+    engine: Engine
+    clock: Clock = field(default_factory=SystemClock)
+    commit_thread: Callable[[CommitLoop], CommitShell] = CommitThread
+    """Has a loop of commits run beside the supervisor. Tests run it themselves."""
+
+
+class QueryRun:
+    """A query with its workers, its epochs and its control loop. Its methods are called on the supervisor's
+    thread, properties by any."""
+
+    def __init__(
+        self,
+        number: int,
+        deployment: Deployment,
+        bus: MetricsBus,
+        context: RunContext,
+        after: QueryRun | None = None,
+    ) -> None:
+        """``after``: one that was lost, maybe together with a node that its workers were to be on. Workers go
+        where they were then, if they can."""
+        self.number = number
+        """The attempt: no other query run of this topology has it."""
+        self.deployment, self.bus = deployment, bus
+        self.plan, self.settings = deployment.plan, deployment.topology.settings
+        self.migrations = MigrationController(deployment.plan, self.settings)
+        """What was decided about data migration."""
+        self.running_since = math.inf
+        self.opened = False
+        """Its tasks were told to open: the state is its own. Before that it only reads it."""
+        self.query: Query | None = None
+        self._context, self._again = context, after is not None
+        self._server = server = context.server
+        self._placement = deployment.placement
+        if after is not None and after._placement is not None:
+            self._placement = SlotPlacement({**after._placement.nodes, **after.places()}, exact=False)
+        self._slots = deployment.slots
+        self.registry: WorkerRegistry = server.begin(
+            number, deployment.plan, bus, deployment.job.key, self._placement is not None
+        )
+        self.epochs = RunEpochs(deployment, self.registry, context.clock, context.commit_thread, number == 0)
+        self._control: ControlThread | None = None
+
+    @property
+    def where(self) -> str:
+        """For error messages."""
+        return f"topology '{self.deployment.topology.name}'"
+
+    # ---- beginning -------------------------------------------------------------------------------------
+
+    def launch_steps(self, watch: Sequence[Watch], last: str = "assigned") -> list[Step]:
+        """Launch the query and wait until all its workers have connected. The last step has the name ``last``."""
+        limit = self.settings.lifecycle.start_timeout
+        connect = Step(
+            "connected",
+            self._launch,
+            self._all_connected,
+            expected="not all workers connected",
+            progress=self._connected,
+            limit=limit,
+            watch=watch,
+            undo=self.stop,
+            hint=_HANGS,
+        )
+        assign = Step(
+            last,
+            self._assign,
+            lambda: len(self.registry.workers) == self.plan.workers,
+            expected="not all workers were assigned to a slot",
+            limit=limit,
+            watch=watch,
+        )
+        return [connect, assign]
+
+    def open_steps(self, watch: Sequence[Watch]) -> list[Step]:
+        """Open the tasks with what ``deployment.state`` has recovered; begin to commit and to control."""
+        opened = Step(
+            "tasks_opened",
+            self._open,
+            lambda: all(worker.ready for worker in self.registry.workers.values()),
+            expected="not all tasks opened",
+            progress=self._ready,
+            limit=self.settings.lifecycle.start_timeout,
+            watch=watch,
+            hint=_HANGS,
+        )
+        return [opened, Step("opened", self._begin)]
+
+    def _launch(self) -> None:
+        if self._placement is not None and self._again:  # a node may be lost, and its slots with it
+            self._slots = fitted(self.plan, self._slots, self._context.engine.room() + sum(self._slots))
+        job, modules = self.deployment.job, self.deployment.modules
+        address, secret = self._server.address, self._server.secret
+        placed = self._placement is not None
+        self.query = self._context.engine.launch(
+            QueryLaunch(self.number, job, self._slots, placed, modules, address, secret)
+        )
+
+    def _all_connected(self) -> bool:
+        if self._placement is not None:
+            return len(self.registry.slots) == sum(self._slots)
+        return len(self.registry.workers) == self.plan.workers
+
+    def _connected(self) -> str:
+        connected = self.registry.workers if self._placement is None else self.registry.slots
+        return f"{len(connected)} of {sum(self._slots)} connected"
+
+    def _assign(self) -> None:
+        """Tell each worker which slot is its own. Raises ``TopologyFailed`` where one cannot be where it must."""
+        if self._placement is None:
+            return
+        nodes = {slot: connection.hello.node for slot, connection in self.registry.slots.items()}
+        assigned, unmet = assign_slots(self.plan, self._placement, nodes)
+        if unmet and self._placement.exact:
+            there = ", ".join(
+                f"{count} slots on {node}" for node, count in sorted(Counter(nodes.values()).items())
+            )
+            raise TopologyFailed(
+                self.where,
+                f"its workers cannot be where they are wanted ({', '.join(unmet)}); there are {there}",
+                "Give the nodes more task slots.",
+            )
+        self.registry.assign_slots(assigned)
+
+    def _open(self) -> None:
+        state = self.deployment.state
+        self.epochs.epoch, self.opened = state.epoch, True
+        self.registry.open(state.generation, state.epoch, state.tasks())
+
+    def _ready(self) -> str:
+        return f"{sum(worker.ready for worker in self.registry.workers.values())} of {self.plan.workers} opened"
+
+    def _begin(self) -> None:
+        """Routes are those of the plan at first, so the policies of migration begin anew."""
+        self.epochs.begin(self.stateful)
+        interval = self.settings.migration.interval
+        self._control = ControlThread(self.migrations, self.bus, self.registry.send, interval)
+        if self.settings.migration.enabled:
+            self._control.start()
+        self.running_since = self._context.clock.monotonic()
+
+    # ---- running ---------------------------------------------------------------------------------------
+
+    @property
+    def keeps_state(self) -> bool:
+        """What is committed survives the query."""
+        return self.settings.delivery.guarantee != "at_most_once"
+
+    @property
+    def stateful(self) -> bool:
+        """A task has something to commit."""
+        return any(worker.stateful for worker in self.registry.workers.values())
+
+    @property
+    def nodes(self) -> set[str]:
+        """Where its workers are."""
+        return set(self.places().values())
+
+    def places(self) -> dict[WorkerId, str]:
+        """The node of each worker that has connected."""
+        with self._server.changed:
+            return {worker: connection.hello.node for worker, connection in self.registry.workers.items()}
+
+    def slots_on(self, executors: Collection[str]) -> int:
+        """How many tasks of the engine it has on these nodes."""
+        with self._server.changed:
+            connections = list((self.registry.slots or self.registry.workers).values())
+        return sum(executor_of(connection.hello.node) in executors for connection in connections)
+
+    def activate(self) -> None:
+        self.registry.send(ActivateSpouts())
+
+    def deactivate(self) -> None:
+        self.registry.send(DeactivateSpouts())
+
+    def stop_ticks(self) -> None:
+        self.registry.send(StopTicks())
+
+    # ---- ending ----------------------------------------------------------------------------------------
+
+    def close_step(self) -> Step:
+        """Have all tasks closed, as far as they can be in time."""
+        return Step(
+            "closed",
+            lambda: self.registry.send(CloseTasks()),
+            lambda: self.registry.all_closed,
+            limit=CLOSE_TIMEOUT,
+            on_problem=lambda problem: None,
+            cancellable=False,
+        )
+
+    def give_up_state(self) -> None:
+        """Commit and control nothing more."""
+        self.epochs.stop()
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
+
+    def stop(self) -> None:
+        """Stop the query, whatever state it is in. A second call does nothing."""
+        self.give_up_state()
+        if self.query is not None:
+            self.query.stop()
+        self._server.end(self.registry)

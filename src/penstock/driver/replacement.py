@@ -1,0 +1,276 @@
+"""Replacement of a running topology by another form of itself, without a pause.
+
+The steps, in order; whatever dies between two of them, exactly one of the two query runs owns the state and has
+the spouts:
+
+1. The new form is checked against the old one: name, guarantee, state (``checked``). Task slots for both are held
+   (``reserved``). Nodes that are to be released take nothing new from now on (``nodes_released``).
+2. A second query is launched beside the first; its workers connect, and open nothing (``standing_by``).
+3. The old run commits an epoch, and the new workers read its state ahead; once more, so that little is left. All
+   channels between the new workers have been used (``copied``). So far the new run can be dropped at any moment.
+4. The old run's spouts pause (``paused``). This is the point of no return, and the gap begins.
+5. Its tuples finish, its ticks stop, and a last epoch is committed (``drained``). If that takes longer than
+   ``lifecycle.drain_timeout``, or the old run dies, what is not committed comes again, as after any loss.
+6. Its tasks are closed (``closed``).
+7. The new run becomes the current one (``handed_over``) and takes over the state directory: nothing that the old
+   one might still write counts (``claimed``).
+8. Its tasks open, with the state of step 5 (``opened``).
+9. Its spouts emit (``activated``). The gap is over.
+10. The old query is stopped a moment later; released nodes end then.
+
+If step 8 fails because of the new form itself (its ``prepare`` raises, a state does not fit), the old form is
+started again from the epoch of step 5. With ``pause`` the old query is stopped before the new one is launched, so
+that task slots for one of them are enough: steps 2 and 3 come after step 6.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.driver.deployment import Deployment, make_deployment
+from penstock.driver.drain import Drain
+from penstock.driver.engine import executor_of
+from penstock.driver.health import Reworded
+from penstock.driver.nodes import release_step, take_back_steps
+from penstock.driver.query_run import QueryRun
+from penstock.driver.query_runs import QueryRuns
+from penstock.driver.requests import Replaced, ReplaceRequest
+from penstock.driver.steps import Cause, Ending, Problem, Settled, Step, StepsEnded, Watch, nothing
+from penstock.errors import NotEnoughSlots, TopologyError, TopologyFailed
+from penstock.metrics.bus import MetricsBus
+from penstock.topology.builder import Topology
+
+log = logging.getLogger("penstock.driver")
+
+_LAST_TICKS = 1.0  # seconds for what a last tick may have set in motion
+_COPIES = 2  # times the state is read ahead: what changed during the first is most of what the second has
+
+
+def check_forms(old: Topology, new: Topology) -> None:
+    """Raises ``TopologyError`` where the one cannot take over from the other, whatever its state."""
+    for what, before, now in (
+        ("name", old.name, new.name),
+        ("setting delivery.guarantee", old.settings.delivery.guarantee, new.settings.delivery.guarantee),
+        ("setting delivery.state_dir", old.settings.delivery.state_dir, new.settings.delivery.state_dir),
+    ):
+        if before != now:
+            raise TopologyError(
+                f"topology '{old.name}', {what}",
+                f"a replacement must keep '{before}', not have '{now}'",
+                "Change it back, or end the topology and start the new one.",
+            )
+
+
+def differences(old: Deployment, new: Deployment) -> str:
+    """In words: the numbers of tasks that differ, and components that came or went."""
+    before = {component: len(tasks) for component, tasks in old.plan.tasks_of.items()}
+    now = {component: len(tasks) for component, tasks in new.plan.tasks_of.items()}
+    changed = [f"{c} {before[c]} → {now[c]}" for c in now if c in before and before[c] != now[c]]
+    changed += [f"{c} is new" for c in now if c not in before] + [f"{c} is gone" for c in before if c not in now]
+    return ", ".join(changed) or "the same numbers of tasks"
+
+
+class Replacement:
+    """One replacement, as steps. Made and carried out on the supervisor's thread."""
+
+    kind = "replacement"
+
+    def __init__(self, number: int, request: ReplaceRequest, runs: QueryRuns) -> None:
+        self.number = number
+        self.old = runs.current
+        self.new: QueryRun | None = None
+        self._request, self._runs, self._engine = request, runs, runs.engine
+        self._limit = self.old.settings.lifecycle.drain_timeout
+        self._left_behind = ""
+
+    # ---- the steps -------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Step]:
+        old, request, runs = self.old, self._request, self._runs
+        old_watch = self._watch_old()
+        yield Step("checked", self._check)
+        if request.takes_back is not None:
+            yield from take_back_steps(self._engine, request.takes_back, old_watch)
+        active = set(self._engine.nodes())
+        deployment = self._make_deployment(active)
+        if not request.pause:
+            yield self._reserve_beside(deployment, active)
+        if request.leaves:
+            yield release_step(self._engine, request.leaves)
+        self.new = new = runs.new(deployment, MetricsBus(deployment.plan))
+        yield Step("new_run", undo=lambda: runs.drop(new))
+        if not request.pause:
+            yield from self._stand_by(old, new)
+        yield from self._leave(old)
+        yield Step("handed_over", lambda: self._hand_over(old, new), cancellable=False)
+        if request.pause:
+            yield runs.reserve_step(deployment, new.settings.lifecycle.start_timeout)
+            yield from new.launch_steps((runs.watch(new),))
+        if old.keeps_state or old.stateful:
+            yield Step("claimed", lambda: deployment.state.recover(old.epochs.published))
+        yield from new.open_steps((runs.watch(new),))
+        yield Step("activated", lambda: runs.resume_spouts(new), cancellable=False)
+
+    def _check(self) -> None:
+        self._runs.stop_retired(at_once=True)
+        check_forms(self.old.deployment.topology, self._request.topology)
+
+    def _make_deployment(self, active: set[str]) -> Deployment:
+        request, old = self._request, self.old
+        kept = active - {executor_of(node) for node in request.leaves}
+        owner = old.deployment.state.owner
+        deployment = make_deployment(request.topology, self._engine, request.placement, len(kept), owner)
+        if old.keeps_state:
+            deployment.state.look()  # raises where the state does not fit
+        return deployment
+
+    def _reserve_beside(self, deployment: Deployment, active: set[str]) -> Step:
+        """Where there is no room, nodes that were released are taken back and waited for."""
+        old, engine = self.old, self._engine
+        wanted, held = sum(deployment.slots), sum(old.deployment.slots)
+        elsewhere = held - old.slots_on(active)  # on nodes that are being released
+        patience = 0.0
+        if engine.nodes_away and wanted > engine.room() + elsewhere:
+            engine.take_nodes_back()
+            patience = old.settings.lifecycle.start_timeout
+
+        def explain(error: NotEnoughSlots) -> NotEnoughSlots:
+            return NotEnoughSlots(
+                error.where,
+                f"it cannot be replaced without a pause, which takes {wanted} task slots beside the {held} it holds: "
+                f"{error.problem}",
+                "Give the master more, or use --stop-and-go: the old form is stopped first, and for some seconds "
+                "nothing runs.",
+            )
+
+        return self._runs.reserve_step(deployment, patience, elsewhere, self._watch_old(), explain)
+
+    def _stand_by(self, old: QueryRun, new: QueryRun) -> Iterator[Step]:
+        """Steps 2 and 3."""
+        runs = self._runs
+        standing_by = "its replacement could not be made ready"
+        watch = (*self._watch_old(), Reworded(runs.watch(new), standing_by, Cause.FAILED))
+        strict = (*self._watch_old(), Reworded(runs.watch(new, strict=True), standing_by, Cause.FAILED))
+        yield from new.launch_steps(watch, "standing_by")
+        if not old.keeps_state and old.stateful:
+            yield Step("handover_begun", old.epochs.begin_handover)
+        limit = new.settings.lifecycle.start_timeout
+        for _ in range(_COPIES if old.epochs.running else 0):
+            yield old.epochs.commit_step("ahead_committed", self._watch_old(), self._no_epoch_ahead)
+            yield self._read_ahead(new, limit, watch)
+        yield Step(
+            "copied",
+            until=lambda: all(worker.warm for worker in new.registry.workers.values()),
+            expected="not all channels between the new workers were used",
+            limit=limit,
+            watch=strict,
+        )
+
+    def _read_ahead(self, new: QueryRun, limit: float, watch: tuple[Reworded, ...]) -> Step:
+        state = new.deployment.state
+
+        def tell() -> None:
+            state.look()
+            new.registry.read_ahead(state.epoch, state.tasks())
+
+        return Step(
+            "read_ahead",
+            tell,
+            lambda: all(worker.ahead >= state.epoch for worker in new.registry.workers.values()),
+            expected="not all new workers read the state ahead",
+            limit=limit,
+            watch=watch,
+        )
+
+    def _no_epoch_ahead(self, problem: Problem) -> Problem | None:
+        """An overloaded topology may take long for an epoch: the newest one there is will do."""
+        if problem.cause not in (Cause.FAILED, Cause.TIMED_OUT):
+            return problem
+        log.info("topology '%s': no epoch to copy ahead (%s)", self.old.deployment.topology.name, problem)
+        return None
+
+    def _leave(self, old: QueryRun) -> Iterator[Step]:
+        """Steps 4 to 6: the old run ends its work, as far as it can."""
+        gone = (self._runs.watch(old, strict=True),)
+        yield Step("paused", old.deactivate, point_of_no_return=True)
+        if old.settings.delivery.guarantee == "exactly_once":  # the last epoch's markers come behind all tuples
+            yield Step("ticks_stopped", old.stop_ticks, cancellable=False)
+        else:  # ticks end after the tuples: sinks and others may need them to finish
+            yield self._finish("finished", nothing, self._limit, gone)
+            yield self._finish("ticks_stopped", old.stop_ticks, _LAST_TICKS, gone)
+        if old.epochs.running:
+            yield old.epochs.commit_step("last_committed", gone, self._not_finished, last=True, cancellable=False)
+        yield Step("drained", old.give_up_state, cancellable=False)
+        yield old.close_step()
+        yield Step("old_checked", lambda: self._raise_if_failed(old), cancellable=False)
+
+    def _finish(self, name: str, do: Callable[[], None], limit: float, watch: Sequence[Watch]) -> Step:
+        """Let the old run's tuples in flight finish, as far as they do in time."""
+        done = Drain(self.old.registry).done
+        return Step(name, do, done, limit=limit, watch=watch, on_problem=self._not_finished, cancellable=False)
+
+    def _not_finished(self, problem: Problem) -> None:
+        what = "come again" if self.old.keeps_state else "are lost"
+        self._left_behind = f"tuples in flight {what}, {self._limit:g} s were not enough to drain"
+
+    def _raise_if_failed(self, old: QueryRun) -> None:
+        """An error of the user's code in the old form would have ended it anyway."""
+        failure = old.registry.failure
+        if failure is not None and not failure.passing:
+            raise TopologyFailed(failure.where, failure.problem, failure.hint)
+
+    def _hand_over(self, old: QueryRun, new: QueryRun) -> None:
+        if self._request.pause:
+            self._runs.drop(old)
+        new.bus.continue_from(old.bus)
+        self._runs.current = new
+
+    def _watch_old(self) -> tuple[Reworded, ...]:
+        return (Reworded(self._runs.watch(self.old), "it was lost during a replacement"),)
+
+    # ---- the end ---------------------------------------------------------------------------------------
+
+    def settle(self, ended: StepsEnded) -> Settled:
+        """Called once, after the steps."""
+        if ended.ending is Ending.DONE:
+            return Settled(self._done(ended))
+        assert ended.problem is not None
+        error = ended.problem.error
+        if ended.ending is Ending.UNDONE:
+            return Settled(error=error)  # the old run goes on; if it is lost, the supervisor finds that
+        assert self.new is not None
+        return Settled(error=error, problem=self._broken(ended.problem, self.old, self.new))
+
+    def _done(self, ended: StepsEnded) -> Replaced:
+        assert self.new is not None
+        request, times, runs = self._request, ended.times, self._runs
+        now = times["activated"]
+        numbers = {component: len(tasks) for component, tasks in self.new.plan.tasks_of.items()}
+        done = Replaced(
+            now,
+            numbers,
+            f"{request.reason}: {differences(self.old.deployment, self.new.deployment)}",
+            now - times["paused"],
+            now - request.since,
+            self._left_behind,
+            {step: at - request.since for step, at in times.items()},
+        )
+        self.new.bus.note("replacement", "", str(done))
+        runs.retire(self.old)
+        return done
+
+    def _broken(self, problem: Problem, old: QueryRun, new: QueryRun) -> Problem:
+        runs = self._runs
+        if runs.current is old:  # it failed by itself
+            runs.drop(new)
+            return problem
+        if problem.cause not in (Cause.FAILED, Cause.TIMED_OUT):  # the new form may well run when started again
+            runs.drop(old)
+            return problem
+        old.stop()
+        runs.drop(new)
+        runs.current = runs.new(old.deployment, old.bus, old)
+        error = problem.error
+        text = f"what was to replace it does not run ({error.where}: {error.problem})"
+        return Problem(Cause.LOST, TopologyFailed(old.where, text))

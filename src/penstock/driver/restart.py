@@ -1,0 +1,63 @@
+"""The first start of a topology, and its restart after a loss, as steps.
+
+A restart, in order: the lost query is stopped and its slots are freed by the engine (``stopped``); if its
+snapshots could not be read, the state directory falls back to the epoch before (``fallen_back``); a pause, longer
+after each attempt in vain (``waited``); a new query run of the same deployment becomes the current one
+(``renewed``), takes over the state directory (``claimed``), opens its tasks (``opened``) and lets its spouts emit
+(``activated``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from penstock.driver.query_runs import QueryRuns
+from penstock.driver.steps import Cause, Problem, Step
+
+
+class FirstStart:
+    """What happens before ``submit`` returns. A topology that cannot start is shut down."""
+
+    kind, number = "start", 1
+
+    def __init__(self, runs: QueryRuns, listen: Callable[[], None]) -> None:
+        """``listen``: lets workers connect."""
+        self._runs, self._listen = runs, listen
+
+    def steps(self) -> Iterator[Step]:
+        runs = self._runs
+        yield Step("nodes_asked_back", runs.engine.take_nodes_back)  # another topology may have released some
+        run = runs.current
+        yield runs.reserve_step(run.deployment, run.settings.lifecycle.start_timeout)
+        yield Step("listening", self._listen)
+        yield from runs.start_steps(run)
+
+
+class Restart:
+    """One attempt."""
+
+    kind = "restart"
+
+    def __init__(self, number: int, problem: Problem, pause: float, runs: QueryRuns) -> None:
+        """``pause``: seconds before the query is launched."""
+        self.number = number
+        self._problem, self._pause, self._runs = problem, pause, runs
+
+    def steps(self) -> Iterator[Step]:
+        runs, lost = self._runs, self._runs.current
+        yield Step("stopped", lost.stop)
+        if self._problem.cause is Cause.UNREADABLE:
+            yield Step("fallen_back", lambda: lost.deployment.state.fall_back(lost.registry.corrupt))
+        yield Step("waited", until=lambda: False, limit=self._pause, on_problem=_time_is_over)
+        yield Step("renewed", self._renew)
+        yield Step("nodes_asked_back", runs.engine.take_nodes_back)  # those that are left may be too few now
+        yield runs.reserve_step(lost.deployment, lost.settings.lifecycle.start_timeout)
+        yield from runs.start_steps(runs.current)
+
+    def _renew(self) -> None:
+        runs, lost = self._runs, self._runs.current
+        runs.current = runs.new(lost.deployment, lost.bus, lost)
+
+
+def _time_is_over(problem: Problem) -> Problem | None:
+    return None if problem.cause is Cause.TIMED_OUT else problem

@@ -1,0 +1,146 @@
+"""The epochs of one query run: what it began with, what it has committed, and requests for more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from penstock.clock import Clock
+from penstock.driver.commit_thread import CommitLoop, CommitRequest, CommitShell
+from penstock.driver.commits import Commits
+from penstock.driver.deployment import Deployment
+from penstock.driver.registry import WorkerRegistry
+from penstock.driver.steps import Problem, Step, Watch
+from penstock.errors import PenstockError, StateError
+from penstock.faults import CrashPoint
+
+
+class RunEpochs:
+    """Called by the supervisor's thread; ``committed``, ``commit_age`` and ``expect`` by any."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        registry: WorkerRegistry,
+        clock: Clock,
+        make_shell: Callable[[CommitLoop], CommitShell],
+        crashes: bool,
+    ) -> None:
+        """``crashes``: crash points are meant for this run."""
+        self.epoch = 0
+        """The committed epoch it began with, or the last one it committed before it ended."""
+        self.published = 0
+        """The newest epoch that all sinks had published when it gave up its state."""
+        self._deployment, self._registry, self._clock = deployment, registry, clock
+        self._settings = deployment.topology.settings
+        self._make_shell, self._crashes = make_shell, crashes
+        self._shell: CommitShell | None = None
+
+    @property
+    def running(self) -> bool:
+        """Epochs are being committed."""
+        return self._shell is not None
+
+    @property
+    def error(self) -> PenstockError | None:
+        """Why nothing is committed any more."""
+        return None if self._shell is None else self._shell.loop.error
+
+    @property
+    def committed(self) -> int:
+        """The newest committed epoch; 0 for none."""
+        shell = self._shell
+        return self.epoch if shell is None else shell.loop.commits.committed
+
+    @property
+    def commit_age(self) -> float | None:
+        """Seconds since the last commit; None where this run has made none."""
+        shell = self._shell
+        at = None if shell is None else shell.loop.commits.committed_at
+        return None if at is None else self._clock.monotonic() - at
+
+    def begin(self, stateful: bool) -> None:
+        """The tasks are open: commit from now on, where there is something to commit."""
+        guarantee = self._settings.delivery.guarantee
+        if guarantee == "exactly_once" or (guarantee == "at_least_once" and stateful):
+            self._start(self._settings.delivery.epoch_interval)
+
+    def begin_handover(self) -> None:
+        """Where nothing is committed while the topology runs, make it possible all the same: its state is to be
+        handed over to another process."""
+        if self._shell is not None:
+            return
+        state = self._deployment.state
+        if self._settings.delivery.guarantee == "at_most_once":
+            if self.epoch == 0:  # it began from nothing: what is there is of another run
+                state.clear()
+            state.recover()
+        self._start(math.inf)
+
+    def _start(self, interval: float) -> None:
+        state, settings = self._deployment.state, self._settings
+        self.epoch = state.epoch
+        crash = CrashPoint(settings.lifecycle.crash_at if self._crashes else "", "driver")
+        commits = Commits(
+            self._deployment.plan,
+            settings.delivery.guarantee,
+            interval,
+            state.store,
+            state.owner,
+            self.epoch,
+            self._registry.send,
+            crash,
+        )
+        loop = CommitLoop(commits, state.store, self._registry.epoch_events, self._notify)
+        self._shell = self._make_shell(loop)
+        self._shell.start()
+
+    def _notify(self) -> None:
+        with self._registry.changed:
+            self._registry.changed.notify_all()
+
+    def expect(self) -> CommitShell:
+        """Raises ``StateError`` where nothing is committed."""
+        if self._shell is None:
+            guarantee = self._settings.delivery.guarantee
+            raise StateError(
+                f"topology '{self._deployment.topology.name}'",
+                f"it does not run, or keeps no state to commit (its delivery is {guarantee})",
+            )
+        return self._shell
+
+    def commit_step(
+        self,
+        name: str,
+        watch: Sequence[Watch],
+        on_problem: Callable[[Problem], Problem | None] | None = None,
+        last: bool = False,
+        moves: bool = False,
+        cancellable: bool = True,
+    ) -> Step:
+        """Commit an epoch that ends now, its sinks published too. ``last``: this run commits no other. ``moves``:
+        with this epoch a worker leaves, while other commits are paused."""
+        request = CommitRequest(last=last, moves=moves)
+
+        def given_up(problem: Problem) -> Problem | None:
+            request.dropped = True
+            return problem if on_problem is None else on_problem(problem)
+
+        return Step(
+            name,
+            lambda: self.expect().loop.want(request),
+            lambda: request.result is not None,
+            expected="no epoch was committed",
+            limit=self._settings.lifecycle.drain_timeout,
+            watch=(*watch, request),
+            on_problem=given_up,
+            cancellable=cancellable,
+        )
+
+    def stop(self) -> None:
+        """Commit nothing more."""
+        if self._shell is not None:
+            self._shell.stop()
+            commits = self._shell.loop.commits
+            self.epoch, self.published = commits.committed, commits.published
+            self._shell = None

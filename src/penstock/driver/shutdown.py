@@ -1,0 +1,94 @@
+"""The end of a topology, as steps. Nothing is undone, and nothing keeps the steps behind it from being done.
+
+With draining: the spouts pause (``paused``), tuples in flight finish (``drained``), a last epoch is committed
+(``last_committed``). Then, in any case: the tasks are closed (``closed``), the queries stopped (``stopped``), and
+what the topology held is given back (``released``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.driver.drain import Drain
+from penstock.driver.query_runs import QueryRuns
+from penstock.driver.steps import Cause, Problem, Step
+from penstock.errors import PenstockError, TopologyFailed
+
+log = logging.getLogger("penstock.driver")
+
+
+class ShuttingDown:
+    """The shutdown of a topology."""
+
+    kind, number = "shutdown", 1
+
+    def __init__(self, runs: QueryRuns, drain: bool, running: bool) -> None:
+        """``drain``: let tuples in flight finish. ``running``: its tasks are open, and can be closed."""
+        self.error: PenstockError | None = None
+        """An error of the user's code that came up on the way."""
+        self._runs, self._run, self._drain, self._running = runs, runs.current, drain, running
+        self._ends: list[Callable[[], None]] = []
+        self._not_drained = self._not_committed = ""
+
+    def at_end(self, closed: Callable[[], None], give_back: Sequence[Callable[[], None]]) -> None:
+        """``closed`` is called when the tasks are closed. ``give_back``: what else is to be ended after the
+        queries, in order; each is called whatever the others do."""
+        self._closed, self._ends = closed, list(give_back)
+
+    @property
+    def left_behind(self) -> str:
+        """What was not finished, as a clause; empty: everything was."""
+        again = "the next start does it again" if self._not_committed else ""
+        return "; ".join(filter(None, (self._not_drained, self._not_committed, again)))
+
+    def steps(self) -> Iterator[Step]:
+        run, runs = self._run, self._runs
+        limit = run.settings.lifecycle.drain_timeout
+        gone = (runs.watch(run, strict=True),)
+        if self._drain:
+            yield Step("paused", run.deactivate, on_problem=_go_on, cancellable=False)
+            drained = Drain(run.registry).done
+            yield Step("drained", until=drained, limit=limit, watch=gone, on_problem=self._on_not_drained)
+            if run.epochs.running:
+                yield run.epochs.commit_step("last_committed", gone, self._on_not_committed, last=True)
+        if self._running:
+            yield run.close_step()
+        yield self._finally("ended", self._note_failure)
+        yield self._finally("told", self._closed)
+        yield self._finally("retired_stopped", lambda: runs.stop_retired(at_once=True))
+        yield self._finally("stopped", run.stop)
+        for number, give_back in enumerate(self._ends):
+            yield self._finally(f"given_back_{number}", give_back)
+        yield self._finally("released", lambda: runs.release(run.deployment))
+
+    @staticmethod
+    def _finally(name: str, do: Callable[[], None]) -> Step:
+        return Step(name, do, on_problem=_go_on, cancellable=False)
+
+    def _note_failure(self) -> None:
+        failure = self._run.registry.failure
+        if failure is not None and self._running:
+            self.error = TopologyFailed(failure.where, failure.problem, failure.hint)
+
+    def _on_not_drained(self, problem: Problem) -> None:
+        if problem.cause in (Cause.TIMED_OUT, Cause.CANCELLED):
+            run = self._run
+            limit = run.settings.lifecycle.drain_timeout
+            what = "come again with the next start" if run.keeps_state else "are lost"
+            why = f"{limit:g} s were not enough to drain" if problem.cause is Cause.TIMED_OUT else "nobody waited"
+            self._not_drained = f"tuples in flight {what}, {why}"
+            log.warning("%s: %s", run.where, self._not_drained)
+
+    def _on_not_committed(self, problem: Problem) -> None:
+        if problem.cause is Cause.LOST:
+            self._not_committed = "a worker was lost before the last epoch was committed"
+            return
+        log.warning(
+            "%s: its last epoch is not committed (%s); the next start does it again", self._run.where, problem
+        )
+        self._not_committed = f"the last epoch is not committed ({str(problem).rstrip('.')})"
+
+
+def _go_on(problem: Problem) -> None:
+    log.debug("while shutting down: %s", problem)

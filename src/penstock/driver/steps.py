@@ -1,0 +1,339 @@
+"""Steps of a change of the running topology, and the one runner that carries them out.
+
+A change (a replacement, the move of a worker, a restart, a shutdown) is a list of ``Step``. The runner carries out
+one after the other: it calls ``do``, waits for ``until``, and notes when the step ended. If a step fails, takes
+too long, or the change is cancelled, the runner calls ``undo`` of this step and of all steps before it, the last
+one first. From a step marked ``point_of_no_return`` on nothing is undone: a later problem leaves the change
+broken, and the caller has to go forward (usually by a restart).
+
+How a change ended is a value, ``StepsEnded``. Steps may raise; nothing else has to catch it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from penstock.clock import Clock, SystemClock
+from penstock.errors import PenstockError, TopologyFailed
+
+log = logging.getLogger("penstock.driver")
+
+LOOK_INTERVAL = 0.2  # seconds between two checks of what is watched, while nothing is reported
+
+
+class Cause(Enum):
+    """Why a change did not go on, and so what can be done about it."""
+
+    CANCELLED = "cancelled"
+    """Somebody asked for the topology's end."""
+    TIMED_OUT = "timed out"
+    LOST = "lost"
+    """A worker or the query is gone: starting the query again may help."""
+    UNREADABLE = "unreadable"
+    """A worker could not read its snapshot: starting from an earlier epoch may help."""
+    FAILED = "failed"
+    """An error that does not go away by itself, such as one of the user's code."""
+    INTERNAL = "internal"
+    """Something raised what is no ``PenstockError``: the engine died, or Penstock has a bug."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a change did not go on."""
+
+    cause: Cause
+    error: PenstockError
+
+    def __str__(self) -> str:
+        return str(self.error)
+
+
+class Watch(Protocol):
+    """Something that must stay well while a step waits, such as the workers of a query run."""
+
+    def alarm(self) -> bool:
+        """Whether ``check`` would find a problem at once. Called often and under the waiter's lock: it must be
+        quick."""
+        ...
+
+    def check(self) -> Problem | None:
+        """What is wrong, if anything. Called every ``LOOK_INTERVAL`` and after an alarm; it may ask the engine."""
+        ...
+
+
+def nothing() -> None:
+    """For a step that only waits."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a change. All functions are called on the thread of the runner, one at a time."""
+
+    name: str
+    """As reported in ``StepsEnded.times`` and to crash points."""
+    do: Callable[[], None] = nothing
+    """Begins the step, and ends it where there is no ``until``. May raise."""
+    until: Callable[[], bool] | None = None
+    """The step has ended when this holds. It is evaluated whenever a worker reports something, under the waiter's
+    lock, so it must be quick; a slow one sets ``poll``."""
+    expected: str = ""
+    """What did not happen in time, as a clause for the error message of a time-out: "not all workers
+    connected"."""
+    progress: Callable[[], str] = str
+    """How far it has come, for the same message; empty: nothing to say."""
+    hint: str = ""
+    """What to do about a time-out, for the same message."""
+    limit: float = math.inf
+    """Seconds that ``until`` may take."""
+    watch: Sequence[Watch] = ()
+    """What must stay well meanwhile."""
+    undo: Callable[[], None] | None = None
+    """Takes the step back. Also called if the step itself failed half-way; must not fail for that reason."""
+    on_problem: Callable[[Problem], Problem | None] | None = None
+    """Called with a problem of this step; returns the problem to report instead, or None to go on with the next
+    step all the same."""
+    poll: bool = False
+    """Evaluate ``until`` every ``LOOK_INTERVAL`` without the lock: it asks the engine or reads files."""
+    cancellable: bool = True
+    """Whether the change may be cancelled before this step and while it waits."""
+    point_of_no_return: bool = False
+    """Nothing is undone any more once this step has begun."""
+
+
+class Change(Protocol):
+    """What the runner carries out."""
+
+    @property
+    def kind(self) -> str:
+        """For messages: "replacement", "move", "restart", …"""
+        ...
+
+    @property
+    def number(self) -> int:
+        """How many of its kind there were before, and 1: crash points name it."""
+        ...
+
+    def steps(self) -> Iterable[Step]:
+        """Called once. A generator may prepare each step when the one before has ended, and may raise."""
+        ...
+
+
+class Ending(Enum):
+    """How a list of steps ended."""
+
+    DONE = "done"
+    UNDONE = "undone"
+    """A problem came up, and everything is as before."""
+    BROKEN = "broken"
+    """A problem came up behind the point of no return."""
+
+
+@dataclass(frozen=True)
+class StepsEnded:
+    """How a change ended."""
+
+    ending: Ending
+    times: Mapping[str, float]
+    """When each step ended, on the waiter's clock, in order."""
+    step: str = ""
+    """The one that had the problem."""
+    problem: Problem | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.ending is Ending.DONE
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a change came to, once its steps have ended."""
+
+    result: Any = None
+    """What whoever asked for it gets, where it was done."""
+    error: PenstockError | None = None
+    """What whoever asked for it gets, where it was not."""
+    problem: Problem | None = None
+    """Why the query has to be started again, or the topology to end, where that is so."""
+
+
+class Waiter(Protocol):
+    """Time, and how to pass it. Tests have one on a simulated clock."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until the condition holds, at most so many seconds; returns whether it does."""
+        ...
+
+
+class ConditionWaiter:
+    """Waits on the condition variable that is notified whenever a worker reports something."""
+
+    def __init__(self, changed: threading.Condition, clock: Clock | None = None) -> None:
+        self._changed, self._clock = changed, clock or SystemClock()
+
+    def now(self) -> float:
+        return self._clock.monotonic()
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, max(0.0, seconds))
+
+
+def _never() -> bool:
+    return False
+
+
+def _unexpected(error: Exception) -> PenstockError:
+    return TopologyFailed("topology", f"internal error (please report it): {type(error).__name__}: {error}")
+
+
+def _no_crash(step: str, number: int) -> None:
+    pass
+
+
+@dataclass
+class StepRunner:
+    """Carries out changes, one at a time, on the thread that calls ``run``."""
+
+    waiter: Waiter
+    cancelled: Callable[[], bool] = _never
+    """Whether whoever asked for the change, or for the topology, does not want it any more. Quick."""
+    crash: Callable[[str, int], None] = _no_crash
+    """Told that a step of a change with this number has ended. Crash tests die here."""
+    explain: Callable[[Exception], PenstockError] = _unexpected
+    """Makes an error of an exception that is no ``PenstockError``."""
+    where: str = "topology"
+    """Names the topology in error messages."""
+    change: Change | None = field(default=None, init=False)
+    """The change that is being carried out."""
+
+    def run(self, change: Change, cancelled: Callable[[], bool] | None = None) -> StepsEnded:
+        """Carry out a change. ``cancelled`` replaces that of the runner for this change. Raises nothing, except
+        what is not an ``Exception``; the steps are undone then, too."""
+        self.change = change
+        cancelled = cancelled or self.cancelled
+        times: dict[str, float] = {}
+        begun: list[Step] = []
+        returns = True
+        steps = iter(change.steps())
+        while True:
+            try:
+                step, problem = self._next(steps)
+                if step is not None:
+                    begun.append(step)
+                    returns = returns and not step.point_of_no_return
+                    problem = self._carry_out(step, cancelled)
+            except BaseException:
+                if returns:
+                    self._undo(begun)
+                raise
+            name = begun[-1].name if begun else ""
+            if problem is not None:
+                log.info("%s: step '%s': %s", change.kind, name, problem)
+                if returns:
+                    self._undo(begun)
+                return StepsEnded(Ending.UNDONE if returns else Ending.BROKEN, times, name, problem)
+            if step is None:
+                return StepsEnded(Ending.DONE, times)
+            times[name] = self.waiter.now()
+            self.reached(change, name)
+
+    def reached(self, change: Change, step: str) -> None:
+        """The step has ended. Fault tests replace this method to strike at a step."""
+        self.crash(step, change.number)
+
+    def pause(self, seconds: float) -> bool:
+        """For a step that has to try something again later. True: cancelled."""
+        return self.waiter.wait_for(self.cancelled, seconds)
+
+    def _next(self, steps: Iterator[Step]) -> tuple[Step | None, Problem | None]:
+        """The next step; without one, the problem that kept it from being made, if any."""
+        try:
+            return next(steps, None), None
+        except Exception as error:
+            return None, self._problem(error)
+
+    def _problem(self, error: Exception) -> Problem:
+        if isinstance(error, PenstockError):
+            return Problem(Cause.FAILED, error)
+        log.debug("in a step", exc_info=True)
+        return Problem(Cause.INTERNAL, self.explain(error))
+
+    def _carry_out(self, step: Step, cancelled: Callable[[], bool]) -> Problem | None:
+        try:
+            if step.cancellable and cancelled():
+                problem: Problem | None = self._cancelled()
+            else:
+                step.do()
+                problem = self._await(step, cancelled)
+        except Exception as error:
+            problem = self._problem(error)
+        if problem is not None and step.on_problem is not None:
+            problem = step.on_problem(problem)
+        return problem
+
+    def _await(self, step: Step, cancelled: Callable[[], bool]) -> Problem | None:
+        if step.until is None:
+            return None
+        deadline = self.waiter.now() + step.limit
+        while True:
+            if step.poll:
+                ended = step.until()
+            else:
+                ended = self._look(step, cancelled, min(LOOK_INTERVAL, deadline - self.waiter.now()))
+            if ended and not any(watch.alarm() for watch in step.watch):
+                return None
+            for watch in step.watch:
+                problem = watch.check()
+                if problem is not None:
+                    return problem
+            if ended:
+                return None
+            if step.cancellable and cancelled():
+                return self._cancelled()
+            if self.waiter.now() >= deadline:
+                return self._timed_out(step)
+            if step.poll:
+                self.waiter.wait_for(cancelled if step.cancellable else _never, LOOK_INTERVAL)
+
+    def _look(self, step: Step, cancelled: Callable[[], bool], seconds: float) -> bool:
+        """Wait until the step has ended, or something else is to be looked at; returns whether it has ended."""
+        ended = False
+
+        def over() -> bool:
+            nonlocal ended
+            assert step.until is not None
+            ended = step.until()
+            return ended or any(watch.alarm() for watch in step.watch) or (step.cancellable and cancelled())
+
+        self.waiter.wait_for(over, seconds)
+        return ended
+
+    @staticmethod
+    def _undo(begun: Sequence[Step]) -> None:
+        for step in reversed(begun):
+            if step.undo is None:
+                continue
+            try:
+                step.undo()
+            except Exception as error:  # the other steps must be undone all the same
+                log.warning("undoing step '%s': %s", step.name, error)
+
+    def _cancelled(self) -> Problem:
+        return Problem(Cause.CANCELLED, TopologyFailed(self.where, "it was asked to end meanwhile"))
+
+    def _timed_out(self, step: Step) -> Problem:
+        text = f"{step.expected or step.name} within {step.limit:g} s"
+        progress = step.progress()
+        return Problem(
+            Cause.TIMED_OUT, TopologyFailed(self.where, text + (f"; {progress}" if progress else ""), step.hint)
+        )

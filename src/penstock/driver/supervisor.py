@@ -1,0 +1,325 @@
+"""The supervisor: one thread that carries out what the lifecycle of a topology decides, and tells it what happens.
+
+All that changes the topology is done on this thread, one after the other: requests of people and policies,
+restarts, the end. Other threads post requests and wait for the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock.driver import lifecycle
+from penstock.driver.changes import Changes
+from penstock.driver.deployment import Deployment
+from penstock.driver.engine import Engine
+from penstock.driver.lease_thread import Lease
+from penstock.driver.lifecycle import Decision, Event, Phase, TopologyLifecycle
+from penstock.driver.load_monitor import LoadMonitor
+from penstock.driver.load_sample import MonitorSample
+from penstock.driver.query_run import RunContext
+from penstock.driver.query_runs import QueryRuns
+from penstock.driver.requests import ChangeRequest
+from penstock.driver.restart import FirstStart, Restart
+from penstock.driver.runs import Run
+from penstock.driver.server import Coordinator
+from penstock.driver.shutdown import ShuttingDown
+from penstock.driver.steps import LOOK_INTERVAL, Cause, ConditionWaiter, Problem, StepRunner, Waiter
+from penstock.errors import PenstockError, TopologyFailed
+from penstock.faults import CrashPoint
+
+log = logging.getLogger("penstock.driver")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Posted:
+    """What another thread wants."""
+
+    event: Event | None
+    call: Callable[[], Any] | None = None
+    """Called instead, between two changes."""
+    answer: Future[Any] = field(default_factory=Future)
+
+
+class Supervisor:
+    """Of one topology. ``start`` is called once, then ``call``, ``change``, ``spouts``, ``kill`` and ``wait`` from
+    any thread."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        engine: Engine,
+        server: Coordinator,
+        lease: Lease | None = None,
+        context: RunContext | None = None,
+        waiter: Waiter | None = None,
+    ) -> None:
+        """``lease``: on the state directory, where one is kept; it is released at the end. ``context`` and
+        ``waiter``: tests have their own."""
+        settings = deployment.topology.settings
+        self.server, self.engine = server, engine
+        self.lifecycle = TopologyLifecycle(deployment.topology.name, settings.lifecycle.max_restarts)
+        self.monitor = LoadMonitor(settings)
+        """What executors, streams and nodes are up to, and the energy of that."""
+        self.left_behind = ""
+        """What became of tuples in flight at the end, where there was no time for them."""
+        self.begun: float | None = None
+        """When its spouts first emitted, on the monotonic clock."""
+        self.closing = threading.Event()
+        """Set when the tasks are closed and the query is about to be stopped."""
+        self._ended, self._stopping, self._hurry = threading.Event(), threading.Event(), threading.Event()
+        self._inbox: queue.SimpleQueue[_Posted] = queue.SimpleQueue()
+        self._lease = lease
+        self._announced: Run | None = None
+        self.runner = StepRunner(
+            waiter or ConditionWaiter(server.changed),
+            self._stopping.is_set,
+            CrashPoint(settings.lifecycle.crash_at, "driver"),
+            self._died,
+            f"topology '{deployment.topology.name}'",
+        )
+        self.runs = QueryRuns(deployment, context or RunContext(server, engine), self.runner.pause)
+        self.changes = Changes(self.runs, self.runner, self.monitor)
+
+    # ---- for any thread --------------------------------------------------------------------------------
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the supervisor's thread, between two changes; returns what it returns, or raises."""
+        posted = _Posted(None, function)
+        self._post(posted)
+        result: T = posted.answer.result()
+        return result
+
+    def change(self, request: ChangeRequest) -> Any:
+        """Have a request carried out; returns its answer, or raises why it was not."""
+        self.request(request)
+        return request.answer.result()
+
+    def request(self, request: ChangeRequest) -> None:
+        """The same without waiting."""
+        self._post(_Posted(lifecycle.ChangeRequested(request), answer=request.answer))
+
+    def spouts(self, active: bool) -> None:
+        """Let the spouts emit, or pause."""
+        posted = _Posted(lifecycle.SpoutsRequested(active))
+        self._post(posted)
+        posted.answer.result()
+
+    def kill(self, drain: bool) -> None:
+        """End the topology and wait for that. Raises its error if it fails on the way. A second call without
+        ``drain`` ends the draining of the first."""
+        if self._ended.is_set():
+            return
+        self.ask_to_end(drain)
+        self._ended.wait()
+        if self.lifecycle.error is not None:
+            raise self.lifecycle.error
+
+    def ask_to_end(self, drain: bool) -> None:
+        """The same without waiting. What is being carried out is cancelled."""
+        if not drain:
+            self._hurry.set()
+        self._stopping.set()
+        self._post(_Posted(lifecycle.KillRequested(drain)))
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the end. Raises the topology's error if it failed; False: it still runs."""
+        done = self._ended.wait(timeout)
+        if done and self.lifecycle.error is not None:
+            raise self.lifecycle.error
+        return done
+
+    def _post(self, posted: _Posted) -> None:
+        self._inbox.put(posted)
+        with self.server.changed:
+            self.server.changed.notify_all()
+        if self._ended.is_set():  # nobody may look there any more
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                posted = self._inbox.get_nowait()
+                if not posted.answer.done():
+                    where, state = self.runner.where, self.lifecycle.state
+                    posted.answer.set_exception(lifecycle.not_running(where, state))
+
+    # ---- starting --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """On the caller's thread: start and return once the spouts emit. Raises what keeps the topology from
+        running, and leaves nothing behind then."""
+        try:
+            change: FirstStart | Restart = FirstStart(self.runs, self.server.start)
+            while self.lifecycle.phase is Phase.STARTING:
+                ended = self.runner.run(change)
+                decision = self.lifecycle.handle(lifecycle.StartEnded(ended.problem))
+                if isinstance(decision, lifecycle.StartAgain):
+                    assert ended.problem is not None
+                    change = Restart(0, ended.problem, 0.0, self.runs)
+                elif decision is not None:
+                    self._carry_out(decision)
+        except BaseException as error:
+            failed = (
+                error if isinstance(error, PenstockError) else TopologyFailed(self.runner.where, "interrupted")
+            )
+            self._carry_out(self.lifecycle.fail(failed))
+            raise
+        if self.lifecycle.error is not None:
+            raise self.lifecycle.error
+        self.begun = self.runs.now()
+
+    def watch(self) -> None:
+        """After ``start``: have a thread watch over the topology from now on."""
+        threading.Thread(target=self._run, name="supervisor", daemon=True).start()
+
+    def announce(self) -> None:
+        """Let people find the topology, and tell them what they must know about the engine."""
+        name = self.runs.current.deployment.topology.name
+        self._announced = Run.here(name, self.server.address, self.server.secret)
+        self._announced.announce()
+        text = self.engine.warning()
+        if text:
+            log.warning("%s", text)
+            self.runs.current.bus.note("security", "", text)
+
+    # ---- the thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Until the end: take what happens, and carry out what the lifecycle decides about it."""
+        while not self._ended.is_set():
+            self.turn()
+        self._refuse_all()
+
+    def turn(self) -> None:
+        """Take what happens next, if anything does within a moment, and carry out what follows from it."""
+        try:
+            posted = self._next()
+            if posted is not None:
+                self._handle(posted)
+        except Exception as error:  # a dead engine answers with whatever its client library makes of it
+            log.debug("supervisor", exc_info=True)
+            self._handle(self._failed(Problem(Cause.INTERNAL, self._died(error))))
+
+    def _next(self) -> _Posted | None:
+        """What to handle next: what other threads want, what policies decide, and what is wrong."""
+        if self._lease is not None and self._lease.error is not None:
+            return self._failed(Problem(Cause.FAILED, self._lease.error))
+        sample = self._poll_monitor()
+        self.runs.stop_retired()
+        if self.runner.waiter.wait_for(lambda: not self._inbox.empty(), LOOK_INTERVAL):
+            return self._inbox.get()
+        if self.lifecycle.phase is Phase.ACTIVE:
+            request = self.changes.decided(sample)
+            if request is not None:
+                return _Posted(lifecycle.ChangeRequested(request), answer=request.answer)
+        problem = self.runs.watch(self.runs.current).check()
+        return None if problem is None else self._failed(problem)
+
+    def _failed(self, problem: Problem) -> _Posted:
+        return _Posted(lifecycle.RunFailed(problem, self._ran()))
+
+    def _ran(self) -> float:
+        return self.runs.now() - self.runs.current.running_since
+
+    def _poll_monitor(self) -> MonitorSample | None:
+        """The load monitor's turn; a load sample, when one has just been taken."""
+        current = self.runs.current
+        with self.server.changed:
+            workers = dict(current.registry.workers)
+        return self.monitor.poll(self.runs.now(), current.bus, workers)
+
+    def _handle(self, posted: _Posted) -> None:
+        answer = posted.answer
+        try:
+            if posted.call is not None:
+                answer.set_result(posted.call())
+                return
+        except Exception as error:  # it is for whoever waits
+            answer.set_exception(error)
+            return
+        assert posted.event is not None
+        decision = self.lifecycle.handle(posted.event)
+        if isinstance(decision, lifecycle.Refuse):
+            answer.set_exception(decision.error)
+            return
+        if decision is not None:
+            self._carry_out(decision)
+        if isinstance(posted.event, lifecycle.SpoutsRequested):
+            answer.set_result(None)
+
+    def _carry_out(self, decision: Decision) -> None:
+        """Carry out a decision, and those that follow from it."""
+        following: Decision | None = decision
+        while following is not None:
+            event = self._act(following)
+            following = None if event is None else self.lifecycle.handle(event)
+        if self.lifecycle.phase in lifecycle.OVER:
+            self._ended.set()
+
+    def _act(self, decision: Decision) -> Event | None:
+        """Carry out one decision; returns what came of it."""
+        match decision:
+            case lifecycle.SetSpouts(active):
+                self.runs.spouts_active = active
+                run = self.runs.current
+                run.activate() if active else run.deactivate()
+            case lifecycle.CarryOut(request):
+                problem = self.changes.carry_out(request)
+                self.lifecycle.use(self.runs.current.settings.lifecycle.max_restarts)
+                return lifecycle.ChangeEnded(problem, self._ran())
+            case lifecycle.RestartQuery(problem, pause):
+                return self._restart(problem, pause)
+            case lifecycle.ShutDown():
+                return self._shut_down(decision)
+        return None
+
+    def _restart(self, problem: Problem, pause: float) -> Event:
+        run = self.runs.current
+        run.bus.note("restart", "", str(problem))
+        log.warning("%s; starting again", problem)
+        ended = self.runner.run(Restart(self.lifecycle.restarts.count, problem, pause, self.runs))
+        return lifecycle.RestartEnded(ended.problem)
+
+    def _shut_down(self, decision: lifecycle.ShutDown) -> Event:
+        self._stopping.set()
+        run = self.runs.current
+        if decision.error is None and not decision.running and not self._hurry.is_set():
+            what = "is done again by the next start" if run.keeps_state else "is lost"
+            self.left_behind = f"it was restarting when it was to end: what was not committed {what}"
+        steps = ShuttingDown(self.runs, decision.drain, decision.running)
+
+        def closed() -> None:
+            self.left_behind = steps.left_behind or self.left_behind
+            self.lifecycle.error = self.lifecycle.error or steps.error
+            self.closing.set()
+
+        steps.at_end(closed, self._give_back())
+        self.runner.run(steps, self._hurry.is_set)
+        return lifecycle.ShutDownEnded(steps.error)
+
+    def _give_back(self) -> list[Callable[[], None]]:
+        """What to end after the query; whoever waits for the end waits for all of it."""
+        ends = [self.server.stop, self.engine.close, self.monitor.close]
+        if self._announced is not None:
+            ends.append(self._announced.withdraw)
+        if self._lease is not None:
+            ends.append(self._lease.release)
+        return ends
+
+    def _died(self, error: Exception) -> PenstockError:
+        words = ""
+        with contextlib.suppress(Exception):
+            words = self.engine.last_words()
+        return TopologyFailed(
+            self.runner.where,
+            f"Spark failed ({type(error).__name__}: {error})",
+            f"Its last log lines: {words or 'none'}.",
+        )

@@ -1,0 +1,119 @@
+"""``penstock.submit``: runs a topology on Spark. Joins the driver with its engine."""
+
+from __future__ import annotations
+
+import threading
+
+from penstock.driver.deployment import make_deployment
+from penstock.driver.handle import RunningTopology
+from penstock.driver.lease_thread import Lease
+from penstock.driver.operator import Operator
+from penstock.driver.retrying import retried
+from penstock.driver.server import Coordinator
+from penstock.driver.steps import LOOK_INTERVAL
+from penstock.driver.supervisor import Supervisor
+from penstock.errors import SettingError
+from penstock.protocol.message_board import check_message_board
+from penstock.spark.engine import SparkEngine
+from penstock.spark.session import open_session, reachable_address
+from penstock.state import savepoints
+from penstock.state.store import StateStore
+from penstock.topology.builder import Topology
+
+
+def submit(
+    topology: Topology,
+    master: str | None = None,
+    host: str | None = None,
+    port: int = 0,
+    savepoint: str | None = None,
+    fresh: bool = False,
+    take_over: bool = False,
+) -> RunningTopology:
+    """Run a topology on Spark; returns once its spouts emit.
+
+    ``master`` is as for Spark; without one the topology runs on this machine. The driver listens for its workers
+    on ``host``, by default the address of this machine that the master's nodes can reach, and on ``port``, by
+    default any free one. At least once and exactly once the topology goes on from the last committed epoch in its
+    state directory, from a ``savepoint`` (a path or URL) instead, or ``fresh`` from nothing. Raises
+    ``AlreadyRunning`` where another driver runs the topology on the same state directory; with ``take_over`` that
+    driver is ended instead.
+    """
+    settings = topology.settings
+    check_message_board(settings.flow.board, settings.flow.mode)
+    if savepoint:
+        _check_savepoint(topology, savepoint)
+    lease = _lease(topology, take_over)
+    try:
+        spark = open_session(master)
+        engine = SparkEngine(spark)
+        try:
+            supervisor = _supervisor(
+                topology, engine, host or reachable_address(spark.sparkContext.master), port, lease
+            )
+            _prepare(supervisor, savepoint, fresh)
+        except BaseException:
+            engine.close()
+            raise
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+    running = RunningTopology(supervisor)
+    supervisor.server.operator = Operator(running)
+    supervisor.start()
+    supervisor.announce()
+    supervisor.watch()
+    return running
+
+
+def _supervisor(topology: Topology, engine: SparkEngine, host: str, port: int, lease: Lease | None) -> Supervisor:
+    owner = None if lease is None else lease.owner
+    deployment = make_deployment(topology, engine, None, _nodes_to_spare(topology, engine), owner)
+    return Supervisor(deployment, engine, Coordinator(host, port), lease)
+
+
+def _nodes_to_spare(topology: Topology, engine: SparkEngine) -> int:
+    """On how many nodes slots are to be kept free."""
+    if not topology.settings.placement.spare_slots:
+        return 0
+    engine.take_nodes_back()  # which another topology of this session may have released
+    waited, never = 0.0, threading.Event()
+    while not engine.nodes_settled() and waited < topology.settings.lifecycle.start_timeout:
+        never.wait(LOOK_INTERVAL)
+        waited += LOOK_INTERVAL
+    return len(engine.nodes())
+
+
+def _prepare(supervisor: Supervisor, savepoint: str | None, fresh: bool) -> None:
+    """Before the start: what to begin with, other than the last committed epoch."""
+    run = supervisor.runs.current
+    state = run.deployment.state
+    if run.keeps_state and savepoint:
+        supervisor.runs.ask_store(lambda: state.adopt(StateStore(savepoint)))
+    elif run.keeps_state and fresh:
+        supervisor.runs.ask_store(state.clear)
+
+
+def _check_savepoint(topology: Topology, savepoint: str) -> None:
+    """Before Spark is started and the state directory is claimed: a wrong path is reported at once."""
+    settings = topology.settings
+    if settings.delivery.guarantee == "at_most_once":
+        raise SettingError(
+            "setting delivery",
+            f"with {settings.delivery.guarantee} a topology cannot start from a savepoint",
+            "Use --set delivery=exactly_once or at_least_once.",
+        )
+    retried(
+        lambda: savepoints.find(StateStore(savepoint)), settings.lifecycle.start_timeout, threading.Event().wait
+    )
+
+
+def _lease(topology: Topology, take_over: bool) -> Lease | None:
+    """On the topology's state directory, before Spark is started; None where it keeps no state."""
+    settings = topology.settings
+    if settings.delivery.guarantee == "at_most_once":
+        return None
+    lease = Lease(StateStore(settings.delivery.state_dir).child(topology.name), topology.name)
+    retried(lambda: lease.take(take_over), settings.lifecycle.start_timeout, threading.Event().wait)
+    return lease

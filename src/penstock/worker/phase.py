@@ -1,0 +1,47 @@
+"""The phases of a worker, and which may follow which."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class WorkerPhase(Enum):
+    """Where a worker is in its life."""
+
+    CREATED = "waits for OpenTasks"
+    STANDING_BY = "waits for OpenTasks, and receives copies of the input of the worker that it takes over from"
+    OPEN = "runs its tasks"
+    LEAVING = "runs its tasks, and stops at the end of an epoch because another slot gets the worker"
+    LEFT = "has stopped and given its handover state; holds all that arrives"
+    CLOSED = "its tasks are closed"
+    FAILED = "has reported an error; does nothing more"
+
+    @property
+    def has_tasks(self) -> bool:
+        """The tasks were opened, and turns run them."""
+        return self in (WorkerPhase.OPEN, WorkerPhase.LEAVING, WorkerPhase.LEFT)
+
+    @property
+    def shares_input(self) -> bool:
+        """Two workers receive this worker's input. What belongs to the one that continues is buffered here without
+        a limit: the marker that ends this phase comes behind it, so the sender must not be held up."""
+        return self in (WorkerPhase.STANDING_BY, WorkerPhase.LEAVING, WorkerPhase.LEFT)
+
+
+TRANSITIONS: dict[WorkerPhase, frozenset[WorkerPhase]] = {
+    WorkerPhase.CREATED: frozenset({WorkerPhase.OPEN, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.STANDING_BY: frozenset({WorkerPhase.OPEN, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.OPEN: frozenset({WorkerPhase.LEAVING, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.LEAVING: frozenset({WorkerPhase.OPEN, WorkerPhase.LEFT, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.LEFT: frozenset({WorkerPhase.OPEN, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.CLOSED: frozenset(),
+    WorkerPhase.FAILED: frozenset({WorkerPhase.CLOSED}),
+}
+"""The phases that may follow each phase."""
+
+
+class IllegalTransition(Exception):
+    """A phase that may not follow the present one: an error in Penstock."""
+
+    def __init__(self, now: WorkerPhase, wanted: WorkerPhase) -> None:
+        super().__init__(f"a worker that is {now.name} cannot become {wanted.name}")

@@ -1,0 +1,182 @@
+"""What a worker reports: counters of its tasks, errors of user code, rows that components show."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.clock import Clock
+from penstock.control.migration import Segment
+from penstock.errors import PenstockError, SinkBusy
+from penstock.metrics.machine import MachineProbe, spark_jvm
+from penstock.metrics.stats import TaskStats
+from penstock.protocol.events import WorkerReport
+from penstock.settings import Settings
+from penstock.texts import MOST_ROWS, bounded_cell
+from penstock.worker.flow_control import FlowControl
+from penstock.worker.intake import Intake
+from penstock.worker.sender import FrameSender
+from penstock.worker.tasks import Tasks
+
+REPORTS_PER_SAMPLE = 4
+"""How often in a window of the load monitor a worker tells its streams: what a window misses of its end, and has
+of the one before, is then less than a quarter, and as much in every window."""
+_MOST_ERRORS = 32  # of the newest user errors that are kept; the counts are in the stats
+
+
+class Reporter:
+    """Collects what happens between two reports, and makes them. Used by the worker's loop; ``on_error`` also by a
+    component that publishes in the background."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        skew: Callable[[], float],
+        intake: Intake,
+        tasks: Tasks,
+        flow: FlowControl,
+        sender: FrameSender,
+    ) -> None:
+        self.fatal: PenstockError | None = None
+        """An error that ends the topology (setting ``on_error``)."""
+        self._stops = settings.delivery.on_error == "stop"
+        self._clock, self._skew, self._intake, self._tasks, self._flow, self._sender = (
+            clock,
+            skew,
+            intake,
+            tasks,
+            flow,
+            sender,
+        )
+        self._errors: deque[PenstockError] = deque(maxlen=_MOST_ERRORS)
+        self._unreported: deque[str] = deque(maxlen=_MOST_ERRORS)
+        self._published: dict[int, list[list[Any]]] = {}
+        self._segments: list[tuple[int, Segment]] = []
+        self._monitored = settings.monitored
+        self._machine = MachineProbe(spark_jvm())
+        self._load_interval = settings.monitor.window / REPORTS_PER_SAMPLE
+        self._load_due = self._due = 0.0
+        self._interval = settings.lifecycle.metrics_interval
+
+    # ---- what is collected -----------------------------------------------------------------------------
+
+    def on_error(self, stats: TaskStats, may_stop: bool = True) -> Callable[[Exception], None]:
+        """What a task reports its errors with."""
+
+        def note(error: Exception) -> None:
+            assert isinstance(error, PenstockError)
+            stats.errors += 1
+            stats.last_error = str(error)
+            self.add_error(error)
+            stops = may_stop and self._stops and not isinstance(error, SinkBusy)
+            if stops and self.fatal is None:
+                self.fatal = error
+
+        return note
+
+    def add_error(self, error: PenstockError) -> None:
+        self._errors.append(error)
+        self._unreported.append(str(error))
+
+    def publisher(self, task: int) -> Callable[[Sequence[Sequence[Any]]], None]:
+        """What a task shows its rows with."""
+
+        def publish(rows: Sequence[Sequence[Any]]) -> None:
+            self._published[task] = [[bounded_cell(cell) for cell in row[:MOST_ROWS]] for row in rows[:MOST_ROWS]]
+
+        return publish
+
+    def add_segments(self, segments: Sequence[tuple[int, Segment]]) -> None:
+        """Migrated segments that have ended, with the task that sent them."""
+        self._segments += segments
+
+    @property
+    def errors(self) -> tuple[PenstockError, ...]:
+        """The newest user errors, newest last."""
+        return tuple(self._errors)
+
+    # ---- reports ---------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When the next report is due, on the monotonic clock."""
+        return self._due
+
+    def report_load_soon(self) -> None:
+        """The next report has the streams and the machine: the driver did not use what was reported so far."""
+        self._load_due = 0.0
+
+    def report(self, probe: int = 0, final: bool = False) -> WorkerReport:
+        """``probe``: the number of the request that it answers. ``final``: the last one has everything."""
+        self._due = self._clock.monotonic() + self._interval
+        published, self._published = self._published, {}
+        segments, self._segments = self._segments, []
+        errors = [self._unreported.popleft() for _ in range(len(self._unreported))]
+        with_load = final or self._clock.monotonic() >= self._load_due
+        if with_load:
+            self._load_due = self._clock.monotonic() + self._load_interval
+        return WorkerReport(
+            self._sender.frames_sent,
+            sum(bolt.frames_done for bolt in self._tasks.bolts),
+            self.pending(),
+            time.process_time(),
+            resident_bytes(),
+            self.stats(),
+            published,
+            errors,
+            [(task, each.branch, each.target, each.offset, each.length) for task, each in segments],
+            probe,
+            self._sender.streams() if with_load and self._monitored else None,
+            self._machine.read() if with_load else {},
+            self._skew(),
+            self._settled_below(),
+        )
+
+    def pending(self) -> int:
+        """Tuples held here: in inboxes, under execution, emitted and not sent, not acked; and frames to relay."""
+        tasks, intake = self._tasks, self._intake
+        held = sum(bolt.queued + bool(bolt.busy) for bolt in tasks.bolts)
+        held += sum(spout.pending.count for spout in tasks.spouts if spout.pending is not None)
+        held += intake.alignment.held + self._flow.held + len(intake.relay)
+        return held + sum(executor.waiting() for executor in tasks.all)
+
+    def stats(self) -> dict[int, TaskStats]:
+        """The counters of each task, queue lengths brought up to date; none before the tasks are open. They go on
+        counting: encode or copy them."""
+        tasks, detectors, now = self._tasks, self._intake.detectors, self._clock.monotonic()
+        for bolt in tasks.bolts:
+            stats = bolt.stats
+            stats.queued, stats.overflowing = bolt.queued, bolt.inbox.overflowing
+            stats.capacity = bolt.inbox.capacity
+            stats.peak, stats.demand = detectors.pressure(bolt.context.task)
+            inside, stats.arrived_bytes = bolt.arrived_inside
+            stats.arrived = inside + bolt.inbox.behind
+        for sink in tasks.sinks:
+            sink.stats.away = sink.unavailable_for(now)
+        for executor in tasks.all:
+            executor.stats.limit = self._flow.rate(executor.context.task)
+            state = executor.context.state
+            executor.stats.state_keys, executor.stats.state_bytes = state.counted, state.bytes
+        for spout in tasks.spouts:
+            spout.stats.limit = min(spout.stats.limit, spout.pace.rate)
+            spout.stats.lag = spout.lag()
+        return {executor.context.task: executor.stats for executor in tasks.all}
+
+    def _settled_below(self) -> dict[int, int]:
+        """Of each spout task that waits for acks: all its messages with a smaller number are settled."""
+        return {
+            spout.context.task: spout.pending.oldest for spout in self._tasks.spouts if spout.pending is not None
+        }
+
+
+def resident_bytes() -> int:
+    """Of this process; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

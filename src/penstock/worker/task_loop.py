@@ -1,0 +1,78 @@
+"""One turn of a worker's tasks: in which order they run, when their tuples leave, and how long to wait then."""
+
+from __future__ import annotations
+
+from penstock.clock import Clock
+from penstock.settings import Settings
+from penstock.worker.epochs import WorkerEpochs
+from penstock.worker.flow_control import FlowControl
+from penstock.worker.intake import Intake
+from penstock.worker.outgoing import Linger, Outgoing
+from penstock.worker.tasks import Tasks
+
+
+class TaskLoop:
+    """Runs the tasks of a worker. Used by the worker's loop only."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        intake: Intake,
+        tasks: Tasks,
+        flow: FlowControl,
+        epochs: WorkerEpochs,
+        out: Outgoing,
+    ) -> None:
+        self._clock, self._spout_pause = clock, settings.transport.spout_pause
+        self._intake, self._tasks, self._flow, self._epochs, self._out = intake, tasks, flow, epochs, out
+        self._linger = Linger(settings, tasks.most_targets)
+        self._spout_emitted = False
+
+    def run(self) -> None:
+        """Work for a moment: relay frames, run ticks, bolts, the end of an epoch and spouts, and send what is
+        due."""
+        tasks, intake, out = self._tasks, self._intake, self._out
+        self._epochs.relay_frames()
+        intake.refill()
+        tasks.run_ticks(allowed=not self._epochs.half_prepared)
+        for spout in tasks.spouts:
+            spout.expire()
+        self._flow.release()
+        self._spout_emitted = not tasks.run_bolts() and not self._epochs.try_to_end() and tasks.run_spouts()
+        if self._spout_emitted or tasks.bolts or out or tasks.hold_rows():
+            idle = not self._spout_emitted and not intake.relay and not tasks.may_run
+            self._flush(idle)
+            out.nudge(idle)
+        intake.observe()
+
+    def _flush(self, idle: bool) -> None:
+        """Send full frames always, the others when they are due."""
+        now, tasks = self._clock.monotonic(), self._tasks
+        emits = idle and tasks.may_emit  # not asked for nothing: that is counted
+        due = self._linger.over(now, idle, emits)
+        if due and tasks.hold_rows():
+            self._linger.sent(now)
+        tasks.flush(only_full=not due)
+        self._linger.note(now, tasks.hold_rows())
+
+    def idle_for(self, longest: float) -> float:
+        """Seconds until the next turn is due unless something arrives, ``longest`` at most; 0: now."""
+        tasks, intake, out = self._tasks, self._intake, self._out
+        if intake.relay or tasks.may_run:
+            return 0.0
+        if self._epochs.over and not tasks.busy and not self._epochs.waits_for_systems:
+            return 0.0
+        if intake.may_refill:
+            return 0.0
+        pause = 0.0 if self._spout_emitted else self._spout_pause
+        only_spouts = not self._linger.waiting and not out and not tasks.bolts
+        if only_spouts and tasks.may_emit:
+            return pause  # asked every millisecond
+        now = self._clock.monotonic()
+        waits = [longest, self._flow.wait(), intake.detectors.wait()]
+        waits += tasks.waits(now, ticking=not self._epochs.half_prepared)
+        emits = tasks.may_emit  # asked behind the waits: room found since then is not missed
+        if emits:
+            waits.append(pause)
+        return max(0.0, min(*waits, self._linger.wait(now, emits), out.wait()))

@@ -1,0 +1,240 @@
+"""The tasks of one worker: their executors, opened, run and closed together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.acking import ledger
+from penstock.clock import Clock
+from penstock.control.migration import Segment
+from penstock.credentials import resolved_values
+from penstock.errors import PenstockError
+from penstock.plan.model import WorkerId
+from penstock.protocol.commands import RootsSettled
+from penstock.protocol.job import Job
+from penstock.state.values import TaskState
+from penstock.topology.components import Component, Failure
+from penstock.worker.bolts import BoltExecutor
+from penstock.worker.executor import Executor
+from penstock.worker.sinks import SinkExecutor
+from penstock.worker.snapshots import Restored
+from penstock.worker.spouts import SpoutExecutor
+from penstock.worker.wiring import Surroundings, make_executor
+
+
+class Tasks:
+    """All executors of a worker. Used by the worker's loop only."""
+
+    def __init__(self, id: WorkerId, job: Job, clock: Clock) -> None:
+        self.is_open = False
+        """``open`` was called; stays true when they are closed."""
+        self.all: list[Executor[Any]] = []
+        self.bolts: list[BoltExecutor[Any]] = []
+        self.sinks: list[SinkExecutor] = []
+        self.spouts: list[SpoutExecutor] = []
+        self._levels: list[list[BoltExecutor[Any]]] = []
+        """The bolts by component, those furthest down a fused group first."""
+        self._job, self._clock = job, clock
+        self._tasks = job.plan.routes.tasks_of(id)
+        self._instances: dict[int, Component] = {}
+        self._ticks_stopped = False
+
+    # ---- life cycle ------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Make the instances of the tasks' components. Their modules are imported for that, which may take longer
+        than everything else, so this is called while the worker still waits for others. Raises what the modules
+        raise."""
+        if not self._instances:
+            self._instances = {
+                task: self._job.instance(self._job.plan.task[task].component) for task in self._tasks
+            }
+
+    def open(
+        self, around: Surroundings, restored: Mapping[str, Restored], restored_epoch: int, first: int
+    ) -> None:
+        """Make the executors and call the components' ``open`` or ``prepare`` with the state of the last committed
+        epoch, by task key. ``first``: the epoch that the tasks begin with. Raises what user code raised, with the
+        component's name."""
+        self.load()
+        conf = resolved_values(self._job.settings.conf, "setting conf")
+        for task in self._tasks:
+            state = TaskState()
+            executor = make_executor(self._job, task, self._instances[task], around, state)
+            initial = restored.get(executor.key, Restored())
+            if initial.share is None:
+                state.restore(initial.parts)
+            else:
+                state.inherit(initial.sources, initial.share)
+            executor.report = around.report(executor.stats)
+            if executor.given_up is not None:
+                executor.given_up.begin(first)
+            executor.open(conf)
+            if isinstance(executor, SinkExecutor):
+                executor.recover(initial.tokens, restored_epoch)
+            self.all.append(executor)
+        self._sort()
+        self.is_open = True
+
+    def activate(self) -> None:
+        """Let the spouts emit, and bolts have their ticks again."""
+        self._ticks_stopped = False
+        for spout in self.spouts:
+            spout.activate()
+
+    def deactivate(self) -> None:
+        """Let the spouts pause."""
+        for spout in self.spouts:
+            spout.deactivate()
+
+    def stop_ticks(self) -> None:
+        """No ticks until ``activate``."""
+        self._ticks_stopped = True
+
+    def close(self) -> list[PenstockError]:
+        """Call every component's ``close`` or ``cleanup``, also when one raises; returns what they raised."""
+        errors: list[PenstockError] = []
+        for executor in self.all:
+            try:
+                executor.close()
+            except PenstockError as error:
+                errors.append(error)
+        return errors
+
+    @property
+    def most_targets(self) -> int:
+        """The most tasks in other workers that a task of this worker sends to; at least 1."""
+        plan = self._job.plan
+        components = {plan.task[task].component for task in self._tasks}
+        return max(
+            [1, *(sum(len(plan.tasks_of[to]) for to in plan.downstream_of[component]) for component in components)]
+        )
+
+    def _sort(self) -> None:
+        self.bolts = [each for each in self.all if isinstance(each, BoltExecutor)]
+        self.sinks = [each for each in self.all if isinstance(each, SinkExecutor)]
+        self.spouts = [each for each in self.all if isinstance(each, SpoutExecutor)]
+        levels: dict[str, list[BoltExecutor[Any]]] = {}
+        for bolt in self.bolts:
+            levels.setdefault(bolt.context.component, []).append(bolt)
+        stages = self._job.plan.stages
+        order = [component for stage in stages for group in stage.fused_groups for component in group]
+        self._levels = [levels[component] for component in reversed(order) if component in levels]
+
+    @property
+    def stateful(self) -> bool:
+        """A task keeps state, does something before a snapshot, or writes to another system in transactions."""
+        return any(
+            executor.context.state
+            or isinstance(executor, SinkExecutor)
+            or type(executor.component).before_snapshot is not Component.before_snapshot
+            for executor in self.all
+        )
+
+    # ---- turns -----------------------------------------------------------------------------------------
+
+    def run_bolts(self) -> bool:
+        """Run the receivers of what is handed over inside the worker first, and their senders only when they have
+        nothing left: so a fused group holds no more than one batch between two of its components."""
+        for bolts in self._levels:
+            worked = [bolt.run() for bolt in bolts]
+            if any(worked):
+                return True
+        return False
+
+    def run_spouts(self) -> bool:
+        emitted = [spout.run() for spout in self.spouts]
+        return any(emitted)
+
+    def run_ticks(self, allowed: bool) -> None:
+        """Let sinks try again whose pause is over, and bolts have their ticks, where those are ``allowed``."""
+        for sink in self.sinks:
+            if sink.wake_at is not None and sink.wake_at <= self._clock.monotonic():
+                sink.wake()
+        if self._ticks_stopped or not allowed:
+            return
+        for bolt in self.bolts:
+            due = bolt.next_tick is not None and bolt.next_tick <= self._clock.monotonic()
+            if due and not bolt.send_queues.held_back:  # what it emits must be able to leave
+                bolt.tick()
+
+    def waits(self, now: float, ticking: bool) -> list[float]:
+        """Seconds until each thing that a task waits for is due."""
+        waits = [spout.wait() for spout in self.spouts]
+        if ticking and not self._ticks_stopped:
+            waits += [
+                bolt.next_tick - now
+                for bolt in self.bolts
+                if bolt.next_tick is not None and not bolt.send_queues.held_back
+            ]
+        waits += [sink.wake_at - now for sink in self.sinks if sink.wake_at is not None]
+        waits += [
+            executor.given_up.wake_at - now
+            for executor in self.all
+            if executor.given_up is not None and executor.given_up.wake_at is not None
+        ]
+        return waits
+
+    @property
+    def busy(self) -> bool:
+        """A bolt has work, whether it may run or not."""
+        return any(bolt.busy for bolt in self.bolts)
+
+    @property
+    def may_run(self) -> bool:
+        """A bolt has work, and what comes of it may leave."""
+        return any(bolt.may_run for bolt in self.bolts)
+
+    @property
+    def may_emit(self) -> bool:
+        """A spout may emit now."""
+        return any(spout.room > 0 for spout in self.spouts)
+
+    def flush(self, only_full: bool = False) -> None:
+        for executor in self.all:
+            executor.flush(only_full)
+
+    def hold_rows(self) -> bool:
+        """Rows are emitted and not sent yet."""
+        return any(executor.waiting() for executor in self.all)
+
+    # ---- commands --------------------------------------------------------------------------------------
+
+    def settle(self, command: RootsSettled) -> None:
+        """The acker's word on a spout task's roots."""
+        first, length = np.frombuffer(command.data, np.int64).reshape(2, -1)
+        failure = Failure(command.component, command.error) if command.error else None
+        for spout in self.spouts:
+            if spout.context.task == command.task:
+                spout.settle(ledger.numbers(first, length), failure)
+
+    def set_rate(self, component: str, rate: float) -> None:
+        """The tasks of a spout may emit so many tuples a second from now on, all together."""
+        for spout in self.spouts:
+            if spout.context.component == component:
+                spout.pace.set(rate / spout.context.parallelism, self._clock.monotonic())
+
+    def hold_timeouts(self, held: bool) -> None:
+        """While a sink is away no tuple times out; afterwards each has its whole time again."""
+        for spout in self.spouts:
+            spout.hold_timeouts(held)
+        for bolt in self.bolts:
+            bolt.hold_timeouts(held)
+
+    def set_migration_routes(self, component: str, routes: Mapping[int, int]) -> list[tuple[int, Segment]]:
+        """Send tuples for a task on the left to the one on the right. Returns the segments that ended, with the
+        task that sent them."""
+        tasks = self._job.plan.tasks_of[component]
+        return [
+            (executor.context.task, segment)
+            for executor in self.senders_to(component)
+            for output in executor.outputs.values()
+            for segment in output.reroute(tasks, routes)
+        ]
+
+    def senders_to(self, component: str) -> Collection[Executor[Any]]:
+        downstream = self._job.plan.downstream_of
+        return [each for each in self.all if component in downstream[each.context.component]]

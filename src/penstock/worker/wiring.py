@@ -1,0 +1,217 @@
+"""How a worker makes the executor of a task and connects it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.acking.pending import Pending
+from penstock.clock import Clock
+from penstock.control.pace import Pace
+from penstock.metrics.stats import TaskStats
+from penstock.plan.model import Edge, WorkerId
+from penstock.plan.owners import grouped_by
+from penstock.protocol.job import Job
+from penstock.replay.records import ReplayRecord
+from penstock.replay.state_dead_letters import FOLDER, StateDeadLetterStore
+from penstock.state.store import StateStore
+from penstock.state.values import TaskState
+from penstock.topology.components import (
+    AddDeadLetters,
+    BaseBolt,
+    BaseSpout,
+    BasicBolt,
+    BatchBolt,
+    Component,
+    Context,
+    Failure,
+    RichBolt,
+    TransactionalSink,
+)
+from penstock.topology.groupings import Direct, Targets
+from penstock.worker.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
+from penstock.worker.calls import CurrentCall
+from penstock.worker.executor import Executor
+from penstock.worker.flow_control import FlowControl
+from penstock.worker.intake import Intake
+from penstock.worker.migration_routes import MigrationRoutes
+from penstock.worker.outputs import OutputEdge, Send, StreamOutput
+from penstock.worker.sinks import SinkExecutor
+from penstock.worker.spouts import SpoutExecutor
+from penstock.worker.tracking import MessageIds, Origins, Tracker
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a task's executor is connected to in its worker."""
+
+    worker: WorkerId
+    nodes: Mapping[WorkerId, str]
+    clock: Clock
+    intake: Intake
+    flow: FlowControl
+    call: CurrentCall
+    send: Callable[[int], Send]
+    """Makes the sender of a task."""
+    report: Callable[..., Callable[[Exception], None]]
+    """Of a task's stats, and whether what is reported may stop the topology; by default it may."""
+    publish: Callable[[int], Callable[[Sequence[Sequence[Any]]], None]]
+    """Makes what a task shows its rows with."""
+    generation: int = 0
+    """Of the state directory, as the query run claimed it."""
+
+
+def make_executor(
+    job: Job, task: int, instance: Component, around: Surroundings, state: TaskState
+) -> Executor[Any]:
+    """One task of a component, not yet open."""
+    plan, settings, flow = job.plan, job.settings, around.flow
+    component = plan.task[task].component
+    stats = TaskStats()
+    tracker = Tracker(job.key, component) if settings.delivery.guarantee == "at_least_once" else None
+    is_spout = isinstance(instance, BaseSpout)
+    pending = Pending(settings.delivery.message_timeout) if is_spout and tracker is not None else None
+
+    def origins() -> Origins | None:
+        if tracker is None or pending is None:
+            return None if tracker is None else Origins(tracker)
+        return MessageIds(tracker, task, pending, around.clock.monotonic)
+
+    outputs = {
+        stream.name: StreamOutput(
+            number,
+            stream,
+            [_connect(job, task, edge, around) for edge in plan.edges_from(number)],
+            settings.transport.frame_bytes,
+            around.send(task),
+            stats,
+            around.report(stats),
+            around.clock.now,
+            origins(),
+        )
+        for number, stream in plan.streams_of(component)
+    }
+    queues = flow.send_queues(task, [around.intake.inboxes[target] for target in plan.fused_tasks(task)])
+    context = _context(job, task, around, state, stats)
+    shared = (context, outputs, stats, around.clock, tracker, queues, around.call)
+    if is_spout:
+        rate = job.max_rates.get(component, math.inf) / len(plan.tasks_of[component])
+        return SpoutExecutor(
+            instance, *shared, pending=pending, max_pending=settings.delivery.max_spout_pending, pace=Pace(rate)
+        )
+    assert isinstance(instance, BaseBolt)
+    return _bolt_executor(
+        instance,
+        *shared,
+        inbox=around.intake.inboxes[task],
+        streams=plan.streams,
+        tick_interval=job.ticks.get(component),
+        overload_detector=around.intake.detectors.of_task(task),
+        timeout=settings.delivery.message_timeout,
+    )
+
+
+def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats: TaskStats) -> Context:
+    """What the component sees of where it runs."""
+    plan, component, index = job.plan, job.plan.task[task].component, job.plan.task[task].index
+    return Context(
+        topology=plan.topology,
+        component=component,
+        task=task,
+        index=index,
+        tasks=plan.tasks_of,
+        node=around.nodes.get(around.worker, ""),
+        delivery=job.settings.delivery.guarantee,
+        state=state,
+        folder=f"{job.folder}/tasks/{component}-{index}" if job.folder else "",
+        generation=around.generation,
+        shared=f"{job.shared}/{component}",
+        grouped_by=grouped_by(plan, component),
+        report=around.report(stats, False),
+        add_dead_letters=_dead_letters(job, task, stats, around),
+        gave_up=_counter(stats),
+        late=_late_counter(stats),
+        publish=around.publish(task),
+    )
+
+
+def _counter(stats: TaskStats) -> Callable[[int], None]:
+    def gave_up(count: int) -> None:
+        stats.given_up += count
+
+    return gave_up
+
+
+def _dead_letters(job: Job, task: int, stats: TaskStats, around: Surroundings) -> AddDeadLetters:
+    """Keeps a task's dead letters and counts them. Nothing is made before the first."""
+    plan = job.plan
+    component, index = plan.task[task].component, plan.task[task].index
+    place = f"{job.dead_letters or job.shared}/{component}/{FOLDER}/{index}"
+    lock = threading.Lock()  # a sink publishes in another thread than it writes in
+    dead_letters: StateDeadLetterStore | None = None
+
+    def add(rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = "") -> None:
+        nonlocal dead_letters
+        if not rows and not once:
+            return
+        now = around.clock.now()
+        failures = [failure] * len(rows) if isinstance(failure, Failure) else failure
+        records = [
+            ReplayRecord(tuple(row), why.attempts, why.error, why.component, now)
+            for row, why in zip(rows, failures, strict=True)
+        ]
+        with lock:
+            if dead_letters is None:
+                dead_letters = StateDeadLetterStore(StateStore(place), around.generation)
+            if rows:
+                dead_letters.about(plan.topology, component, index)
+            if once and job.folder:
+                stats.given_up += dead_letters.add_once(records, once)
+            else:
+                dead_letters.add(records)
+                stats.given_up += len(rows)
+
+    return add
+
+
+def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:
+    """The executor for a bolt of any form."""
+    forms: list[tuple[type[BaseBolt], type[BoltExecutor[Any]]]] = [
+        (BasicBolt, BasicExecutor),
+        (RichBolt, RichExecutor),
+        (BatchBolt, BatchExecutor),
+        (TransactionalSink, SinkExecutor),
+    ]
+    kind = next(executor for form, executor in forms if isinstance(bolt, form))
+    return kind(bolt, *args, **more)
+
+
+def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdge:
+    tasks = job.plan.tasks_of[edge.target]
+    send_queue = None if edge.fused else around.flow.send_queue(task, tasks[0])
+    if isinstance(edge.grouping, Direct):
+        return OutputEdge(None, tasks, str(edge.grouping), send_queue)
+    workers = [job.plan.routes.worker_of[target] for target in tasks]
+    node = around.nodes.get(around.worker)
+    targets = Targets(
+        tasks,
+        task,
+        tuple(position for position, worker in enumerate(workers) if worker == around.worker),
+        tuple(position for position, worker in enumerate(workers) if node and around.nodes.get(worker) == node),
+        job.settings.seed,
+    )
+    keys = {target: job.plan.task[target].key for target in tasks}
+    migration_routes = MigrationRoutes(keys) if edge.target in job.plan.migratable else None
+    return OutputEdge(
+        edge.grouping.router(targets), tasks, type(edge.grouping).__name__, send_queue, migration_routes
+    )
+
+
+def _late_counter(stats: TaskStats) -> Callable[[int], None]:
+    def count(rows: int) -> None:
+        stats.late += rows
+
+    return count
