@@ -68,8 +68,9 @@ class Watched:
         self.rearranged, self.more = None, 2
 
     def report(self, worker, tasks, attempt=0, **more):
+        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
-        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, tasks, **more))
+        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
 
     def connect(self, worker, pid=4321, node="node-a", attempt=0):
         hello = Hello(*worker, attempt, pid, node)
