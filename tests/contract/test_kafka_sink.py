@@ -213,7 +213,7 @@ def timed_out(kafka, sink, gap):
             insist(call, deadline)
 
         one._retry_until = kill_first
-    with pytest.raises(EnvironmentFault, match="Kafka takes an epoch within 2 s"):
+    with pytest.raises(EnvironmentFault, match="Kafka did not accept an epoch within 2 s"):
         one.commit(token)
     kafka.start()
     return one, token

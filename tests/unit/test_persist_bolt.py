@@ -14,7 +14,7 @@ from penstock.cli.main import main
 from penstock.errors import ComponentError, LoadError, SinkRefused, TopologyError
 from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
 from penstock.persist.keeper import Keeper
-from penstock.persist.spec import ProcessorSpec, kept
+from penstock.persist.spec import ProcessorSpec, load_from_folder
 from penstock.persist.stores import StoreClient, StoreUnavailable
 from penstock.testing import LocalRunner
 from tests.helpers import settings_with
@@ -117,7 +117,7 @@ def test_exactly_once_results_enter_the_queue_with_their_epoch(start, tmp_path):
     runner = start(PersistBolt(sqlite(tmp_path)), delivery="exactly_once", tasks=2)
     runner.run(2.0)
     bolt = runner.component("persist")[0]
-    assert bolt._client.waiting() == 0
+    assert bolt._writer.client.waiting() == 0
     runner.commit()
     runner.close()
     assert stored(tmp_path) == WANTED
@@ -180,7 +180,7 @@ def test_a_full_queue_stops_the_bolt_and_nothing_else(start, tmp_path):
     runner.run(20.0)
     task = runner.component("persist")[0]
     acked = runner.component("numbers")[0].acked
-    assert 20_000 <= task._client.waiting() < 20_000 + 600_000, "full, and by no more than one entry"
+    assert 20_000 <= task._writer.client.waiting() < 20_000 + 600_000, "full, and by no more than one entry"
     assert not task.ready()
     assert 0 < acked < 100_000
     assert runner.errors == [], "full is not an error"
@@ -194,7 +194,7 @@ def test_exactly_once_a_full_queue_stops_the_bolt_too(start, tmp_path):
     runner.run(1.0)
     runner.commit()
     task, spout = runner.component("persist")[0], runner.component("numbers")[0]
-    assert task._client.waiting() > 20_000
+    assert task._writer.client.waiting() > 20_000
     executed = runner.stats("persist")[0].executed
     assert executed == 3_000
     spout.count = 1_000_000  # room is looked for after as much as there was room for before
@@ -223,7 +223,7 @@ def test_a_worker_that_was_replaced_stops_instead_of_acking(start, tmp_path):
     runner = start(PersistBolt(sqlite(tmp_path)), count=1000)
     runner.run(0.5)
     bolt = runner.component("persist")[0]
-    bolt._client.register("persist/0")  # as the one that replaces it does
+    bolt._writer.client.register("persist/0")  # as the one that replaces it does
     spout = runner.component("numbers")[0]
     assert spout.acked == 1000
     spout.count = 2000
@@ -276,7 +276,7 @@ def test_a_specification_that_was_copied_from_another_component_is_rejected(star
         said = f"component '{component}' of topology '{topology}': its spec.pickle belongs to"
         assert f"{said} 'persist' of topology 'shop'." in capsys.readouterr().err
         with pytest.raises(LoadError, match="belongs to"):
-            kept(str(copy.parent), topology, component)
+            load_from_folder(str(copy.parent), topology, component)
         copy.unlink()
 
 

@@ -87,7 +87,7 @@ def test_each_entry_is_new_once_however_often_it_comes(drawn):
     for each in delivered:
         if progress.is_new(each):
             stored.append(each)
-            progress.take(each)
+            progress.add(each)
         progress = WriteProgress.decode(progress.encode())
     names = [(each.writer, each.incarnation, each.number) for each in stored]
     assert sorted(names) == sorted((each.writer, each.incarnation, each.number) for each in sent)
@@ -97,8 +97,8 @@ def test_each_entry_is_new_once_however_often_it_comes(drawn):
 
 def test_an_earlier_incarnation_is_over_once_a_later_one_was_seen():
     progress = WriteProgress()
-    progress.take(entry("w", 1, 9))
-    progress.take(entry("w", 2, 1))
+    progress.add(entry("w", 1, 9))
+    progress.add(entry("w", 2, 1))
     assert not progress.is_new(entry("w", 1, 10))
     assert progress.is_new(entry("w", 2, 2))
     assert progress.is_new(entry("other", 1, 1))
@@ -108,9 +108,9 @@ def test_the_same_progress_is_the_same_text():
     """Stores compare it."""
     one, other = WriteProgress(), WriteProgress()
     for each in ("ü", "b", "a"):
-        one.take(entry(each, 1 << 63, 2))
+        one.add(entry(each, 1 << 63, 2))
     for each in ("a", "ü", "b"):
-        other.take(entry(each, 1 << 63, 2))
+        other.add(entry(each, 1 << 63, 2))
     assert one.encode() == other.encode()
     assert WriteProgress.decode("").is_new(entry("w", 0, 0))
 

@@ -75,7 +75,7 @@ def test_algorithm_3_writes_on_the_period_or_on_the_length():
     flushing = Flushing(period=2.0, rows=10)
     assert not flushing.due(5.0, 0)
     assert flushing.due(5.0, 1)  # nothing was written for ever
-    flushing.wrote(5.0)
+    flushing.on_written(5.0)
     assert not flushing.due(6.9, 9)
     assert flushing.due(6.9, 10)
     assert flushing.due(7.0, 1)
