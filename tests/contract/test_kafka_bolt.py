@@ -35,7 +35,7 @@ def batch(**columns):
 
 
 def until_taken(writer, epoch, seconds=60.0):
-    """As the executor does: the same call again while the sink is busy. Returns what it said at first."""
+    """Repeats the call while the sink is busy, as the executor does. Returns the first error message."""
     said = ""
     deadline = time.monotonic() + seconds
     while True:

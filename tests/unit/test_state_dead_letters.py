@@ -1,4 +1,4 @@
-"""Dead letters of sinks and plain spouts: kept in the state directory, shown by ``penstock dlq``."""
+"""Dead letters of sinks and plain spouts: stored in the state directory, shown by ``penstock dlq``."""
 
 from __future__ import annotations
 
