@@ -29,7 +29,8 @@ from penstock.topology.components import (
 )
 from penstock.topology.streams import Stream
 from penstock.topology.tuples import TICK, Tuple, tuple_type
-from penstock.worker.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
+from penstock.worker.arrow_collectors import BoltArrowCollector
+from penstock.worker.collectors import HeldTuples, RichTupleCollector, TupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.inbox import Inbox

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from penstock.acking.lineage import Anchors, Lineage, of_all, of_groups, part_of
-from penstock.columns import to_column
-from penstock.errors import ComponentError, FieldCountError, FieldTypeError
+from penstock.acking.lineage import Lineage, of_all, part_of
 from penstock.metrics.stats import TaskStats
-from penstock.topology.components import Columns
-from penstock.topology.streams import DEFAULT_STREAM, Stream
+from penstock.topology.streams import DEFAULT_STREAM
 from penstock.topology.tuples import Tuple
+from penstock.worker.emitting import Outputs, direct_only, direct_output, named_output, wrong_count
 from penstock.worker.outputs import StreamOutput
 from penstock.worker.tracking import MessageIds, Tracker
-
-Outputs = Mapping[str, StreamOutput]
-
 
 Append = Callable[[Sequence[Any]], None]
 Emit = Callable[..., None]
@@ -33,7 +26,7 @@ def make_append(output: StreamOutput) -> Append:
 
     def append(values: Sequence[Any]) -> None:
         if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(adds):
-            _wrong_count(stream, values)
+            wrong_count(stream, values)
         for add, value in zip(adds, values, strict=True):
             add(value)
 
@@ -65,9 +58,9 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                 try:
                     (value,) = values
                 except (ValueError, TypeError):
-                    _wrong_count(declared, values)
+                    wrong_count(declared, values)
                 if value is values:  # "a" unpacks to "a"
-                    _wrong_count(declared, values)
+                    wrong_count(declared, values)
                 add(value)
             else:
                 emit_on(stream, values)
@@ -80,9 +73,9 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
             try:
                 first, second = values
             except (ValueError, TypeError):
-                _wrong_count(declared, values)
+                wrong_count(declared, values)
             if values.__class__ is str:
-                _wrong_count(declared, values)
+                wrong_count(declared, values)
             add_first(first)
             add_second(second)
         else:
@@ -110,16 +103,16 @@ class TupleCollector:
     def emit_columns(self, *columns: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
-            _direct_only(output.stream)
+            direct_only(output.stream)
         if len(columns) != len(output.columns) or len(set(map(len, columns))) != 1:
-            _wrong_count(output.stream, [f"{len(column)} values" for column in columns])
+            wrong_count(output.stream, [f"{len(column)} values" for column in columns])
         for waiting, column in zip(output.columns, columns, strict=True):
             waiting.extend(column)
 
     def _emit_on(self, stream: str, values: Sequence[Any]) -> None:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
-            _direct_only(output.stream)
+            direct_only(output.stream)
         self._append[stream](values)
 
 
@@ -271,209 +264,3 @@ class SpoutTupleCollector(TupleCollector):
                 done.append(msg_id)
 
         return note
-
-
-class ArrowCollector:
-    """What both forms of batch collector share. ``notes`` come with each tuple: its anchors or message id."""
-
-    _notes_name: ClassVar[str]
-    """For the number of notes."""
-
-    def __init__(self, component: str, outputs: Outputs) -> None:
-        self._component, self._outputs = component, outputs
-
-    def _add_batch(
-        self, columns: Columns, stream: str, notes: Sequence[Any] | None
-    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
-        output = named_output(self._component, self._outputs, stream)
-        if output.stream.direct:
-            _direct_only(output.stream)
-        return output, self._add(output, columns, None, notes), notes
-
-    def _add_direct(
-        self, task: int, columns: Columns, stream: str, notes: Sequence[Any] | None
-    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
-        output = direct_output(self._component, self._outputs, stream, task)
-        return output, self._add(output, columns, task, notes), notes
-
-    def _add(self, output: StreamOutput, columns: Columns, task: int | None, notes: Sequence[Any] | None) -> int:
-        """Add the rows, all or none; returns how many."""
-        batch = as_batch(output.stream, columns)
-        rows = int(batch.num_rows)
-        if notes is not None and len(notes) != rows:
-            raise FieldCountError(
-                _where(output.stream),
-                f"{self._notes_name} must have one item for each tuple, but there are {len(notes)} for {rows}",
-            )
-        if rows:
-            output.add_batch(batch, task)
-        return rows
-
-
-class BoltArrowCollector(ArrowCollector):
-    """For batch bolts. ``lineage`` is that of the batch under execution; None where acks are not tracked."""
-
-    _notes_name = "anchors"
-    lineage: Lineage | None = None
-    _everything: Anchors | None = None
-
-    def begin(self, lineage: Lineage | None) -> None:
-        """The next batch has this lineage."""
-        self.lineage, self._everything = lineage, None
-
-    def emit_batch(
-        self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
-    ) -> None:
-        self._anchor(*self._add_batch(columns, stream, anchors))
-
-    def emit_batch_direct(
-        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
-    ) -> None:
-        self._anchor(*self._add_direct(task, columns, stream, anchors))
-
-    def _anchor(self, output: StreamOutput, rows: int, anchors: Sequence[int] | None) -> None:
-        lineage = self.lineage
-        if lineage is None or output.origins is None or not rows:
-            return
-        if anchors is not None:
-            chosen = lineage.group_of_rows()[np.asarray(anchors, np.int64)]
-            output.origins.add(of_groups(lineage, chosen), output.waiting())
-            return
-        if self._everything is None:
-            self._everything = of_all([lineage], 0)
-        output.origins.add(self._everything._replace(sets=np.zeros(rows, np.int64)), output.waiting())
-
-
-class SpoutArrowCollector(ArrowCollector):
-    """For batch spouts; ``done`` as in ``SpoutTupleCollector``."""
-
-    _notes_name = "msg_ids"
-
-    def __init__(self, component: str, outputs: Outputs) -> None:
-        super().__init__(component, outputs)
-        self.done: list[Any] = []
-
-    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
-        return named_output(self._component, self._outputs, stream).ready()
-
-    def emit_batch(
-        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
-    ) -> None:
-        self._note(*self._add_batch(columns, stream, msg_ids))
-
-    def emit_batch_direct(
-        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
-    ) -> None:
-        self._note(*self._add_direct(task, columns, stream, msg_ids))
-
-    def _note(self, output: StreamOutput, rows: int, msg_ids: Sequence[Any] | None) -> None:
-        ids = msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
-        if isinstance(output.origins, MessageIds):
-            output.origins.ids += [None] * rows if ids is None else ids
-        elif ids is not None:
-            self.done += ids
-
-
-def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
-    """The columns as a record batch with the stream's fields, in order, of their declared types."""
-    names = stream.field_names
-    if isinstance(columns, pa.RecordBatch):
-        if tuple(columns.schema.names) == names and all(
-            columns.schema.field(index).type == field.type for index, field in enumerate(stream.fields)
-        ):
-            return columns
-        named = columns.schema.names
-        if sorted(named) != sorted(names):
-            _wrong_count(stream, named)
-        given: Sequence[Any] = [columns.column(name) for name in names]
-    elif isinstance(columns, Mapping):
-        missing = [name for name in names if name not in columns]
-        if missing or len(columns) != len(names):
-            _wrong_count(stream, list(columns))
-        given = [columns[name] for name in names]
-    else:
-        given = columns
-    if len(given) != len(names):
-        _wrong_count(stream, given)
-    arrays = []
-    for field, column in zip(stream.fields, given, strict=True):
-        try:
-            if isinstance(column, pa.ChunkedArray):
-                column = column.combine_chunks()
-            elif isinstance(column, np.ndarray):
-                column = pa.array(column)
-            elif not isinstance(column, pa.Array):
-                column = to_column(column if isinstance(column, list) else list(column), field.type)
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()  # a frame carries no dictionaries
-            if field.type is not None and column.type != field.type:
-                column = column.cast(field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise FieldTypeError(
-                _where(stream),
-                f"field '{field.name}' is declared {field.type}, and a column does not fit ({error})",
-            ) from None
-        arrays.append(column)
-    if len({len(array) for array in arrays}) > 1:
-        lengths = ", ".join(f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True))
-        raise FieldCountError(_where(stream), f"the columns of a batch have different lengths ({lengths})")
-    return pa.RecordBatch.from_arrays(arrays, names=list(names))
-
-
-def named_output(component: str, outputs: Outputs, stream: str) -> StreamOutput:
-    output = outputs.get(stream)
-    if output is None:
-        near = difflib.get_close_matches(stream, outputs, 1)
-        raise ComponentError(
-            f"component '{component}'",
-            f"it emitted on stream '{stream}', which it does not declare (it declares "
-            f"{', '.join(outputs) or 'none'})",
-            f"Did you mean '{near[0]}'?" if near else "Declare it in declare_output_fields.",
-        )
-    return output
-
-
-def direct_output(component: str, outputs: Outputs, stream: str, task: int) -> StreamOutput:
-    output = named_output(component, outputs, stream)
-    if not output.stream.direct:
-        raise ComponentError(
-            _where(output.stream),
-            "emit_direct was called, but the stream is not direct",
-            "Declare it with direct=True.",
-        )
-    if task not in output.direct_targets:
-        raise ComponentError(
-            _where(output.stream),
-            f"emit_direct named task {task!r}, which is not a task of a subscriber "
-            f"({sorted(output.direct_targets)})",
-            "The ids of a component's tasks are in context.tasks.",
-        )
-    return output
-
-
-def _where(stream: Stream) -> str:
-    return f"component '{stream.component}', stream '{stream.name}'"
-
-
-def _direct_only(stream: Stream) -> NoReturn:
-    raise ComponentError(
-        _where(stream),
-        "emit was called, but the stream is direct",
-        "Call emit_direct(task, values) and name the receiving task.",
-    )
-
-
-def _wrong_count(stream: Stream, values: Any) -> NoReturn:
-    if isinstance(values, str) or not hasattr(values, "__len__"):
-        got, hint = f"{values!r} was emitted", f"Wrap it: emit([{values!r}])."
-    else:
-        got, hint = (
-            f"{len(values)} value{' was' if len(values) == 1 else 's were'} emitted: {values!r}",
-            "Emit one value per declared field.",
-        )
-    raise FieldCountError(
-        _where(stream),
-        f"it has {len(stream.fields)} field{'' if len(stream.fields) == 1 else 's'} "
-        f"({', '.join(stream.field_names)}), but {got}",
-        hint,
-    )

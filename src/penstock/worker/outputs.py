@@ -76,7 +76,6 @@ class StreamOutput:
         """Wall time of the oldest input behind the waiting rows; None: there was none, as in ``activate``."""
         self._number, self._edges, self._send, self._stats = number, edges, send, stats
         self._report, self._now = report, now
-        self._names = list(stream.field_names)
         self._batches: list[pa.RecordBatch] = []
         self._batch_tasks: list[int] = []
         self._batch_rows = 0
@@ -84,8 +83,8 @@ class StreamOutput:
         self._frame_rows = _FIRST_GUESS_ROWS
         self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
         self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
-        self._send_queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
-        self._send_queue_of = {task: send_queue for send_queue in self._send_queues for task in send_queue.targets}
+        queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
+        self._send_queue_of = {task: queue for queue in queues for task in queue.targets}
 
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
@@ -106,7 +105,8 @@ class StreamOutput:
 
     def ready(self) -> bool:
         """Emitted now, a tuple would leave at once: no receiver of this stream is overloaded."""
-        return all(send_queue.room() > self.waiting() for send_queue in self._send_queues)
+        queues = (edge.send_queue for edge in self._edges)
+        return all(queue is None or queue.room() > self.waiting() for queue in queues)
 
     def add_batch(self, batch: pa.RecordBatch, task: int | None) -> None:
         """Rows of a batch component; ``task`` on a direct stream."""
@@ -146,7 +146,7 @@ class StreamOutput:
                 arrays = self._arrays([[column[row] for row in keep] for column in self.columns])
                 tasks = tasks + [self.tasks[row] for row in keep if self.tasks]
                 anchors = None if anchors is None else anchors.take(np.array(keep, np.int64))
-            batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
+            batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=list(self.stream.field_names))]
         return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks, anchors
 
     def _shares(self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None) -> list[tuple[int, Rows]]:
@@ -213,7 +213,7 @@ class StreamOutput:
                 columns.append(pa.concat_arrays(parts))
             else:
                 columns.append(to_column([value for part in parts for value in to_values(part)], field.type))
-        return pa.RecordBatch.from_arrays(columns, names=self._names)
+        return pa.RecordBatch.from_arrays(columns, names=list(self.stream.field_names))
 
     def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
