@@ -8,7 +8,7 @@ is given back; and whoever asked for the change has an answer.
 
 import pytest
 
-from penstock.driver.lifecycle import OVER, Phase
+from penstock.driver.lifecycle import OVER, TopologyPhase
 from penstock.driver.requests import MoveRequest, ReplaceRequest
 from penstock.errors import PenstockError
 from penstock.plan.model import WorkerId
@@ -124,7 +124,7 @@ def test_nothing_goes_wrong(tmp_path, scenario, guarantee):
     made.world.check()
     for answer in made.answers:
         assert answer.result(0) is not None
-    expected = Phase.ENDED if scenario is Ended else Phase.ACTIVE
+    expected = TopologyPhase.ENDED if scenario is Ended else TopologyPhase.ACTIVE
     assert made.world.supervisor.lifecycle.phase is expected
     assert made.world.supervisor.lifecycle.restarts.count == (scenario is Restarted)
 
@@ -222,5 +222,25 @@ def test_it_gives_up_after_some_restarts(tmp_path):
     made.run()
     made.world.check()
     life = made.world.supervisor.lifecycle
-    assert (life.phase, life.restarts.count) == (Phase.FAILED, 3)
+    assert (life.phase, life.restarts.count) == (TopologyPhase.FAILED, 3)
     assert "it failed again after 3 restarts" in str(life.error)
+
+
+@pytest.mark.parametrize("where", ["launch", "nodes", "take_nodes_back"])
+def test_an_engine_that_dies_ends_the_topology(tmp_path, where):
+    made = Replace(tmp_path, "exactly_once")
+
+    def dead(*_):
+        raise ConnectionError("the JVM is gone")
+
+    setattr(made.world.engine, where, dead)
+    made.begin()
+    if where == "take_nodes_back":
+        made.world.engine.queries[0].lose()
+    made.world.settle()
+    assert made.answers[0].done()
+    if where == "take_nodes_back":
+        assert "the JVM is gone" in str(made.world.supervisor.lifecycle.error)
+    else:
+        made.world.check()
+        assert "the JVM is gone" in str(made.answers[0].exception())

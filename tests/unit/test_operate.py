@@ -203,7 +203,7 @@ def test_one_worker_is_moved_by_hand(start, penstock):
     code, text, _ = penstock("placement", "word-count", "--move", "1.0", "a")
     assert (code, text) == (0, "worker 1.0 moved from b to a, 41 ms of interruption\n")
     (moved,) = json.loads(penstock("placement", "word-count", "--move", "1.0", "a", "--json")[1])["moves"]
-    assert (moved["worker"], moved["target"], moved["steps"]) == ("1.0", "a", {"placed": 0.1})
+    assert (moved["worker"], moved["target"], moved["steps"]) == ("1.0", "a", {"prefetched": 0.1})
     code, _, error = penstock("placement", "word-count", "--move", "7.0", "a")
     assert code != 0
     assert "it has no worker 7.0, only 0.0, 0.1, 1.0" in error

@@ -26,7 +26,7 @@ from penstock.driver.runs import Run
 from penstock.errors import EnvironmentFault
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.postgres import PostgresStore
-from penstock.persist.spec import ProcessorSpec, keep
+from penstock.persist.spec import ProcessorSpec, save
 from penstock.private_folder import PrivateFolder, make_folders, remove_private_tree, runtime_folder
 from penstock.replay.embedded import EmbeddedStore
 from penstock.replay.records import ReplayRecord
@@ -432,7 +432,7 @@ def test_what_waits_on_disk_is_readable_for_this_user_alone(kind, tmp_path):
                 client.close()
             case "specification":
                 store = PostgresStore("host=h password=x", "t")
-                keep(ProcessorSpec("t", "c", EmbeddedQueue(), store, str(folder), str(folder), 1.0, 10, 5.0))
+                save(ProcessorSpec("t", "c", EmbeddedQueue(), store, str(folder), str(folder), 1.0, 10, 5.0))
             case "monitor":
                 database = SQLite(str(folder / "load.sqlite"))
                 database.run([("CREATE TABLE t (x)", None)])

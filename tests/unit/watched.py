@@ -95,7 +95,7 @@ class Watched:
             raise TopologyFailed(
                 "topology 'word-count'", f"a worker cannot move to {node}, which has no free slot"
             )
-        return Moved(0.0, worker, "b", node, gap=0.041, seconds=0.3, steps={"placed": 0.1})
+        return Moved(0.0, worker, "b", node, gap=0.041, seconds=0.3, steps={"prefetched": 0.1})
 
     def spread(self):
         return self.more
