@@ -13,9 +13,9 @@ from penstock.state.store import StateStore
 from tests.fault.harness import Run, started_by
 
 STEPS = ("checked", "standing_by", "copied", "paused", "drained", "closed", "claimed", "opened", "activated")
-"""Of a replacement, in order; see ``spark.replacement``."""
-MOVE_STEPS = ("placed", "doubled", "stored", "mapped", "merged", "switched")
-"""Of one worker's move; see ``spark.moving``."""
+"""Of a replacement, in order; see ``driver.replacement``."""
+MOVE_STEPS = ("prefetched", "doubled", "stored", "mapped", "merged", "switched")
+"""Of one worker's move; see ``driver.move``."""
 SLOW = 500  # tuples a second: the input outlasts the kills
 _LOOK = 0.02  # seconds; a manifest is there for half a second at least
 _DEADLINE = 400.0  # seconds for a run with many kills

@@ -76,7 +76,8 @@ class Run:
 
     def story(self):
         bus = self.handle.internals.bus
-        return f"faults {self.faults}\n{self.merged()}\n{bus.queues()}\n{list(self.handle.internals.migrations.decisions)}"
+        decisions = list(self.handle.internals.migrations.decisions)
+        return f"faults {self.faults}\n{self.merged()}\n{bus.queues()}\n{decisions}"
 
 
 @pytest.mark.seeds(1, 4)

@@ -73,7 +73,7 @@ def test_a_typo_in_the_topology_names_component_line_and_way_out():
 def test_an_unknown_setting():
     done = penstock("run", EXAMPLE, "--set", "lingr=3")
     assert done.returncode == 2
-    assert "setting lingr: no such setting. Did you mean transport.linger?" in done.stderr
+    assert "setting lingr: there is no such setting. Did you mean transport.linger?" in done.stderr
 
 
 @pytest.mark.parametrize(

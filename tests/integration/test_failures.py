@@ -83,7 +83,7 @@ def test_it_gives_up_after_max_restarts(run):
     with pytest.raises(TopologyFailed) as caught:
         running.wait(30)
     said = str(caught.value)
-    assert "gives up after 0 restarts" in said
+    assert "failed again after 0 restarts" in said
     assert re.search(rf"worker 1\.0 \(.*; process {pid} on .*\) was killed by signal 9 \(SIGKILL\)", said)
 
 

@@ -80,7 +80,8 @@ class Running:
             self.handle.internals.bus.published(),
             list(self.handle.internals.migrations.decisions),
         )
-        return f"{self.handle.internals.bus.queues()}\n{published}\n{decisions}\ncommitted {self.handle.internals.committed}"
+        inside = self.handle.internals
+        return f"{inside.bus.queues()}\n{published}\n{decisions}\ncommitted {inside.committed}"
 
 
 def all_of(count):

@@ -25,31 +25,33 @@ MOVES = """
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
     settings = Settings(delivery=Delivery("exactly_once", state_dir=sys.argv[1], epoch_interval=0.5))
     running = submit(builder.build("placed", settings), "local-cluster[2,24,1024]")
+    inside = running.internals
     def awaited(condition):
-        assert running.internals.server.wait(condition, 60)
+        assert inside.server.wait(condition, 60)
 
-    where = lambda: {worker: connection.hello.node for worker, connection in running.internals.workers.items()}
+    where = lambda: {worker: connection.hello.node for worker, connection in inside.workers.items()}
     try:
         every = sorted(set(where().values()))
         running.place({str(worker): every[0] for worker in where()}, "together")
         assert set(where().values()) == {every[0]}, where()
-        before = running.internals.bus.totals()["count"].executed
-        awaited(lambda: running.internals.bus.totals()["count"].executed > before + 500)
+        before = inside.bus.totals()["count"].executed
+        awaited(lambda: inside.bus.totals()["count"].executed > before + 500)
         try:
             running.place({worker: "nowhere" for worker in where()})
         except Exception as error:
             print(error)
-        engine, kept = running.internals.supervisor.engine, next(iter(where().values()))
+        engine, kept = inside.supervisor.engine, next(iter(where().values()))
         (left,) = {name for name in every if name != kept}
         running.place({worker: kept for worker in where()}, "fewer", leave={left})
         assert set(where().values()) == {kept}, where()
-        awaited(lambda: running.internals.supervisor.engine.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 2)
-        assert (len(engine.nodes()), engine.nodes_away) == (1, 1), "the executor has ended, and no other is there for it"
-        running.internals.placing.spread()
-        awaited(lambda: len(running.internals.replacements) == 3)
+        context = engine.spark.sparkContext._jsc.sc()
+        awaited(lambda: context.getExecutorMemoryStatus().size() == 2)
+        assert (len(engine.nodes()), engine.nodes_away) == (1, 1), "the executor has ended, without another for it"
+        inside.placing.spread()
+        awaited(lambda: len(inside.replacements) == 3)
         assert len(set(where().values())) == 2 and left not in where().values(), where()
         running.kill()
-        print("restarts", running.internals.restarts, "replaced", len(running.internals.replacements))
+        print("restarts", inside.restarts, "replaced", len(inside.replacements))
     finally:
         running.kill(drain=False)
         close_session()
@@ -68,14 +70,15 @@ ONE_BY_ONE = """
     refuses = Path(sys.argv[1]) / "refuses"
 
     def other(running, worker):
-        slots = running.internals.supervisor.runs.current.worker registry.slots.values()
+        slots = running.internals.supervisor.runs.current.registry.slots.values()
         (node,) = {slot.hello.node for slot in slots} - {running.internals.workers[worker].hello.node}
         return node
 
     def moved(running, worker):
         node = other(running, worker)
-        free = running.internals.server.wait(lambda: (worker.stage, node) in running.internals.placing.free_slots, 30)
-        assert free, (worker, node, running.internals.placing.free_slots)
+        inside = running.internals
+        free = inside.server.wait(lambda: (worker.stage, node) in inside.placing.free_slots, 30)
+        assert free, (worker, node, inside.placing.free_slots)
         return node, running.move(worker, node)
 
     def check(delivery):
@@ -88,14 +91,16 @@ ONE_BY_ONE = """
             placement=Placement(spare_slots=2),
         )
         running = submit(builder.build(f"slots-{delivery}", settings), "local-cluster[2,16,1024]")
+        inside = running.internals
         try:
             for worker in (WorkerId(2, 0), WorkerId(1, 0), WorkerId(2, 1), WorkerId(2, 0)):  # the first returns
-                before = running.internals.bus.totals()["count"].executed
+                before = inside.bus.totals()["count"].executed
                 node, done = moved(running, worker)
-                assert running.internals.workers[worker].hello.node == node == done.target, done
-                assert list(done.steps) == ["placed", "doubled", "stored", "mapped", "merged", "switched"]
-                assert running.internals.server.wait(
-                    lambda: running.internals.bus.totals()["count"].executed > before + 500, 30
+                assert inside.workers[worker].hello.node == node == done.target, done
+                steps = ["prefetched", "doubled", "stored", "mapped", "merged", "switched"]
+                assert [step for step in done.steps if step in steps] == steps, done.steps
+                assert inside.server.wait(
+                    lambda: inside.bus.totals()["count"].executed > before + 500, 30
                 ), "it goes on, and so do its counts"
             for worker, node in ((WorkerId(0, 0), other(running, WorkerId(0, 0))), (WorkerId(1, 0), "nowhere")):
                 try:
@@ -103,25 +108,25 @@ ONE_BY_ONE = """
                 except PenstockError as error:
                     print(delivery, "refused:", error)
             if delivery == "exactly_once":
-                stays = running.internals.workers[WorkerId(1, 1)].hello.node
+                stays = inside.workers[WorkerId(1, 1)].hello.node
                 refuses.write_text(f"1 {other(running, WorkerId(1, 1))}")
                 try:
                     moved(running, WorkerId(1, 1))
                 except PenstockError as error:
                     print(delivery, "lost:", error)
-                assert running.internals.server.wait(lambda: running.internals.restarts and running.state == "active", 60)
-                assert running.internals.workers[WorkerId(1, 1)].hello.node == stays, "it is started again where it was"
+                assert inside.server.wait(lambda: inside.restarts and running.state == "active", 60)
+                assert inside.workers[WorkerId(1, 1)].hello.node == stays, "it is started again where it was"
                 refuses.unlink()
-                before = running.internals.bus.totals()["count"].executed
-                assert running.internals.server.wait(lambda: running.internals.bus.totals()["count"].executed > before, 30)
+                before = inside.bus.totals()["count"].executed
+                assert inside.server.wait(lambda: inside.bus.totals()["count"].executed > before, 30)
             assert running.scale({"count": 3}).gap < 30, "what has moved can be replaced"
             running.kill()
-            total = running.internals.bus.totals()
-            assert not running.internals.bus.last_errors(), running.internals.bus.last_errors()
+            total = inside.bus.totals()
+            assert not inside.bus.last_errors(), inside.bus.last_errors()
             if delivery != "exactly_once":  # there what was not committed was done twice
                 assert total["count"].executed == 2 * total["numbers"].emitted, total
                 assert total["pass"].executed == total["numbers"].emitted, total
-            print(delivery, "moved", len(running.internals.placing.moves), "restarts", bool(running.internals.restarts))
+            print(delivery, "moved", len(inside.placing.moves), "restarts", bool(inside.restarts))
         finally:
             running.kill(drain=False)
 

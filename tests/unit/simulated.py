@@ -12,6 +12,8 @@ class SimulatedWaiter:
 
     def __init__(self):
         self.clock = SimulatedClock()
+        self.pumps = []
+        """Called whenever somebody waits: loops that would have a thread of their own."""
         self._events = []
         self._order = itertools.count()
 
@@ -23,7 +25,7 @@ class SimulatedWaiter:
 
     def wait_for(self, condition, seconds):
         deadline = self.now() + max(0.0, seconds)
-        while not condition():
+        while not self._holds(condition):
             if self._events and self._events[0][0] <= deadline:
                 at, _, event = heapq.heappop(self._events)
                 self.clock.advance(max(0.0, at - self.now()))
@@ -31,5 +33,10 @@ class SimulatedWaiter:
             else:
                 assert deadline < float("inf"), "nothing will ever happen, and it waits for ever"
                 self.clock.advance(max(0.0, deadline - self.now()))
-                return condition()
+                return self._holds(condition)
         return True
+
+    def _holds(self, condition):
+        for pump in list(self.pumps):
+            pump()
+        return condition()

@@ -11,8 +11,8 @@ from penstock.driver.lifecycle import (
     ChangeEnded,
     ChangeRequested,
     KillRequested,
-    Lifecycle,
-    Phase,
+    LifecycleMachine,
+    TopologyPhase,
     Refuse,
     RestartEnded,
     RestartQuery,
@@ -23,6 +23,7 @@ from penstock.driver.lifecycle import (
     SpoutsRequested,
     StartAgain,
     StartEnded,
+    TopologyLifecycle,
 )
 from penstock.driver.steps import Cause, Problem
 from penstock.errors import StateError, StateUnavailable, TopologyFailed
@@ -36,7 +37,7 @@ def problem(cause=Cause.LOST, error=None):
 
 @pytest.fixture
 def life():
-    made = Lifecycle("words", max_restarts=3)
+    made = LifecycleMachine("words", max_restarts=3)
     made.handle(StartEnded(None))
     yield made
     made.validate()
@@ -44,16 +45,16 @@ def life():
 
 def in_phase(phase):
     """A machine in a phase, by the shortest way there."""
-    made = Lifecycle("words", max_restarts=3)
+    made = LifecycleMachine("words", max_restarts=3)
     ways = {
-        Phase.STARTING: [],
-        Phase.ACTIVE: [StartEnded(None)],
-        Phase.INACTIVE: [StartEnded(None), SpoutsRequested(False)],
-        Phase.CHANGING: [StartEnded(None), ChangeRequested(REQUEST)],
-        Phase.RESTARTING: [StartEnded(None), RunFailed(problem(), 5.0)],
-        Phase.ENDING: [StartEnded(None), KillRequested(True)],
-        Phase.ENDED: [StartEnded(None), KillRequested(True), ShutDownEnded(None)],
-        Phase.FAILED: [StartEnded(problem(Cause.FAILED)), ShutDownEnded(None)],
+        TopologyPhase.STARTING: [],
+        TopologyPhase.ACTIVE: [StartEnded(None)],
+        TopologyPhase.INACTIVE: [StartEnded(None), SpoutsRequested(False)],
+        TopologyPhase.CHANGING: [StartEnded(None), ChangeRequested(REQUEST)],
+        TopologyPhase.RESTARTING: [StartEnded(None), RunFailed(problem(), 5.0)],
+        TopologyPhase.ENDING: [StartEnded(None), KillRequested(True)],
+        TopologyPhase.ENDED: [StartEnded(None), KillRequested(True), ShutDownEnded(None)],
+        TopologyPhase.FAILED: [StartEnded(problem(Cause.FAILED)), ShutDownEnded(None)],
     }
     for event in ways[phase]:
         made.handle(event)
@@ -62,20 +63,22 @@ def in_phase(phase):
 
 
 def test_every_phase_has_its_transitions_and_the_last_ones_none():
-    assert set(TRANSITIONS) == set(Phase)
+    assert set(TRANSITIONS) == set(TopologyPhase)
     assert all(not TRANSITIONS[phase] for phase in OVER)
-    assert all(Phase.ENDING in TRANSITIONS[phase] for phase in set(Phase) - OVER - {Phase.ENDING})
+    assert all(
+        TopologyPhase.ENDING in TRANSITIONS[phase] for phase in set(TopologyPhase) - OVER - {TopologyPhase.ENDING}
+    )
 
 
 def test_a_start_that_works():
-    made = Lifecycle("words", 3)
+    made = LifecycleMachine("words", 3)
     assert made.state == "starting"
     assert made.handle(StartEnded(None)) is None
-    assert (made.phase, made.state) == (Phase.ACTIVE, "active")
+    assert (made.phase, made.state) == (TopologyPhase.ACTIVE, "active")
 
 
 def test_a_start_that_fails_ends_the_topology():
-    made, failed = Lifecycle("words", 3), problem(Cause.LOST)
+    made, failed = LifecycleMachine("words", 3), problem(Cause.LOST)
     assert made.handle(StartEnded(failed)) == ShutDown(drain=False, running=False, error=failed.error)
     made.handle(ShutDownEnded(None))
     assert (made.state, made.error) == ("failed", failed.error)
@@ -83,9 +86,9 @@ def test_a_start_that_fails_ends_the_topology():
 
 
 def test_a_start_falls_back_where_a_snapshot_cannot_be_read():
-    made = Lifecycle("words", 3)
+    made = LifecycleMachine("words", 3)
     assert made.handle(StartEnded(problem(Cause.UNREADABLE))) == StartAgain()
-    assert (made.phase, made.restarts.count) == (Phase.STARTING, 1)
+    assert (made.phase, made.restarts.count) == (TopologyPhase.STARTING, 1)
 
 
 def test_spouts_pause_and_go_on(life):
@@ -95,7 +98,7 @@ def test_spouts_pause_and_go_on(life):
     assert life.state == "active"
 
 
-@pytest.mark.parametrize("phase", sorted(set(Phase) - RUNNING - {Phase.STARTING}, key=str))
+@pytest.mark.parametrize("phase", sorted(set(TopologyPhase) - RUNNING - {TopologyPhase.STARTING}, key=str))
 @pytest.mark.parametrize("event", [SpoutsRequested(True), ChangeRequested(REQUEST)])
 def test_requests_are_refused_where_it_does_not_run(phase, event):
     made = in_phase(phase)
@@ -108,9 +111,9 @@ def test_requests_are_refused_where_it_does_not_run(phase, event):
 def test_a_change_is_carried_out_and_spouts_stay_as_they_were(life):
     life.handle(SpoutsRequested(False))
     assert life.handle(ChangeRequested(REQUEST)) == CarryOut(REQUEST)
-    assert (life.phase, life.state) == (Phase.CHANGING, "inactive")
+    assert (life.phase, life.state) == (TopologyPhase.CHANGING, "inactive")
     assert life.handle(ChangeEnded(None)) is None
-    assert life.phase is Phase.INACTIVE
+    assert life.phase is TopologyPhase.INACTIVE
 
 
 def test_a_change_that_breaks_is_followed_by_a_restart(life):
@@ -142,6 +145,13 @@ def test_an_error_of_its_own_ends_it(life, cause):
     assert life.handle(RunFailed(failed, 5.0)) == ShutDown(drain=False, running=False, error=failed.error)
     life.handle(ShutDownEnded(None))
     assert (life.state, life.error) == ("failed", failed.error)
+
+
+@pytest.mark.parametrize("phase", [TopologyPhase.CHANGING, TopologyPhase.RESTARTING])
+def test_an_engine_that_dies_ends_it_in_any_phase(phase):
+    made, died = in_phase(phase), problem(Cause.INTERNAL)
+    assert made.handle(RunFailed(problem(), 1.0)) is None, "who is at work finds that"
+    assert made.handle(RunFailed(died, 1.0)) == ShutDown(drain=False, running=False, error=died.error)
 
 
 def test_it_restarts_with_growing_pauses_and_gives_up(life):
@@ -182,7 +192,7 @@ def test_what_is_being_restarted_cannot_be_drained(life):
     life.handle(ShutDownEnded(None))
 
 
-@pytest.mark.parametrize("phase", sorted(Phase, key=str))
+@pytest.mark.parametrize("phase", sorted(TopologyPhase, key=str))
 @pytest.mark.parametrize(
     "event",
     [StartEnded(None), RestartEnded(None), ShutDownEnded(None), ChangeEnded(None)],

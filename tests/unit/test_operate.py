@@ -112,7 +112,7 @@ def test_status(start, penstock):
     assert cells(text, "split")[:2] == ["split", "2"]
     assert cells(text, "1.1") == ["1.1", "node-a", "4321", "1.5 s", "2 MB", "split/1"]
     assert cells(text, "2.0")[1:3] == ["not connected", "-"]
-    assert "flow: show/0 slows its senders: 15,000 of 16,384 tuples wait" in text
+    assert "flow: show/0 slows its senders: 15,000 of 16,384 tuples are queued" in text
     assert "component 'show': no ink" in text
     assert cells(text, "written") == ["written", "400"]
 
@@ -183,7 +183,7 @@ def test_placement(start, penstock):
     first, path, *rest = text.splitlines()
     assert code == 0
     assert first.startswith("based on the load sample that ended at ")
-    assert path.startswith("critical path: 1.500 s of work a second")
+    assert path.startswith("critical path: 1.500 s of work per second")
     assert "  split@1.0 on b: 0.500" in "\n".join(rest)
     answer = json.loads(penstock("placement", "word-count", "--json")[1])
     assert answer["ended"] == 1030
@@ -203,7 +203,7 @@ def test_one_worker_is_moved_by_hand(start, penstock):
     code, text, _ = penstock("placement", "word-count", "--move", "1.0", "a")
     assert (code, text) == (0, "worker 1.0 moved from b to a, 41 ms of interruption\n")
     (moved,) = json.loads(penstock("placement", "word-count", "--move", "1.0", "a", "--json")[1])["moves"]
-    assert (moved["worker"], moved["target"], moved["steps"]) == ("1.0", "a", {"placed": 0.1})
+    assert (moved["worker"], moved["target"], moved["steps"]) == ("1.0", "a", {"prefetched": 0.1})
     code, _, error = penstock("placement", "word-count", "--move", "7.0", "a")
     assert code != 0
     assert "it has no worker 7.0, only 0.0, 0.1, 1.0" in error

@@ -161,8 +161,8 @@ def test_crash_points_are_told_each_step_and_nothing_is_undone_behind_a_crash():
 
     told = []
 
-    def crash(step, number):
-        told.append((step, number))
+    def crash(change, step):
+        told.append((step, change.number))
         if step == "b":
             raise Died
 

@@ -24,40 +24,28 @@ MOST_MODULE_LINES = 450
 EXCEPTIONS: dict[str, set[str]] = {
     "methods": {
         "WorkerRegistry",
+<<<<<<< HEAD
+        "MemcachedClient",
+=======
         "MetricsBus",
         "Cluster",
         "QueryRun",
         "RunningTopology",
         "MapState",
+>>>>>>> prose2
         "LocalRunner",
-        "WorkerHost",
         "SinkExecutor",
-        "Worker",
     },
     "attributes": {
         "TopologyStatus",
         "TaskStats",
         "ZooKeeperMessageBoard",
-        "Cluster",
-        "_Run",
-        "WorkerHost",
         "StreamOutput",
         "SinkExecutor",
-        "Worker",
     },
-    "function lines": {
-        "job.make_executor",
-        "replacement._replace",
-    },
+    "function lines": set(),
     "module lines": {
-        "control/backpressure.py",
-        "metrics/bus.py",
-        "sim/cluster.py",
-        "spark/query_run.py",
-        "spark/supervisor.py",
         "worker/collectors.py",
-        "worker/host.py",
-        "worker/worker.py",
     },
 }
 
@@ -186,7 +174,7 @@ WORKING_PAPERS = re.compile(r"\bSPEC\b|\bDESIGN\b|\bSTYLE\.md\b|\bSPARK\.md\b")
 NAMES_THEM = {"test_structure.py", "test_docs_site.py"}  # their patterns
 
 # References that are still there, by folder. The numbers only go down; at 0 delete the entry.
-STILL_THERE = {"src": 121, "docs": 0, "README.md": 0, "ARCHITECTURE.md": 0, "tests": 0}
+STILL_THERE = {"src": 7, "docs": 0, "README.md": 0, "ARCHITECTURE.md": 0, "tests": 0}
 
 
 def _texts(place: str) -> Iterator[Path]:

@@ -156,7 +156,7 @@ def test_the_last_line_of_drain_cannot_steer_the_terminal(capsys):
 def test_what_penstock_run_says_at_the_end_cannot_steer_the_terminal(capsys):
     total = TaskStats(executed=1, errors=1, last_error="ValueError: \x1b[2J")
     running = SimpleNamespace(outcome=lambda: judge([], {"parse": total}, ""))
-    session = run._Command.__new__(run._Command)
+    session = run._RunCommand.__new__(run._RunCommand)
     session._running, session._console = SimpleNamespace(internals=running), Console(file=io.StringIO())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("penstock.cli.view.summary", lambda *ignored: "")

@@ -90,10 +90,10 @@ def handle(options: argparse.Namespace) -> int:
     from penstock.spark import submit  # noqa: F401
 
     with StopSignals() as signals:
-        return _Command(options, topology, signals).run()
+        return _RunCommand(options, topology, signals).run()
 
 
-class _Command:
+class _RunCommand:
     """One ``penstock run``. The main thread only updates the view and handles signals; everything that takes time
     runs on other threads, so that a signal does not interrupt it half-way. The first signal cancels a start at
     once, and drains a running topology. A second signal during that time stops everything at once."""

@@ -75,7 +75,7 @@ class CommitLoop:
         self.commits = commits
         self.error: PenstockError | None = None
         """Why the loop gave up, if it did."""
-        self._store, self._events, self._notify = store, events, notify
+        self._store, self.events, self._notify = store, events, notify
         self._wanted: queue.SimpleQueue[CommitRequest] = queue.SimpleQueue()
         self._waiting: list[CommitRequest] = []
         self._files = SavepointRequests(store)
@@ -87,7 +87,7 @@ class CommitLoop:
     def want(self, request: CommitRequest) -> None:
         """Have an epoch committed, its sinks published too."""
         self._wanted.put(request)
-        self._events.put(())  # look at once
+        self.events.put(())  # look at once
 
     def commit_now(self, timeout: float) -> int:
         """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
@@ -114,7 +114,7 @@ class CommitLoop:
 
     def stop(self) -> None:
         """Have ``turn`` end the loop; what is under way is not committed."""
-        self._events.put(None)
+        self.events.put(None)
 
     def _wait(self, request: CommitRequest, timeout: float) -> int:
         self.want(request)
@@ -132,7 +132,7 @@ class CommitLoop:
         """Take what a worker said, waiting for it so many seconds, and do what is due. False: the loop has
         ended."""
         try:
-            event = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
+            event = self.events.get(timeout=seconds) if seconds else self.events.get_nowait()
         except queue.Empty:
             event = ()
         if event is None:

@@ -84,16 +84,16 @@ class Commits:
         crash: CrashPoint,
     ) -> None:
         self.committed = committed
-        self.committed_at: float | None = None
-        """When the newest epoch was committed, on the monotonic clock; None: by an earlier start."""
         """The newest epoch that has a manifest."""
+        self.committed_at: float | None = None
+        """When the newest epoch was committed, on the monotonic clock; None: by an earlier query run."""
         self._plan, self._delivery, self._store = plan, delivery, store
         self._owner, self._send, self._crash = owner, send, crash
         self._generation = owner.generation
         self._origin: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
         """``base`` and ``dead_letters`` of this generation's manifests, from its first one once that was read."""
         self._last = False
-        """The last epoch of this start has begun."""
+        """The last epoch of this query run has begun."""
         self._moves = 0
         """The commit with which a worker leaves for another process."""
         self._ended = committed
@@ -131,8 +131,8 @@ class Commits:
         return commit, commit if self._delivery == "exactly_once" else self._ended + 1
 
     def begin(self, now: float, last: bool = False, moves: bool = False) -> bool:
-        """End an epoch now. The ``last`` one of this start tells changes only and leaves cleaning up to whoever
-        takes over; with one that ``moves`` a worker leaves. False: too many are under way."""
+        """End an epoch now. The ``last`` one of this query run writes changes only, and leaves cleaning up to
+        whoever takes over; with one that ``moves`` a worker leaves. False: too many are under way."""
         instructions = self._keeper.begin(now)
         self._last = self._last or (last and bool(instructions))
         if moves and instructions:
@@ -228,7 +228,7 @@ class Commits:
             log.warning("old snapshots stay: %s", error)
 
     def _check_owner(self) -> None:
-        """Raises as ``Ownership.check`` does, and where a later start of this driver has begun while the store
+        """Raises as ``Ownership.check`` does, and where a later query run of this driver has begun while the store
         stalled here: that one does the epoch again."""
         self._owner.check(self._store)
         if self._owner.generation != self._generation:

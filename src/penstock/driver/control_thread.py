@@ -16,7 +16,7 @@ log = logging.getLogger("penstock.migration")
 
 
 class ControlThread:
-    """Of one start of a topology: routes are those of the plan when it begins."""
+    """Of one query run, which begins with the routes of the plan."""
 
     def __init__(
         self, migrations: MigrationController, bus: MetricsBus, send: Callable[[Command], None], interval: float

@@ -53,7 +53,7 @@ class _Open:
 
 
 class EpochKeeper:
-    """The epochs of one start of a topology. Epochs may overlap and are committed in order."""
+    """The epochs of one query run. Epochs may overlap and are committed in order."""
 
     def __init__(
         self,

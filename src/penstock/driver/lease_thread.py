@@ -54,7 +54,9 @@ class Lease:
             try:
                 self.owner.release(self._store)
             except StateError as error:
-                log.warning("another start has to find out by itself that this one has ended: %s", error)
+                log.warning(
+                    "the lease could not be released, so the next driver waits until it expires: %s", error
+                )
 
     def _run(self) -> None:
         while not self._over.wait(self._beat):

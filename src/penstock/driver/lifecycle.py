@@ -16,7 +16,7 @@ from penstock.driver.steps import Cause, Problem
 from penstock.errors import PenstockError, StateUnavailable, TopologyFailed
 
 
-class Phase(Enum):
+class TopologyPhase(Enum):
     """Where in its life a topology is."""
 
     STARTING = "starting"
@@ -31,21 +31,23 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
-    Phase.STARTING: frozenset({Phase.ACTIVE, Phase.ENDING}),
-    Phase.ACTIVE: frozenset({Phase.INACTIVE, Phase.CHANGING, Phase.RESTARTING, Phase.ENDING}),
-    Phase.INACTIVE: frozenset({Phase.ACTIVE, Phase.CHANGING, Phase.RESTARTING, Phase.ENDING}),
-    Phase.CHANGING: frozenset({Phase.ACTIVE, Phase.INACTIVE, Phase.RESTARTING, Phase.ENDING}),
-    Phase.RESTARTING: frozenset({Phase.ACTIVE, Phase.INACTIVE, Phase.ENDING}),
-    Phase.ENDING: frozenset({Phase.ENDED, Phase.FAILED}),
-    Phase.ENDED: frozenset(),
-    Phase.FAILED: frozenset(),
+_FROM_RUNNING = frozenset({TopologyPhase.CHANGING, TopologyPhase.RESTARTING, TopologyPhase.ENDING})
+
+TRANSITIONS: Mapping[TopologyPhase, frozenset[TopologyPhase]] = {
+    TopologyPhase.STARTING: frozenset({TopologyPhase.ACTIVE, TopologyPhase.ENDING}),
+    TopologyPhase.ACTIVE: _FROM_RUNNING | {TopologyPhase.INACTIVE},
+    TopologyPhase.INACTIVE: _FROM_RUNNING | {TopologyPhase.ACTIVE},
+    TopologyPhase.CHANGING: frozenset({TopologyPhase.ACTIVE, TopologyPhase.INACTIVE, TopologyPhase.ENDING}),
+    TopologyPhase.RESTARTING: frozenset({TopologyPhase.ACTIVE, TopologyPhase.INACTIVE, TopologyPhase.ENDING}),
+    TopologyPhase.ENDING: frozenset({TopologyPhase.ENDED, TopologyPhase.FAILED}),
+    TopologyPhase.ENDED: frozenset(),
+    TopologyPhase.FAILED: frozenset(),
 }
 """Which phases may follow each phase."""
 
-RUNNING = frozenset({Phase.ACTIVE, Phase.INACTIVE})
+RUNNING = frozenset({TopologyPhase.ACTIVE, TopologyPhase.INACTIVE})
 """The phases in which requests are taken."""
-OVER = frozenset({Phase.ENDED, Phase.FAILED})
+OVER = frozenset({TopologyPhase.ENDED, TopologyPhase.FAILED})
 
 
 # ---- events --------------------------------------------------------------------------------------------
@@ -173,12 +175,12 @@ class ShutDown:
 Decision = StartAgain | SetSpouts | CarryOut | Refuse | RestartQuery | ShutDown
 
 
-class Lifecycle:
+class LifecycleMachine:
     """The machine of one topology. ``handle`` is called by one thread at a time; ``phase``, ``state`` and
     ``error`` may be read by any."""
 
     def __init__(self, topology: str, max_restarts: int) -> None:
-        self.phase = Phase.STARTING
+        self.phase = TopologyPhase.STARTING
         self.error: PenstockError | None = None
         """Why the topology failed, if it did."""
         self.restarts = Restarts()
@@ -189,7 +191,7 @@ class Lifecycle:
     @property
     def state(self) -> str:
         """As people see it: a topology that is being changed is still active, or inactive."""
-        return (self._running if self.phase is Phase.CHANGING else self.phase).value
+        return (self._running if self.phase is TopologyPhase.CHANGING else self.phase).value
 
     def use(self, max_restarts: int) -> None:
         """The topology was replaced by one with this setting."""
@@ -209,39 +211,42 @@ class Lifecycle:
             case ChangeRequested(request):
                 if self.phase not in RUNNING:
                     return self._refuse()
-                self._enter(Phase.CHANGING)
+                self._enter(TopologyPhase.CHANGING)
                 return CarryOut(request)
             case ChangeEnded(problem, ran):
                 self._enter(self._running)
                 return None if problem is None else self._on_failed(problem, ran)
             case RunFailed(problem, ran):
-                return self._on_failed(problem, ran) if self.phase in RUNNING else None
+                if self.phase in RUNNING:
+                    return self._on_failed(problem, ran)
+                broken = problem.cause is Cause.INTERNAL and self.phase not in OVER | {TopologyPhase.ENDING}
+                return self.fail(problem.error) if broken else None
             case RestartEnded(problem):
                 return self._on_restarted(problem)
             case KillRequested(drain):
                 return self._on_kill(drain)
             case ShutDownEnded(error):
                 self.error = self.error or error
-                self._enter(Phase.ENDED if self.error is None else Phase.FAILED)
+                self._enter(TopologyPhase.ENDED if self.error is None else TopologyPhase.FAILED)
         return None
 
     def validate(self) -> None:
         """Raises ``AssertionError`` where the machine is in a state it must never be in."""
-        assert (self.phase is Phase.FAILED) <= (self.error is not None), "a failed topology has an error"
-        assert (self.phase is Phase.ENDED) <= (self.error is None), "one that ended has none"
+        assert (self.phase is TopologyPhase.FAILED) <= (self.error is not None), "a failed topology has an error"
+        assert (self.phase is TopologyPhase.ENDED) <= (self.error is None), "one that ended has none"
 
     @property
-    def _running(self) -> Phase:
-        return Phase.ACTIVE if self.spouts_active else Phase.INACTIVE
+    def _running(self) -> TopologyPhase:
+        return TopologyPhase.ACTIVE if self.spouts_active else TopologyPhase.INACTIVE
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: TopologyPhase) -> None:
         if phase is not self.phase:
             assert phase in TRANSITIONS[self.phase], f"{phase} does not follow {self.phase}"
             self.phase = phase
 
     def _on_started(self, problem: Problem | None) -> Decision | None:
         if problem is None:
-            self._enter(Phase.ACTIVE)
+            self._enter(TopologyPhase.ACTIVE)
             return None
         if problem.cause is Cause.UNREADABLE:
             self.restarts.count += 1
@@ -269,22 +274,22 @@ class Lifecycle:
         if restarts.tries >= self._max_restarts:
             text = f"it failed again after {restarts.tries} restarts (setting lifecycle.max_restarts): {problem}"
             return self.fail(TopologyFailed(self._where, text.rstrip(".")))
-        self._enter(Phase.RESTARTING)
+        self._enter(TopologyPhase.RESTARTING)
         pause = restarts.pause
         restarts.begin()
         return RestartQuery(problem, pause)
 
     def _on_kill(self, drain: bool) -> Decision | None:
-        if self.phase in OVER or self.phase is Phase.ENDING:
+        if self.phase in OVER or self.phase is TopologyPhase.ENDING:
             return None
         running = self.phase in RUNNING
-        self._enter(Phase.ENDING)
+        self._enter(TopologyPhase.ENDING)
         return ShutDown(drain and running, running, None)
 
     def fail(self, error: PenstockError) -> Decision:
         """The topology cannot go on."""
         self.error = error
-        self._enter(Phase.ENDING)
+        self._enter(TopologyPhase.ENDING)
         return ShutDown(drain=False, running=False, error=error)
 
     def _refuse(self) -> Refuse:

@@ -19,7 +19,7 @@ from penstock.plan.model import WorkerId
 from penstock.settings import Settings
 
 _METERED = 6
-"""Times a load sample energy is counted: every 5 s, so that what a start that was lost used last is mostly
+"""Times a load sample energy is counted: every 5 s, so that what a lost query run used last is mostly
 counted."""
 
 
@@ -33,7 +33,7 @@ class LoadMonitor:
     def __init__(self, settings: Settings, clock: Clock | None = None, store: LoadStore | None = None) -> None:
         """``store``: instead of that of the settings. Raises where that can never work."""
         self.sample: MonitorSample | None = None
-        """The newest; None: none yet since the start, the restart or the replacement."""
+        """The newest; None: none yet since the last start, restart or replacement."""
         self.energy = EnergyMeter(PowerModel(*map(float, settings.placement.watts.split(","))))
         self._settings, self._clock = settings, clock or SystemClock()
         self._store = store or open_store(
@@ -54,7 +54,7 @@ class LoadMonitor:
     def poll(
         self, now: float, bus: MetricsBus, workers: Mapping[WorkerId, WorkerConnection]
     ) -> MonitorSample | None:
-        """Called a few times a second with the bus and the workers of the start that runs; ``now`` on the bus'
+        """Called a few times a second with the bus and the workers of the current query run; ``now`` on the bus'
         clock, ``workers`` not to be changed meanwhile. Does something only when something is due. Returns a load
         sample when one has just ended."""
         if not self._due(now, bus):
@@ -80,7 +80,7 @@ class LoadMonitor:
         return sample
 
     def newest(self, bus: MetricsBus) -> MonitorSample | None:
-        """The newest load sample of the start that has this bus; None: it has none yet."""
+        """The newest load sample of the query run that has this bus; None: it has none yet."""
         sample = self.sample
         return sample if bus is self._bus and bus.load().attempt == self._attempt else None
 
@@ -127,7 +127,9 @@ class LoadMonitor:
 
     def _why_none(self) -> str:
         if not self.on:
-            return "the load monitor is off: start the topology with --set monitor=memory, or sqlite to keep load samples"
+            return (
+                "the load monitor is off: start the topology with --set monitor=memory, or sqlite to keep samples"
+            )
         length = self._settings.monitor.window
         if self._first is None:
             return f"no load sample yet: the first begins when all workers have reported, and takes {length:g} s"

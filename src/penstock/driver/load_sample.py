@@ -28,8 +28,8 @@ class WorkerPlace:
 
 @dataclass(frozen=True)
 class LoadReading:
-    """All that is known of one start at a moment. Workers that have not connected, or have not reported yet, are
-    missing from ``places``."""
+    """All that is known of one query run at a moment. Workers that have not connected, or have not reported yet,
+    are missing from ``places``."""
 
     time: float
     plan: Plan
@@ -60,7 +60,8 @@ class LoadReading:
 
 
 def read_load(now: float, plan: Plan, load: Load, workers: Mapping[WorkerId, WorkerConnection]) -> LoadReading:
-    """Only of workers that are connected and of this start: a straggler's figures are another process'."""
+    """Only of workers that are connected and of this query run: reports of an earlier one are about another
+    process."""
     places = {
         worker: WorkerPlace(each.hello.node, each.hello.pid)
         for worker, each in sorted(workers.items())
@@ -165,7 +166,7 @@ def executor_id(component: str, worker: WorkerId) -> str:
 
 
 def sample_between(first: LoadReading, last: LoadReading, ended: float, settings: Settings) -> MonitorSample:
-    """What happened from one complete reading to another of the same start."""
+    """What happened from one complete reading to another of the same query run."""
     plan = last.plan
     workers = {
         executor_id(component, worker): worker

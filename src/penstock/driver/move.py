@@ -2,7 +2,7 @@
 
 The steps, in order; up to the third the move can be given up, and the worker goes on where it was:
 
-1. A free slot on the node prepares to take over, and reads ahead what the worker has committed (``standing_by``).
+1. A free slot on the node prepares to take over, and reads ahead what the worker has committed (``prefetched``).
 2. The workers that send to it send everything to both slots from now on (``doubled``). The old process goes on
    producing the results; the new one emits nothing, and keeps what arrives.
 3. The end of an epoch is announced, and every sender's marker arrives. The old process does all that came before
@@ -85,8 +85,8 @@ class WorkerMove:
         now = registry.workers[worker].hello.node if worker in registry.workers else "no node"
         return TopologyFailed(
             self._run.where,
-            f"worker {worker} on {now} cannot move to {node}: only a worker of bolts alone can, to another node with a "
-            f"free slot for its stage (free slots are on {', '.join(sorted(free)) or 'no node'})",
+            f"worker {worker} on {now} cannot move to {node}: only a worker of bolts alone can, to another node "
+            f"with a free slot for its stage (free slots are on {', '.join(sorted(free)) or 'no node'})",
             "Start it with --set placement.spare_slots=1 or more, or let it be replaced: handle.place().",
         )
 
@@ -100,7 +100,7 @@ class WorkerMove:
         yield Step("slot_taken", lambda: self._registry.stand_by(self._worker, self._new_slot), undo=self._abandon)
         yield epochs.commit_step("ahead_committed", watch, _newest_will_do)
         yield self._wait(
-            "standing_by", self._read_ahead, self._is_ahead, "the new process did not read the state ahead"
+            "prefetched", self._read_ahead, self._is_ahead, "the new process did not read the state ahead"
         )
         yield Step("commits_paused", commits.pause, undo=commits.resume)
         yield self._route("doubled", self._old_slot, self._new_slot, undo=self._stay)

@@ -22,8 +22,8 @@ class Outcome:
 
 
 def judge(spouts: Collection[str], totals: Mapping[str, TaskStats], left_behind: str) -> Outcome:
-    """``totals``: what each component has counted since the first start. ``left_behind``: what was not finished at
-    the end, or nothing."""
+    """``totals``: what each component has counted since the topology was first started. ``left_behind``: what was
+    not finished at the end, or nothing."""
     fruitless = [
         sentence
         for component, total in totals.items()

@@ -61,8 +61,8 @@ class Placer:
             why_not = "a worker is wanted on a node that is released, or takes nothing new"
         elif total * kept // max(1, len(active)) - current.slots_on(active - leaving) < needed:
             why_not = (
-                f"the old and the new form must run side by side: {total} task slots on {len(active)} nodes are too "
-                f"few on {kept} for {needed} more"
+                f"the old and the new form must run side by side: {total} task slots on {len(active)} nodes are "
+                f"too few on {kept} for {needed} more"
             )
         if why_not:
             where = f"placement of topology '{current.deployment.topology.name}'"

@@ -82,7 +82,7 @@ class QueryRun:
 
     # ---- beginning -------------------------------------------------------------------------------------
 
-    def launch_steps(self, watch: Sequence[Watch], last: str = "connected") -> list[Step]:
+    def launch_steps(self, watch: Sequence[Watch], last: str = "assigned") -> list[Step]:
         """Launch the query and wait until all its workers have connected. The last step has the name ``last``."""
         limit = self.settings.lifecycle.start_timeout
         connect = Step(

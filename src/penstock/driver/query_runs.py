@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from penstock.driver.deployment import Deployment
 from penstock.driver.engine import Shortage
@@ -60,9 +61,10 @@ class QueryRuns:
         explain: Callable[[NotEnoughSlots], NotEnoughSlots] = lambda error: error,
     ) -> Step:
         """Hold the slots of a deployment; nodes that may still join are waited for so many seconds. ``elsewhere``:
-        slots that this topology holds on nodes that are being released."""
+        slots that this topology holds on nodes that are being released. Undone, they are given back, unless they
+        were held before."""
         deadline = self.now() + patience
-        wanted, engine = sum(deployment.slots), self.engine
+        wanted, engine, held = sum(deployment.slots), self.engine, id(deployment) in self._holders
 
         def reserved() -> bool:
             late = self.now() >= deadline
@@ -75,7 +77,8 @@ class QueryRuns:
                 self._holders.add(id(deployment))
             return shortage is None
 
-        return Step("reserved", until=reserved, poll=True, watch=watch, undo=lambda: self.release(deployment))
+        undo = None if held else partial(self.release, deployment)
+        return Step("reserved", until=reserved, poll=True, watch=watch, undo=undo)
 
     def release(self, deployment: Deployment) -> None:
         self.engine.free(id(deployment))
@@ -142,7 +145,7 @@ class QueryRuns:
 def _not_enough(deployment: Deployment, shortage: Shortage) -> NotEnoughSlots:
     return NotEnoughSlots(
         f"topology '{deployment.topology.name}'",
-        f"it needs {sum(deployment.slots)} task slots, one per worker, but only {shortage.free} of {shortage.total} "
-        f"are free on {shortage.master}",
+        f"it needs {sum(deployment.slots)} task slots, one per worker, but only {shortage.free} of "
+        f"{shortage.total} are free on {shortage.master}",
         "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
     )

@@ -1,8 +1,8 @@
-"""The state directory as a start of the topology finds it: which epoch it begins with, and what its tasks had.
+"""The state directory as a query run finds it: which epoch it begins with, and the state of its tasks then.
 
-The newest manifest decides. A start takes it over by a manifest of its own generation (``state.manifest``); only
-then what others left unfinished is removed. So whatever fails or dies on the way, the directory holds either what
-it held before or what the start begins with.
+The newest manifest decides. A query run takes the directory over by writing a manifest of its own generation
+(``state.manifest``), and only then removes what others left unfinished. So whatever fails or dies on the way, the
+directory holds either what it held before or what the query run begins with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StateDirectory:
     def __init__(
         self, plan: Plan, topology: Topology, folder: str | None = None, owner: Ownership | None = None
     ) -> None:
-        """``owner``: of all starts of this driver; without one, this object stands for a driver of its own."""
+        """``owner``: of all query runs of this driver; without one, this object stands for a driver of its own."""
         self.store = StateStore(folder or topology.settings.delivery.state_dir).child(topology.name)
         self.owner = owner or Ownership(topology.name)
         self._plan, self._delivery = plan, topology.settings.delivery.guarantee
@@ -86,7 +86,7 @@ class StateDirectory:
         return max((read_published(self.store, generation) for generation in later), default=0)
 
     def _clean_up(self, generation: int) -> None:
-        """Remove what no manifest needs. A start does not fail because that does."""
+        """Remove what no manifest needs. If that fails, the query run starts all the same."""
         try:
             manifests.sweep(self.store, generation)
             manifests.prune(self.store, generation)
@@ -95,7 +95,7 @@ class StateDirectory:
             log.warning("old snapshots stay: %s", error)
 
     def look(self) -> None:
-        """Find what a start would begin with now, without taking the directory over: for reading ahead of that.
+        """Find what a query run would begin with now, without taking the directory over, to prefetch it.
         Raises ``StateError`` where it does not fit the topology. What sinks prepared is left out: it is published
         by those who prepared it."""
         found = manifests.newest(self.store)

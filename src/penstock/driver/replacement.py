@@ -138,8 +138,8 @@ class Replacement:
         def explain(error: NotEnoughSlots) -> NotEnoughSlots:
             return NotEnoughSlots(
                 error.where,
-                f"it cannot be replaced without a pause, which takes {wanted} task slots beside the {held} it holds: "
-                f"{error.problem}",
+                f"it cannot be replaced without a pause, which takes {wanted} task slots beside the {held} it "
+                f"holds: {error.problem}",
                 "Give the master more, or use --stop-and-go: the old form is stopped first, and for some seconds "
                 "nothing runs.",
             )

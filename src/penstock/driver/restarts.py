@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 _STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
-_WORKED = 1.0  # seconds of running after which a start was not in vain: the next need not wait longer
-_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled for each one that was in vain
+_WORKED = 1.0  # seconds of running after which a query run has worked: the next restart need not wait longer
+_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled after each attempt that failed
 _MOST_DOUBLED = 10  # times: more than it takes to the longest
 _LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
 
@@ -20,14 +20,14 @@ class Restarts:
         self._in_vain = 0
 
     def lost(self, ran: float) -> None:
-        """A start was lost that ran for so many seconds; less than 0: it never did."""
+        """A query run was lost that ran for so many seconds; less than 0: its tasks never opened."""
         if ran > _STABLE:
             self.tries = 0
         if ran > _WORKED:
             self._in_vain = 0
 
     def begin(self) -> None:
-        """It is started again."""
+        """Another attempt begins."""
         self.count += 1
         self.tries += 1
         self._in_vain += 1

@@ -24,7 +24,7 @@ def retried(
 ) -> Result:
     """What ``action`` returns, which may be called several times. Raises its last ``StateUnavailable`` after
     ``patience`` seconds of pauses, or when ``wait``, which passes the time, says that nobody wants it any more;
-    every other error at once. ``say`` is told before each pause."""
+    every other error at once. ``say`` is called with a sentence before each pause."""
     waited, pause = 0.0, _FIRST_PAUSE
     while True:
         try:

@@ -71,7 +71,7 @@ class SavepointRequests:
         try:
             return _requested(name, self._store.read(name))
         except (StateError, ValueError, LookupError, TypeError) as error:  # anyone may put a file there
-            text = f"it does not name a folder or URL, or is not signed with the key of this deployment: {error}"
+            text = f"it names no folder or URL, or lacks this deployment's signature: {error}"
             self._answer(name, {"error": str(StateError(f"request {name}", text))})
             return ""
 

@@ -43,7 +43,7 @@ _DECISIONS = 64  # the newest that are shown
 
 
 class Running(Protocol):
-    """What is looked at."""
+    """What a status is taken of: ``driver.internals.Internals``, or a double in tests."""
 
     server: Coordinator
     monitor: LoadMonitor
@@ -118,7 +118,7 @@ class TopologyStatus:
     epoch: int
     """The newest committed one; 0 for none."""
     commit_age: float | None
-    """Seconds since it was; None where none was since the last start."""
+    """Seconds since it was; None where the current query run has made none."""
     restarts: int
     pending: int
     rate_in: float
@@ -156,7 +156,8 @@ class TopologyStatus:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, described in docs/reference/status.md; what is infinite or unknown is null."""
+        """One object of plain values, described in docs/reference/status.md; what is infinite or unknown is
+        null."""
         plain: dict[str, Any] = _plain(
             {
                 "format": FORMAT,

@@ -196,7 +196,7 @@ def _unexpected(error: Exception) -> PenstockError:
     return TopologyFailed("topology", f"internal error (please report it): {type(error).__name__}: {error}")
 
 
-def _no_crash(step: str, number: int) -> None:
+def _no_crash(change: Change, step: str) -> None:
     pass
 
 
@@ -207,8 +207,8 @@ class StepRunner:
     waiter: Waiter
     cancelled: Callable[[], bool] = _never
     """Whether whoever asked for the change, or for the topology, does not want it any more. Quick."""
-    crash: Callable[[str, int], None] = _no_crash
-    """Told that a step of a change with this number has ended. Crash tests die here."""
+    crash: Callable[[Change, str], None] = _no_crash
+    """Told that a step of a change has ended. Crash tests die here."""
     explain: Callable[[Exception], PenstockError] = _unexpected
     """Makes an error of an exception that is no ``PenstockError``."""
     where: str = "topology"
@@ -249,7 +249,7 @@ class StepRunner:
 
     def reached(self, change: Change, step: str) -> None:
         """The step has ended. Fault tests replace this method to strike at a step."""
-        self.crash(step, change.number)
+        self.crash(change, step)
 
     def pause(self, seconds: float) -> bool:
         """For a step that has to try something again later. True: cancelled."""

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.driver import lifecycle
@@ -20,32 +17,23 @@ from penstock.driver.changes import Changes
 from penstock.driver.deployment import Deployment
 from penstock.driver.engine import Engine
 from penstock.driver.lease_thread import Lease
-from penstock.driver.lifecycle import Decision, Event, Lifecycle, Phase
+from penstock.driver.lifecycle import Decision, Event, LifecycleMachine, TopologyPhase
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.load_sample import MonitorSample
 from penstock.driver.query_run import RunContext
 from penstock.driver.query_runs import QueryRuns
+from penstock.driver.request_queue import Posted, RequestQueue
 from penstock.driver.requests import ChangeRequest
 from penstock.driver.restart import FirstStart, Restart
 from penstock.driver.runs import Run
 from penstock.driver.server import Coordinator
 from penstock.driver.shutdown import ShuttingDown
-from penstock.driver.steps import LOOK_INTERVAL, Cause, ConditionWaiter, Problem, StepRunner, Waiter
+from penstock.driver.steps import LOOK_INTERVAL, Cause, Change, ConditionWaiter, Problem, StepRunner, Waiter
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.faults import CrashPoint
 
 log = logging.getLogger("penstock.driver")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Posted:
-    """What another thread wants."""
-
-    event: Event | None
-    call: Callable[[], Any] | None = None
-    """Called instead, between two changes."""
-    answer: Future[Any] = field(default_factory=Future)
 
 
 class Supervisor:
@@ -65,7 +53,7 @@ class Supervisor:
         ``waiter``: tests have their own."""
         settings = deployment.topology.settings
         self.server, self.engine = server, engine
-        self.lifecycle = Lifecycle(deployment.topology.name, settings.lifecycle.max_restarts)
+        self.lifecycle = LifecycleMachine(deployment.topology.name, settings.lifecycle.max_restarts)
         self.monitor = LoadMonitor(settings)
         """What executors, streams and nodes are up to, and the energy of that."""
         self.left_behind = ""
@@ -75,13 +63,13 @@ class Supervisor:
         self.closing = threading.Event()
         """Set when the tasks are closed and the query is about to be stopped."""
         self._ended, self._stopping, self._hurry = threading.Event(), threading.Event(), threading.Event()
-        self._inbox: queue.SimpleQueue[_Posted] = queue.SimpleQueue()
+        self._requests = RequestQueue(server.changed)
         self._lease = lease
         self._announced: Run | None = None
         self.runner = StepRunner(
             waiter or ConditionWaiter(server.changed),
             self._stopping.is_set,
-            CrashPoint(settings.lifecycle.crash_at, "driver"),
+            _crash_at(settings.lifecycle.crash_at),
             self._died,
             f"topology '{deployment.topology.name}'",
         )
@@ -92,8 +80,8 @@ class Supervisor:
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on the supervisor's thread, between two changes; returns what it returns, or raises."""
-        posted = _Posted(None, function)
-        self._post(posted)
+        posted = Posted(None, function)
+        self._requests.post(posted)
         result: T = posted.answer.result()
         return result
 
@@ -104,12 +92,12 @@ class Supervisor:
 
     def request(self, request: ChangeRequest) -> None:
         """The same without waiting."""
-        self._post(_Posted(lifecycle.ChangeRequested(request), answer=request.answer))
+        self._requests.post(Posted(lifecycle.ChangeRequested(request), answer=request.answer))
 
     def spouts(self, active: bool) -> None:
         """Let the spouts emit, or pause."""
-        posted = _Posted(lifecycle.SpoutsRequested(active))
-        self._post(posted)
+        posted = Posted(lifecycle.SpoutsRequested(active))
+        self._requests.post(posted)
         posted.answer.result()
 
     def kill(self, drain: bool) -> None:
@@ -117,14 +105,17 @@ class Supervisor:
         ``drain`` ends the draining of the first."""
         if self._ended.is_set():
             return
-        if not drain:
-            self._hurry.set()
-        self._stopping.set()
-        self._wake()
-        self._post(_Posted(lifecycle.KillRequested(drain)))
+        self.ask_to_end(drain)
         self._ended.wait()
         if self.lifecycle.error is not None:
             raise self.lifecycle.error
+
+    def ask_to_end(self, drain: bool) -> None:
+        """The same without waiting. What is being carried out is cancelled."""
+        if not drain:
+            self._hurry.set()
+        self._stopping.set()
+        self._requests.post(Posted(lifecycle.KillRequested(drain)))
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the end. Raises the topology's error if it failed; False: it still runs."""
@@ -133,23 +124,6 @@ class Supervisor:
             raise self.lifecycle.error
         return done
 
-    def _post(self, posted: _Posted) -> None:
-        self._inbox.put(posted)
-        if self._ended.is_set():  # nobody may look there any more
-            self._refuse_all()
-
-    def _wake(self) -> None:
-        with self.server.changed:
-            self.server.changed.notify_all()
-
-    def _refuse_all(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                posted = self._inbox.get_nowait()
-                if not posted.answer.done():
-                    where, state = self.runner.where, self.lifecycle.state
-                    posted.answer.set_exception(lifecycle.not_running(where, state))
-
     # ---- starting --------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -157,7 +131,7 @@ class Supervisor:
         running, and leaves nothing behind then."""
         try:
             change: FirstStart | Restart = FirstStart(self.runs, self.server.start)
-            while self.lifecycle.phase is Phase.STARTING:
+            while self.lifecycle.phase is TopologyPhase.STARTING:
                 ended = self.runner.run(change)
                 decision = self.lifecycle.handle(lifecycle.StartEnded(ended.problem))
                 if isinstance(decision, lifecycle.StartAgain):
@@ -174,10 +148,12 @@ class Supervisor:
         if self.lifecycle.error is not None:
             raise self.lifecycle.error
         self.begun = self.runs.now()
-        self._announce()
+
+    def watch(self) -> None:
+        """After ``start``: have a thread watch over the topology from now on."""
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """Let people find the topology, and tell them what they must know about the engine."""
         name = self.runs.current.deployment.topology.name
         self._announced = Run.here(name, self.server.address, self.server.secret)
@@ -192,33 +168,39 @@ class Supervisor:
     def _run(self) -> None:
         """Until the end: take what happens, and carry out what the lifecycle decides about it."""
         while not self._ended.is_set():
-            try:
-                posted = self._next()
-                if posted is not None:
-                    self._handle(posted)
-            except Exception as error:  # a dead engine answers with whatever its client library makes of it
-                log.debug("supervisor", exc_info=True)
-                problem = Problem(Cause.INTERNAL, self._died(error))
-                self._handle(_Posted(lifecycle.RunFailed(problem, self._ran())))
-        self._refuse_all()
+            self.turn()
 
-    def _next(self) -> _Posted | None:
+    def turn(self) -> None:
+        """Take what happens next, if anything does within a moment, and carry out what follows from it."""
+        posted = None
+        try:
+            posted = self._next()
+            if posted is not None:
+                self._handle(posted)
+        except Exception as error:  # a dead engine answers with whatever its client library makes of it
+            log.debug("supervisor", exc_info=True)
+            problem = Problem(Cause.INTERNAL, self._died(error))
+            if posted is not None and not posted.answer.done():
+                posted.answer.set_exception(problem.error)
+            self._handle(self._failed(problem))
+
+    def _next(self) -> Posted | None:
         """What to handle next: what other threads want, what policies decide, and what is wrong."""
         if self._lease is not None and self._lease.error is not None:
             return self._failed(Problem(Cause.FAILED, self._lease.error))
         sample = self._poll_monitor()
         self.runs.stop_retired()
-        with contextlib.suppress(queue.Empty):
-            return self._inbox.get(timeout=LOOK_INTERVAL)
-        if self.lifecycle.phase is Phase.ACTIVE:
+        if self.runner.waiter.wait_for(self._requests.waiting, LOOK_INTERVAL):
+            return self._requests.take()
+        if self.lifecycle.phase is TopologyPhase.ACTIVE:
             request = self.changes.decided(sample)
             if request is not None:
-                return _Posted(lifecycle.ChangeRequested(request), answer=request.answer)
+                return Posted(lifecycle.ChangeRequested(request), answer=request.answer)
         problem = self.runs.watch(self.runs.current).check()
         return None if problem is None else self._failed(problem)
 
-    def _failed(self, problem: Problem) -> _Posted:
-        return _Posted(lifecycle.RunFailed(problem, self._ran()))
+    def _failed(self, problem: Problem) -> Posted:
+        return Posted(lifecycle.RunFailed(problem, self._ran()))
 
     def _ran(self) -> float:
         return self.runs.now() - self.runs.current.running_since
@@ -230,7 +212,7 @@ class Supervisor:
             workers = dict(current.registry.workers)
         return self.monitor.poll(self.runs.now(), current.bus, workers)
 
-    def _handle(self, posted: _Posted) -> None:
+    def _handle(self, posted: Posted) -> None:
         answer = posted.answer
         try:
             if posted.call is not None:
@@ -257,6 +239,7 @@ class Supervisor:
             following = None if event is None else self.lifecycle.handle(event)
         if self.lifecycle.phase in lifecycle.OVER:
             self._ended.set()
+            self._requests.refuse(lifecycle.not_running(self.runner.where, self.lifecycle.state))
 
     def _act(self, decision: Decision) -> Event | None:
         """Carry out one decision; returns what came of it."""
@@ -317,3 +300,14 @@ class Supervisor:
             f"Spark failed ({type(error).__name__}: {error})",
             f"Its last log lines: {words or 'none'}.",
         )
+
+
+def _crash_at(spec: str) -> Callable[[Change, str], None]:
+    """For crash tests: the driver dies at a step of a replacement or of a move."""
+    crash = CrashPoint(spec, "driver")
+
+    def reached(change: Change, step: str) -> None:
+        if change.kind in ("replacement", "move"):
+            crash(step, change.number)
+
+    return reached

@@ -62,6 +62,8 @@ def submit(
     running = RunningTopology(supervisor)
     supervisor.server.operator = Operator(running)
     supervisor.start()
+    supervisor.announce()
+    supervisor.watch()
     return running
 
 
