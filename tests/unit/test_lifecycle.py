@@ -12,7 +12,6 @@ from penstock.driver.lifecycle import (
     ChangeRequested,
     KillRequested,
     LifecycleMachine,
-    TopologyPhase,
     Refuse,
     RestartEnded,
     RestartQuery,
@@ -23,7 +22,7 @@ from penstock.driver.lifecycle import (
     SpoutsRequested,
     StartAgain,
     StartEnded,
-    TopologyLifecycle,
+    TopologyPhase,
 )
 from penstock.driver.steps import Cause, Problem
 from penstock.errors import StateError, StateUnavailable, TopologyFailed

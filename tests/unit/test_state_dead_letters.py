@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Dead letters of sinks and plain spouts: stored in the state directory and shown by ``penstock dlq``."""
-=======
 """Dead letters of sinks and plain spouts: stored in the state directory, shown by ``penstock dlq``."""
->>>>>>> prose2
 
 from __future__ import annotations
 

@@ -24,15 +24,6 @@ MOST_MODULE_LINES = 450
 EXCEPTIONS: dict[str, set[str]] = {
     "methods": {
         "WorkerRegistry",
-<<<<<<< HEAD
-        "MemcachedClient",
-=======
-        "MetricsBus",
-        "Cluster",
-        "QueryRun",
-        "RunningTopology",
-        "MapState",
->>>>>>> prose2
         "LocalRunner",
         "SinkExecutor",
     },
