@@ -148,7 +148,9 @@ def _by_turns(handles: Mapping[str, RunningTopology], turns: int, seconds: float
                 rate = _turn(handles[flow], seconds)
                 if turn >= 4:  # the first are the JVM's
                     rates[flow].append(rate)
-        slowed = [stats.limit for stats in handles["step"].internals.bus.tasks().values() if stats.limit != math.inf]
+        slowed = [
+            stats.limit for stats in handles["step"].internals.bus.tasks().values() if stats.limit != math.inf
+        ]
         say(f"  {turns} turns of {seconds:g} s each; {len(slowed)} tasks slowed at the end")
     finally:
         for handle in handles.values():

@@ -43,8 +43,8 @@ def failures() -> ScalingPolicy:
 CASES: Sequence[Case] = (
     Case("off", lambda: None),
     Case("rate", rate),
-    Case("rate, not told", rate, replace(WORDS, tells=False), plotted=False),
-    Case("rate, not told, held back", rate, replace(WORDS, tells=False, max_pending=100), plotted=False),
+    Case("rate, not told", rate, replace(WORDS, reports_lag=False), plotted=False),
+    Case("rate, not told, held back", rate, replace(WORDS, reports_lag=False, max_pending=100), plotted=False),
     Case("failures", failures),
     Case("failures, 1,000 pending", failures, replace(WORDS, max_pending=1_000), plotted=False),
     Case("failures, held back", failures, replace(WORDS, max_pending=100), plotted=False),

@@ -1,5 +1,5 @@
-"""Hypothesis draws the same examples in every run: a red test stays red until it is mended. Every test has a time
-limit. And servers that tests of several kinds want."""
+"""Fixtures and limits of all tests. Hypothesis draws the same examples in every run, so a failing test keeps
+failing until it is fixed. Every test has a time limit."""
 
 import faulthandler
 import fcntl
@@ -25,11 +25,11 @@ settings.register_profile(
 )
 settings.load_profile("penstock")
 
-# Seconds of one test with its fixtures, on two slow, shared cores. A server that is fetched on first use needs
-# minutes; ``pyproject.toml`` has the limit of all others.
+# Seconds per test with its fixtures, on two slow, shared cores. A server that is downloaded on first use needs
+# minutes. ``pyproject.toml`` has the limit of all other tests.
 _LIMITS = {"contract": 300, "consistency": 300, "integration": 300, "fault": 600}
-_FULL_LIMIT = 3600  # of a fault test over a long list of faults
-_GRACE = 60  # seconds after the limit until a process whose main thread hears no signal is ended
+_FULL_LIMIT = 3600  # seconds, for a fault test with a long list of faults
+_GRACE = 60  # seconds after the limit until a process whose main thread does not react to signals is killed
 
 
 def pytest_collection_modifyitems(config, items):
@@ -43,11 +43,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """pytest-timeout fails a test by a signal, which Python handles between two instructions of the main thread. A
-    call into C that never returns is ended here, with the whole process, by a thread that needs no Python."""
+    """pytest-timeout fails a test with a signal, which Python handles between two bytecodes of the main thread. A
+    C call that never returns is ended here, together with the whole process, by a thread that needs no Python."""
     marker = item.get_closest_marker("timeout")
     limit = float(marker.args[0] if marker else item.config.getini("timeout"))
-    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the one that is not captured
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the stderr that is not captured
     faulthandler.dump_traceback_later(limit + _GRACE, exit=True, file=stderr)
     try:
         return (yield)
@@ -57,14 +57,15 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True, scope="session")
 def deployment_key(tmp_path_factory):
-    """Tests and the processes they start have a deployment key of their own, never the user's."""
+    """Tests and the processes they start use a separate deployment key, never the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_FILE, str(tmp_path_factory.mktemp("deployment") / "key"))
         yield
 
 
 def started(server):
-    """A server for a fixture that yields it: started, or the tests that want it are skipped; closed at the end."""
+    """Start a server for a fixture, and close it at the end. If it cannot be started, the tests that need it are
+    skipped."""
     try:
         server.start()
     except EnvironmentFault as fault:
@@ -76,13 +77,13 @@ def started(server):
 
 @pytest.fixture(scope="module")
 def zookeeper_server():
-    """A ZooKeeper. A test that stops it starts it again."""
+    """A ZooKeeper server. A test that stops it must start it again."""
     yield from started(ZooKeeperServer())
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 4 MB. Needs the right to mount."""
+    """A disk of 4 MB. Requires the permission to mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True)
@@ -94,7 +95,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def no_other_cluster():
-    """Of tests that run at a time, those that look for what clusters leave on the machine wait for each other."""
+    """Serialises the tests that look for what clusters leave on the machine."""
     with open(Path(tempfile.gettempdir()) / f"penstock-test-clusters-{os.getuid()}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.large_cluster import NODE, large
 from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot
 
-__all__ = ["NODE", "c_example", "large"]
+__all__ = ["NODE", "example_of_pu_2021", "large"]
 
 FIGURE_3 = {
     **dict.fromkeys(("a", "d1", "f1"), "n1"),
@@ -24,14 +24,14 @@ FIGURE_2 = {
     "f2": ("h", "i"),
     "g": ("i",),
 }
-"""The text of Pu 2021 gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and n2;
-the figure is not in the text, so the rest is a simple topology with these numbers."""
+"""The text of Pu 2021 gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and n2.
+The rest of the figure is not in the text; here it is a simple topology with these numbers."""
 
 ON_FIGURE_4 = ("a", "d1", "f2", "h")
 
 
-def c_example(cpu=None, places=None, limits=None, memory=None):
-    """Figures 2 to 4 of Pu 2021; what lies on the critical path of figure 4 is the busiest."""
+def example_of_pu_2021(cpu=None, places=None, limits=None, memory=None):
+    """Figures 2 to 4 of Pu 2021. The executors on the critical path of figure 4 are the busiest."""
     places = FIGURE_3 | (places or {})
     busy = {name: 0.5 if name in ON_FIGURE_4 else 0.1 for name in FIGURE_3} | (cpu or {})
     executors = tuple(

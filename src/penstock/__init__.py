@@ -1,6 +1,6 @@
-"""Penstock: Storm's topologies in Python, on Spark's Real-Time Mode.
+"""Penstock: Storm topologies in Python on Spark's Real-Time Mode.
 
-This module is the whole public API, with ``penstock.testing`` for unit tests. Everything else may change.
+This module is the public API, together with ``penstock.testing`` for unit tests. Everything else may change.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Spark is loaded only by those who run on it: workers and unit tests start faster without.
+    # Imported on first use, because workers and unit tests start faster without Spark.
     if name == "submit":
         from penstock.spark.submit import submit
 

@@ -1,4 +1,4 @@
-"""Time as a dependency: decision code asks a Clock, so tests and the simulator can own the time."""
+"""Clocks as a dependency: decision code uses a ``Clock``, so tests and the simulator can control the time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """``now`` is wall time in seconds since the epoch, comparable between machines as far as their
-    clocks agree; ``monotonic`` never goes back and is only good for differences within a process."""
+    """``now`` is wall-clock time in seconds since 1970, comparable between machines as far as their clocks agree.
+    ``monotonic`` never decreases and is only comparable within a process."""
 
     def now(self) -> float: ...
 
@@ -16,14 +16,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 
 
 class SimulatedClock:
-    """A clock that moves only when told to. Both readings are the same number."""
+    """A clock that only advances when its owner calls ``advance``. Both readings are the same number."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._time = start
@@ -36,5 +36,5 @@ class SimulatedClock:
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise ValueError(f"time only moves forward; got {seconds} s")
+            raise ValueError(f"a clock cannot advance by {seconds} s")
         self._time += seconds

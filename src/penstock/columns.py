@@ -1,12 +1,12 @@
-"""Python values to Arrow columns and back, without changing a value.
+"""Converts Python values to Arrow columns and back, without changing any value.
 
-A field with a declared type takes what fits it. An untyped field becomes an Arrow column where all its values
-are of one plain type; anything else (mixed types, dicts, objects) travels pickled, so that what a bolt
-receives is what was emitted, to the type.
+A field with a declared type accepts the values that fit the type. An untyped field becomes an Arrow column if all
+its values are of one plain type. Otherwise (mixed types, dicts, objects) its values are pickled, so that a bolt
+receives exactly what was emitted, including the type.
 
-Unpickling runs code. The Arrow type of pickled columns is therefore not registered with pyarrow: whatever reads an
-Arrow or Parquet file, a column that claims to be of this type is a column of bytes. Only ``trusted_schema`` and
-``trusted_batch`` give it the type. They are for bytes that were authenticated: frames of the shuffle and signed
+Unpickling runs code. The Arrow type of pickled columns is therefore not registered with pyarrow: in an Arrow or
+Parquet file, a column that claims to have this type is read as bytes. Only ``trusted_schema`` and
+``trusted_batch`` restore the type. They may be used for authenticated bytes only: frames of the shuffle and signed
 state.
 """
 
@@ -31,11 +31,11 @@ PLAIN_TYPES: dict[type, pa.DataType] = {
 
 
 _PICKLED_NAME = "penstock.pickled"
-_EXTENSION = b"ARROW:extension:name"  # field metadata in which Arrow keeps the name of a type it does not know
+_EXTENSION = b"ARROW:extension:name"  # the field metadata in which Arrow stores the name of an unknown type
 
 
 class PickledType(pa.ExtensionType):  # type: ignore[misc] # pyarrow is untyped
-    """Arbitrary Python objects, one pickle each. Made in this process, or from authenticated bytes."""
+    """Arbitrary Python objects, one pickle each. Created in this process, or from authenticated bytes."""
 
     def __init__(self) -> None:
         super().__init__(pa.binary(), _PICKLED_NAME)
@@ -59,20 +59,20 @@ def is_pickled(column: pa.Array) -> bool:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema's names and types without the metadata of its fields. That may come from a file, and would make a
-    column of bytes a pickled one where it is read."""
+    """The names and types of the schema without the metadata of its fields. The metadata may come from a file and
+    could turn a column of bytes into a pickled one at the reader."""
     return pa.schema([pa.field(field.name, field.type, field.nullable) for field in schema])
 
 
 def trusted_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema as it was read, with pickled columns where it was written with them. Only for authenticated
-    bytes."""
+    """A schema that was read, with pickled columns where it was written with them. For authenticated bytes
+    only."""
     fields = [pa.field(field.name, PICKLED, field.nullable) if _was_pickled(field) else field for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
 def trusted_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """As ``trusted_schema``, for rows."""
+    """``trusted_schema`` for a batch."""
     if not any(map(_was_pickled, batch.schema)):
         return batch
     columns = [
@@ -88,24 +88,25 @@ def _was_pickled(field: pa.Field) -> bool:
 
 
 def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:
-    """One field's values as a column. Raises ``pa.ArrowException``, ``TypeError`` or ``OverflowError`` when a
-    value does not fit the declared type; without one it always succeeds or the value cannot be pickled."""
+    """Convert the values of one field to a column. Raises ``pa.ArrowException``, ``TypeError`` or
+    ``OverflowError`` if a value does not fit the declared type. Without a declared type it only fails if a value
+    cannot be pickled."""
     if declared is not None:
         column = pa.array(values, declared)
-        # Looking at the types alone runs in C: this is done for every emitted integer.
+        # Comparing only the types runs in C. This is done for every emitted integer.
         if (
             pa.types.is_integer(declared)
             and float in set(map(type, values))
             and any(type(value) is float and value % 1 for value in values)
         ):
-            raise TypeError(f"a fraction does not fit {declared}")  # Arrow would cut it off in silence
+            raise TypeError(f"a fraction does not fit {declared}")  # Arrow would truncate it silently
         return column
     kinds = set(map(type, values))
     kinds.discard(type(None))
     if len(kinds) == 1 and (plain := PLAIN_TYPES.get(kinds.pop())) is not None:
         try:
             return pa.array(values, plain)
-        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an int beyond 64 bits, a lone surrogate
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an int beyond 64 bits, or a lone surrogate
             pass
     return pa.ExtensionArray.from_storage(
         PICKLED, pa.array([pickle.dumps(value, 5) for value in values], pa.binary())
@@ -113,7 +114,7 @@ def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:
 
 
 def to_values(column: pa.Array) -> list[Any]:
-    """A column as Python values."""
+    """Convert a column to Python values."""
     if is_pickled(column):
         return [pickle.loads(item) for item in column.storage.to_pylist()]
     values: list[Any] = column.to_pylist()
@@ -121,8 +122,8 @@ def to_values(column: pa.Array) -> list[Any]:
 
 
 def to_keys(column: pa.Array) -> list[Any]:
-    """A column as keys of a dict: as ``to_values``, with ``math.nan`` in place of every NaN, also inside tuples.
-    No NaN equals another, but a dict finds the very same object."""
+    """Convert a column to keys of a dict: like ``to_values``, but every NaN, also inside tuples, becomes
+    ``math.nan``. NaNs are never equal, but a dict finds the same object."""
     values = to_values(column)
     if is_pickled(column):
         return list(map(_with_one_nan, values))

@@ -1,9 +1,9 @@
-"""Secrets that are not written into a topology: ``${NAME}`` stands for an environment variable, ``${file:PATH}``
-for the content of a file.
+"""References to secrets: ``${NAME}`` is replaced by an environment variable, ``${file:PATH}`` by the content of a
+file.
 
-They may stand in connection strings, URLs, options of Kafka and values of ``conf``, and are resolved in the
-process that connects. So a secret is in no pickle, state directory or command line; what is stored there is the
-reference. Every resolved value is made known to ``penstock.redaction``. ``$${`` stands for ``${`` itself.
+References may occur in connection strings, URLs, Kafka options and values of ``conf``. They are resolved in the
+process that connects, so pickles, state directories and command lines contain the reference and not the secret.
+Every resolved value is passed to ``penstock.redaction``. ``$${`` is written for a literal ``${``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from penstock.redaction import HIDDEN, hide, redacted
 
 _REFERENCE = re.compile(r"\$(\$\{|\{(file:[^}\s]+|[A-Za-z_][A-Za-z0-9_]*)\})")
 _QUOTED_REFERENCE = re.compile(rf"(['\"]){re.escape(HIDDEN)}\1")
-_PLACEHOLDER = "penstockreference{}x"  # letters and digits only: it passes through any parser as it is
-_MOST_BYTES = 65_536  # of a secret's file; the largest are certificates with their chain
+_PLACEHOLDER = "penstockreference{}x"  # letters and digits only, so that it passes through any parser unchanged
+_MAX_BYTES = 65_536  # of a file with a secret; the largest are certificates with their chain
 
 
 def has_references(text: str) -> bool:
@@ -28,21 +28,21 @@ def has_references(text: str) -> bool:
 
 
 def resolved(text: str, where: str) -> str:
-    """``text`` with the values in place of the references. Raises ``EnvironmentFault`` where one is missing;
-    ``where`` says in it what needs the value."""
+    """Replace the references in ``text`` by their values. Raises ``EnvironmentFault`` if one is missing; ``where``
+    names what needs the value."""
     return _replaced(text, lambda name: _value(name, where))
 
 
 def resolved_url(url: str, where: str) -> str:
-    """The same for a URL whose parts are percent-decoded by who reads it: values inside the URL are encoded. A
-    URL that is one reference altogether is taken as it is."""
+    """``resolved`` for a URL whose reader percent-decodes its parts: values inside the URL are encoded. The value
+    of a URL that consists of a single reference is used unchanged."""
     if (alone := _REFERENCE.fullmatch(url)) is not None and alone[2]:
         return resolved(url, where)
     return _replaced(url, lambda name: quote(_value(name, where), safe=""))
 
 
 def resolved_values(values: Any, where: str) -> Any:
-    """Mappings, lists and tuples with every text in them resolved; other values as they are."""
+    """Resolve every text in mappings, lists and tuples. Other values are returned unchanged."""
     if isinstance(values, str):
         return resolved(values, where)
     if isinstance(values, Mapping):
@@ -53,8 +53,8 @@ def resolved_values(values: Any, where: str) -> Any:
 
 
 class Placeholders:
-    """A text with placeholders instead of references, for a parser; ``resolve`` puts the values into what was
-    parsed. So a value may have characters that the parser would act upon."""
+    """Replaces references in a text by placeholders before it is parsed; ``resolve`` inserts the values into the
+    parsed result. A value may therefore contain characters that are special to the parser."""
 
     def __init__(self, text: str) -> None:
         self._names: list[str] = []
@@ -65,11 +65,11 @@ class Placeholders:
         return _PLACEHOLDER.format(len(self._names) - 1)
 
     def resolve(self, parsed: Any, where: str) -> Any:
-        """A parsed value: one that is not a text is returned as it is."""
+        """Insert the values into a parsed value. Values other than texts are returned unchanged."""
         return self._put_in(parsed, lambda name: _value(name, where))
 
     def show(self, parsed: Any) -> Any:
-        """The same with the references as they were written."""
+        """Insert the references as they were written."""
         return self._put_in(parsed, lambda name: f"${{{name}}}")
 
     def _put_in(self, parsed: Any, value: Callable[[str], str]) -> Any:
@@ -82,8 +82,8 @@ class Placeholders:
 
 
 def literal_secrets(assignments: Iterable[str]) -> list[str]:
-    """The keys of ``KEY=VALUE`` texts whose value shows a secret: on a command line every user can read it. A
-    reference shows none, but the same value may also have a secret written out."""
+    """The keys of ``KEY=VALUE`` texts whose value contains a literal secret, which every user could read on a
+    command line. A reference is not a secret, but the same value may contain both."""
     found = []
     for text in assignments:
         key, _, value = text.partition("=")
@@ -116,16 +116,16 @@ def _value(name: str, where: str) -> str:
 def _from_file(path: str, where: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(_MOST_BYTES + 1)
+            text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentFault(
             where,
             f"the file {path} cannot be read on this node ({type(error).__name__}: "
             f"{getattr(error, 'strerror', None) or 'not a text'})",
-            "Put it there, readable by the user that the workers run as.",
+            "Create it, readable by the user that runs the workers.",
         ) from error
-    if len(text) > _MOST_BYTES:
+    if len(text) > _MAX_BYTES:
         raise EnvironmentFault(
-            where, f"the file {path} has more than {_MOST_BYTES} characters, too many for a secret"
+            where, f"the file {path} has more than {_MAX_BYTES} characters, too many for a secret"
         )
     return text.rstrip("\r\n")

@@ -42,27 +42,26 @@ from typing import ClassVar
 from penstock.redaction import redacted
 from penstock.texts import shortened
 
-_MOST_READ = 100_000
+_MAX_SEARCHED = 100_000
 """Characters of a part that are searched for passwords. A longer part is shortened before and after the search: if
-the first shortening splits a password, the second one removes both halves."""
+the first shortening splits a password, the second removes both halves."""
 
 _ENDS = (".", "!", "?", "…")
 
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose.
+    """Base class of all errors that Penstock raises on purpose.
 
-    ``problem`` is one clause that states what is wrong and contains the offending value, without a full stop at
-    its end: "it reads from 'lnog', which does not exist". ``hint`` is a sentence that says what to do: "Did you
-    mean 'long'?" Passwords are hidden in all parts (``penstock.redaction``), and long parts are shortened
-    (``penstock.texts``).
+    ``problem`` is one clause that states what is wrong and contains the offending value, without a full stop: "it
+    reads from 'lnog', which does not exist". ``hint`` is a sentence that says what to do: "Did you mean 'long'?"
+    Passwords are hidden in all parts (``penstock.redaction``), and long parts are shortened (``penstock.texts``).
     """
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, where: str, problem: str, hint: str = "") -> None:
         where, problem, hint = (
-            shortened(redacted(shortened(part, _MOST_READ))) for part in (where, problem, hint)
+            shortened(redacted(shortened(part, _MAX_SEARCHED))) for part in (where, problem, hint)
         )
         super().__init__(where, problem, hint)
         self.where = where
@@ -148,7 +147,7 @@ class KeyTypeError(ComponentError):
 
 
 class SinkRefused(ComponentError):
-    """Another system refused what an epoch was to write. Restarting the topology may help."""
+    """Another system rejected what an epoch was to write. Restarting the topology may help."""
 
 
 class SinkBusy(ComponentError):
@@ -156,7 +155,7 @@ class SinkBusy(ComponentError):
 
 
 class FramesLost(ComponentError):
-    """Frames between two tasks were lost, doubled or overtaken. With exactly-once delivery the topology must
+    """Frames between two tasks were lost, duplicated or reordered. With exactly-once delivery the topology must
     restart from its last commit."""
 
 
@@ -185,7 +184,7 @@ class StateRemoved(StateError):
 
 
 class AlreadyRunning(StateError):
-    """Another live driver runs the topology on the same state directory."""
+    """Another live driver runs the topology with the same state directory."""
 
     exit_code = 2
 

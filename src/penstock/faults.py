@@ -1,10 +1,10 @@
-"""Points where a process can be told to die, for the crash tests of each gap between two steps of a commit, of a
-replacement or of a worker's move.
+"""Points at which a process kills itself, for tests of crashes between two steps of a commit, a replacement or a
+move.
 
-Off unless the setting ``lifecycle.crash_at`` names a step and an epoch, such as ``written:3``; a worker may follow
-(``written:3:1.0``). Only the first start of a topology dies: what it is started again for is to live. For a step
-of a replacement (``driver.replacement``) or of a move (``driver.move``) the number says which of them, and the
-driver dies.
+Disabled unless the setting ``lifecycle.crash_at`` names a step and an epoch, such as ``written:3``, optionally
+with a worker (``written:3:1.0``). Only the first query run of a topology crashes, so that the next one can
+recover. For a step of a replacement or a move, the number is that of the replacement or move, and the driver
+crashes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ STEPS = (
     "notified",
     "published",
 )
-"""In the order of a commit; see ``coordinator.commits``."""
+"""The steps of a commit, in order."""
 
 
 def die() -> NoReturn:
-    """As suddenly as processes do."""
+    """Kill this process with SIGKILL, without any cleanup."""
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a killed process went on")
+    raise AssertionError("the process survived SIGKILL")
 
 
 class CrashPoint:
-    """Dies where it is told to."""
+    """Kills the process at the configured step."""
 
     def __init__(self, spec: str, where: str = "", die: Callable[[], NoReturn] = die) -> None:
         step, _, rest = spec.partition(":")
@@ -44,6 +44,6 @@ class CrashPoint:
         self._die = die
 
     def __call__(self, step: str, epoch: int) -> None:
-        """Now ``step`` of ``epoch`` has been done."""
+        """Called when ``step`` of ``epoch`` is done."""
         if self._at == (step, epoch):
             self._die()

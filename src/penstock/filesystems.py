@@ -1,4 +1,5 @@
-"""File systems behind a path or an fsspec URL. Its password may be a reference (``penstock.credentials``)."""
+"""Opens the file system behind a path or an fsspec URL. Its password may be a reference
+(``penstock.credentials``)."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from penstock.redaction import hide
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """The file system and the path in it, as ``fsspec.core.url_to_fs``, whose errors it raises. Raises
-    ``EnvironmentFault`` where a reference cannot be resolved."""
+    """The file system and the path in it. Raises the errors of ``fsspec.core.url_to_fs``, and ``EnvironmentFault``
+    if a reference cannot be resolved."""
     where = f"file system {url}"
     if not has_references(url):
         _hide_password(url)
         return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
     if "://" not in url or "::" in url or url.startswith("${"):
         return fsspec.core.url_to_fs(resolved(url, where))  # type: ignore[no-any-return]
-    # fsspec does not decode what a URL has encoded, so a value goes in after the URL was taken apart.
+    # fsspec does not percent-decode URLs, so values are inserted after the URL was parsed.
     parts = Placeholders(url)
     protocol = url.partition("://")[0]
     kind = fsspec.get_filesystem_class(protocol)

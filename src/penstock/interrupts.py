@@ -1,7 +1,7 @@
-"""How a process of ours takes the signals that ask it to end.
+"""Handling of the signals that ask a process to end.
 
 A process inherits ignored signals: a shell without job control starts background commands with SIGINT ignored
-(``make test &`` in a script), and Python then installs no handler of its own. So every program of ours sets its
+(``make test &`` in a script), and Python then installs no handler. Every Penstock program therefore sets its
 handlers explicitly.
 """
 
@@ -15,24 +15,24 @@ import time
 from types import FrameType
 from typing import Any
 
-_CLEANING = 10.0  # seconds after a signal in which others are ignored: removing what was started takes a few
-_WAKE_AFTER = (0.05, 0.5, 2.0)  # seconds after a signal: more than once, as the first may come too early as well
+_CLEANING = 10.0  # seconds after a signal in which further signals are ignored, because the cleanup takes a few
+_WAKE_AFTER = (0.05, 0.5, 2.0)  # seconds after a signal; more than once, because the first may be too early
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to end. Only the handlers below raise it, in the main thread, so it can be told
-    from a ``KeyboardInterrupt`` that a user's code raises."""
+    """A signal asked this process to end. Only the handlers below raise it, in the main thread, so it differs from
+    a ``KeyboardInterrupt`` raised by user code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
-        """As a shell reports a process that the signal ended."""
+        """The exit code by which a shell reports a process that the signal ended."""
 
 
 def raise_on_signals() -> None:
-    """SIGINT, SIGTERM and SIGHUP raise ``Interrupted`` from now on, whatever was inherited. Only SIGHUP stays
-    ignored if it was: that is what ``nohup`` is for. A second signal soon after the first raises nothing: it would
-    interrupt the code that removes what was started. Call it in the main thread."""
+    """Raise ``Interrupted`` at SIGINT, SIGTERM and SIGHUP from now on, regardless of inherited settings. Only an
+    ignored SIGHUP stays ignored, because of ``nohup``. A second signal shortly after the first raises nothing,
+    because it would interrupt the cleanup. Call it in the main thread."""
     quiet_until = 0.0
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -43,14 +43,14 @@ def raise_on_signals() -> None:
             raise Interrupted(number)
 
     _wake_the_main_thread()
-    atexit.register(_ignore)  # the first to be registered is the last to be called
+    atexit.register(_ignore)  # the first function to be registered is called last
     for number in _heard():
         signal.signal(number, interrupt)
 
 
 def leave_on_signals(code: int) -> None:
-    """The signals end the process at once, with this exit code and without a word. For its last moments, when
-    nothing is left to clean up and Python's own shutdown would print a traceback."""
+    """End the process immediately at a signal, with this exit code and without output. For the last moments of a
+    process, when nothing is left to clean up and Python's shutdown would print a traceback."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os._exit(code)
@@ -60,16 +60,17 @@ def leave_on_signals(code: int) -> None:
 
 
 def _ignore() -> None:
-    """Behind the calls of ``atexit`` Python takes its handlers away, and nothing of it can hang any more."""
+    """Ignore the signals. Registered with ``atexit``: afterwards Python removes its handlers, and nothing can hang
+    any more."""
     for number in _heard():
         signal.signal(number, signal.SIG_IGN)
 
 
 def _wake_the_main_thread() -> None:
-    """See to it that handlers run soon. Python runs them in the main thread, between two steps of it: a signal
-    that arrives just before that thread blocks in a system call, or in another thread, would wait for the call's
-    end. So a thread is told of every signal and, a moment later, interrupts the main thread's call by a signal
-    that means nothing: SIGURG."""
+    """Make handlers run soon. Python runs them in the main thread, between two bytecodes: a signal that arrives
+    just before that thread blocks in a system call, or that another thread receives, would wait for the end of the
+    call. So a helper thread is notified of every signal and, a moment later, interrupts the call of the main
+    thread with SIGURG, which has no effect of its own."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -89,13 +90,13 @@ def _wake_the_main_thread() -> None:
 
 
 class StopSignals:
-    """Counts the signals instead of raising, while it is entered. The main thread enters it, has other threads do
-    what takes time, and looks at ``count`` several times a second: so a signal interrupts nothing half-way."""
+    """A context that counts signals instead of raising. The main thread enters it, lets other threads do the work,
+    and checks ``count`` several times per second, so that a signal interrupts nothing halfway."""
 
     def __init__(self) -> None:
         self.count = 0
         self.number = 0
-        """Of the first signal."""
+        """The number of the first signal."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:

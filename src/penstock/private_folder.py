@@ -1,10 +1,10 @@
-"""Folders that only this user can read and write, and where the one for running processes is.
+"""Folders that only this user can read and write, and the location of the folder for running processes.
 
-What lies in such a folder is acted upon: addresses are connected to, processes signalled, folders removed. So
-nobody else may have written it. A folder is opened without following a symbolic link, its owner and mode are
-checked on the open descriptor, and everything in it is reached through that descriptor: whoever exchanges a path
-afterwards changes nothing. The folder above must not let others exchange it either: it belongs to this user or to
-root, and is writable for nobody else or has the sticky bit, as the shared temporary folder has.
+Penstock acts on the content of such a folder: it connects to addresses, signals processes and removes folders. So
+no other user may have written it. A folder is opened without following symbolic links, its owner and mode are
+checked on the open descriptor, and its files are accessed through that descriptor, so replacing a path afterwards
+has no effect. The parent folder must not let others replace the folder: it must belong to this user or root, and
+be writable by no one else or have the sticky bit, like the shared temporary folder.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Self
 
 from penstock.errors import EnvironmentFault
 
-_MOST_BYTES = 16 * 1024 * 1024  # of a file; a cluster's record of 200 nodes has 100 KB
+_MAX_BYTES = 16 * 1024 * 1024  # per file; the record of a cluster of 200 nodes has 100 KB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
-_SYSTEM = Path("/run")  # on every Linux; emptied when the machine starts
+_SYSTEM = Path("/run")  # exists on every Linux and is emptied at boot
 
 
 def runtime_folder() -> Path:
-    """Where the running processes of this user are written down, the same for all commands of a user: in
-    ``$XDG_RUNTIME_DIR`` or ``/run/user/UID`` (for root ``/run``), if it exists and others cannot write to it;
-    else in the shared temporary folder, under a name that has the user's number."""
+    """The folder with the records of this user's running processes, the same for all commands of a user. It is in
+    ``$XDG_RUNTIME_DIR`` or ``/run/user/UID`` (for root ``/run``) if that exists and others cannot write to it,
+    otherwise in the shared temporary folder, with the user id in its name."""
     user = os.getuid()
     named = os.environ.get("XDG_RUNTIME_DIR")
     candidates = [Path(named)] if named else []
@@ -47,8 +47,7 @@ def runtime_folder() -> Path:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder, with those above it that do not exist, all for this user alone. One that exists keeps its
-    mode."""
+    """Create a folder and its missing parents, accessible only to this user. Existing folders keep their mode."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -58,8 +57,8 @@ def make_folders(path: Path) -> None:
 
 
 def open_here(path: Path, flags: int) -> int:
-    """Open a file, created for its owner alone. A symbolic link in its place raises ``OSError``: it may lead to a
-    file of this user's elsewhere."""
+    """Open a file, which is created accessible only to its owner. Raises ``OSError`` for a symbolic link, because
+    it may lead to another file of this user."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -69,22 +68,22 @@ def open_here(path: Path, flags: int) -> int:
 
 
 class PrivateFolder:
-    """A folder of this user's alone, open. Close it, or use it in a ``with``."""
+    """An open folder that only this user can access. Close it, or use it in a ``with`` statement."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """From ``open``."""
+        """Use ``open`` instead."""
         self.path = path
         self.descriptor = descriptor
 
     @classmethod
     def open(cls, path: Path, make: bool = False) -> Self:
-        """``make``: create it where it does not exist. Raises ``FileNotFoundError``, and ``EnvironmentFault``
-        where others can write to it or to the folder above."""
+        """Open a folder. ``make``: create it if it does not exist. Raises ``FileNotFoundError``, or
+        ``EnvironmentFault`` if others can write to it or to its parent."""
         with _above(path) as above:
             return cls._inside(path, above, make)
 
     def child(self, name: str, make: bool = False) -> PrivateFolder:
-        """A folder in it; as ``open``."""
+        """Open a folder in this one. Raises the errors of ``open``."""
         return self._inside(self.path / name, self.descriptor, make)
 
     @classmethod
@@ -112,10 +111,10 @@ class PrivateFolder:
         return sorted(os.listdir(self.descriptor))
 
     def read(self, name: str) -> bytes:
-        """A file. Raises ``FileNotFoundError``, ``EnvironmentFault`` where it is not a plain file of this user's,
-        or one that others can write to or that has another name elsewhere."""
+        """Read a file. Raises ``FileNotFoundError``, or ``EnvironmentFault`` if it is not a regular file of this
+        user, if others can write to it, or if it has a second name (hard link)."""
         try:
-            # Not blocking: to open a pipe would wait for somebody to write to it.
+            # Non-blocking, because opening a pipe would wait for a writer.
             descriptor = os.open(
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.descriptor
             )
@@ -125,27 +124,22 @@ class PrivateFolder:
             raise EnvironmentFault(
                 f"file {self.path / name}",
                 f"it cannot be opened as a plain file of this user ({error.strerror})",
-                "Find out who put it there, and remove it.",
+                "Find out who created it, and remove it.",
             ) from error
         with open(descriptor, "rb") as file:
             seen = os.fstat(descriptor)
-            plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink <= 1  # 0: removed since it was opened
+            plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink <= 1  # 0: removed after it was opened
             if not plain or seen.st_uid != os.getuid() or seen.st_mode & _OTHERS_WRITE:
-                raise EnvironmentFault(
-                    f"file {self.path / name}",
-                    "it must be a plain file that nobody else can have written to, but its owner is "
-                    f"{seen.st_uid}, its mode {stat.filemode(seen.st_mode)} and its number of links {seen.st_nlink}",
-                    "Find out who put it there, and remove it.",
-                )
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
+                raise _not_private(self.path / name, seen, "nobody else can have written to it")
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise EnvironmentFault(
-                f"file {self.path / name}", f"it has more than {_MOST_BYTES} bytes", "Remove it."
+                f"file {self.path / name}", f"it has more than {_MAX_BYTES} bytes", "Remove it."
             )
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """A file that only this user can read; whole or not at all, in place of one of that name."""
+        """Write a file that only this user can read, as a whole or not at all. Replaces a file of that name."""
         fresh = f".{name}.{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(fresh, flags, 0o600, dir_fd=self.descriptor), "wb") as file:
@@ -153,18 +147,18 @@ class PrivateFolder:
         os.replace(fresh, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """A file; one that is not there is as good as removed."""
+        """Remove a file. Does nothing if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def remove_tree(self, name: str) -> None:
-        """A folder with all that is in it. Symbolic links are removed and not followed."""
+        """Remove a folder and its content. Symbolic links are removed and not followed."""
         shutil.rmtree(name, ignore_errors=True, dir_fd=self.descriptor)
 
 
 @contextlib.contextmanager
 def if_present(path: Path) -> Iterator[PrivateFolder | None]:
-    """The folder, open; None where there is none."""
+    """The open folder. None if it does not exist."""
     try:
         folder = PrivateFolder.open(path)
     except FileNotFoundError:
@@ -175,17 +169,17 @@ def if_present(path: Path) -> Iterator[PrivateFolder | None]:
 
 
 def remove_private_tree(path: Path) -> None:
-    """Remove a folder of this user's alone with all that is in it; nothing where there is none. Raises
-    ``EnvironmentFault`` for a folder of others or a symbolic link, which stays as it is."""
+    """Remove a folder of this user and its content. Does nothing if it does not exist. Raises ``EnvironmentFault``
+    for a folder of another user or a symbolic link, and leaves it unchanged."""
     with contextlib.suppress(FileNotFoundError), _above(path) as above:
         PrivateFolder._inside(path, above, make=False).close()
-        # Nobody else can exchange it now: the folder is ours, and the one above protects it.
+        # No other user can replace it now: the folder belongs to this user, and its parent protects it.
         shutil.rmtree(path.name, ignore_errors=True, dir_fd=above)
 
 
 @contextlib.contextmanager
 def _above(path: Path) -> Iterator[int]:
-    """The folder above, open. Raises ``EnvironmentFault`` where others can replace what is in it."""
+    """The open parent folder. Raises ``EnvironmentFault`` if others can replace its content."""
     above = _opened(path.parent, None, os.O_RDONLY)
     try:
         seen = os.fstat(above)
@@ -202,11 +196,11 @@ def _opened(path: Path, above: int | None, flags: int) -> int:
         return os.open(path if above is None else path.name, _FOLDER | flags, dir_fd=above)
     except FileNotFoundError:
         raise
-    except OSError as error:  # ELOOP or ENOTDIR: a symbolic link, or no folder
+    except OSError as error:  # ELOOP or ENOTDIR: a symbolic link, or not a folder
         raise EnvironmentFault(
             f"folder {path}",
             f"it is not a folder of this user, but a symbolic link or a file ({error.strerror})",
-            "Find out who put it there, and remove it; or set XDG_RUNTIME_DIR to a folder of yours.",
+            "Find out who created it, and remove it, or set XDG_RUNTIME_DIR to a folder of your own.",
         ) from error
 
 
@@ -215,5 +209,5 @@ def _not_private(path: Path, seen: os.stat_result, why: str) -> EnvironmentFault
         f"{path}",
         f"it must belong to this user alone, so that {why}, but its owner is "
         f"{seen.st_uid} and its mode {stat.S_IMODE(seen.st_mode):o}",
-        "Find out who put it there, and remove it; or set XDG_RUNTIME_DIR to a folder of yours.",
+        "Find out who created it, and remove it, or set XDG_RUNTIME_DIR to a folder of your own.",
     )

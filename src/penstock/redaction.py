@@ -1,10 +1,10 @@
-"""What text may leave a process: without passwords, and without control characters.
+"""Removes passwords and control characters from text before it leaves the process.
 
-``redacted`` hides secrets. It is applied to every part of a ``PenstockError``, to every log record and
-to every text that workers and processors report. It hides what looks like a secret (a password in a URL, the value
-after ``password=``), and every value that ``hide`` was told.
+``redacted`` hides secrets. It is applied to every part of a ``PenstockError``, to every log record and to every
+text that workers and processors report. It hides whatever looks like a secret (a password in a URL, the value
+after ``password=``), and every value passed to ``hide``.
 
-``printable`` makes text harmless to a terminal. It is applied where text is displayed.
+``printable`` makes text safe for a terminal. It is applied where text is displayed.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from urllib.parse import quote, quote_plus
 
 HIDDEN = "***"
 _SHORTEST = 4
-"""Characters. A shorter secret is hidden only where it looks like one: it would be found in ordinary words."""
+"""Characters. A shorter secret is only hidden where it looks like one, because it would also occur in ordinary
+words."""
 
 _SHORTEST_LINE = 6
-"""Characters. The same for one line of a secret that has several: short ones are words and ends of Base64."""
+"""Characters. The same for each line of a secret with several lines: short lines are words or ends of Base64."""
 
-# Repetitions have limits, or do not overlap: a text of any content is searched in linear time.
+# Repetitions are bounded or do not overlap, so any text is searched in linear time.
 _CERTAIN = (
     r"passw(?:or)?d|passphrase|pwd|secret|credential|api[_.\-]?key|access[_.\-]?key|account[_.\-]?key"
     r"|private[_.\-]?key|encryption[_.\-]?key|deployment[_.\-]?key"
 )
 _NAME = rf"(?:{_CERTAIN}|token|authorization|key[_.\-]pem|amz[_.\-]signature)[\w.\-]{{0,64}}"
-# Before a colon only names without another ending (tokenizer.py:3), and not the token of a parser's error text.
+# Before a colon, only names without a suffix (tokenizer.py:3), and not the token in a parser's error message.
 _TOKEN = r"token(?:(?<!\w\stoken)|(?<=api\stoken)|(?<=auth\stoken)|(?<=access\stoken)|(?<=session\stoken))"
 _LABEL = rf"(?:{_CERTAIN}|{_TOKEN}|ssl[_.\-]key[_.\-]pem)s?(?:[_.\-](?:key|value|hash|pem))?"
 
 _CLOSING = r"['\"](?:[\s,;.)\]}]|$)"
 _QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
 _QUOTED_INSIDE = (
-    r"\\{1,4}['\"](?:(?!\\{1,4}['\"])[^\r\n])*(?:\\{1,4}['\"])?"  # JSON in a text that is quoted itself
+    r"\\{1,4}['\"](?:(?!\\{1,4}['\"])[^\r\n])*(?:\\{1,4}['\"])?"  # JSON in a text that is itself quoted
 )
-_UNCLOSED = rf"(?!{_CLOSING})['\"][^\r\n]*"  # a text that was cut: to the end of the line
+_UNCLOSED = rf"(?!{_CLOSING})['\"][^\r\n]*"  # a truncated text: to the end of the line
 _BARE = rf"(?!\*\*\*)(?:(?!{_CLOSING})\S)+"  # to the next space or closing quotation mark
 _VALUE = rf"(?:{_QUOTED}|{_QUOTED_INSIDE}|{_UNCLOSED}|{_BARE})"
 _IN_QUERY = rf"(?:(?!{_CLOSING})[^&#\s])+"
 
-# The password of a URL ends at the last @ before a space or a quotation mark: people forget to encode @ and /. If
-# there is none, it ends at the last @ before a space, else at the next @ in the line. A port number with a path
-# behind it is not a password.
+# The password in a URL ends at the last @ before a space or a quotation mark, because people forget to encode @
+# and /. If there is none, it ends at the last @ before a space, otherwise at the next @ in the line. A port number
+# followed by a path is not a password.
 _PORT = r"(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 _USER = rf"(\b[a-z][a-z0-9+.\-]{{0,30}}://[^\s:/@'\"?#\[]{{0,256}}):(?!{_PORT}(?:[/?#,;\s'\")]|$))"
 _IN_URL = re.compile(rf"{_USER}[^\s'\"]{{0,1024}}@", re.I)
@@ -97,7 +98,7 @@ _hidden: tuple[str, ...] = ()
 
 
 def redacted(text: str) -> str:
-    """``text`` with ``***`` in place of every secret. Applying it twice changes nothing."""
+    """``text`` with ``***`` instead of every secret. Idempotent."""
     for secret in _hidden:
         if secret in text:
             text = text.replace(secret, HIDDEN)
@@ -109,8 +110,8 @@ def redacted(text: str) -> str:
 
 
 def hide(secret: str) -> None:
-    """``redacted`` hides this value from now on, in this process: as it is, encoded for a URL, as ``repr`` and
-    JSON write it, and each of its lines."""
+    """Make ``redacted`` hide this value from now on, in this process: verbatim, encoded for a URL, as written by
+    ``repr`` and JSON, and each of its lines."""
     global _hidden
     forms = _forms(secret)
     if len(lines := secret.splitlines()) > 1:
@@ -118,19 +119,20 @@ def hide(secret: str) -> None:
             if len(line.strip()) >= _SHORTEST_LINE:
                 forms |= _forms(line.strip())
     with _lock:
-        # The longest first: of two secrets one may be the beginning of the other.
+        # The longest first, because one secret may be the beginning of another.
         _hidden = tuple(sorted({*_hidden, *forms}, key=len, reverse=True))
 
 
 def _forms(secret: str) -> set[str]:
-    """How a secret may be written in a text."""
+    """The forms in which a secret may occur in a text."""
     try:
-        encoded = secret.encode(errors="surrogateescape")  # an environment variable may hold any bytes
+        encoded = secret.encode(errors="surrogateescape")  # an environment variable may contain any bytes
     except UnicodeEncodeError:
         encoded = secret.encode(errors="surrogatepass")
     forms = {secret, quote(encoded, safe=""), quote_plus(encoded)}
     if len(secret) >= _SHORTEST:
-        # With both quotation marks before it, repr escapes the single one, as it does inside of a longer text.
+        # Preceded by both kinds of quotation marks, because repr then escapes the single one, as it does inside a
+        # longer text.
         forms |= {repr(secret)[1:-1], ascii(secret)[1:-1], repr("'\"" + secret)[4:-1], ascii("'\"" + secret)[4:-1]}
         forms |= {repr(encoded)[2:-1], repr(b"'\"" + encoded)[5:-1]}
         forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
@@ -138,7 +140,7 @@ def _forms(secret: str) -> set[str]:
 
 
 def described(error: BaseException) -> str:
-    """``Type: text`` of any exception, redacted."""
+    """``Type: text`` of an exception, redacted."""
     return redacted(f"{type(error).__name__}: {error}")
 
 
@@ -146,12 +148,12 @@ def described(error: BaseException) -> str:
 
 _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)  # C0, DEL, C1; what changes the direction of text or ends a line; surrogates, which cannot be printed
+)  # C0, DEL, C1; characters that change the text direction or end a line; surrogates, which cannot be printed
 
 
 def printable(text: str, multiline: bool = False) -> str:
-    """``text`` without anything a terminal acts upon: control characters are written as ``\\x1b``. Line ends and
-    tabs become spaces, or stay with ``multiline``."""
+    r"""``text`` without characters that a terminal interprets: control characters are written as ``\x1b``. Line
+    ends and tabs become spaces, or are kept with ``multiline``."""
 
     def shown(found: re.Match[str]) -> str:
         character = found[0]
@@ -163,7 +165,7 @@ def printable(text: str, multiline: bool = False) -> str:
 
 
 def printable_values(value: Any) -> Any:
-    """What JSON can hold, with every text in it ``printable``; line ends and tabs stay."""
+    """A JSON value with every text in it ``printable``. Line ends and tabs are kept."""
     if isinstance(value, str):
         return printable(value, multiline=True)
     if isinstance(value, dict):
@@ -175,21 +177,21 @@ def printable_values(value: Any) -> Any:
 
 
 class _RedactingHandler(logging.Handler):
-    """The first handler of the logger ``penstock``. It writes nothing: it redacts each record, with its traceback,
-    before the handlers that write it see it, wherever the user has added them."""
+    """The first handler of the logger ``penstock``. It writes nothing: it redacts each record and its traceback
+    before other handlers see it, wherever the user has added them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             record.msg, record.args = redacted(record.getMessage()), None
         except (TypeError, ValueError):
-            self.handleError(record)  # arguments that do not fit their message
+            self.handleError(record)  # the arguments do not fit the message
         if record.exc_info and not record.exc_text:
             record.exc_text = redacted(_formatter.formatException(record.exc_info))
         last = logging.lastResort
         if last is not None and record.levelno >= last.level and not self._written_elsewhere(record.name):
             record.msg = printable(str(record.msg), multiline=True)
             record.exc_text = record.exc_text and printable(record.exc_text, multiline=True)
-            last.handle(record)  # as the logging module does for a logger without handlers
+            last.handle(record)  # what the logging module does for a logger without handlers
 
     def _written_elsewhere(self, name: str) -> bool:
         found: logging.Logger | None = logging.getLogger(name)
@@ -205,13 +207,13 @@ _redacting = _RedactingHandler()
 
 
 def redact_logs() -> None:
-    """Redact what Penstock's loggers are given. Called when the package is imported; a second call does
+    """Redact all records of Penstock's loggers. Called when the package is imported; a second call does
     nothing."""
     logging.getLogger("penstock").addHandler(_redacting)
 
 
 def redact_tracebacks() -> None:
-    """Redact the tracebacks of exceptions that nothing catches. For processes that are Penstock's own."""
+    """Redact the tracebacks of uncaught exceptions. For processes that belong to Penstock."""
     sys.excepthook = _print_redacted
     threading.excepthook = lambda failed: _print_redacted(failed.exc_type, failed.exc_value, failed.exc_traceback)
 

@@ -1,10 +1,10 @@
-"""Signatures on what is unpickled later: replay records, dead letters, state.
+"""Signatures for data that is unpickled later: replay records, dead letters and state.
 
-Unpickling runs code, so whoever can write to a shared topic or state directory could run code in a worker.
-Everything stored there is therefore signed with the **deployment key**, and checked before it is unpickled. The
+Unpickling runs code, so anyone who can write to a shared topic or state directory could run code in a worker.
+Everything stored there is therefore signed with the **deployment key**, and verified before it is unpickled. The
 key is 32 random bytes in a file that only its owner can read: the file named by ``PENSTOCK_KEY_FILE``, or
-``penstock/key`` in the user's configuration folder, where it is created at first use. The driver reads it and
-hands it to the workers with the job. Drivers on several machines that share topics or state directories need the
+``penstock/key`` in the user's configuration folder, where it is created on first use. The driver reads it and
+sends it to the workers with the job. Drivers on several machines that share topics or state directories need the
 same file.
 """
 
@@ -21,29 +21,30 @@ from pathlib import Path
 from penstock.errors import EnvironmentFault
 
 KEY_FILE = "PENSTOCK_KEY_FILE"
-"""The environment variable that names another key file."""
+"""The environment variable with the path of another key file."""
 KEY_BYTES = 32
+"""256 random bits cannot be guessed."""
 SIGNATURE_BYTES = 16
-"""128 bits: an attacker cannot search for a collision without the key."""
+"""128 bits. Without the key an attacker cannot search for a collision, so this is sufficient."""
 
 _lock = threading.Lock()
 _key: bytes | None = None
 
 
 def sign(purpose: str, data: bytes) -> bytes:
-    """The signature of ``data``. ``purpose`` (at most 16 bytes) separates what is signed for different uses."""
+    """Sign ``data``. ``purpose`` (at most 16 bytes) separates signatures for different uses."""
     return hashlib.blake2b(
         data, digest_size=SIGNATURE_BYTES, key=deployment_key(), person=purpose.encode()
     ).digest()
 
 
 def is_signed(purpose: str, data: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` was made by ``sign`` with this deployment's key."""
+    """Whether ``sign`` made ``signature`` with the key of this deployment."""
     return hmac.compare_digest(sign(purpose, data), signature)
 
 
 def deployment_key() -> bytes:
-    """The key of this process: what ``use_key`` was given, else the one from the key file, read once."""
+    """The key of this process: that passed to ``use_key``, otherwise that of the key file, which is read once."""
     global _key
     with _lock:
         if _key is None:
@@ -52,14 +53,14 @@ def deployment_key() -> bytes:
 
 
 def use_key(key: bytes | None) -> None:
-    """Use this key from now on: in a worker, the driver's. None: read the key file at the next use."""
+    """Use this key from now on. Workers use the key of the driver. None: read the key file at the next use."""
     global _key
     with _lock:
         _key = key
 
 
 def key_path() -> Path:
-    """Where the key file of this process is."""
+    """The path of the key file of this process."""
     named = os.environ.get(KEY_FILE)
     if named:
         return Path(named)
@@ -73,7 +74,8 @@ def _read_or_create(path: Path) -> bytes:
     except FileNotFoundError:
         pass
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Written under another name and linked: a reader sees no key or all of it, and of two creators one wins.
+    # Written under another name and then linked: a reader sees no key or the whole key, and one of two creators
+    # wins.
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
         file.write(secrets.token_hex(KEY_BYTES) + "\n")
@@ -96,7 +98,7 @@ def _read(path: Path) -> bytes:
                 f"key file {path}",
                 "it must belong to this user and be readable by its owner alone, but its owner "
                 f"is {seen.st_uid} and its mode {stat.S_IMODE(seen.st_mode):03o}",
-                f"Check who wrote it, then: chmod 600 {path}.",
+                f"Check who wrote it, then run chmod 600 {path}.",
             )
         text = file.read().strip()
     try:
@@ -106,7 +108,7 @@ def _read(path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise EnvironmentFault(
             f"key file {path}",
-            f"it must hold {KEY_BYTES} bytes in hexadecimal, but has {len(text)} other characters",
+            f"it must contain {KEY_BYTES} bytes in hexadecimal, but contains {len(text)} other characters",
             "Restore it from a backup. What was signed with another key cannot be read.",
         )
     return key

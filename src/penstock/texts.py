@@ -1,5 +1,5 @@
-"""Texts of bounded size. What users' code, data and other systems hand to Penstock may be of any size; what
-becomes part of an error, a report or a log line is cut first, and says so."""
+"""Limits the size of texts. User code, data and other systems may produce texts of any size; a text that becomes
+part of an error, a report or a log line is shortened first and says so."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import reprlib
 from typing import Any
 
 MOST_ERROR = 4_000
-"""Characters of one part of an error: a stack trace fits, and a report of 32 errors stays below 1 MB."""
+"""Characters of one part of an error. A stack trace fits, and a report of 32 errors stays below 1 MB."""
 MOST_LINE = 16_000
-"""Characters of a line that a worker or the JVM prints."""
+"""Characters of a line that a worker or the JVM prints. Limits the memory per line."""
 MOST_VALUE = 200
-"""Characters of one value in an error text."""
+"""Characters of one value in an error text: about two lines of a terminal."""
 MOST_CELL = 1_000
-"""Characters of a cell of the rows that a component shows."""
+"""Characters of a cell in the rows that a component shows: more than a screen is wide."""
 MOST_ROWS = 1_000
-"""Rows that a component may show, and cells of a row: more than any view displays."""
+"""Rows that a component may show, and cells per row. More than any view displays."""
 
 
 def shortened(text: str, most: int = MOST_ERROR) -> str:
-    """``text`` in at most ``most`` characters (at least 60): its beginning and its end, and how much is left out
-    between them. Applying it twice changes nothing."""
+    """Shorten ``text`` to at most ``most`` characters (at least 60): its beginning, its end, and the number of
+    characters left out between them. Idempotent."""
     if len(text) <= most:
         return text
     marker = f" … [{len(text):,} characters, cut] … "
@@ -48,15 +48,15 @@ _repr = _Repr()
 
 def bounded_repr(value: object) -> str:
     """``repr(value)`` in at most ``MOST_VALUE`` characters. Never raises, whatever ``value.__repr__`` does, and
-    does not build the whole text of a long string, of bytes or of a large collection first."""
+    does not build the complete text of a long string, bytes or large collection."""
     try:
         return shortened(_repr.repr(value), MOST_VALUE)
-    except Exception:  # a user's __repr__ may raise anything
+    except Exception:  # the user's __repr__ may raise anything
         return f"<{type(value).__name__}>"
 
 
 def bounded_cell(value: Any) -> Any:
-    """A cell of a row to show: as it is where it is a short text or a number, else its text, cut."""
+    """A cell for display: unchanged if it is a number or a short text, otherwise its shortened text."""
     if isinstance(value, str):
         return shortened(value, MOST_CELL)
     if value is None or isinstance(value, bool | float):
@@ -70,13 +70,13 @@ def _text(value: object) -> str:
     try:
         large = isinstance(value, bytes | bytearray | list | tuple | dict | set | frozenset)
         return _repr.repr(value) if large else str(value)
-    except Exception:  # the same
+    except Exception:  # the user's __str__ may raise anything
         return f"<{type(value).__name__}>"
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads``; raises ``ValueError`` for whatever is not JSON, and for JSON that is nested too deeply to be
-    read: bytes from outside must not be able to raise anything else."""
+    """``json.loads``. Raises only ``ValueError``, also for JSON that is nested too deeply, because received bytes
+    must not be able to raise anything else."""
     try:
         return json.loads(text)
     except RecursionError:

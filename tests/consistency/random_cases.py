@@ -210,7 +210,7 @@ class Case:
         if era in CLOSING:
             time = era * self.windows.apart
         elif era == LATE:
-            first_in_time = self.windows.over(CLOSING[0]) * self.windows.slide
+            first_in_time = self.windows.complete(CLOSING[0]) * self.windows.slide
             time = first_in_time - 1 - draws(root, self.windows.length + ERA, "time")
         else:
             time = era * self.windows.apart + draws(root, ERA, "time")
@@ -478,7 +478,7 @@ def _windows(case: Case, arrives: Counter[Row]) -> tuple[Counter[Any], Counter[A
     """The results of all windows that are over at the end, and what came too late."""
     windows = case.windows
     assert windows is not None
-    first, last = windows.over(CLOSING[0]), windows.over(case.eras - 1)
+    first, last = windows.complete(CLOSING[0]), windows.complete(case.eras - 1)
     in_time, late = [], []
     for (id, label), times in arrives.items():
         pane = int(case.time_of(id) / windows.unit) // windows.slide

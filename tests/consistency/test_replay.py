@@ -29,7 +29,7 @@ class Paced(ReplaySpout):
                 inbox.put(None)
             for thread in self._replayer._threads:
                 thread.join()
-            self._replayer._queues.close()
+            self._replayer._sources.queues.close()
 
 
 class Count(BasicBolt):

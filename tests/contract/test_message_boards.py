@@ -128,7 +128,7 @@ class OnZooKeeper:
         if session is None:
             url = f"zookeeper://{self.server.address}{self.path}"
             slot.board = open_message_board(
-                url, self.run, slot.tasks, slot.messages.append, slot.states.append, control_client=None
+                url, self.run, slot.tasks, slot.messages.append, slot.states.append, control=None
             )
         else:
             slot.board = ZooKeeperMessageBoard(

@@ -182,7 +182,11 @@ def wrong_words(capsys):
             2,
             "topology 'operatet': no topology of that name runs here.*'operated'",
         ),
-        (["set", "operated", "counts.max_rate=9"], 2, "counts.max_rate: 'counts' is not a spout; .* steady"),
+        (
+            ["set", "operated", "counts.max_rate=9"],
+            2,
+            "counts.max_rate: 'counts' is not a spout; the spouts are steady",
+        ),
         (["set", "operated", "nobody.max_rate=9"], 2, "nobody.max_rate: is a limit of a spout.*steady"),
         (
             ["set", "operated", "steady.max_rate=0"],

@@ -1,5 +1,5 @@
-"""Whatever tuples stem from which, in whatever frames, acked and told in whatever order: a root is complete when
-the last tuple that stems from it is acked, not before, and is reported once; a failed one is reported failed."""
+"""Random graphs of tuples, frames and orders of acks: a root is complete exactly when the last tuple that stems
+from it is acked, and is reported once. A failed root is reported as failed."""
 
 import random
 from collections import Counter, defaultdict, deque
@@ -35,7 +35,7 @@ TUPLE = tuple_type("x", "default", 1, ("id",), held=True)
 
 
 class Drawn(Router):
-    """Sends each row to any tasks at all, none and several included."""
+    """Sends each row to any number of tasks, including none."""
 
     def __init__(self, draw):
         self._draw = draw
@@ -51,7 +51,8 @@ class Drawn(Router):
 
 
 class Task:
-    """A task with one output. Its messages to the acker arrive in order, but later than others'."""
+    """A task with one output. Its messages to the acker arrive in order, but may be delayed compared with other
+    tasks."""
 
     def __init__(self, net, number):
         self.net, self.number = net, number
@@ -85,20 +86,20 @@ class Task:
         raise error
 
     def _send(self, stream, task, batch, born, made):
-        """A frame leaves: its rows are copies now, each of them to be acked."""
+        """Send a frame: each of its rows becomes a copy that must be acked."""
         rows = batch.column(0).to_pylist()
         assert made.rows == len(rows)
         for id in rows:
             self.net.copies[id, task] += 1
         self.net.tasks[task].inbox.append((rows, made.pack()))
-        return len(rows) * 1000 // self.net.draw.randrange(1, 6)  # the next frames have so many rows
+        return len(rows) * 1000 // self.net.draw.randrange(1, 6)  # the number of rows of the next frames
 
     def flush(self):
-        self.net.waiting[self.number].clear()  # from now on there are copies of them instead, if any
+        self.net.waiting[self.number].clear()  # from now on there are only copies of them, if any
         self.output.flush()
 
     def emit(self, rows, tracked):
-        """A spout's tuples."""
+        """Emit tuples of a spout."""
         for id in range(self.net.fresh, self.net.fresh + rows):
             known = self.net.draw.random() < tracked
             self.output.columns[0].append(id)
@@ -115,7 +116,7 @@ class Task:
             self.held += held.mark(TUPLE((id,)) for id in rows)
 
     def join(self):
-        """A tuple that stems from any of those in hand, or from none; often from relatives."""
+        """Emit a tuple that stems from any number of the tuples in hand, often from related ones."""
         draw, roots = self.net.draw, self.net.roots
         chosen = draw.sample(self.held, min(len(self.held), draw.choice((0, 1, 1, 2, 3))))
         if chosen and draw.random() < 0.5:
@@ -133,11 +134,11 @@ class Task:
                 self.rich.fail(tup)
             else:
                 self.rich.ack(tup)
-                self.rich.ack(tup)  # a second time means nothing
+                self.rich.ack(tup)  # a second ack has no effect
                 self.net.acked(tup[0], self.number)
 
     def execute_batch(self):
-        """A whole frame at a time; what comes of it stems from some of its rows, or from all."""
+        """Process a whole frame. The output stems from some of its rows, or from all."""
         if not self.inbox:
             return
         rows, packed = self.inbox.popleft()
@@ -160,7 +161,7 @@ class Task:
             self.net.acked(id, self.number)
 
     def tell(self):
-        """As a worker does: fails at once, the tally when nothing emitted waits."""
+        """Report like a worker: failures at once, the tally when no emitted tuple is waiting."""
         self.messages += self.tracker.failed
         self.tracker.failed = []
         if self.tracker.tally and not self.output.waiting():
@@ -168,17 +169,17 @@ class Task:
 
 
 class Net:
-    """All tasks, the acker, and the truth: which copies of tuples are where."""
+    """All tasks, the acker, and the expected state: which copies of tuples are where."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
         self.fresh = 0
         self.roots = {}
-        """Tuple → the messages it stems from."""
+        """Tuple → the messages from which it stems."""
         self.copies = Counter()
-        """⟨tuple, task⟩ → copies not acked."""
+        """(tuple, task) → copies that are not acked."""
         self.waiting = defaultdict(set)
-        """Task → tuples emitted and not sent."""
+        """Task → emitted tuples that are not sent."""
         self.messages, self.failed = set(), set()
         self.answers = {}
         self.acker = Acker(KEY)
@@ -192,13 +193,13 @@ class Net:
         self.copies[id, task] -= 1
 
     def open(self):
-        """The messages of which something is left."""
+        """The messages that are not complete."""
         left = [id for (id, _), count in self.copies.items() if count]
         left += [id for ids in self.waiting.values() for id in ids]
         return set().union(*(self.roots[id] for id in left))
 
     def deliver(self, task):
-        """The acker hears one message of a task."""
+        """Pass one message of a task to the acker."""
         if not task.messages:
             return
         message = task.messages.popleft()
@@ -227,7 +228,7 @@ class Net:
             self.deliver(self.draw.choice(tasks))
 
     def finish(self):
-        """Do all that is left, one tuple after the other, and look each time."""
+        """Process everything that is left, one tuple at a time, with a check after each."""
         for _ in range(3000):
             busy = [task for task in self.tasks.values() if task.output.waiting() or task.inbox or task.held]
             if not busy:
@@ -310,7 +311,7 @@ def as_entries(part):
 
 
 def by_root(parts):
-    """Root → what its ledger changes by."""
+    """Root → the change of its ledger."""
     found = defaultdict(int)
     for part in parts:
         for first, length, value in zip(*(column.tolist() for column in part), strict=True):
@@ -328,7 +329,7 @@ def test_a_tally_on_the_wire_changes_each_ledger_by_the_same(parts):
 
 @given(st.lists(st.lists(rows.map(as_entries), min_size=1, max_size=3), max_size=8))
 def test_ledgers_are_a_dict(messages):
-    """Whatever is entered, in a ring of which whole turns lie between the numbers: complete is what comes to 0."""
+    """Any entries, in a ring with numbers that are whole turns apart: a ledger is complete when its sum is 0."""
     acker, ledgers = Acker(KEY), {}
     for parts in messages:
         done = acker.apply(*ledger.unpack(ledger.pack(parts)))
@@ -342,7 +343,7 @@ def test_ledgers_are_a_dict(messages):
 
 @given(st.permutations([(n + RING * lap, share) for n in range(3) for lap in range(3) for share in range(3)]))
 def test_shares_of_a_ledger_complete_it_in_any_order(order):
-    """Each root's edge id comes in three parts."""
+    """The edge id of each root arrives in three parts."""
     acker, left = Acker(KEY), Counter(number for number, _ in order)
     for number, share in order:
         root = (1 << NUMBER_BITS) | number
@@ -398,7 +399,7 @@ def test_pending_is_a_dict(steps):
 
 
 class Inputs(Spout):
-    """Numbers, each emitted again for as long as it fails."""
+    """Emits numbers, and each again for as long as it fails."""
 
     def __init__(self, count):
         self._count = count
@@ -426,7 +427,7 @@ class Inputs(Spout):
 
 
 class Stubborn:
-    """Fails some numbers the first time it sees them."""
+    """Fails some numbers when it sees them first."""
 
     def __init__(self, fails):
         self._fails = set(fails)
@@ -441,7 +442,7 @@ class Stubborn:
 
 
 class Basic(Stubborn, BasicBolt):
-    """Emits twice, and may raise between."""
+    """Emits twice and may raise in between."""
 
     def execute(self, tup, collector):
         collector.emit(tup)
@@ -451,7 +452,7 @@ class Basic(Stubborn, BasicBolt):
 
 
 class Joins(Stubborn, RichBolt):
-    """One tuple out of up to three, from any tasks; some are fails, some go out without an anchor as well."""
+    """Joins up to three tuples of any tasks; fails some, and emits some without anchors as well."""
 
     def prepare(self, conf, context, collector):
         self._collector, self._held = collector, []
@@ -472,7 +473,7 @@ class Joins(Stubborn, RichBolt):
 
 
 class Batched(Stubborn, BatchBolt):
-    """A batch at a time; odd instances name the rows their tuples stem from."""
+    """Processes batches; odd instances name the anchor rows of their tuples."""
 
     def __init__(self, fails, anchored):
         super().__init__(fails)
@@ -525,7 +526,7 @@ def test_every_input_is_in_the_output_and_heard_of_once(layers, spouts, seed, mo
     builder.set_bolt("end", CaptureBolt(), 2).shuffle_grouping(f"layer {len(layers)}")
     options = Settings(delivery=Delivery("at_least_once", max_spout_pending=most, message_timeout=20.0))
     runner = LocalRunner(builder.build("t", options), seed=seed, uneven=uneven)
-    runner.run_until_idle(15.0)  # nothing needs its time-out
+    runner.run_until_idle(15.0)  # nothing depends on a time-out
 
     seen = {int(number) for tup in runner.captured("end") for number in tup.numbers.split()}
     assert seen == set(range(count))

@@ -1,4 +1,4 @@
-"""State read ahead, in as many goes as may be, is the state that would have been read at once."""
+"""State that is prefetched in any number of steps equals state that is read at once."""
 
 import operator
 import uuid
@@ -15,6 +15,7 @@ from penstock.errors import SnapshotCorrupt
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
 from penstock.plan.owners import Owners
+from penstock.protocol.task_states import InheritedTask, SavedTask
 from penstock.state import maps
 from penstock.state.snapshots import SnapshotWriter, read_part, snapshot_name
 from penstock.state.store import StateStore
@@ -34,7 +35,7 @@ numbers = st.integers(1, 4)
 
 
 class Before:
-    """The tasks before: what is done goes to a word's owner."""
+    """The previous tasks. Each change goes to the owner of a word."""
 
     def __init__(self, store, tasks, owners):
         self.tasks, self.owners, self._writer, self._epoch = tasks, owners, SnapshotWriter(store), 0
@@ -65,35 +66,31 @@ class Before:
         self.chains = self._writer.write(snapshot_name(self._epoch, 1, 0, 0), snapshots)
 
     def entries(self, now):
-        """What all tasks of that number begin with."""
-        found = {
-            key: {state: [part.to_json() for part in chain] for state, chain in states.items()}
-            for key, states in self.chains.items()
-        }
+        """The initial state of all tasks if there are ``now`` of them."""
         if now == self.tasks:
-            return {key: {"parts": states, "tokens": []} for key, states in found.items()}
+            return {key: SavedTask(states, []) for key, states in self.chains.items()}
         return {
-            f"count/{index}": {
-                "before": self.tasks,
-                "now": now,
-                "owners": self.owners.to_json(),
-                "sources": {
-                    str(source): found[f"count/{source}"]
+            f"count/{index}": InheritedTask(
+                self.tasks,
+                now,
+                self.owners,
+                {
+                    source: self.chains[f"count/{source}"]
                     for source in self.owners.share(index, self.tasks, now).sources
                 },
-                "tokens": [],
-            }
+                [],
+            )
             for index in range(now)
         }
 
 
 def archive(store):
-    return WorkerArchive(store.url, WorkerId(1, 0), 2, CrashPoint("", "1.0"))
+    return WorkerArchive(store.url, WorkerId(1, 0), CrashPoint("", "1.0"))
 
 
 def begun(archive, entries):
     states = {}
-    for key, restored in archive.restore(entries).items():
+    for key, restored in archive.restore(entries, 2).items():
         states[key] = state = TaskState()
         if restored.share is None:
             state.restore(restored.parts)
@@ -103,7 +100,7 @@ def begun(archive, entries):
 
 
 def all_of(state):
-    """Everything that can be seen of a task's state, the order and what is snapshotted next included."""
+    """Everything that is observable in the state of a task, including the order and the next snapshot."""
     counts = state.map("counts", merge=merged)
     windows = state.map("windows", merge=merged, owner=lambda pair: pair[1])
     seen = [list(counts.items()), list(windows.items()), counts.taken_over, state.value("last").value]
@@ -131,7 +128,7 @@ def merged(one, other):
 )
 def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, owners, most):
     store = StateStore(f"memory://{uuid.uuid4().hex}")
-    with patch.object(maps, "MAX_DELTAS", most):  # so that compactions happen in a short history
+    with patch.object(maps, "MAX_DELTAS", most):  # so that a short history includes compactions
         before, early = Before(store, tasks, owners), archive(store)
         for word in ("a", "b", "cd", "ef", "f", "ad"):
             before.put(word, 0)
@@ -142,7 +139,7 @@ def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, o
                 case "drop", word:
                     before.drop(word)
                 case ("ahead",):
-                    early.ahead(before.entries(now))
+                    early.prefetch(before.entries(now))
                 case ("forget",):
                     early = archive(store)
                 case (kind,):
@@ -168,14 +165,14 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(
         archives, "read_part", lambda store, part: read.append(part.kind) or read_part(store, part)
     )
-    early.ahead(before.entries(4))
+    early.prefetch(before.entries(4))
     assert set(read) == {"full"}
     for word in ("word 1", "word 2", "word 3", "word 4"):
         before.drop(word)
     before.snapshot()
     read.clear()
-    early.ahead(before.entries(4))
-    early.ahead(before.entries(4))
+    early.prefetch(before.entries(4))
+    early.prefetch(before.entries(4))
     assert read
     assert set(read) == {"delta"}
     read.clear()
@@ -190,7 +187,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
 def test_nothing_is_decoded_again_at_the_switch(tmp_path, monkeypatch):
     for now in (2, 4, 1):
         before, early = grown(tmp_path / str(now)), archive(StateStore(str(tmp_path / str(now))))
-        early.ahead(before.entries(now))
+        early.prefetch(before.entries(now))
         states = begun(early, before.entries(now))
         monkeypatch.setattr(maps, "apply_map", lambda *args: pytest.fail("a part was decoded"))
         found = [state.map("counts") for state in states.values()]
@@ -206,15 +203,15 @@ def test_files_that_are_gone_are_left_to_the_restore(tmp_path):
     before.snapshot(full=True)
     for name in gone:
         store.remove(name)
-    early.ahead(old)
+    early.prefetch(old)
     assert sum(len(state.map("counts")) for state in begun(early, before.entries(4)).values()) == 200
     with pytest.raises(SnapshotCorrupt, match="no such file"):
-        early.restore(old)
+        early.restore(old, 2)
 
 
 def test_a_share_that_changes_is_read_anew(tmp_path):
     before, early = grown(tmp_path), archive(StateStore(str(tmp_path)))
-    early.ahead(before.entries(4))
+    early.prefetch(before.entries(4))
     states = begun(early, before.entries(3))
     assert sum(len(state.map("counts")) for state in states.values()) == 200
 

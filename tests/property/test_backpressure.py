@@ -1,6 +1,7 @@
-"""Step-by-step backpressure over a model of senders, queues and consumers: any capacity, rates, delay of signals.
+"""Step-by-step backpressure in a model of senders, queues and consumers, with any capacity, rates and signal
+delay.
 
-What holds, and for which delays, is said at each property. Credits and holds are checked on the same model.
+Each property states what it guarantees and for which delays. Credits and holds are checked with the same model.
 """
 
 import math
@@ -10,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.control.backpressure import (
-    SHORTEST,
+    MIN_SENSITIVITY,
     CreditDetector,
     CreditLimiter,
     SpoutDetector,
@@ -21,13 +22,14 @@ from penstock.control.backpressure import (
 from penstock.control.pace import Meter
 from penstock.control.signals import TaskMessage
 
-TICK = 0.001  # seconds; how often the queues are looked at
+TICK = 0.001  # seconds between two observations of the queues
 
 # ---- the model ---------------------------------------------------------------------------------------------
 
 
 class Sender:
-    """Sends ``demand`` tuples a second in frames, to the receivers in turn, as far as its rate limiter lets it."""
+    """Sends ``demand`` tuples per second in frames, to the receivers in turn, as far as its rate limiter
+    permits."""
 
     def __init__(self, id, demand, frame, limiter):
         self.id, self.demand, self.frame, self.limiter = id, demand, frame, limiter
@@ -50,13 +52,13 @@ class Sender:
 
 
 class Receiver:
-    """Takes ``speed`` tuples a second, frames whole."""
+    """Processes ``speed`` tuples per second, in whole frames."""
 
     def __init__(self, id, speed, detector):
         self.id, self.speed, self.detector = id, speed, detector
         self.queue, self.length, self.arrived, self.taken, self.may = deque(), 0, 0, 0, 0.0
         self.signals = []
-        """⟨time, kind, steps, shortest sensitivity since the one before⟩"""
+        """(time, kind, steps, shortest sensitivity since the previous signal)"""
         self._shortest = math.inf
 
     def run(self, now):
@@ -77,8 +79,8 @@ class Receiver:
 
 
 class World:
-    """Senders before receivers. ``delay``: of a signal on its way, and of the answer. ``spoil`` may lose or double
-    messages: it is given each one and says how often it arrives."""
+    """Senders and receivers. ``delay``: of a signal and of its answer. ``spoil`` may lose or duplicate messages:
+    it gets each message and returns how often it arrives."""
 
     def __init__(self, demands, speeds, capacity, delay=0.0, frame=1, mode="step", spoil=lambda message: 1):
         limiters = {"step": StepLimiter, "spout": SpoutLimiter, "credit": CreditLimiter}
@@ -93,7 +95,7 @@ class World:
         self.now, self.delay, self._spoil = 0.0, delay, spoil
         self._wire = deque()
         self.steps = []
-        """The most that any task asks for, at each tick."""
+        """The maximum steps that any task requests, at each tick."""
 
     def run(self, seconds):
         for _ in range(round(seconds / TICK)):
@@ -125,7 +127,7 @@ class World:
         self.steps.append(max(receiver.detector.steps for receiver in self.receivers))
 
     def ease(self):
-        """The overload ends: nobody sends any more."""
+        """End the overload: the senders stop."""
         for sender in self.senders:
             sender.demand = 0.0
 
@@ -136,7 +138,7 @@ class World:
 
 @st.composite
 def worlds(draw, overload=(1.1, 12.0), delays=(0.0, 0.005, 0.02, 0.05), **options):
-    """An overloaded topology; returns it with the seconds a full queue takes to drain."""
+    """An overloaded topology, and the seconds in which a full queue drains."""
     capacity = draw(st.sampled_from([100, 400, 1000]))
     rate = capacity * draw(st.sampled_from([5, 10, 40]))
     senders, receivers = draw(st.sampled_from([(1, 1), (3, 1), (1, 3), (2, 2)]))
@@ -159,7 +161,7 @@ def test_when_the_overload_ends_every_sender_is_back_at_its_rate(case):
     world.run(1.0 + drain)
     assert max(world.steps) > 0
     world.ease()
-    world.run(2 * drain + max(world.steps) * 1.2)  # a cancel a second at most
+    world.run(2 * drain + max(world.steps) * 1.2)  # at most one cancel per second
     assert not world.slowed
     assert all(sender.limiter.initial is None and sender.limiter.rate == math.inf for sender in world.senders)
     assert [receiver.detector.steps for receiver in world.receivers] == [0] * len(world.receivers)
@@ -174,16 +176,16 @@ def test_a_task_never_signals_twice_within_a_sensitivity(case):
         times = [time for time, *_ in receiver.signals]
         for before, (time, _, _, shortest) in zip(times, receiver.signals[1:], strict=False):
             assert time - before >= shortest - TICK
-            assert time - before >= SHORTEST - TICK
+            assert time - before >= MIN_SENSITIVITY - TICK
 
 
 @given(worlds())
 @settings(max_examples=20)
 def test_on_a_steady_overload_the_rate_stays_around_the_sustainable_one(case):
-    """Two neighbouring steps, whatever the delay of the signals, up to five sensitivities here: a task waits for
-    the answer before it judges. A third one, the next faster, is tried now and then where the rate that is a
-    little too fast is so by less than a fifth (a queue that grows so slowly looks like one in balance), or where
-    frames are more than a fiftieth of the queue."""
+    """The rate alternates between two neighbouring steps, with any delay of the signals (here up to five
+    sensitivities), because a task waits for the answer before it decides. The next faster step is tried
+    occasionally if the rate above the sustainable one exceeds it by less than a fifth (so slow a growth looks like
+    balance), or if frames are larger than a fiftieth of the queue."""
     world, drain = case
     world.run(4.0 + 2.5 * drain)
     settled = len(world.steps)
@@ -202,7 +204,7 @@ def test_on_a_steady_overload_the_rate_stays_around_the_sustainable_one(case):
 @given(worlds())
 @settings(max_examples=10)
 def test_the_consumers_never_starve_for_long(case):
-    """Backpressure costs no throughput: what can be done is done, but for the first descent."""
+    """Backpressure costs no throughput, except during the first descent."""
     world, drain = case
     world.run(2.0 + drain)
     before = sum(receiver.taken for receiver in world.receivers)
@@ -215,8 +217,8 @@ def test_the_consumers_never_starve_for_long(case):
 @given(worlds(), st.randoms(use_true_random=False), st.floats(0.0, 0.4))
 @settings(max_examples=10)
 def test_doubled_and_lost_messages_leave_no_sender_slow(case, draw, share):
-    """Each message says how many steps are asked for, so the next makes up for those that were lost or doubled.
-    Only the last cancel has no next one: the boards must deliver it."""
+    """Each message contains the total of requested steps, so the next one compensates for lost or duplicated
+    messages. Only the last cancel has no successor: the message boards must deliver it."""
     world, drain = case
     world._spoil = lambda message: (
         1 if not message.value else draw.choices((1, 0, 2), (1 - share, share, share))[0]
@@ -229,8 +231,8 @@ def test_doubled_and_lost_messages_leave_no_sender_slow(case, draw, share):
 
 @given(st.lists(st.tuples(st.sampled_from([7, 8]), st.sampled_from(["slow", "cancel"]), st.integers(0, 10))))
 def test_whatever_comes_in_whatever_order_the_rate_limiter_is_sound(messages):
-    """Late, doubled, lost: one step a message at most, never slowed by a task that asks for nothing, and a cancel
-    of all steps is always believed."""
+    """Late, duplicated or lost messages: at most one step per message, no limit by a task that requests nothing,
+    and a cancel of all steps always takes effect."""
     limiter = StepLimiter()
     for number, (source, kind, value) in enumerate(messages):
         asked = limiter.steps.get(source, 0)
@@ -244,7 +246,7 @@ def test_whatever_comes_in_whatever_order_the_rate_limiter_is_sound(messages):
 @given(st.floats(0.1, 2.0))
 @settings(max_examples=6)
 def test_a_sender_that_was_idle_when_told_to_slow_gets_its_share_later(pause):
-    """It is not held to a rate it never had: the next signal finds it sending, and halves that."""
+    """It is not limited to a rate it never had: the next signal arrives while it sends, and halves that rate."""
     world = World([4000, 0], [500], 100)
     world.run(0.5)
     busy, idle = world.senders
@@ -286,7 +288,7 @@ def test_credits_come_to_no_deadlock(case):
     world.run(1.0)
     before = sum(receiver.taken for receiver in world.receivers)
     world.run(2.0)
-    assume(world.delay == 0.0 or drain > 0.5)  # else the way of a credit is what limits
+    assume(world.delay == 0.0 or drain > 0.5)  # otherwise the delay of a credit limits the rate
     speed = sum(receiver.speed for receiver in world.receivers)
     assert (
         sum(receiver.taken for receiver in world.receivers) - before >= 0.8 * 2.0 * speed - world.senders[0].frame

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.bolts.bloom import BloomFilter, BloomShape
-from penstock.bolts.recent_keys import Memory, join
+from penstock.bolts.recent_keys import RecentKeys, join
 
 keys = st.lists(st.integers(0, 2**64 - 1), max_size=200, unique=True).map(lambda found: np.array(found, np.uint64))
 SIX_SIGMA = 6  # one test in a billion fails by chance; the seeds are fixed, so none does
@@ -69,7 +69,7 @@ def test_a_full_filter_is_wrong_as_often_as_was_asked_for(count, rate, tasks):
 @given(st.lists(st.lists(st.integers(0, 60), max_size=30), max_size=20), st.sets(st.integers(0, 19)))
 def test_a_memory_drops_exactly_what_its_two_generations_hold(columns, rotations):
     """Against sets; with an error rate at which none of these few keys is mistaken."""
-    memory, now, before = Memory(25, 1e-9), set(), set()
+    memory, now, before = RecentKeys(25, 1e-9), set(), set()
     for number, column in enumerate(columns):
         if number in rotations:
             memory.rotate()
@@ -91,7 +91,7 @@ def test_a_memory_drops_exactly_what_its_two_generations_hold(columns, rotations
 
 
 def test_the_error_rate_holds_however_many_keys_come():
-    memory = Memory(20_000, 0.01)
+    memory = RecentKeys(20_000, 0.01)
     drawn = draw(400_000, 2)
     np.random.default_rng(3).shuffle(drawn)
     dropped = sum(int((~memory.new(column)).sum()) for column in np.array_split(drawn, 100))
@@ -102,17 +102,17 @@ def test_the_error_rate_holds_however_many_keys_come():
 
 
 def test_memories_of_two_tasks_become_one():
-    one, other = Memory(1_000, 0.01), Memory(1_000, 0.01)
+    one, other = RecentKeys(1_000, 0.01), RecentKeys(1_000, 0.01)
     some, more = draw(400, 4), draw(900, 5)
     one.new(some)
     other.new(more)
     kept = join(1_000, one.freeze_now(), other.freeze_now())
     assert len(kept) == 2, "1,300 keys are more than one filter is made for"
     assert len(join(1_000, kept, kept)) == 2, "the same again adds nothing"
-    half = Memory(1_000, 0.01)
+    half = RecentKeys(1_000, 0.01)
     half.new(more[:500])
     assert len(join(1_000, one.freeze_now(), half.freeze_now())) == 1
-    both = Memory(1_000, 0.01)
+    both = RecentKeys(1_000, 0.01)
     both.thaw(kept, ())
     assert not both.new(np.concatenate([some, more])).any()
     assert both.error_rate <= 0.01
@@ -121,7 +121,7 @@ def test_memories_of_two_tasks_become_one():
 
 
 def test_a_memory_goes_on_with_what_one_of_another_size_saw():
-    small, large = Memory(1_000, 0.01), Memory(50_000, 0.0001)
+    small, large = RecentKeys(1_000, 0.01), RecentKeys(50_000, 0.0001)
     keys = draw(900, 7)
     small.new(keys)
     large.thaw(small.freeze_now(), ())

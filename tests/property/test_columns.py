@@ -1,4 +1,4 @@
-"""Columns give back what they were given, to the type, over the wire as well."""
+"""Columns return the values they were made from, including their types, also over the wire."""
 
 import math
 
@@ -36,7 +36,7 @@ one_type = st.sampled_from(
 
 
 def alike(one, other):
-    """Equal, of one type, NaN and the sign of zero included."""
+    """Equal and of the same type, including NaN and the sign of zero."""
     if type(one) is not type(other):
         return False
     if isinstance(one, float):

@@ -1,4 +1,4 @@
-"""The hash behind fields and partial key grouping: equal values, equal hashes, whatever carries them."""
+"""The hash of fields and partial key grouping: equal values have equal hashes, whatever the column type."""
 
 import enum
 import math
@@ -20,7 +20,7 @@ scalars = st.one_of(st.none(), st.booleans(), ints, st.floats(allow_nan=False), 
 
 
 def pickled(values):
-    """The values as a frame of mixed types would carry them."""
+    """The values as a frame with mixed types contains them."""
     column = to_column([*values, object], None)
     assert column.type == PICKLED
     return column[: len(values)]
@@ -169,7 +169,7 @@ PINNED = [
 
 
 def test_the_hash_never_changes():
-    """State is placed by it: a new value here moves every key of every stored topology."""
+    """The placement of state depends on it: a new value here would move every key of every stored topology."""
     column = to_column(["", "a", "storm", 1, 1.5, None, True, -7, b"\x00"], None)
     assert hash_column(column).tolist() == PINNED
 

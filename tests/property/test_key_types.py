@@ -1,4 +1,4 @@
-"""Equal keys hash alike, whatever their type and whatever process hashes them; other types are rejected."""
+"""Equal keys have equal hashes, whatever their type and process; other types are rejected."""
 
 import datetime as dt
 import enum
@@ -72,7 +72,7 @@ Point = namedtuple("Point", "x y")
 
 
 class Folded(str):
-    """Equal whatever the case: an equality that is not a text's."""
+    """Compares texts without regard to case, so its equality differs from that of str."""
 
     __slots__ = ()
 
@@ -231,7 +231,7 @@ def test_a_column_hashes_as_the_values_it_was_made_from(kind, data):
     expected = hash_column(pickled(chosen)).tolist()
     assert hash_column(column).tolist() == expected
     assert hash_column(column[1:]).tolist() == expected[1:]
-    # What the tuple form of a bolt behind it gets, and may keep in its state, has the same owner.
+    # A bolt for single tuples gets this value and may use it as a key of its state: the owner is the same.
     assert hash_column(pickled(column.to_pylist())).tolist() == expected
 
 
@@ -258,7 +258,7 @@ print(json.dumps(hash_column(pickled(keys)).tolist()))
 
 
 def test_every_process_hashes_alike():
-    """Texts in sets come in another order with another seed of Python's own hash."""
+    """The order of texts in sets depends on the seed of Python's own hash."""
     here = hash_column(pickled([*DIFFERENT, *(value for pair in EQUAL.values() for value in pair)])).tolist()
     for seed in ("1", "2"):
         done = subprocess.run(
@@ -272,7 +272,7 @@ def test_every_process_hashes_alike():
 
 
 class Plain:
-    """Two of them are never equal."""
+    """Instances are never equal."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The migration policy under any load, the ledger under any calls."""
+"""The migration policy under any load, and the ledger under any calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ bandwidths = st.floats(1e3, 1e9)
 
 @st.composite
 def snapshots(draw):
-    """All branches of one moment; now and then one is missing."""
+    """All branches at one moment. Occasionally one is missing."""
     names = draw(st.lists(st.sampled_from(NAMES), unique=True))
     return [Branch(name, draw(nodes), draw(bandwidths)) for name in names]
 
@@ -58,7 +58,7 @@ def test_suggestions_keep_to_the_rules_and_lead_from_one_route_table_to_the_next
             else:
                 del told[found.heavy]
                 assert found.reason
-        assert told == policy.routes  # who enacts the suggestions one by one has the policy's routes
+        assert told == policy.routes  # applying the suggestions one by one gives the routes of the policy
         for name, light in policy.routes.items():
             assert known[name].queue_use >= policy.recovery
             assert light in known
@@ -68,7 +68,7 @@ def test_suggestions_keep_to_the_rules_and_lead_from_one_route_table_to_the_next
             for b in branches
             if b.name not in before
         ):
-            for branch in branches:  # somebody could take it
+            for branch in branches:  # another branch could take its data
                 assert not is_heavy(branch, policy) or branch.name in policy.routes
 
 
@@ -107,7 +107,7 @@ def test_pressure_does_not_depend_on_units(branches, alpha, beta, unit):
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["b", "c", None]), st.integers(0, 50)), max_size=40)
 )
 def test_the_ledger_against_a_list_of_every_tuple(steps):
-    """A sender that writes down the target of each tuple, one by one, has the same segments."""
+    """A sender that records the target of each tuple has the same segments."""
     ledger, sent, going = SegmentLedger(keep=5), {"a": [], "b": []}, {}
     for branch, target, rows in steps:
         if target == branch or target is None:

@@ -1,5 +1,5 @@
-"""ERDM on any cluster: limits hold, critical executors stay, nothing is lost, and a path is never dearer than the
-critical one."""
+"""ERDM on any cluster: limits hold, critical executors stay, nothing is lost, and no path costs more than the
+critical path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from penstock.control.roster import Roster
 from penstock.sim.baselines import leedsp, round_robin, wndvr
 from penstock.sim.tmsh import tmsh
 
-amounts = st.integers(0, 12).map(lambda value: value / 4)  # quarters: sums are exact, and "at the limit" happens
+# quarters, so that sums are exact and limits are reached exactly
+amounts = st.integers(0, 12).map(lambda value: value / 4)
 
 
 @st.composite
@@ -51,7 +52,7 @@ plans = st.tuples(snapshots(), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from
 
 @given(plans)
 def test_no_move_takes_a_node_beyond_a_limit(drawn):
-    """Each move carried out one by one, loads counted anew each time."""
+    """Moves are carried out one by one, and loads are computed anew after each."""
     snapshot, slack, fill = drawn
     for move in plan(snapshot, slack, fill).moves:
         assert snapshot.places[move.executor] == move.source
@@ -87,7 +88,7 @@ def test_what_a_plan_leaves(drawn):
 
 @given(plans)
 def test_targets_are_those_of_the_rules_asked_node_by_node(drawn):
-    """The plan against the rules of ERDM, written down again in the simplest way."""
+    """The plan compared with a straightforward implementation of its rules."""
     snapshot, slack, fill = drawn
     found = plan(snapshot, slack, fill)
     critical_nodes = {snapshot.graph.node_position[name] for name in found.critical.nodes}
@@ -140,7 +141,7 @@ def test_more_slack_and_less_fill_never_make_fewer_nodes_critical(drawn):
 
 @given(snapshots())
 def test_the_roster_finds_what_a_scan_finds(snapshot):
-    """Also when nodes step aside and come back: executors large and small, in any order, from n0 to the others."""
+    """Also if nodes are set aside and return: large and small executors in any order, from n0 to the others."""
     snapshot = snapshot.moved(dict.fromkeys(snapshot.places, "n0"))
     loads, others = Loads(snapshot), range(1, len(snapshot.nodes))
 

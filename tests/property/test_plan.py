@@ -1,4 +1,4 @@
-"""Random topologies: the plan is sound, and every tuple arrives as often as there are paths for it."""
+"""Random topologies: the plan is valid, and every tuple arrives as often as there are paths for it."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ COUNT = 25  # tuples per spout task
 
 
 class Tally(BasicBolt):
-    """Counts what it gets and passes it on."""
+    """Counts its tuples and passes them on."""
 
     def __init__(self):
         self.seen = Counter()
@@ -43,7 +43,8 @@ class BatchTally(BatchBolt):
 
 @st.composite
 def graphs(draw):
-    """Spouts (parallelism, tasks) and bolts (form, parallelism, tasks, inputs): each reads earlier ones."""
+    """Spouts (parallelism, tasks) and bolts (form, parallelism, tasks, inputs). Each bolt reads earlier
+    components."""
     size = st.tuples(st.integers(1, 3), st.integers(0, 2)).map(lambda pair: (pair[0], sum(pair)))
     spouts = draw(st.lists(size, min_size=1, max_size=2))
     names = [f"s{number}" for number in range(len(spouts))]
@@ -59,7 +60,7 @@ def graphs(draw):
 def built(graph, **options):
     spouts, bolts = graph
     builder = TopologyBuilder()
-    # Bolts first: nothing may depend on the order in which components are set.
+    # Bolts first, because nothing may depend on the order in which components are added.
     for number, (form, parallelism, tasks, inputs) in enumerate(bolts):
         bolt = builder.set_bolt(f"b{number}", form(), parallelism).set_num_tasks(tasks)
         for parent, grouping in inputs:

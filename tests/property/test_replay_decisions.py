@@ -38,7 +38,7 @@ from penstock.replay.positions import KeptPosition
 from penstock.replay.progress import ReadProgress
 from penstock.replay.queues import Queues
 from penstock.replay.records import ReplayRecord
-from penstock.replay.replayer import claim
+from penstock.replay.sources import position_values
 from penstock.state.values import TaskState
 from penstock.topology.components import Failure
 
@@ -167,7 +167,7 @@ class Model:
         self.queues = self.place.reopen()
         self.eden.reopen()
         state = TaskState()
-        self.values = {"eden": state.value("eden"), **{value.name: value for value in claim(state)}}
+        self.values = {"eden": state.value("eden"), **{value.name: value for value in position_values(state)}}
         for name, value in self.values.items():
             value.value = positions.get(name)
         queues = (self.eden, self.queues.from_, self.queues.to)
@@ -247,7 +247,7 @@ class Model:
         the task hears of it."""
         if not self.epoch:
             for kept in self.kept:
-                kept.note()
+                kept.save()
             self.epoch.append({name: value.value for name, value in self.values.items()})
         elif len(self.epoch) == 1:
             self.epoch.append(frozenset(self.seen))

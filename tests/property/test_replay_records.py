@@ -127,11 +127,11 @@ def test_a_damaged_record_that_is_sent_back_is_read_once_more():
     good = encode(ReplayRecord((1, "a")))
     dead_letter = ReplayRecord((good,), 1, "the key was another", "replay queue", 5.0, damaged=True)
     assert decode_dead_letter(encode_dead_letter(dead_letter)) == dead_letter
-    assert decode(encode(dead_letter.forgiven())) == ReplayRecord((1, "a"))
+    assert decode(encode(dead_letter.reset())) == ReplayRecord((1, "a"))
 
 
 def test_a_record_keeps_the_time_of_its_first_failure():
     once = ReplayRecord(("x",)).failed(Failure("split", "one"), 10.0)
     twice = once.failed(Failure("", "timed out"), 20.0)
     assert twice == ReplayRecord(("x",), 2, "timed out", "", 10.0)
-    assert twice.forgiven() == ReplayRecord(("x",), 0, "timed out", "", 10.0)
+    assert twice.reset() == ReplayRecord(("x",), 0, "timed out", "", 10.0)

@@ -36,7 +36,7 @@ def batch_of(values):
 
 
 def rows_of(split, count):
-    """Target position -> the rows it gets; checks that a target comes once and its rows are in order."""
+    """Target position -> its rows. Checks that each target occurs once and its rows are in order."""
     result = {}
     for position, rows in split:
         assert position not in result
@@ -47,7 +47,7 @@ def rows_of(split, count):
 
 
 def placed(router, batch, count):
-    """Row -> position. Each row exactly once."""
+    """Row -> position. Checks that each row occurs exactly once."""
     position_of = {}
     for position, rows in rows_of(router.split(batch), batch.num_rows).items():
         assert 0 <= position < count

@@ -1,4 +1,4 @@
-"""The scaling policies under any load: bounds, cool-down, what can be reached, how many steps it takes."""
+"""The scaling policies under any load: bounds, cool-down, reachable parallelism, and the number of steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ policies = st.one_of(
 
 @st.composite
 def samples(draw):
-    """A chain with a side branch, in any state; now and then a spout that tells what comes."""
+    """A chain with a side branch in any state; occasionally a spout reports what is offered to it."""
     offered = draw(st.none() | counts)
     spout = SpoutLoad("spout", draw(counts), draw(st.integers(0, 500)), draw(st.floats(0, 1)), offered)
     inputs = {"a": ("spout",), "b": ("a",), "c": ("spout", "b")}
@@ -81,7 +81,7 @@ def test_what_is_reachable_is_so_by_doubling_or_halving(old, bounds):
 
 @given(st.lists(st.floats(0, 10), min_size=8, max_size=8))
 def test_halving_a_doubled_bolt_leads_back(use):
-    doubled = [each / 2 for each in use] * 2  # half of the keys of h are at h + 8
+    doubled = [each / 2 for each in use] * 2  # half of the keys of h move to h + 8
     assert math.isclose(use_with(doubled, 8), max(use), abs_tol=1e-12)
     assert math.isclose(use_with(use, 1), sum(use), abs_tol=1e-9)
     assert use_with(use, 4) >= max(use) - 1e-12 >= use_with(use, 16) - 1e-12
@@ -92,13 +92,13 @@ def test_halving_a_doubled_bolt_leads_back(use):
 
 @dataclass
 class Fluid:
-    """A chain of bolts without chance: each does what it can of what comes, the rest waits. ``paced``: the spout
-    emits only as much as the slowest bolt bears, and was held back for the rest of its time."""
+    """A deterministic chain of bolts: each processes what it can, the rest is queued. ``paced``: the spout only
+    emits what the slowest bolt can process, and is held back for the rest of the time."""
 
     costs: list[float]
     emits: list[float]
     spreads: list[list[float]]
-    """How much of its share each of up to two tasks of a bolt gets; more tasks have the same pattern."""
+    """The share of each of up to two tasks of a bolt; more tasks repeat the pattern."""
     paced: bool = False
     now: float = 0.0
 
@@ -106,7 +106,7 @@ class Fluid:
         self.tasks = [1] * len(self.costs)
 
     def busiest(self, index):
-        """Share of a bolt's tuples that its busiest task gets."""
+        """The share of a bolt's tuples that its busiest task gets."""
         return max(self._shares(index))
 
     def _shares(self, index):
@@ -115,7 +115,7 @@ class Fluid:
         return [each / sum(pattern) for each in pattern]
 
     def arriving(self, load):
-        """Tuples a second that come to each bolt when all keep up."""
+        """Tuples per second that arrive at each bolt if all bolts keep up."""
         found = []
         for emits in self.emits:
             found.append(load)
@@ -123,7 +123,7 @@ class Fluid:
         return found
 
     def use(self, load):
-        """Of each bolt's busiest task, when all keep up."""
+        """The use of each bolt's busiest task if all bolts keep up."""
         return [
             rate * cost * self.busiest(index)
             for index, (rate, cost) in enumerate(zip(self.arriving(load), self.costs, strict=True))
@@ -145,7 +145,7 @@ class Fluid:
         return LoadSample(self.now, 1.0, (spout,), tuple(bolts))
 
     def run(self, policy, load, seconds):
-        """The decisions while the load is this."""
+        """The decisions during this load."""
         found = []
         for _ in range(seconds):
             scale = policy.decide(self.sample(load))
@@ -157,16 +157,16 @@ class Fluid:
 
 
 ROOM = Bounds(most=1 << 20, cool_down=4.0)
-"""Workers enough for anything."""
+"""Bounds without practical limits."""
 BASE = 100.0
-"""Tuples a second; what they cost is drawn."""
+"""Tuples per second; their cost is drawn."""
 shares = st.floats(0.6, 1.0)
 factors = st.floats(0.1, 24.0)
 
 
 @st.composite
 def fluids(draw, paced=False):
-    """Of the base load, each bolt has work for between none and one and a half tasks."""
+    """With the base load, each bolt has work for between zero and one and a half tasks."""
     length = draw(st.integers(1, 3))
     several = {"min_size": length, "max_size": length}
     emits = draw(st.lists(st.floats(0.1, 50.0), **several))
@@ -213,7 +213,7 @@ def _traced(fluid, policy, load, seconds):
 
 @given(fluids(paced=True), st.floats(1.0, 24.0))
 def test_a_spout_that_is_held_back_and_does_not_say_by_how_much_takes_a_step_for_each_doubling(fluid, factor):
-    """What it would emit counts for at most twice what it emits."""
+    """Its demand counts as at most twice what it emits."""
     policy = RatePolicy(ROOM)
     fluid.run(policy, BASE, 30)
     load = BASE * factor
@@ -228,7 +228,7 @@ def test_a_spout_that_is_held_back_and_does_not_say_by_how_much_takes_a_step_for
 
 @given(st.integers(1, 6), st.floats(0.55, 0.95), st.integers(0, 3))
 def test_failures_needs_a_step_for_each_doubling(doublings, use, calm):
-    """After a replacement nothing times out for two windows; then, of 1,000 tuples a window, what is too much."""
+    """Nothing times out for two windows after a replacement; then, of 1,000 tuples per window, the excess does."""
     windows, needed = 4, 2**doublings
     policy = FailurePolicy(Bounds(most=4 * needed, cool_down=float(windows)), windows)
     seen, since = [1], -calm

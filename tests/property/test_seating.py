@@ -1,4 +1,5 @@
-"""Workers take slots: each its own, in its stage, on the node it is wanted on wherever Spark left one there."""
+"""Assignment of slots: each worker gets its own slot in its stage, on its wanted node if Spark placed a slot
+there."""
 
 from collections import Counter
 
@@ -34,7 +35,7 @@ def test_with_the_slots_asked_for_everybody_sits_where_it_is_wanted(case):
     plan, nodes, placement = case
     slots = {}
     for stage, count in enumerate(slots_for(plan, SlotPlacement(placement), len(nodes))):
-        for number in range(count):  # as Spark does: one by one in turn
+        for number in range(count):  # like Spark, in turn
             slots[WorkerId(stage, number)] = nodes[number % len(nodes)]
     taken, unmet = assign_slots(plan, SlotPlacement(placement), slots)
     assert not unmet

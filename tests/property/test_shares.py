@@ -1,4 +1,4 @@
-"""Whatever the number of tasks becomes: every key has one owner before and after, and its value is kept."""
+"""Any change of the number of tasks: every key has one owner before and after, and its value is kept."""
 
 import operator
 from operator import itemgetter
@@ -27,7 +27,7 @@ tasks = st.integers(1, 9)
 
 
 def parts(state):
-    """What a restart would find of a task."""
+    """The stored parts of a task, as a restart reads them."""
     return {name: [data] for name, (_, _, data) in state.snapshot(full=True).encode().items()}
 
 
@@ -36,7 +36,7 @@ def owner(key, count):
 
 
 def spread(items, count, fill):
-    """The items at their owners' among so many tasks."""
+    """The items, distributed to their owners among so many tasks."""
     states = [TaskState() for _ in range(count)]
     for key, value in items.items():
         fill(states[owner(key, count)], key, value)
@@ -44,7 +44,7 @@ def spread(items, count, fill):
 
 
 def inherited(before, now, hash):
-    """The states of the next tasks, made from the old ones'."""
+    """The states of the new tasks, made from those of the previous tasks."""
     old = [parts(state) for state in before]
     result = []
     for index in range(now):
@@ -69,7 +69,7 @@ def test_every_key_is_with_the_task_that_the_grouping_sends_it_to(names, before,
     assert sum(map(len, found)) == len(items), "one owner each"
     for index, each in enumerate(found):
         assert all(owner(key, now) == index for key in each)
-    # And so says the grouping itself.
+    # The grouping itself agrees.
     column = to_column([*items, object()], None)[: len(items)]
     router = Fields("word").router(Targets(tuple(range(now)), 0))
     for position, rows in router.split(pa.record_batch([column], names=["word"])) if items else ():
@@ -162,7 +162,7 @@ def test_what_cannot_be_put_together_is_refused():
         one.map("seen")
     (one,) = inherited(states, 1, None)
     with pytest.raises(
-        StateError, match=r"state 'last': tasks that become one have different values, 0 and 1.*merge"
+        StateError, match=r"state 'last': tasks that are merged have different values, 0 and 1.*merge"
     ):
         one.value("last")
 
@@ -172,12 +172,14 @@ def test_keys_that_have_nothing_to_do_with_the_grouping_are_refused():
     for number in range(20):
         states[number % 2].map("rows")[f"row {number}"] = 1
     new = inherited(states, 4, by_field)
-    with pytest.raises(StateError, match=r"state 'rows': a map's keys must be the fields .*owner="):
+    with pytest.raises(
+        StateError, match=r"state 'rows': the keys of a map must be or begin with the fields .*owner="
+    ):
         new[0].map("rows")
 
 
 def test_a_tuple_behind_a_grouping_by_one_field_needs_an_owner():
-    """It might be the field's value, or begin with it. To guess wrongly is to lose what was counted."""
+    """It could be the value of the field, or begin with it. A wrong guess would lose state."""
     pairs = [(n, "x") for n in range(40)]
     state = TaskState()
     state.map("pairs").update(dict.fromkeys(pairs, 1))
@@ -194,13 +196,13 @@ def test_a_tuple_behind_a_grouping_by_one_field_needs_an_owner():
         assert str(refused.value) == (
             "state 'pairs': the input is grouped by one field, but the map has the tuple (0, 'x') as a key and"
             " does not say which part of it is the field. Use state.map(..., owner=lambda key: key)"
-            " where the field's value is the whole tuple, or owner=lambda key: key[0] where the tuple begins"
+            " if the value of the field is the whole tuple, or owner=lambda key: key[0] if the tuple begins"
             " with it."
         )
 
 
 def place(value, count):
-    """Where fields grouping sends a value."""
+    """The position to which fields grouping sends a value."""
     column = to_column([value, object()], None)[:1]
     ((position, _),) = Fields("x").router(Targets(tuple(range(count)), 0)).split(pa.record_batch([column], ["x"]))
     return position
@@ -211,7 +213,7 @@ def test_keys_with_fewer_parts_than_grouped_fields_are_refused():
     state.map("rows")["x",] = 1
     (new, _) = inherited([state], 2, lambda column: hash_keys(column, 2))
     with pytest.raises(
-        StateError, match=r"state 'rows': a map's keys must be .* but a key has fewer parts .*owner="
+        StateError, match=r"state 'rows': the keys of a map must be .* but a key has fewer parts .*owner="
     ):
         new.map("rows")
 
@@ -220,5 +222,6 @@ def test_keys_with_fewer_parts_than_grouped_fields_are_refused():
 def test_what_was_inherited_is_in_a_snapshot_whole_and_can_be_inherited_again(names, first, second, third):
     items = {name: number for number, name in enumerate(names)}
     old = spread(items, first, lambda state, key, value: state.map("counts").__setitem__(key, value))
-    last = inherited(inherited(old, second, by_field), third, by_field)  # the second ones were never asked for
+    # the second tasks' components never asked for their states
+    last = inherited(inherited(old, second, by_field), third, by_field)
     assert {key: value for state in last for key, value in state.map("counts").items()} == items

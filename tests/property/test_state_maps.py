@@ -1,4 +1,4 @@
-"""Whatever is done to a state, what is restored from any snapshot is what a plain dict held at that moment."""
+"""After any operations on a state, a restore from any snapshot equals a plain dict at that moment."""
 
 import copy
 import tempfile
@@ -35,7 +35,7 @@ steps = st.lists(st.tuples(st.lists(operations, max_size=4), ends), max_size=10)
 
 
 def do(things, step):
-    """One step on a map or a dict; what it gave, an error included."""
+    """Perform one step on a map or a dict. Returns the result or the error."""
     name, *rest = step
     try:
         match name, *rest:
@@ -43,7 +43,7 @@ def do(things, step):
                 things[key] = copy.deepcopy(value)
             case "append", key:
                 things[key].append(1)
-                things[key] = things[key]  # assigned back, as the contract asks
+                things[key] = things[key]  # assigned again, as the contract requires
             case "delete", key:
                 del things[key]
             case "pop", key:
@@ -92,7 +92,7 @@ class Broken(StateStore):
 @settings(max_examples=150)
 @given(steps=steps, large=st.sampled_from([0, 10, 100]), touched=st.booleans())
 def test_a_restore_from_any_snapshot_equals_a_dict_of_that_time(where, steps, large, touched):
-    """``large``: a map large enough for changes to be written; ``touched``: what is restored is asked for."""
+    """``large``: the map is large enough for deltas; ``touched``: the component asks for restored states."""
     with tempfile.TemporaryDirectory() as folder:
         store = Broken(folder if where == "local" else f"memory://{uuid.uuid4().hex}")
         writer, state, expected, value = SnapshotWriter(store), TaskState(), {}, "default"
@@ -125,7 +125,7 @@ def test_a_restore_from_any_snapshot_equals_a_dict_of_that_time(where, steps, la
                     writer.adopt(chains)
                 case _:
                     assert do(state.map("map"), step) == do(expected, step)
-            if "map" in state._states:  # one that was restored and not asked for is kept as well
+            if "map" in state._states:  # a restored state that was not asked for is kept as well
                 assert state.map("map") == expected
         for chains, then, value_then in committed:
             again = TaskState()
@@ -192,7 +192,7 @@ def test_pruning_never_removes_what_a_kept_manifest_needs(fulls, keep):
     for epoch, full in enumerate(fulls, 1):
         counts[epoch] += 1
         parts = writer.write(snapshot_name(epoch, 1, 0, 0), {"count/0": state.snapshot(full)})["count/0"]
-        prune(store, 1, keep)  # with a snapshot under way
+        prune(store, 1, keep)  # while a snapshot is in progress
         tasks = {"count/0": TaskEntry(parts)}
         Manifest("t", epoch, "exactly_once", 1, (0, 0), 0.0, tasks, {"count": 1}).write(store)
         prune(store, 1, keep)

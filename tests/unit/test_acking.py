@@ -1,4 +1,5 @@
-"""XOR acking, case by case: lineages, tallies, ledgers, a spout's pending table, and what the spout hears."""
+"""XOR acking in single cases: lineages, tallies, ledgers, the pending table of a spout, and the calls a spout
+gets."""
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from penstock import BatchBolt, BatchSpout, CustomGrouping, RichBolt, Spout, TopologyBuilder
 from penstock.acking import ledger, lineage
 from penstock.acking.ids import NUMBER_BITS, UNTRACKED, edges_of_roots, roots, seeded_edges
-from penstock.acking.ledger import MOST_OPEN, Acker, Tally
+from penstock.acking.ledger import MAX_OPEN, Acker, Tally
 from penstock.acking.lineage import Entries, Lineage, of_all, of_groups, of_roots, union, untracked
 from penstock.acking.pending import Pending
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
@@ -19,7 +20,7 @@ RING = 1 << 14  # places in a new ring
 
 
 def entries(*rows):
-    """⟨first, length, value⟩ each."""
+    """Each row is (first, length, value)."""
     first, length, value = zip(*rows, strict=True) if rows else ((), (), ())
     return Entries(np.array(first, np.uint64), np.array(length, np.int64), np.array(value, np.uint64))
 
@@ -29,12 +30,12 @@ def root(number, task=1):
 
 
 def edge(number, task=1):
-    """What the ledger of a root begins with."""
+    """The initial value of a root's ledger."""
     return int(edges_of_roots(KEY, np.array([root(number, task)], np.uint64))[0])
 
 
 def feed(acker, *rows):
-    """What is complete after these entries, which go over the wire: {task: numbers}."""
+    """Send the entries over the wire and return what is complete afterwards: {task: numbers}."""
     done = acker.apply(*ledger.unpack(ledger.pack([entries(row) for row in rows])))
     return {task: numbers.tolist() for task, numbers in done.items()}
 
@@ -77,7 +78,7 @@ def test_range_entries_mix_with_single_ones(acker):
 
 
 def test_single_and_range_entries_that_begin_at_one_root(acker):
-    """They come in the order single, range, single: the two single ones still are one entry on the wire."""
+    """They arrive in the order single, range, single: the two single entries are still one entry on the wire."""
     parts = (root(7), 1, edge(7)), (root(7), 3, 50), (root(7), 1, 60)
     singles, ranges = ledger.unpack(ledger.pack([entries(part) for part in parts]))
     assert singles.first.tolist() == [root(7)]
@@ -100,14 +101,14 @@ def test_a_root_first_heard_of_after_later_ones(acker):
 
 
 def test_a_root_first_heard_of_when_a_later_one_has_its_place(acker):
-    """It waited in a long queue while the spout went on by a whole ring."""
+    """It waited in a long queue while the spout advanced by a whole ring."""
     assert feed(acker, (root(3 + RING), 1, edge(3 + RING) ^ 9)) == {}
     assert feed(acker, (root(3), 1, edge(3))) == {1: [3]}
     assert feed(acker, (root(3 + RING), 1, 9)) == {1: [3 + RING]}
 
 
 def test_a_ring_grows_around_a_straggler(acker):
-    assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}  # not complete: a child of it is under way
+    assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}  # not complete: a child of it is being processed
     for first in range(1, 3 * RING, 1000):
         some = roots(1, first, 1000)
         own = Entries(some, np.ones(1000, np.int64), edges_of_roots(KEY, some))
@@ -122,22 +123,23 @@ def test_a_message_that_spans_more_than_a_ring(acker):
 
 
 def test_one_message_completes_a_root_and_begins_the_next_owner_of_its_place(acker):
-    """The single entry comes first and makes the place free for the range, which must not hide it."""
+    """The single entry comes first and frees the place for the range, which must not overwrite it."""
     assert feed(acker, (root(4), 1, edge(4)), (root(3 + RING), 2, 9)) == {1: [4]}
 
 
 def test_a_late_ack_does_not_hit_the_next_owner_of_its_place():
-    """In a ring that can grow no more: the root was given up long ago, and its place has a new owner."""
+    """In a ring of maximum size: the root failed long ago, and its place belongs to another root."""
     acker = Acker(KEY)
-    feed(acker, (root(0), 1, edge(0) ^ 5), (root(MOST_OPEN - 1), 1, edge(MOST_OPEN - 1)))  # grown to the full
-    assert feed(acker, (root(MOST_OPEN), 1, edge(MOST_OPEN) ^ 8)) == {}  # takes the place of 0
+    # the ring has its maximum size
+    feed(acker, (root(0), 1, edge(0) ^ 5), (root(MAX_OPEN - 1), 1, edge(MAX_OPEN - 1)))
+    assert feed(acker, (root(MAX_OPEN), 1, edge(MAX_OPEN) ^ 8)) == {}  # takes the place of 0
     assert feed(acker, (root(0), 1, 5)) == {}
     assert feed(acker, (root(0), 1, 13)) == {}
-    assert feed(acker, (root(MOST_OPEN), 1, 8)) == {1: [MOST_OPEN]}
+    assert feed(acker, (root(MAX_OPEN), 1, 8)) == {1: [MAX_OPEN]}
 
 
 def flow_of_roots(acker, first, end):
-    """Each is begun and complete in one message of a thousand."""
+    """Each root is started and completed within one message of a thousand."""
     for begin in range(first, end, 1000):
         numbers = roots(1, begin, 1000)
         own = Entries(numbers, np.ones(1000, np.int64), edges_of_roots(KEY, numbers))
@@ -159,7 +161,7 @@ def test_what_comes_for_a_failed_root_changes_nothing(acker):
     assert feed(acker, (root(0), 1, edge(0) ^ 5)) == {}
     fail(acker, 0)
     assert feed(acker, (root(0), 1, 5)) == {}  # it would have been complete
-    fail(acker, 1)  # the failure comes before all else
+    fail(acker, 1)  # the failure arrives first
     assert feed(acker, (root(1), 1, edge(1))) == {}
     flow_of_roots(acker, 2, 4 * RING)
     assert acker.size(1) == RING
@@ -251,7 +253,7 @@ def test_numbers_as_ranges_and_back():
 
 
 def groups(made):
-    """A lineage as [(rows up to, edge, {roots})]."""
+    """A lineage as [(end of rows, edge, {roots})]."""
     found = [(int(end), int(value), set()) for end, value in zip(made.ends, made.edges, strict=True)]
     for first, length, group in zip(made.first, made.length, made.group, strict=True):
         found[int(group)][2].update(range(int(first), int(first) + int(length)))
@@ -320,7 +322,7 @@ def test_union_of_overlapping_ranges():
 def test_rows_whose_origin_nobody_told_are_untracked():
     origins = Origins(Tracker(KEY, "bolt"))
     origins.add(of_roots(roots(1, 0, 2)), end=5)  # three rows before them
-    anchors = origins.take(7)  # and two behind
+    anchors = origins.take(7)  # and two rows after them
     assert anchors.sets.tolist() == [-1, -1, -1, 0, 1, -1, -1]
     assert origins.take(1).sets.tolist() == [-1]
 
@@ -376,7 +378,7 @@ def test_pending_is_resolved_once():
     assert ids == ["a", "b"]
     assert born.tolist() == [3.0, 3.0]
     assert pending.resolve(np.array([0, 1]))[0] == []
-    assert pending.resolve(np.array([7]))[0] == []  # never given
+    assert pending.resolve(np.array([7]))[0] == []  # never assigned
     pending.validate()
 
 
@@ -384,10 +386,10 @@ def test_pending_grows_around_the_end_of_its_table():
     pending = Pending(10.0)
     pending.add([("old", n) for n in range(3000)], 0.0)
     pending.resolve(np.arange(3000))
-    first = pending.add([("a", n) for n in range(2000)], 1.0)  # goes around the end of 4,096 places
+    first = pending.add([("a", n) for n in range(2000)], 1.0)  # wraps around the end of 4,096 places
     assert first == 3000
     pending.validate()
-    more = pending.add([("b", n) for n in range(6000)], 2.0)  # and grows twice with that
+    more = pending.add([("b", n) for n in range(6000)], 2.0)  # and makes the table grow twice
     pending.validate()
     assert pending.count == 8000
     assert pending.resolve(np.arange(first, first + 2000))[0] == [("a", n) for n in range(2000)]
@@ -401,7 +403,7 @@ def test_pending_grows_around_the_end_of_its_table():
 def test_pending_room_follows_the_oldest_open_number():
     pending = Pending(10.0)
     full = pending.room
-    assert full == MOST_OPEN // 2
+    assert full == MAX_OPEN // 2
     pending.add(["a"], 0.0)
     pending.add(["b"] * 9, 1.0)
     assert pending.room == full - 10
@@ -418,13 +420,13 @@ def run(builder, limit=60.0, **settings):
     runner = LocalRunner(
         builder.build("t", settings_with(delivery="at_least_once", message_timeout=5.0, **settings))
     )
-    runner.run(0.05)  # a spout may begin with calls that emit nothing
+    runner.run(0.05)  # the first calls of a spout may emit nothing
     runner.run_until_idle(limit)
     return runner
 
 
 def heard(runner, spout="s"):
-    """⟨acked, failed⟩, sorted, of all its tasks."""
+    """The acked and the failed message ids of all tasks of a spout, sorted."""
     tasks = runner.component(spout)
     for executor in executors_of(runner):
         if isinstance(executor, SpoutExecutor):
@@ -450,7 +452,7 @@ def test_fan_out_to_all():
 
 
 class Nowhere(CustomGrouping):
-    """Odd numbers go nowhere."""
+    """Sends odd numbers to no task."""
 
     def prepare(self, targets):
         self._first = targets.tasks[0]
@@ -477,7 +479,7 @@ def test_a_stream_without_a_subscriber_is_complete_at_once():
 
 
 class Hold(RichBolt):
-    """Fails the number 7 at once, and acks it all the same when it is asked by the number 8."""
+    """Fails the number 7 at once, and acks it later nevertheless, when the number 8 arrives."""
 
     def prepare(self, conf, context, collector):
         self._collector = collector
@@ -502,7 +504,7 @@ def test_a_failed_tuple_that_is_completed_later_is_heard_of_once():
 
 
 class FailsSome(Pass):
-    """Emits, and then raises for the number 3: the child is acked below, the root has failed."""
+    """Emits, and then raises for the number 3: the child is acked downstream, but the root has failed."""
 
     def execute(self, tup, collector):
         collector.emit(tup)
@@ -593,7 +595,7 @@ def test_untracked_tuples_between_tracked_ones(targets):
 
 
 class Batches(BatchSpout):
-    """Its first batch comes with too few message ids, which is refused; ten good ones follow."""
+    """Its first batch has too few message ids and is rejected; ten valid batches follow."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("n", int))
@@ -634,11 +636,11 @@ def test_a_refused_batch_does_not_shift_the_message_ids_of_the_next():
     builder.set_bolt("one", FailsOne()).shuffle_grouping("s")
     runner = run(builder)
     assert heard(runner) == ([n for n in range(100) if n != 42], [42])
-    assert "msg_ids has one for each tuple" in str(runner.errors[0])
+    assert "msg_ids must have one item for each tuple, but there are 1 for 10" in str(runner.errors[0])
 
 
 class WrongAnchors(BatchBolt):
-    """Anchors that do not fit the first batch; it goes on without that."""
+    """Passes anchors that do not fit the first batch, and continues after the error."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("n", int))
@@ -646,7 +648,7 @@ class WrongAnchors(BatchBolt):
     def execute_batch(self, batch, source, collector):
         try:
             collector.emit_batch([batch.column(0)], anchors=[0])
-        except Exception:  # the user's own way with it
+        except Exception:  # handled by user code
             collector.emit_batch([batch.column(0)], anchors=range(batch.num_rows))
 
 

@@ -1,5 +1,5 @@
-"""Overload detectors, rate limiters and paces one call at a time: the cases of Lu 2020, algorithm 1, and the
-baselines'."""
+"""Overload detectors, rate limiters and paces, one call at a time: the cases of Lu 2020, algorithm 1, and the
+other modes."""
 
 import math
 import threading
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.control.backpressure import (
-    LONGEST,
-    SHORTEST,
+    MAX_SENSITIVITY,
+    MIN_SENSITIVITY,
     CreditDetector,
     CreditLimiter,
     RateLimiter,
@@ -34,7 +34,7 @@ def message(kind, value=0.0, source=9):
 
 
 def filled(detector, length, rate=1000, seconds=1.0):
-    """A watch that has seen ``rate`` tuples a second come, all taken but ``length`` of them."""
+    """A detector that has seen ``rate`` tuples per second arrive, of which all but ``length`` were taken."""
     arrived = 0
     for tick in range(round(seconds * 100)):
         arrived += rate // 100
@@ -46,9 +46,9 @@ def test_a_signal_comes_after_the_sensitivity():
     detector = StepDetector([1, 2], 100)
     arrived = filled(detector, 90)
     assert detector.observe(1.0, 90, arrived) == []
-    assert detector.sensitivity(90) == pytest.approx(SHORTEST), "(100 - 90) / (2 * 1000) is less"
-    assert detector.observe(1.0 + 0.9 * SHORTEST, 90, arrived) == []
-    assert detector.observe(1.0 + SHORTEST, 90, arrived) == [(1, "slow", 1.0), (2, "slow", 1.0)]
+    assert detector.sensitivity(90) == pytest.approx(MIN_SENSITIVITY), "(100 - 90) / (2 * 1000) is less"
+    assert detector.observe(1.0 + 0.9 * MIN_SENSITIVITY, 90, arrived) == []
+    assert detector.observe(1.0 + MIN_SENSITIVITY, 90, arrived) == [(1, "slow", 1.0), (2, "slow", 1.0)]
     assert detector.demand == pytest.approx(1000, rel=0.25)
 
 
@@ -57,7 +57,7 @@ def test_the_sensitivity_is_half_the_time_the_rest_of_the_queue_takes_to_fill():
     arrived = filled(detector, 8_500)
     detector.observe(1.0, 8_500, arrived)
     assert detector.sensitivity(8_500) == pytest.approx(1_500 / (2 * detector._rate))
-    assert detector.sensitivity(20_000) == SHORTEST
+    assert detector.sensitivity(20_000) == MIN_SENSITIVITY
 
 
 def test_a_queue_below_the_mark_again_is_not_signalled():
@@ -94,13 +94,13 @@ def test_without_an_answer_it_goes_on_after_a_second():
     arrived = filled(detector, 90)
     detector.observe(1.0, 90, arrived)
     detector.observe(1.01, 90, arrived)
-    assert detector.observe(1.02 + LONGEST, 200, arrived + 110) == []
-    assert detector.observe(1.04 + LONGEST, 205, arrived + 115) == []
-    assert detector.observe(1.05 + LONGEST, 210, arrived + 120) == [(1, "slow", 2.0)]
+    assert detector.observe(1.02 + MAX_SENSITIVITY, 200, arrived + 110) == []
+    assert detector.observe(1.04 + MAX_SENSITIVITY, 205, arrived + 115) == []
+    assert detector.observe(1.05 + MAX_SENSITIVITY, 210, arrived + 120) == [(1, "slow", 2.0)]
 
 
 def test_a_frame_is_no_growth():
-    """One that comes while none is taken, again and again: a queue in balance above the mark."""
+    """Frames arrive between takes again and again: the queue is stable above the mark."""
     detector = StepDetector([1], 100)
     arrived = filled(detector, 90)
     detector.observe(1.0, 90, arrived)
@@ -140,14 +140,14 @@ def test_a_queue_that_nothing_came_to_lately_is_no_division_by_zero():
     detector = StepDetector([1], 100)
     arrived = filled(detector, 90)
     detector.observe(5.0, 90, arrived)
-    assert detector.observe(5.0 + LONGEST, 90, arrived) == [(1, "slow", 1.0)]
+    assert detector.observe(5.0 + MAX_SENSITIVITY, 90, arrived) == [(1, "slow", 1.0)]
     for tick in range(400):
         detector.observe(7.1 + tick / 100, 0, arrived)
     assert detector.steps == 0
 
 
 def test_an_answer_may_come_from_another_thread_at_any_moment():
-    """The reader observes while the main loop hears of states."""
+    """The reader thread calls ``observe`` while the main loop receives states."""
     detector = StepDetector([1], 10)
     ended = threading.Event()
 
@@ -229,7 +229,7 @@ def test_a_task_that_is_passed_by_slows_nobody():
 
 
 def test_a_lost_last_cancel_is_what_the_boards_must_not_do():
-    """What does not hold: nothing follows the last cancel, so without it the sender stays slow until the next
+    """A known limit: nothing follows the last cancel, so if it is lost the sender stays slow until the next
     overload."""
     limiter = StepLimiter()
     limiter.handle(message("slow", 1.0), 0.0, 1000.0)
@@ -308,7 +308,7 @@ def test_a_sender_that_is_epochs_ahead_waits_in_every_mode(limiter):
 
 @given(st.floats(5.0, 1e6), st.lists(st.integers(1, 5000), min_size=1, max_size=8))
 def test_the_mean_rate_holds_for_any_batches(rate, sizes):
-    """A batch goes when there is room for a tuple: after n of them at most one is too early."""
+    """A batch is sent when there is room for one tuple, so n batches are at most one too early."""
     pace, now, sent = Pace(rate), 0.0, 0
     for number in range(200):
         now += pace.wait(now)
@@ -329,7 +329,7 @@ def test_a_pause_is_no_licence_to_flood(rate, pause):
 
 @given(st.floats(10.0, 1e5), st.integers(1, 2000))
 def test_being_told_the_same_rate_again_and_again_forgives_no_debt(rate, size):
-    """Every message of every task behind a rate limiter sets its rate."""
+    """Every message of every receiving task sets the rate of a limiter."""
     pace, now, sent = Pace(), 0.0, 0
     pace.set(rate, 0.0)
     for _ in range(300):

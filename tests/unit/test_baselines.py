@@ -10,7 +10,7 @@ from penstock.control.limits import Loads
 from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot
 from penstock.sim.baselines import LOW_VOLTAGE, leedsp, round_robin, wndvr
 from penstock.sim.tmsh import tmsh
-from tests.placements import NODE, c_example, large
+from tests.placements import NODE, example_of_pu_2021, large
 
 
 def places(snapshot, proposal):
@@ -25,7 +25,7 @@ def test_round_robin_deals_component_by_component():
 
 
 def test_round_robin_leaves_counts_that_differ_by_one_at_most():
-    snapshot = c_example()
+    snapshot = example_of_pu_2021()
     found = list(places(snapshot, round_robin(snapshot)).values())
     counts = [found.count(node.name) for node in snapshot.nodes]
     assert sorted(counts) == [3, 4, 4]
@@ -100,13 +100,13 @@ def test_leedsp_spreads_what_is_too_much_for_a_node():
 
 @pytest.mark.parametrize(("on_critical_path", "lowered"), [(False, {"n3"}), (True, {"n1", "n2", "n3"})])
 def test_wndvr_lowers_the_voltage_off_the_critical_path_or_on_it_too(on_critical_path, lowered):
-    found = wndvr(c_example(), on_critical_path)
+    found = wndvr(example_of_pu_2021(), on_critical_path)
     assert {setting.node for setting in found.settings} == lowered
     assert {setting.voltage for setting in found.settings} == {LOW_VOLTAGE}
     assert not found.moves
     assert not found.releases
-    assert power(c_example(), regulated=found.settings).dynamic < power(c_example()).dynamic
+    assert power(example_of_pu_2021(), regulated=found.settings).dynamic < power(example_of_pu_2021()).dynamic
 
 
 def test_wndvr_leaves_nodes_with_much_data_alone():
-    assert not wndvr(c_example(), True, threshold=1e-6).settings
+    assert not wndvr(example_of_pu_2021(), True, threshold=1e-6).settings

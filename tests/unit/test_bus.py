@@ -1,5 +1,7 @@
 """The metrics bus on a simulated clock."""
 
+import copy
+
 import pytest
 
 from penstock import SimulatedClock, make_plan
@@ -23,7 +25,7 @@ class Bench:
         self.bus = MetricsBus(plan, self.clock.monotonic)
 
     def report(self, tasks, attempt=0, worker=(0, 0), published=None, errors=()):
-        data = {str(task): stats.to_json() for task, stats in tasks.items()}
+        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         self.bus.record(
             attempt, WorkerId(*worker), WorkerReport(0, 0, 0, 1.5, 2048, data, published or {}, list(errors))
         )
@@ -45,7 +47,7 @@ def test_before_any_report():
 
 
 def steady(bench, seconds, step, rate=100, start=0):
-    """Both bolts count ``rate`` tuples a second, reported every ``step`` s."""
+    """Both bolts count ``rate`` tuples per second, reported every ``step`` seconds."""
     for number in range(round(seconds / step) + 1):
         done = start + int(rate * number * step + 0.5)
         bench.report({3: counted(done), 4: counted(done)}, worker=(1, 0))
@@ -56,7 +58,7 @@ def test_rates_are_sums_over_the_tasks_per_second():
     bench = Bench()
     steady(bench, 2.0, 0.25)
     view = bench.view("b1")
-    assert view.rate_in == pytest.approx(200, rel=0.13)  # a report more or less in two seconds
+    assert view.rate_in == pytest.approx(200, rel=0.13)  # one report more or less in two seconds
     assert view.rate_out == pytest.approx(2 * view.rate_in)
     assert view.executed == 400
     assert view.emitted == 800
@@ -156,10 +158,10 @@ def test_errors_are_handed_out_once():
 
 def test_published_rows_are_put_together_task_by_task():
     bench = Bench()
-    bench.report({}, published={"4": [["d", 1]]}, worker=(1, 1))
-    bench.report({}, published={"3": [["c", 2]]}, worker=(1, 0))
+    bench.report({}, published={4: [["d", 1]]}, worker=(1, 1))
+    bench.report({}, published={3: [["c", 2]]}, worker=(1, 0))
     assert bench.bus.published() == {"b1": [["c", 2], ["d", 1]]}
-    bench.report({}, published={"3": [["e", 3]]}, worker=(1, 0))
+    bench.report({}, published={3: [["e", 3]]}, worker=(1, 0))
     bench.report({}, worker=(1, 0))
     assert bench.bus.published() == {"b1": [["e", 3], ["d", 1]]}
 

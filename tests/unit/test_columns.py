@@ -1,4 +1,4 @@
-"""Python values to columns and back."""
+"""Conversion of Python values to columns and back."""
 
 import datetime
 import enum
@@ -100,7 +100,7 @@ def test_a_value_nobody_can_pickle():
 
 
 class Bomb:
-    """Says so when it is unpickled."""
+    """Records that it was unpickled."""
 
     went_off = 0
 
@@ -113,8 +113,8 @@ def _explode():
 
 
 def claiming(*objects):
-    """A table as anybody can write it without this package: bytes that claim to be a pickled column, also inside a
-    structure."""
+    """A table that anyone can write without this package: bytes that claim to be a pickled column, also inside a
+    struct."""
     claim = {b"ARROW:extension:name": b"penstock.pickled", b"ARROW:extension:metadata": b""}
     field = pa.field("word", pa.binary(), metadata=claim)
     data = pa.array([pickle.dumps(each) for each in objects], pa.binary())

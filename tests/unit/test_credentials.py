@@ -1,4 +1,4 @@
-"""Secrets come from the environment or a file, where the connection is made, and show nowhere."""
+"""Secrets are read from the environment or a file by the process that connects, and are never displayed."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_url_of_redis_that_is_misread_shows_nothing_of_its_password(url):
 
 
 class Guarded(MemoryFileSystem):
-    """Takes a password from its URL, as sftp and ftp do."""
+    """Takes a password from its URL, like sftp and ftp."""
 
     protocol = "guarded"
     cachable = False
@@ -220,7 +220,7 @@ def test_options_of_kafka():
 
 
 class Telling(BasicBolt):
-    """Fails with what it was told."""
+    """Fails with an error that contains its configuration."""
 
     def prepare(self, conf, context):
         self.token = conf["token"]
@@ -247,7 +247,7 @@ def test_components_get_resolved_values_and_their_errors_show_none(monkeypatch):
 
 @pytest.mark.parametrize("before", range(2300, 2520, 7))
 def test_a_password_that_a_cut_would_split_is_hidden_first(before):
-    """Long texts are cut: half a password would not look like one."""
+    """Long texts are shortened, and half of a password would not be recognised."""
     secret = "hunter2-" * 8
     told = str(blame("c", "execute", ValueError("x" * before + f" redis://:{secret}@h " + "y" * 9000)))
     assert "hunter2" not in told
@@ -270,7 +270,7 @@ def test_notes_and_reports_are_redacted():
 def test_a_secret_on_the_command_line_is_warned_of(caplog, capsys):
     log = logging.getLogger("penstock")
     handlers = log.handlers[:]
-    log.handlers[:] = [redaction._redacting]  # earlier tests left handlers whose streams are closed
+    log.handlers[:] = [redaction._redacting]  # handlers of earlier tests have closed streams
     try:
         assert main(["run", "/no/such.py", "--set", "monitor=postgresql://u:hunter2@db/x"]) == 2
     finally:

@@ -1,4 +1,4 @@
-"""What docs/how-to/overload.md and decision 7 say is so: the code runs, the figures come out."""
+"""Checks docs/how-to/overload.md and decision 7: the code runs, and the defaults and figures are correct."""
 
 import itertools
 import re
@@ -10,8 +10,8 @@ import pytest
 from penstock.cli.loading import load_topology
 from penstock.control.backpressure import (
     LOAD_FACTOR,
-    LONGEST,
-    SHORTEST,
+    MAX_SENSITIVITY,
+    MIN_SENSITIVITY,
     OverloadDetector,
     StepDetector,
     StepLimiter,
@@ -28,7 +28,7 @@ DECISION = DOCS / "decisions" / "0007-steps-are-counted-per-task-and-judged-by-t
 
 
 def rows(page, first):
-    """The table whose head begins with ``first``, as cells."""
+    """The cells of the table whose header begins with ``first``."""
     _, _, table = page.read_text().partition(f"| {first} |")
     lines = table.partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
@@ -56,7 +56,7 @@ def test_the_server_to_try_with_is_started_as_shown(monkeypatch, capsys):
 
     class Server(zookeeper.ZooKeeperServer):
         def start(self):
-            addresses.append(self.address)  # as the contract tests do it; here the page's use of it is in question
+            addresses.append(self.address)  # the contract tests cover the rest; this checks how the page uses it
 
     monkeypatch.setattr(zookeeper, "ZooKeeperServer", Server)
     monkeypatch.setattr("builtins.input", lambda text: "")
@@ -69,7 +69,7 @@ def test_the_comparison_shown_for_migrated_bolts_runs():
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "aggregate.md").read_text(), re.S)
     names = {}
     for code in blocks:
-        exec(code, names)  # the last one asserts
+        exec(code, names)  # the last statement asserts
     assert names["totals"]({}) == [("tea", 2, 6.0, 3.0, 2)]
 
 
@@ -77,11 +77,11 @@ def test_the_comparison_shown_for_migrated_bolts_runs():
 
 OFFERED, CAPACITY = 20_000, 16_384
 TICK = 0.001  # seconds
-WAY = 2  # ticks a signal takes
+WAY = 2  # ticks that a signal takes to arrive
 
 
 class Literal(OverloadDetector):
-    """Lu 2020, algorithm 1, as it is written: a signal at the end of each sensitivity while the queue is long."""
+    """Lu 2020, algorithm 1, taken literally: a signal at the end of each sensitivity while the queue is long."""
 
     def __init__(self, upstream, capacity):
         super().__init__(upstream, capacity)
@@ -95,8 +95,8 @@ class Literal(OverloadDetector):
         if kind is None or self._timer is None or self._timer[0] != kind:
             if not self.steps:
                 self._rate = self._meter.rate(now)
-            wait = (self.capacity - length) / (2 * self._rate) if self._rate else LONGEST
-            self._timer = kind and (kind, now + min(LONGEST, max(SHORTEST, wait)))
+            wait = (self.capacity - length) / (2 * self._rate) if self._rate else MAX_SENSITIVITY
+            self._timer = kind and (kind, now + min(MAX_SENSITIVITY, max(MIN_SENSITIVITY, wait)))
             return []
         if now < self._timer[1]:
             return []
@@ -106,8 +106,8 @@ class Literal(OverloadDetector):
 
 
 def drive(detector, served):
-    """Two minutes of a sender, its rate limiter, an inbox and a task that takes ``served`` a second. Returns the
-    steps in the second minute, tick by tick, the idle seconds and the longest queue."""
+    """Simulate two minutes of a sender, its rate limiter, an inbox and a task that processes ``served`` tuples per
+    second. Returns the steps in the second minute, tick by tick, the idle seconds and the longest queue."""
     limiter, meter, wire = StepLimiter(), Meter(), []
     queue = arrived = idle = peak = 0
     offer = work = 0.0
@@ -134,14 +134,14 @@ def drive(detector, served):
 
 
 def extremes(text):
-    """Of "1–10", or of "6"."""
+    """The bounds of "1–10", or of "6"."""
     numbers = [int(number) for number in text.split("–")]
     return numbers[0], numbers[-1]
 
 
 @pytest.mark.parametrize("row", rows(DECISION, "the task takes"), ids=lambda row: row[0])
 def test_the_figures_of_decision_7_come_out(row):
-    """To a few changes a minute: the page need not follow each touch of a constant."""
+    """Accurate to a few changes per minute, so that the page need not follow each change of a constant."""
     served = int(row[0].removesuffix("/s").replace(",", ""))
     for make, (span, changes, idle) in ((Literal, row[2:5]), (StepDetector, row[5:8])):
         steps, idled, _ = drive(make([0], CAPACITY), served)

@@ -1,4 +1,4 @@
-"""What the pages on placement say is so: the example prints what is shown below it, the defaults are those."""
+"""Checks the pages on placement: the example prints the output shown, and the defaults are correct."""
 
 from __future__ import annotations
 

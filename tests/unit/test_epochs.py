@@ -741,7 +741,9 @@ def test_a_savepoint_of_nothing_is_refused(store):
 
 def test_a_savepoint_leaves_published_transactions_behind(store):
     WORLDS[store.url] = World()
-    committed(store, sink=Outside(store.url), count=10_000)
+    runner = committed(store, sink=Outside(store.url), count=10_000)
+    while runner.commits.published < runner.commits.committed:
+        runner.run(0.0005)
     newest = manifests.newest(store.child("t"))
     assert newest.tasks["sink/0"].tokens
     savepoint = StateStore(f"memory://{uuid.uuid4().hex}")

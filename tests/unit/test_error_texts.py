@@ -1,4 +1,4 @@
-"""What error messages say. Rules for every error in the source, and some messages read aloud."""
+"""The texts of errors: rules for every error in the source, and some complete messages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.frames.header import unpack
 
 SOURCE = Path(penstock.__file__).parent
 NAMES = ("Apache", "Arrow", "Debian", "Java", "Kafka", "Maven", "Penstock", "PostgreSQL", "Redis", "Spark")
-"""Names that a problem may begin with, although it begins with a small letter otherwise."""
+"""Names with a capital letter that a problem may begin with."""
 
 
 def _classes(trees: list[ast.Module]) -> set[str]:
-    """The names of all classes derived from PenstockError."""
+    """The names of all subclasses of PenstockError."""
     bases = {
         each.name: {getattr(base, "id", getattr(base, "attr", "")) for base in each.bases}
         for tree in trees
@@ -42,7 +42,7 @@ def _sites() -> Iterator[tuple[str, ast.Call]]:
 
 
 def _texts(node: ast.expr) -> Iterator[tuple[str, str]]:
-    """The beginning and the end of each text that an expression can be; a value in braces is "{}"."""
+    """The beginning and the end of each text that an expression can produce. A value in braces is "{}"."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value, node.value
     elif isinstance(node, ast.JoinedStr):
@@ -69,7 +69,7 @@ def test_every_error_has_two_or_three_parts() -> None:
 
 
 def test_a_problem_is_a_clause() -> None:
-    """It begins with a small letter, a value or a name, and does not end with a full stop: that is added."""
+    """It begins with a small letter, a value or a name, and has no full stop, because that is added."""
     wrong = []
     for where, call in SITES:
         for begin, end in _texts(call.args[1]):

@@ -1,4 +1,4 @@
-"""State directories that another user can change: nothing is read or written there, and no link is followed."""
+"""State directories that another user can change are neither read nor written, and links are not followed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ LINK = "It is a symbolic link, which is not followed"
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a dead letter of topology 'shop'."""
-    monkeypatch.chdir(tmp_path)  # a savepoint would be copied there
+    """A state directory with a dead letter of topology 'shop'."""
+    monkeypatch.chdir(tmp_path)  # a savepoint would be written here
     folder = tmp_path / "state" / "shop" / "tasks" / "lines-0"
     queues = EmbeddedStore().open(Context("shop", "lines", 1, 0, {"lines": (1,)}, folder=str(folder)))
     queues.dead.add([ReplayRecord((1,), 5, "boom", "split", 1.0)])
@@ -45,7 +45,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def as_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the test's files are those of another user."""
+    """From now on the files of the test seem to belong to another user."""
     user = os.geteuid() + 4242
     monkeypatch.setattr(os, "geteuid", lambda: user)
 
@@ -83,14 +83,14 @@ def test_commands_refuse_a_folder_of_another_user(
 def test_dead_letters_of_a_folder_beside_the_topologys_are_checked_too(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (state / "shop").rename(state / "other")  # it says whose it is
+    (state / "shop").rename(state / "other")  # the manifest contains the name of its topology
     (state / "other" / "tasks").chmod(0o777)
     assert main(["dlq", "list", "--topology", "shop", "--state-dir", str(state)]) != 0
     assert f"{state}/other/tasks: every user may write to it" in capsys.readouterr().err
 
 
 def test_a_topologys_folder_that_others_could_replace_is_refused(tmp_path: Path) -> None:
-    """Also while it is not there: they could make it first."""
+    """Also if the folder does not exist yet, because others could create it first."""
     above = tmp_path / "open"
     above.mkdir()
     above.chmod(0o777)
@@ -101,7 +101,7 @@ def test_a_topologys_folder_that_others_could_replace_is_refused(tmp_path: Path)
     with pytest.raises(StateError, match="every user may write to it"):
         Lease(store, "t").take()
     assert list(above.iterdir()) == []
-    above.chmod(0o1777)  # as the temporary folder: nobody else can replace what is in it
+    above.chmod(0o1777)  # like the temporary folder, where no other user can replace its content
     store.check_owner()
     above.chmod(0o755)
     store.check_owner()
@@ -230,5 +230,5 @@ def test_dlq_says_which_file_is_a_link(state: Path, tmp_path: Path, capsys: pyte
     (dead / "removal.lock").symlink_to(tmp_path / "made")
     assert main(["dlq", "drop", "--all", "--topology", "shop", "--state-dir", str(state)]) == 2
     said = capsys.readouterr().err
-    assert f"{LINK}: '{dead}/removal.lock'. See to that file" in said
+    assert f"{LINK}: '{dead}/removal.lock'). Check that file, then give the command again." in said
     assert not (tmp_path / "made").exists()

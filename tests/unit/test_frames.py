@@ -1,4 +1,4 @@
-"""The wire format: headers and Arrow bodies there and back, and what is none of ours."""
+"""The wire format: headers and Arrow bodies are encoded and decoded, and invalid data is rejected."""
 
 import random
 from decimal import Decimal
@@ -173,9 +173,9 @@ def test_a_frame_brings_pickled_columns_as_such():
 
 
 def test_bytes_that_claim_to_be_pickled_are_bytes_behind_a_frame():
-    """A batch from a file may have such metadata. The schemas are cached, and equal to those without it."""
+    """A batch from a file may have such metadata. The cached schema is equal to one without it."""
     claim = {b"ARROW:extension:name": b"penstock.pickled"}
-    name = "only here"  # its schema is in no cache yet
+    name = "only here"  # its schema is not cached yet
     field = pa.field(name, pa.binary(), metadata=claim)
     inside = pa.field("inside", pa.struct([field]))
     claimed = pa.record_batch([[b"x"], [{name: b"x"}]], schema=pa.schema([field, inside]))

@@ -1,4 +1,4 @@
-"""How long a spout is held back, on a simulated clock: the measure alone, and in a topology that runs."""
+"""How long a spout is held back, on a simulated clock: the timer alone, and in a running topology."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from penstock.testing import LocalRunner
 from tests.helpers import settings_with
 
 CLOCK = SimulatedClock()
-"""The clock of all that takes time here; each test takes it on from where it stands."""
+"""The clock of all components here. Each test continues from its present time."""
 
 
 def updated(*updates):
@@ -54,7 +54,7 @@ def test_a_long_hold_counts_before_it_ends():
 
 
 class Offered(Spout):
-    """So many tuples a second, as a queue would offer them."""
+    """Offers tuples at this rate, like a queue."""
 
     def __init__(self, rate):
         self._rate, self.emitted = rate, 0
@@ -80,7 +80,7 @@ class Slow(BasicBolt):
 
 
 def run(rate, service=0.01, max_rate=None, seconds=20.0, **settings):
-    """A runner after so long, of a bolt that does 1 / service a second."""
+    """A runner after so many seconds, with a bolt that processes 1 / service tuples per second."""
     builder = TopologyBuilder()
     spout = builder.set_spout("source", Offered(rate))
     if max_rate:
@@ -102,7 +102,8 @@ SLOWED = {"inbox_capacity": 100, "inbox_time": 0}
 
 @pytest.mark.parametrize("settings", [ACKED, *({**SLOWED, "flow": flow} for flow in ("step", "spout", "credit"))])
 def test_a_spout_with_too_much_to_emit_is_held_back(settings):
-    """Of 20 s. With steps less than with the others: a tuple is due every 10 ms, and so long the clock jumps."""
+    """Seconds of 20 s. Fewer in mode step, because a tuple is due every 10 ms and the clock advances by as
+    much."""
     assert 9 < held(run(400, **settings)) < 20.1
 
 
@@ -128,7 +129,7 @@ def test_a_pause_is_not_counted():
 
 
 def test_a_hold_that_has_not_ended_is_reported():
-    """The bolt stands still: nothing is acked, and the spout is never asked for a tuple again."""
+    """The bolt is blocked: nothing is acked, and the spout is not called again."""
     runner = run(400, service=60.0, seconds=30.0, **ACKED, message_timeout=10_000.0)
     runner.run(300.0)
     assert held(runner) > 200

@@ -1,4 +1,4 @@
-"""Every command takes SIGINT, SIGTERM and SIGHUP the same way, whatever it inherited."""
+"""Every command handles SIGINT, SIGTERM and SIGHUP in the same way, regardless of inherited settings."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ time.sleep(60)
 
 
 def _ignore(*numbers):
-    """These and no others, also where this test runs under nohup."""
+    """Ignore exactly these signals, also if the test runs under nohup."""
 
     def set_ignored():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -47,7 +47,8 @@ def test_nohup_keeps_its_meaning(tmp_path):
 
 
 def test_a_signal_that_does_not_interrupt_the_main_threads_call_is_heard(tmp_path):
-    """As one that arrives just before the call, which no test can time: here another thread gets it."""
+    """Like a signal that arrives just before the call, which a test cannot time: here another thread receives
+    it."""
     path = tmp_path / "slow.py"
     path.write_text("""
 import signal, sys, threading, time
@@ -64,7 +65,8 @@ time.sleep(60)
 
 @pytest.mark.parametrize("last", ["atexit", "thread"])
 def test_a_signal_behind_the_commands_end_does_not_change_its_exit_code(tmp_path, last):
-    """A user's own thread or exit handler may hang: a signal ends it, and the code is the command's."""
+    """A thread or exit handler of the user may hang: a signal ends the process, with the exit code of the
+    command."""
     path = tmp_path / "slow.py"
     begin = {
         "atexit": "import atexit; atexit.register(wait)",
@@ -84,7 +86,7 @@ def wait():
     assert process.stdout.readline() == "behind\n"
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
-    assert process.returncode == 2, error  # no topology in that file
+    assert process.returncode == 2, error  # the file contains no topology
     assert "Traceback" not in error
 
 

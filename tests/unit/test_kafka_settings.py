@@ -105,5 +105,5 @@ def test_broker_errors_are_logged_once_per_kind_and_hopeless_ones_raised(caplog)
         errors.check()
     assert str(caught.value) == (
         "component 'k' (task 1), Kafka at b:1: Kafka refused the request: Broker: Topic authorization failed. "
-        "Give the client the right credentials (options={'sasl.username': ...}) and rights."
+        "Give the client credentials (options={'sasl.username': ...}) with the necessary rights."
     )

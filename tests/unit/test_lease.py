@@ -1,4 +1,4 @@
-"""Is the driver that owns a state directory alive? A second start is refused while it is, and only then."""
+"""Whether the driver that owns a state directory is alive. A second start is refused exactly while it is."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def store():
 
 
 class Clock:
-    """Sleeps in no time; ``each`` is called for every second that passes."""
+    """Sleeps without waiting; ``each`` is called for every second that passes."""
 
     def __init__(self, each=lambda second: None):
         self.seconds, self._each = 0.0, each
@@ -84,8 +84,8 @@ def test_an_owner_elsewhere_that_shows_no_life_is_dead_after_the_lease(store):
     check(store, clock, said=said)
     assert clock.seconds == LEASE
     assert said == [
-        "topology 'words' was last run by process 7 on there, which did not end it; waiting up to 15 s to see "
-        "whether it is alive"
+        "topology 'words' was last run by process 7 on there, which did not release its state directory; "
+        "waiting up to 15 s to see whether it is alive"
     ]
 
 
@@ -94,8 +94,8 @@ def test_an_owner_elsewhere_that_shows_life_is_alive(store):
     owner.claim(store)
     clock = Clock(lambda second: second == 4.0 and owner.beat(store))
     message = (
-        r"topology 'words': process 7 on there already runs it on the state directory memory:.*\. "
-        r"End that driver \(penstock kill\), or use --take-over"
+        r"topology 'words': process 7 on there already runs it with the state directory memory:.*\. "
+        r"End that driver with penstock kill, or replace it with --take-over"
     )
     with pytest.raises(AlreadyRunning, match=message):
         check(store, clock)
@@ -178,7 +178,7 @@ def test_a_removed_directory_is_found_out_without_a_commit(tmp_path):
     for name in store.list("generations/"):
         store.remove(name)
     error = wait_for_error(running)
-    # A sign of life may just be written while the file is removed; then the next one is not its own generation's.
+    # A heartbeat may be in progress while the file is removed; the next one then finds another generation.
     assert isinstance(error, StateRemoved) or error is None
     running.release()
 
@@ -229,7 +229,7 @@ def test_the_lease_outlasts_some_lost_signs_of_life():
 
 
 class HalfWritten(StateStore):
-    """As over sftp: while a file is written, others see an empty one. ``between`` is called then."""
+    """Like sftp: while a file is written, others read an empty file. ``between`` is called at that moment."""
 
     between = staticmethod(lambda: None)
 

@@ -188,7 +188,7 @@ def test_fused_components_share_the_process_by_their_time():
         streams = {spout: [[spout, fused, 70, 700 * second]], fused: [[fused, far, 7 * second, 50 * second]]}
         for worker in plan.worker_ids():
             tasks = plan.routes.tasks_of(worker)
-            data = {str(task): TaskStats(busy=busy[task]).to_json() for task in tasks}
+            data = {task: TaskStats(busy=busy[task]) for task in tasks}
             rows = [row for task in tasks for row in streams.get(task, [])]
             bus.record(
                 0, worker, WorkerReport(0, 0, 0, 8.0 * second / 10, 100, data, streams=rows, machine=machine)
@@ -345,12 +345,18 @@ def test_a_worker_that_serves_again_is_not_counted_twice():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"cpu_limit": 1.5}, "setting placement.cpu_limit: is a share, above 0 and up to 1"),
-        ({"watts": "1,2,3"}, "setting placement.watts: has four numbers of 0 or more"),
-        ({"watts": "1,2,3,many"}, "has four numbers"),
+        (
+            {"cpu_limit": 1.5},
+            "setting placement.cpu_limit: 1.5 is not allowed: it must be a share, above 0 and up to 1",
+        ),
+        (
+            {"watts": "1,2,3"},
+            "setting placement.watts: '1,2,3' is not allowed: it must have four numbers of 0 or more",
+        ),
+        ({"watts": "1,2,3,many"}, "it must have four numbers"),
         (
             {"monitor": "memory", "monitor_window": 0.5},
-            "is at least four reports of lifecycle.metrics_interval, 0.25 s",
+            "it must be at least four reports of lifecycle.metrics_interval, 0.25 s",
         ),
     ],
 )

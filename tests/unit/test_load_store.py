@@ -1,4 +1,4 @@
-"""Windows of the load monitor in a real SQLite file, and a database that does not keep up."""
+"""Windows of the load monitor in a real SQLite file, and a database that is too slow."""
 
 import logging
 import sqlite3
@@ -78,7 +78,7 @@ def test_the_end_writes_what_waits(path):
 
 
 class Stuck:
-    """A database that answers when it is let; ``fails``: with an error."""
+    """A database that answers when the test permits it; ``fails``: with an error."""
 
     def __init__(self):
         self.let, self.asked, self.fails = threading.Event(), threading.Event(), False
@@ -167,7 +167,7 @@ def test_nothing_is_kept(target):
             "sqlite needs delivery.state_dir on a local disk, and that is s3://bucket/state. Name a file",
         ),
         ("yes", "state", "'yes' is neither off, memory, sqlite, a file with a suffix nor postgresql://…"),
-        ("mysql://db/x.db", "state", "is off, memory, sqlite"),
+        ("mysql://db/x.db", "state", "'mysql://db/x.db' is neither off, memory, sqlite"),
     ],
 )
 def test_targets_that_cannot_be(target, folder, text):

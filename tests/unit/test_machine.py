@@ -1,4 +1,4 @@
-"""What a machine tells of itself, from folders that look like Linux'."""
+"""Figures of the machine, read from folders that look like those of Linux."""
 
 import os
 
@@ -43,7 +43,7 @@ def test_a_machine_without_rapl(tmp_path):
     assert Rapl(tmp_path / "none").joules() is None
     counter = domain(tmp_path, "intel-rapl:0", "package-0", 0)
     counter.unlink()
-    counter.mkdir()  # for everyone what it is for all but root: not to be read
+    counter.mkdir()  # unreadable for everyone, as it is for all users but root
     assert Rapl(tmp_path).joules() is None
 
 

@@ -1,4 +1,4 @@
-"""Which branch is heavy, which takes its data, and what the sender writes down."""
+"""Which branch is heavy, which branch takes its data, and what the sender records (Sun 2022)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pressure_follows_the_formula():
     found = scores([a, b, c], alpha=0.3, beta=0.5)
     assert found["a"] == pytest.approx(0.3 * 0.5 + 0.7 * 1.0)
     assert found["b"] == pytest.approx((0.3 * 0.4 + 0.7 * 0.25) / 0.25**0.5)
-    assert found["c"] == pytest.approx(0.3 * 0.2 / 0.5**0.5)  # it empties: its Δ counts as none
+    assert found["c"] == pytest.approx(0.3 * 0.2 / 0.5**0.5)  # its queue becomes shorter, so its Δ counts as 0
 
 
 def test_a_branch_is_as_full_as_its_fullest_node_and_as_far_behind_as_all_together():
@@ -58,8 +58,8 @@ def test_data_of_a_heavy_branch_goes_to_the_branch_with_least_pressure():
     (found,) = policy.decide([heavy("a"), branch("b", 0.4), branch("c", 0.1)])
     assert (found.heavy, found.light) == ("a", "c")
     assert found.reason == (
-        "branch a has 90% of a queue in use, above 80%, and takes in 8 B/s against 4 out; "
-        "least pressure of b 0.120, c 0.030"
+        "branch a uses 90% of a queue, more than 80%, and receives 8 B/s but processes 4 B/s; "
+        "lowest pressure of b 0.120, c 0.030"
     )
     assert dict(policy.routes) == {"a": "c"}
 
@@ -80,7 +80,7 @@ def test_a_migrated_branch_is_restored_below_the_recovery_threshold_only():
     policy.decide([heavy("a"), branch("b", 0.1)])
     assert policy.decide([branch("a", 0.5), branch("b", 0.3)]) == []
     assert policy.decide([branch("a", 0.49), branch("b", 0.3)]) == [
-        Restore("a", "branch a is down to 49% of its queue, below 50%")
+        Restore("a", "branch a uses 49% of its queue, less than 50%")
     ]
     assert not policy.routes
 
@@ -98,7 +98,7 @@ def test_where_no_light_branch_is_left_data_goes_its_own_way_again():
     policy.decide([heavy("a"), branch("b", 0.1)])
     (found,) = policy.decide([branch("a", 0.7), heavy("b")])
     assert isinstance(found, Restore)
-    assert "no branch is light" in found.reason
+    assert "no branch can take its data" in found.reason
     assert not policy.routes, "b is not sent to a, which has not recovered"
 
 
@@ -128,11 +128,11 @@ def test_branches_that_are_gone_are_forgotten():
     (moved,) = policy.decide([branch("a", 0.7), branch("c", 0.3)])
     assert (moved.heavy, moved.light) == ("a", "c")
     (restored,) = policy.decide([branch("c", 0.3)])
-    assert restored == Restore("a", "branch a is gone")
+    assert restored == Restore("a", "branch a no longer exists")
 
 
 def test_two_branches_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="different names"):
+    with pytest.raises(ValueError, match="must be unique"):
         MigrationPolicy().decide([branch("a", 0.1), branch("a", 0.2)])
 
 
@@ -159,7 +159,7 @@ def test_a_segment_is_where_it_began_and_how_long_it_became():
     assert ledger.segments == [Segment("a", "c", 100, 25)]
     assert ledger.close("a") == Segment("a", "c", 100, 25)
     assert ledger.close("a") is None
-    ledger.open("a", "b", 125)  # another target: another segment
+    ledger.open("a", "b", 125)  # another target, so another segment
     ledger.extend("a")
     ledger.open("a", "c", 126)
     assert ledger.segments == [Segment("a", "c", 100, 25), Segment("a", "b", 125, 1)]
@@ -171,13 +171,13 @@ def test_segments_never_overlap():
     ledger = SegmentLedger()
     ledger.open("a", "c", 100)
     ledger.extend("a", 20)
-    with pytest.raises(ValueError, match="a has one up to 120, not 119"):
+    with pytest.raises(ValueError, match="offset 119 lies in an earlier segment of a, which ends at 120"):
         ledger.open("a", "c", 119)
     ledger.open("b", "c", 119)
 
 
 def test_what_is_not_migrated_does_not_grow():
-    with pytest.raises(ValueError, match="got 3 for 'a'"):
+    with pytest.raises(ValueError, match="'a' has no open segment that can grow by 3 rows"):
         SegmentLedger().extend("a", 3)
 
 

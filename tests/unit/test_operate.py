@@ -112,7 +112,7 @@ def test_status(start, penstock):
     assert cells(text, "split")[:2] == ["split", "2"]
     assert cells(text, "1.1") == ["1.1", "node-a", "4321", "1.5 s", "2 MB", "split/1"]
     assert cells(text, "2.0")[1:3] == ["not connected", "-"]
-    assert "flow: show/0 slows its senders: 15,000 of 16,384 tuples wait" in text
+    assert "flow: show/0 slows its senders: 15,000 of 16,384 tuples are queued" in text
     assert "component 'show': no ink" in text
     assert cells(text, "written") == ["written", "400"]
 
@@ -183,7 +183,7 @@ def test_placement(start, penstock):
     first, path, *rest = text.splitlines()
     assert code == 0
     assert first.startswith("based on the load sample that ended at ")
-    assert path.startswith("critical path: 1.500 s of work a second")
+    assert path.startswith("critical path: 1.500 s of work per second")
     assert "  split@1.0 on b: 0.500" in "\n".join(rest)
     answer = json.loads(penstock("placement", "word-count", "--json")[1])
     assert answer["ended"] == 1030

@@ -1,7 +1,8 @@
-"""What groupings say of the owners of keys."""
+"""Which task owns a key, from the groupings of the inputs."""
 
 import re
 
+import msgspec
 import pytest
 
 from penstock import BasicBolt, CustomGrouping, Settings, TopologyBuilder
@@ -26,7 +27,7 @@ class Mine(CustomGrouping):
 
 
 class OwnFields(Fields):
-    """Routes as it likes."""
+    """A user's grouping, which may route in any way."""
 
 
 def plan(group):
@@ -58,11 +59,13 @@ def test_groupings_that_tell(case):
     found = plan(group)
     assert owner_rule(found, "bolt") == expected
     assert why_not_rescaled(found, "bolt") == ""
-    assert Owners.from_json(expected.to_json()) == expected
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(expected), type=Owners) == expected, (
+        "as commands carry it"
+    )
 
 
 REASONS = {
-    "all": (lambda bolt: bolt.all_grouping("s"), "reads 's' by all grouping, which does not say whose a key is"),
+    "all": (lambda bolt: bolt.all_grouping("s"), "reads 's' by all grouping, which does not assign keys to tasks"),
     "all beside shuffle": (lambda bolt: bolt.shuffle_grouping("s").all_grouping("emits"), "reads 'emits' by all"),
     "direct": (lambda bolt: bolt.direct_grouping("emits", stream="straight"), "reads 'emits' by direct grouping"),
     "custom": (lambda bolt: bolt.grouping("s", Mine()), "reads 's' by custom grouping"),

@@ -109,5 +109,5 @@ def test_a_few_bytes_are_not_worth_a_move():
 def test_erdm_watches_the_load_without_being_told_to():
     assert Settings(placement=Placement("erdm")).monitored
     assert not Settings().monitored
-    with pytest.raises(SettingError, match=r"placement.fill: is a share"):
+    with pytest.raises(SettingError, match=r"placement.fill: 1.5 is not allowed: it must be a share"):
         Settings(placement=Placement(fill=1.5))

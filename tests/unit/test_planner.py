@@ -1,4 +1,4 @@
-"""The planner: stages, workers, fused groups, tasks and routes of small topologies, and how they are shown."""
+"""The planner: stages, workers, fused groups, tasks and routes of small topologies, and how plans are rendered."""
 
 from textwrap import dedent
 
@@ -234,7 +234,7 @@ def test_the_plan_as_text():
           lines:late (late)
             -> sink  shuffle  (relayed: 2 hops)
           lines:unread (unread)  direct
-            -> nobody
+            -> no subscriber
           split (word, n: int64)
             -> count  fields(word, n)
           count (word)
@@ -248,7 +248,7 @@ def test_the_plan_as_text():
         scaling
           split            no: is fused with spout 'lines', which keeps its tasks
           count            yes
-          sink             no: reads 'count' by global grouping, so its tasks do not share the work""")
+          sink             no: reads 'count' by global grouping, so more tasks would not share the load""")
 
 
 def test_the_plan_as_mermaid():

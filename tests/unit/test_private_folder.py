@@ -1,4 +1,4 @@
-"""Nobody else's files make commands connect, signal or remove anything."""
+"""Files of other users never make commands connect to, signal or remove anything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make files 
 
 @pytest.fixture(autouse=True)
 def shared_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As on a machine without folders for running processes: everybody can write to the temporary folder."""
+    """Like a machine without folders for running processes: every user can write to the temporary folder."""
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -46,7 +46,7 @@ def shared_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(private_folder, "_SYSTEM", tmp_path / "no-run")
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     log = logging.getLogger("penstock")
-    monkeypatch.setattr(log, "handlers", log.handlers[:])  # commands add theirs
+    monkeypatch.setattr(log, "handlers", log.handlers[:])  # commands add their own handlers
     return shared
 
 
@@ -55,7 +55,7 @@ def foreign(path: Path) -> None:
 
 
 def planted(owner: int, mode: int = 0o700) -> Path:
-    """This user's folder, made by somebody beforehand."""
+    """The folder of this user, created by another user beforehand."""
     place = runs.folder()
     place.mkdir(mode=0o700)
     (place / "cluster").mkdir(mode=0o700)
@@ -66,7 +66,7 @@ def planted(owner: int, mode: int = 0o700) -> Path:
 
 @contextlib.contextmanager
 def stranger() -> Iterator[socket.socket]:
-    """A coordinator that must not be connected to."""
+    """A server to which nothing must connect."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         yield listener
@@ -210,7 +210,7 @@ def test_a_run_is_announced_with_a_warning_where_others_read_along(caplog):
 
 @as_root
 def test_a_strangers_record_removes_and_kills_nothing(tmp_path, capsys):
-    """The attack: another user makes root's folder first, with a record that names a folder and a process."""
+    """The attack: another user creates root's folder first, with a record that names a folder and a process."""
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     (victim / "precious").write_text("data")
@@ -234,7 +234,7 @@ def test_a_strangers_record_removes_and_kills_nothing(tmp_path, capsys):
 @as_root
 @pytest.mark.parametrize("level", ["folder", "cluster"])
 def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(level, tmp_path, capsys):
-    """It leads to a folder of ours that somebody else chose."""
+    """It leads to a folder of this user that another user chose."""
     ours = tmp_path / "ours"
     (ours / "cluster").mkdir(parents=True, mode=0o700)
     ours.chmod(0o700)
@@ -331,7 +331,8 @@ def test_a_process_of_another_user_is_left_alone():
 
 
 def test_the_signal_goes_to_the_process_that_was_looked_at(monkeypatch):
-    """Its id is given to another process between the look and the signal: as if ``alive`` were out of date."""
+    """The process id is given to another process between the check and the signal, as if ``alive`` were
+    outdated."""
     earlier = subprocess.Popen(["true"])
     seen = processes._stat(earlier.pid)
     opened, real = [], os.pidfd_open
@@ -394,11 +395,11 @@ def test_a_tree_is_removed_without_following_links(tmp_path):
     remove_private_tree(tree)
     assert not tree.exists()
     assert (kept / "file").exists()
-    remove_private_tree(tree)  # is gone: nothing to do
+    remove_private_tree(tree)  # removed already, so nothing happens
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(private_folder, "_MOST_BYTES", 10)
+    monkeypatch.setattr(private_folder, "_MAX_BYTES", 10)
     with PrivateFolder.open(tmp_path / "mine", make=True) as place:
         place.write("a", bytes(11))
         with pytest.raises(EnvironmentFault, match="it has more than 10 bytes"):
@@ -415,7 +416,7 @@ def test_folders_are_made_for_this_user_alone_with_those_above(tmp_path):
 
 @pytest.mark.parametrize("kind", ["replay", "queue", "specification", "monitor"])
 def test_what_waits_on_disk_is_readable_for_this_user_alone(kind, tmp_path):
-    """Queues, dead letters and the monitor's database hold users' data."""
+    """Queues, dead letters and the database of the monitor contain users' data."""
     folder = tmp_path / "state" / "topology"
     before = os.umask(0o022)
     try:

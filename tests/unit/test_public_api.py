@@ -1,5 +1,5 @@
-"""The documented API, pinned: what these packages export, all of it, nothing else. A change here is a change for
-users. Documentation and examples may import nothing else of Penstock."""
+"""The documented API: exactly what these packages export. A change here is a change for users. Documentation and
+examples may import nothing else from Penstock."""
 
 import ast
 import importlib
@@ -219,14 +219,14 @@ def pages():
 
 
 def code_of(path):
-    """The Python in a file: all of it, or the blocks of a page."""
+    """The Python code in a file: the whole file, or the blocks of a page."""
     if path.suffix == ".py":
         return [path.read_text()]
     return map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```", path.read_text(), re.S | re.M))
 
 
 def imported(code):
-    """What is imported from Penstock, as (package, name); a whole module as (module, "")."""
+    """The imports from Penstock as (package, name); a whole module as (module, "")."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "penstock":
             yield from ((node.module, alias.name) for alias in node.names)

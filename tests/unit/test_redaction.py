@@ -141,7 +141,7 @@ def test_leaves_the_rest_as_it_is(text: str) -> None:
     ],
 )
 def test_no_text_takes_long(part: str) -> None:
-    """What users' data holds gets into errors, and must not hold up a worker."""
+    """Errors contain users' data, which must not delay a worker."""
     text = ("://key" + part * (100_000 // len(part)))[:100_000]
     begun = time.process_time()
     redacted(text)
@@ -154,7 +154,7 @@ def test_hides_values_it_was_told_in_any_form() -> None:
     assert redacted("x p%40ss%20w%2Frd y") == "x *** y"
     hide("p@ss w/rd and more")
     assert redacted("p@ss w/rd and more") == "***"
-    hide("abc")  # too short: it would mutilate ordinary words
+    hide("abc")  # too short: it would occur in ordinary words
     assert redacted("abcissa") == "abcissa"
 
 
@@ -174,7 +174,7 @@ def test_hides_values_as_repr_and_json_write_them(secret: str) -> None:
 
 
 def test_hides_each_line_of_a_value() -> None:
-    """A worker's output and a parser's error show lines."""
+    """The output of a worker and the errors of a parser show single lines."""
     hide("-----BEGIN KEY-----\r\n  MIIEvQIBADANBg\nkqhkiG9w0BAQEF\ntrue\n-----END KEY-----\n")
     assert redacted("line 2: MIIEvQIBADANBg") == "line 2: ***"
     assert redacted("b'kqhkiG9w0BAQEF'") == "b'***'"

@@ -281,7 +281,7 @@ def test_a_field_that_is_not_there():
     with pytest.raises(PenstockError) as caught:
         run_bolt(Reduce("word", sum=Sum("prise")).partials(), ["word", "price"], [("a", 1)])
     assert str(caught.value).endswith(
-        "PartialBolt reads fields of its input 'rows'; got 'prise'. Did you mean 'price'?"
+        "PartialBolt reads field 'prise', which its input 'rows' does not have. Did you mean 'price'?"
     )
 
 
@@ -402,7 +402,7 @@ def test_misspelt_fields_are_found_while_the_topology_is_built(reduce, wrong):
     builder.set_bolt("partials", reduce.partials()).shuffle_grouping("rows")
     with pytest.raises(TopologyError) as error:
         builder.build("t")
-    assert str(error.value).endswith(f"PartialBolt reads fields of its input 'rows'; got {wrong}")
+    assert str(error.value).endswith(f"PartialBolt reads field {wrong}")
 
 
 def test_partials_of_another_reduce_are_found_while_the_topology_is_built():

@@ -145,7 +145,9 @@ def test_a_damaged_record_in_the_middle_is_not_passed_over(tmp_path):
     first.write_bytes(data)
     again = DiskQueue(tmp_path)
     assert payloads(again.read(10)) == ["value 0"]
-    with pytest.raises(QueueDamaged, match=r"must read back as it was written; .* at byte \d+ \(record 1\). The"):
+    with pytest.raises(
+        QueueDamaged, match=r"the stored record at byte \d+ \(record 1\) is not what was written\. The"
+    ):
         again.read(10)
     again.close()
 

@@ -124,11 +124,11 @@ def test_what_is_done_is_released_when_the_epoch_after_it_is_committed(bench):
         queues = (DiskQueue(bench.folder.parent / "eden"), beside.from_, beside.to)
         return [len(queue.read(10)) for queue in queues]
 
-    bench.replayer.note()
+    bench.replayer.save_positions()
     assert held() == [2, 1, 0]
     bench.replayer.on_committed()
     assert held() == [2, 1, 0]  # a restart may have to take the epoch before
-    bench.replayer.note()
+    bench.replayer.save_positions()
     assert held() == [2, 1, 0]
     bench.replayer.on_committed()
     assert held() == [0, 0, 0]
@@ -141,11 +141,11 @@ def test_a_release_that_fails_is_made_good_by_the_next(bench, caplog):
     bench.replayer.ack(bench.take(1))
     fails_once(bench.eden._queue, "release", OSError("No space left on device"))
     for _ in range(2):
-        bench.replayer.note()
+        bench.replayer.save_positions()
         bench.replayer.on_committed()
-    assert "No space left on device; what is done with stays" in caplog.text
+    assert "No space left on device; processed records stay stored" in caplog.text
     assert not DiskQueue(bench.folder.parent / "eden").empty
-    bench.replayer.note()
+    bench.replayer.save_positions()
     bench.replayer.on_committed()
     assert DiskQueue(bench.folder.parent / "eden").empty
     bench.replayer.close()

@@ -254,7 +254,7 @@ def test_dead_letters_that_cannot_be_written_lose_no_record(bench, monkeypatch):
     monkeypatch.setattr("penstock.replay.replayer._RETRY_PAUSE", 0.01)
     bench.feed("a")
     bench.await_rows(1)
-    dead = bench.spout._replayer._queues.dead
+    dead = bench.spout._replayer._sources.queues.dead
     add, failures = dead.add, [OSError("disk full"), OSError("disk full")]
 
     def fails_twice(records):

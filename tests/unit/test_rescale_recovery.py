@@ -1,4 +1,4 @@
-"""What a start says of a state directory that was written with another number of tasks."""
+"""What a query run reports about a state directory that was written with another number of tasks."""
 
 import uuid
 
@@ -8,7 +8,9 @@ import pytest
 from penstock import BasicBolt, Delivery, Settings, Spout, StateError, TopologyBuilder, TransactionalSink
 from penstock.driver.commits import read_published, write_published
 from penstock.driver.recovery import StateDirectory
+from penstock.plan.owners import Owners
 from penstock.plan.planner import make_plan
+from penstock.protocol.task_states import InheritedTask, SavedTask
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, TaskEntry
@@ -105,40 +107,34 @@ def test_the_same_numbers_of_tasks_begin_with_their_own(store):
     write(store)
     tasks = recovered(store)
     assert set(tasks) == {f"{component}/{i}" for component in ("s", "bolt", "sink") for i in range(2)}
-    assert tasks["bolt/1"] == {"parts": {"state": [part(1).to_json()]}, "tokens": []}
-    assert tasks["sink/0"] == {"parts": {}, "tokens": ["token"]}
+    assert tasks["bolt/1"] == SavedTask({"state": [part(1)]}, [])
+    assert tasks["sink/0"] == SavedTask({}, ["token"])
 
 
 def test_only_what_a_task_needs_of_the_tasks_before(store):
     write(store)
     tasks = recovered(store, bolts=4)
-    assert [sorted(tasks[f"bolt/{index}"]["sources"]) for index in range(4)] == [["0"], ["1"], ["0"], ["1"]]
-    assert tasks["bolt/3"] == {
-        "before": 2,
-        "now": 4,
-        "owners": {"fields": 1, "first": False},
-        "sources": {"1": {"state": [part(1).to_json()]}},
-        "tokens": [],
-    }
-    assert "parts" in tasks["s/0"]
-    assert sorted(recovered(store, bolts=3)["bolt/2"]["sources"]) == ["0", "1"]
-    assert sorted(recovered(store, bolts=1)["bolt/0"]["sources"]) == ["0", "1"]
+    assert [sorted(tasks[f"bolt/{index}"].sources) for index in range(4)] == [[0], [1], [0], [1]]
+    assert tasks["bolt/3"] == InheritedTask(2, 4, Owners(fields=1), {1: {"state": [part(1)]}}, [])
+    assert isinstance(tasks["s/0"], SavedTask)
+    assert sorted(recovered(store, bolts=3)["bolt/2"].sources) == [0, 1]
+    assert sorted(recovered(store, bolts=1)["bolt/0"].sources) == [0, 1]
 
 
 def test_the_sources_of_other_groupings(store):
     write(store)
     shuffled = recovered(store, bolts=3, group=lambda bolt: bolt.shuffle_grouping("s"))
-    assert [sorted(shuffled[f"bolt/{index}"]["sources"]) for index in range(3)] == [["0"], ["1"], []]
+    assert [sorted(shuffled[f"bolt/{index}"].sources) for index in range(3)] == [[0], [1], []]
     first = recovered(store, bolts=3, group=lambda bolt: bolt.global_grouping("s"))
-    assert [sorted(first[f"bolt/{index}"]["sources"]) for index in range(3)] == [["0", "1"], [], []]
+    assert [sorted(first[f"bolt/{index}"].sources) for index in range(3)] == [[0, 1], [], []]
 
 
 def test_without_state_any_number_of_tasks_will_do(store):
     write(store, tokens=(), kept=("s",))
     tasks = recovered(store, bolts=5, sinks=1, group=lambda bolt: bolt.all_grouping("s"))
-    assert tasks["bolt/4"] == tasks["sink/0"] == {"parts": {}, "tokens": []}
+    assert tasks["bolt/4"] == tasks["sink/0"] == SavedTask({}, [])
     write(store, tokens=(), kept=("bolt",))
-    assert recovered(store, spouts=3)["s/2"] == {"parts": {}, "tokens": []}
+    assert recovered(store, spouts=3)["s/2"] == SavedTask({}, [])
 
 
 def test_a_component_with_state_that_is_gone_is_refused(store):
@@ -167,15 +163,15 @@ def test_what_a_sink_prepared_is_published_before_its_number_changes(store, now)
         recovered(store, sinks=now)
     with pytest.raises(StateError, match=rule):
         recovered(store, sinks=now, published=4)
-    assert recovered(store, sinks=now, published=5)["sink/0"] == {"parts": {}, "tokens": []}
-    assert recovered(store, published=5)["sink/0"]["tokens"] == [], "of all sinks"
+    assert recovered(store, sinks=now, published=5)["sink/0"] == SavedTask({}, [])
+    assert recovered(store, published=5)["sink/0"].tokens == [], "of all sinks"
 
 
 def test_what_is_written_down_as_published_will_do(store):
     write(store)
     publish(store, 5)
-    assert recovered(store, sinks=3)["sink/0"]["tokens"] == []
-    assert recovered(store)["sink/0"]["tokens"] == ["token"], "of no use, and no harm"
+    assert recovered(store, sinks=3)["sink/0"].tokens == []
+    assert recovered(store)["sink/0"].tokens == ["token"], "of no use, and no harm"
     assert "sink/0" not in recovered(store, without=["sink"])
 
 
@@ -214,8 +210,8 @@ def test_a_grouping_without_owners_keeps_the_tasks(store, name):
 
     write(store, tokens=())
     made(2).recover()
-    found = r"component 'bolt': it has 3 tasks now, but .* of 2 tasks"
-    rule = rf"{found}, and it reads 's' by {name} grouping.*Keep 2 tasks"
+    reads = rf"it reads 's' by {name} grouping"
+    rule = rf"component 'bolt': it has 3 tasks now, but .* of 2 tasks, and {reads}.*Keep 2 tasks"
     with pytest.raises(StateError, match=rule):
         made(3).recover()
 
@@ -226,8 +222,8 @@ def test_a_look_takes_nothing_over(store):
     owner.claim(store.child("t"))
     found = directory(store, bolts=4, sinks=3)
     assert (found.look(), found.epoch) == (None, 5)
-    assert found.tasks()["bolt/3"]["before"] == 2
-    assert found.tasks()["sink/0"]["tokens"] == [], "theirs who prepared it"
+    assert found.tasks()["bolt/3"].before == 2
+    assert found.tasks()["sink/0"].tokens == [], "theirs who prepared it"
     owner.check(store.child("t"))
     with pytest.raises(StateError, match="is a spout"):
         directory(store, spouts=3).look()

@@ -1,4 +1,4 @@
-"""Which bolts scale by themselves, and a topology with other numbers of tasks."""
+"""Which bolts are scaled automatically, and topologies with another parallelism."""
 
 import json
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ class First(CustomGrouping):
 
 
 class OwnShuffle(Shuffle):
-    """The user's own, whatever it does."""
+    """A user's grouping, which may route in any way."""
 
 
 def build(group=lambda bolt: bolt.fields_grouping("source", "key"), bolt=None, parallelism=2, **settings):
@@ -68,7 +68,7 @@ def fused(first=lambda bolt: bolt, last=lambda bolt: bolt, **settings):
 
 # ---- who scales --------------------------------------------------------------------------------------------
 
-SHARED = "reads 'source' by {} grouping, so its tasks do not share the work"
+SHARED = "reads 'source' by {} grouping, so more tasks would not share the load"
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ SHARED = "reads 'source' by {} grouping, so its tasks do not share the work"
         (build(lambda bolt: bolt.shuffle_grouping("source").set_num_tasks(4)), ""),
         (
             build(lambda bolt: bolt.shuffle_grouping("source").set_num_tasks(5)),
-            "has 5 tasks that 2 executors do not share evenly",
+            "has 5 tasks, which 2 executors cannot share evenly",
         ),
         (build(bolt=Merge(), parallelism=1), ""),
         (
             build(lambda bolt: bolt.shuffle_grouping("source"), Merge(), 1),
-            "merges partials, which by shuffle grouping meet only in one task",
+            "merges partials, and shuffle grouping brings them together only in one task",
         ),
         (build(bolt=DedupBolt("key", "n"), parallelism=1), ""),
         (
             build(lambda bolt: bolt.shuffle_grouping("source"), DedupBolt("key", "n"), 1),
-            "compares tuples, which by shuffle grouping meet only in one task",
+            "compares tuples, and shuffle grouping brings them together only in one task",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """What a running topology's counters say about its load, and what becomes of it: load samples, decisions, free
 workers."""
 
+import copy
 import dataclasses
 import math
 
@@ -112,7 +113,7 @@ class Bench:
 
 
 def _copied(stats):
-    return TaskStats.from_json(stats.to_json())
+    return copy.deepcopy(stats)
 
 
 # ---- load samples
@@ -266,7 +267,7 @@ def test_a_bolt_at_its_limit_is_scaled_to_what_it_needs():
     assert scale.parallelism == {"a": 4}, "half the time held back: twice as much would come"
     (decision,) = bench.scalings.decisions
     assert (decision.time, decision.component, decision.text) == (110.0, "a", scale.reason)
-    assert scale.reason == "a: busiest task does 100/s of 200/s that arrive: 1 -> 4 tasks"
+    assert scale.reason == "a: the busiest task can process 100/s, but 200/s arrive: 1 -> 4 tasks"
 
 
 def test_a_healthy_topology_and_an_idle_one_are_left_alone():

@@ -1,4 +1,4 @@
-"""When a topology doubles or halves itself: by time-outs (Lu 2020, algorithm 2) and by rates."""
+"""When a topology doubles or halves bolts: by time-outs (Lu 2020, algorithm 2) and by rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ AT_ONCE = Bounds(most=64, cool_down=0.0)
 
 
 def bolt(name, *arrived, cost=0.001, inputs=("spout",), emits=1.0, queued=0, fixed=False):
-    """Tasks of a bolt in a load sample of one second; each processes what arrives, as far as its second goes."""
+    """The tasks of a bolt in a load sample of one second. Each processes the tuples that arrive, as far as the
+    second suffices."""
     tasks = []
     for count in arrived:
         done = min(count, 1.0 / cost)
@@ -39,7 +40,7 @@ def sample(time, *bolts, emitted=None, failed=0, latency=None, **spout):
 
 
 def failing(policy, counts, *bolts):
-    """What the policy says to each window, a second apart."""
+    """The decisions of the policy for windows one second apart."""
     bolts = bolts or (bolt("count", 100, 100),)
     return [policy.decide(sample(float(time), *bolts, failed=count)) for time, count in enumerate(counts)]
 
@@ -57,7 +58,7 @@ def test_doubling_and_halving_reach_these(old, expected):
 
 def test_the_least_counts_too():
     assert reachable(8, Bounds(least=3, most=16)) == [4, 8, 16]
-    with pytest.raises(ValueError, match="at least one task; got 0"):
+    with pytest.raises(ValueError, match="at least one task, not 0"):
         reachable(0, Bounds())
 
 
@@ -110,7 +111,8 @@ def test_bounds_stop_both_ways():
 
 
 def test_a_cool_down_shorter_than_the_ring_takes_a_doubling_back():
-    """Why the cool-down should be as long as the ring: the surge is still in it, and all is well now."""
+    """The reason why the cool-down should be as long as the ring: the surge is still in the ring when all is well
+    again."""
     windows = [0, 0, 0, 100, 0, 0, 0, 0, 0, 0]
     short = failing(FailurePolicy(Bounds(cool_down=2.0), windows=6), windows)
     assert short[3].parallelism == {"count": 4}
@@ -135,21 +137,23 @@ def rate(samples=1, **settings):
 
 def test_one_step_leads_to_the_parallelism_that_is_enough():
     found = rate().decide(sample(0.0, bolt("count", 3_400, cost=1 / 1_200)))
-    assert found == Scale({"count": 8}, "count: busiest task does 1,200/s of 3,400/s that arrive: 1 -> 8 tasks")
-    # Four would be busy 0.708 of their time.
+    assert found == Scale(
+        {"count": 8}, "count: the busiest task can process 1,200/s, but 3,400/s arrive: 1 -> 8 tasks"
+    )
+    # Four tasks would be busy for 0.708 of their time.
     assert rate(target=0.71).decide(sample(0.0, bolt("count", 3_400, cost=1 / 1_200))).parallelism == {"count": 4}
     assert rate().decide(sample(0.0, bolt("count", 3_300, cost=1 / 1_200))).parallelism == {"count": 4}
 
 
 def test_what_a_task_could_do_is_told_by_its_busy_time():
-    """It was idle half of the time, so it could do twice as much as it did."""
+    """It was idle for half of the time, so it could process twice as much."""
     idle = BoltLoad("count", ("spout",), (TaskLoad(500, 0.5, 500, 500, 0, 100),))
     assert uses(idle, 500.0) == [0.5]
     assert uses(idle, 3_000.0) == [3.0]
 
 
 def test_bolts_behind_a_slow_one_are_scaled_in_the_same_step():
-    """Split lets 1,000 of 4,000 through, so count has not seen the load that is to come yet."""
+    """Split passes on 1,000 of 4,000 tuples, so count has not received the coming load yet."""
     split = bolt("split", 4_000, emits=5.0)
     count = bolt("count", 5_000, cost=0.0001, inputs=("split",))
     seen = sample(0.0, split, count)
@@ -158,7 +162,7 @@ def test_bolts_behind_a_slow_one_are_scaled_in_the_same_step():
 
 
 def test_a_bolt_gets_its_share_of_what_its_inputs_emit():
-    """One of two streams, copies to all tasks: what arrives of what was emitted."""
+    """One of two streams, copies to all tasks: the share of emitted tuples that arrives."""
     first = bolt("first", 100, emits=2.0)
     half = bolt("half", 100, inputs=("first",))
     both = bolt("both", 300, inputs=("first", "half"))
@@ -167,7 +171,7 @@ def test_a_bolt_gets_its_share_of_what_its_inputs_emit():
 
 
 def test_bolts_in_a_cycle_are_refused():
-    with pytest.raises(ValueError, match=r"\['a', 'b'\] in a cycle"):
+    with pytest.raises(ValueError, match=r"form a cycle: \['a', 'b'\]"):
         demands(sample(0.0, bolt("a", 1, inputs=("b",)), bolt("b", 1, inputs=("a",))))
 
 
@@ -178,7 +182,7 @@ def test_the_busiest_task_counts_not_the_average():
 
 
 def test_one_busy_task_among_idle_ones_may_be_chance():
-    """It takes as long as shrinking does, and it must be the same task."""
+    """It takes as many samples as scaling down, and always the same task."""
     policy = RatePolicy(AT_ONCE, up_samples=2, down_samples=4)
     for time in range(7):
         assert policy.decide(sample(float(time), bolt("count", *([900, 300] if time % 2 else [300, 900])))) is None
@@ -191,7 +195,9 @@ def test_a_halving_adds_up_the_tasks_that_are_merged():
     assert use_with([0.4, 0.1, 0.1, 0.3], 1) == pytest.approx(0.9)
     assert use_with([0.4, 0.1, 0.1, 0.3], 8) == pytest.approx(0.2)
     found = rate().decide(sample(0.0, bolt("count", 400, 100, 100, 300)))
-    assert found == Scale({"count": 2}, "count: busiest task could do 1,000/s of 400/s that arrive: 4 -> 2 tasks")
+    assert found == Scale(
+        {"count": 2}, "count: the busiest task can process 1,000/s, and only 400/s arrive: 4 -> 2 tasks"
+    )
 
 
 def test_two_hot_tasks_that_would_be_merged_stay_apart():
@@ -201,7 +207,7 @@ def test_two_hot_tasks_that_would_be_merged_stay_apart():
 
 def test_nothing_arrives():
     idle = BoltLoad("count", ("spout",), (TaskLoad(0, 0.0, 0, 0),) * 4)
-    assert rate().decide(sample(0.0, idle)) == Scale({"count": 1}, "count: nothing arrives: 4 -> 1 tasks")
+    assert rate().decide(sample(0.0, idle)) == Scale({"count": 1}, "count: no tuples arrive: 4 -> 1 tasks")
 
 
 def test_a_bolt_that_has_not_processed_anything_yet_is_left_alone():
@@ -244,7 +250,7 @@ def test_a_spout_that_is_held_back_would_emit_more():
 
 
 def test_between_the_thresholds_nothing_moves():
-    for arrived in (570, 700, 830):  # as one task; as two, half of it each
+    for arrived in (570, 700, 830):  # as one task; two tasks have half of it each
         assert rate().decide(sample(0.0, bolt("count", arrived))) is None
         assert rate().decide(sample(0.0, bolt("count", arrived / 2, arrived / 2))) is None
     assert rate().decide(sample(0.0, bolt("count", 850))).parallelism == {"count": 2}
@@ -287,7 +293,7 @@ def test_the_cool_down_counts_from_the_decision_and_anew_from_the_replacement():
     high = bolt("count", 900)
     assert policy.decide(sample(0.0, high))
     assert policy.decide(sample(9.0, high)) is None
-    policy.restart_cool_down(9.5)  # the replacement took its time
+    policy.restart_cool_down(9.5)  # the replacement took some time
     assert policy.decide(sample(19.0, high)) is None
     assert policy.decide(sample(19.5, high))
 
@@ -295,8 +301,11 @@ def test_the_cool_down_counts_from_the_decision_and_anew_from_the_replacement():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Bounds(least=0), "scaling: the least parallelism must be at least 1, not 0."),
-        (lambda: Bounds(least=4, most=3), "scaling: the most parallelism must be at least the least of 4, not 3."),
+        (lambda: Bounds(least=0), "scaling: the minimum parallelism must be at least 1, not 0."),
+        (
+            lambda: Bounds(least=4, most=3),
+            "scaling: the maximum parallelism must be at least the minimum, 4, not 3.",
+        ),
         (lambda: Bounds(cool_down=-1.0), "scaling: the cool-down must be 0 s or more, not -1.0."),
         (lambda: FailurePolicy(windows=1), "scaling: the number of windows must be at least 2, not 1."),
         (lambda: FailurePolicy(threshold=-1.0), "scaling: the threshold C must be 0 or more, not -1.0."),

@@ -1,4 +1,4 @@
-"""Settings: groups, defaults, what the command line says, what does not fit."""
+"""Settings: groups, defaults, the command line, and invalid values."""
 
 import dataclasses
 import pickle
@@ -60,7 +60,7 @@ def test_groups_are_given_whole():
 
 def test_a_value_where_a_group_belongs():
     text = refused(lambda: Settings(delivery="exactly_once"))
-    assert "setting delivery: takes a Delivery" in text
+    assert "setting delivery: 'exactly_once' is not a Delivery" in text
     assert "Write delivery=Delivery('exactly_once')." in text
 
 
@@ -166,7 +166,7 @@ def test_an_unknown_setting_lists_them_all():
 
 
 def test_a_word_without_a_sign():
-    assert "--set linger: must read NAME=VALUE" in refused(lambda: parse("linger"))
+    assert "--set linger: 'linger' does not have the form NAME=VALUE" in refused(lambda: parse("linger"))
 
 
 # ---- values that do not fit
@@ -190,8 +190,14 @@ def test_a_word_without_a_sign():
             "migration.recovery=0.8",
             ("setting migration.recovery", "flow.load_factor, 0.8", "0.8", "Try 0.5."),
         ),
-        ("placement.fill=1.5", ("setting placement.fill", "is a share", "1.5", "Try 0.9.")),
-        ("placement.cpu_limit=1.5", ("setting placement.cpu_limit", "is a share", "1.5", "Try 0.8.")),
+        (
+            "placement.fill=1.5",
+            ("setting placement.fill", "it must be a share, above 0 and up to 1", "1.5", "Try 0.9."),
+        ),
+        (
+            "placement.cpu_limit=1.5",
+            ("setting placement.cpu_limit", "it must be a share, above 0 and up to 1", "1.5", "Try 0.8."),
+        ),
         ("placement.watts=1,2,3", ("setting placement.watts", "four numbers", "'1,2,3'", "35,40,8,4")),
     ],
 )
@@ -222,9 +228,9 @@ def test_where_zero_is_allowed_the_message_of_a_negative_does_not_ask_for_more(m
     ],
 )
 def test_the_constructor_checks_types_as_well(make, given):
-    (name,) = given
+    ((name, value),) = given.items()
     group = "" if make is Settings else f"{make.group_name()}."
-    assert f"setting {group}{name}: takes a value of type" in refused(lambda: make(**given))
+    assert f"setting {group}{name}: {value!r} is not a value of type" in refused(lambda: make(**given))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The deployment key and what is signed with it."""
+"""The deployment key and signatures."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from penstock.errors import EnvironmentFault
 
 @pytest.fixture(autouse=True)
 def key_file(tmp_path, monkeypatch):
-    """A key file of the test's own."""
+    """A separate key file for the test."""
     path = tmp_path / "config" / "key"
     monkeypatch.setenv(signing.KEY_FILE, str(path))
     before = signing.deployment_key() if signing._key is not None else None

@@ -78,7 +78,7 @@ def test_load_samples_tell_what_the_set_up_says():
 
 def test_a_spout_with_too_many_pending_is_held_back():
     policy = Told()
-    outcome = run(policy, replace(SMALL, load=((0.0, 100.0),), max_pending=20, tells=False), 1)
+    outcome = run(policy, replace(SMALL, load=((0.0, 100.0),), max_pending=20, reports_lag=False), 1)
     (last,) = policy.samples[-1].spouts
     assert last.held_back > 0.95
     assert last.offered is None
@@ -171,7 +171,7 @@ def test_without_a_policy_the_topology_stays_as_it_is_and_drowns():
 )
 def test_rate_needs_one_or_two_steps_for_eight_times_the_load(pending, tells, steps, seed):
     """The bar ``scaling.rate.steps``."""
-    outcome = run(rate(), replace(STEP, max_pending=pending, tells=tells), seed)
+    outcome = run(rate(), replace(STEP, max_pending=pending, reports_lag=tells), seed)
     assert outcome.steps_up(1) == outcome.steps(1) == steps
     assert outcome.settled(1) < 40.0
     assert outcome.overshoot(1) <= 2.0
@@ -197,10 +197,12 @@ def test_failures_does_not_see_a_load_that_the_spout_holds_back(pending, tasks):
 
 
 def test_a_short_cool_down_takes_catching_up_for_a_load_where_the_source_does_not_tell():
-    held = replace(STEP, max_pending=1_000, tells=False)  # held back until the backlog is gone, after some 15 s
+    held = replace(
+        STEP, max_pending=1_000, reports_lag=False
+    )  # held back until the backlog is gone, after some 15 s
     hasty, patient = (run(rate(cool_down), held, 0) for cool_down in (10.0, 20.0))
     assert (hasty.overshoot(1), patient.overshoot(1)) == (4.0, 1.0)
-    assert run(rate(10.0), replace(held, tells=True), 0).overshoot(1) == 1.0
+    assert run(rate(10.0), replace(held, reports_lag=True), 0).overshoot(1) == 1.0
 
 
 def test_rate_gives_tasks_back_when_the_load_falls_and_failures_keeps_them():

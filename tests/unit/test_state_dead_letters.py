@@ -1,4 +1,4 @@
-"""Dead letters of sinks and plain spouts: kept in the state directory, shown by ``penstock dlq``."""
+"""Dead letters of sinks and plain spouts: stored in the state directory and shown by ``penstock dlq``."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_dlq_lists_shows_and_drops_them_and_says_why_it_cannot_send_them_back(de
     assert "value 0       2" in capsys.readouterr().out
     assert main(["dlq", "send-back", first, *place]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "only letters of a ReplaySpout or a PersistBolt can be sent back" in said
-    assert "give the rows to the topology's source once more" in said
+    assert "only dead letters of a ReplaySpout or a PersistBolt can be sent back" in said
+    assert "send the rows to the topology's source again" in said
     assert main(["dlq", "drop", first, *place]) == 0
     assert values(dead_letters) == [2]
 
@@ -125,7 +125,7 @@ def test_a_writer_lists_the_folder_once(dead_letters, monkeypatch):
         writer.add_once([ReplayRecord((epoch,), 1, "boom", "sink", 1.0)], epoch_dead_letters(epoch, 0))
         writer.add_once([], f"a.published.{epoch}")
     assert listed.count("added/") == 1
-    assert len(writer._former) <= 64, "bounded"
+    assert len(writer._known) <= 64, "bounded"
 
 
 def test_send_back_of_all_sends_those_that_have_a_queue_and_says_what_to_do_with_the_others(
@@ -141,7 +141,7 @@ def test_send_back_of_all_sends_those_that_have_a_queue_and_says_what_to_do_with
     (ours,) = (f"sink.0.{dead_letter.id}" for dead_letter in dead_letters.read_all())
     (theirs,) = (f"lines.0.{dead_letter.id}" for dead_letter in queues.dead.read_all())
     assert main(["dlq", "send-back", theirs, ours, *place]) == 2
-    assert "nothing was changed" in " ".join(capsys.readouterr().err.split())
+    assert "Nothing was changed" in " ".join(capsys.readouterr().err.split())
     assert len(queues.dead.read_all()) == 1
     assert main(["dlq", "send-back", "--all", *place]) == 0
     said = " ".join(capsys.readouterr().out.split())

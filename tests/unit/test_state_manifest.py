@@ -1,4 +1,4 @@
-"""Manifests: the newest whole one decides, cleaning up keeps what is needed, one process at a time may write."""
+"""Manifests: the newest intact one decides, pruning keeps what is needed, and one driver at a time may write."""
 
 import dataclasses
 import logging
@@ -48,7 +48,7 @@ def snapshots(store):
 
 
 class Topology:
-    """A task that counts, snapshots and commits."""
+    """A task that counts, takes snapshots and commits."""
 
     def __init__(self, store):
         self.store, self.writer, self.state = store, SnapshotWriter(store), TaskState()
@@ -100,7 +100,7 @@ def test_a_damaged_manifest_is_passed_over_loudly(store, caplog, damage):
         manifest(epoch).write(store)
     store.write(file(2), damage(store.read(file(2))))
     with pytest.raises(
-        SnapshotCorrupt, match=r"manifest .*2.json: its content does not have the checksum.*epoch before"
+        SnapshotCorrupt, match=r"manifest .*2.json: its content does not match its checksum.*previous epoch"
     ):
         Manifest.read(store, Name(1, (0, 0), 2))
     assert newest(store).epoch == 1
@@ -117,7 +117,7 @@ def test_with_all_manifests_damaged_it_does_not_start_from_nothing(store):
 
 
 def test_a_later_generation_decides_from_what_it_took_over(store):
-    """The manifest of epoch 6 was written by the first driver after the second had begun with epoch 5."""
+    """The first driver wrote the manifest of epoch 6 after the second had started from epoch 5."""
     for epoch in (4, 5):
         manifest(epoch).write(store)
     newest(store).taken_over(2).write(store)
@@ -142,7 +142,7 @@ def test_what_begins_from_nothing_has_no_history(store):
 def test_a_manifest_is_written_once(store):
     made = manifest(1)
     made.write(store)
-    made.write(store)  # an attempt that got no answer
+    made.write(store)  # an attempt that received no answer
     with pytest.raises(StateError, match=r"manifest .*there is another manifest of that name"):
         dataclasses.replace(made, created=2.0).write(store)
     assert newest(store) == made
@@ -160,7 +160,7 @@ def test_a_manifest_of_another_key_is_not_read(store):
 
 
 def test_a_manifest_under_another_name_is_not_read(store):
-    """Whoever may write to the store cannot bring an old manifest back by a newer name."""
+    """Someone who can write to the store cannot replay an old manifest under a newer name."""
     manifest(1).write(store)
     store.write(Name(7, (0, 0), 9).file, store.read(file(1)))
     with pytest.raises(SnapshotCorrupt, match="was written under another name"):
@@ -173,7 +173,7 @@ def test_pruning_keeps_what_the_kept_manifests_need(store):
         topology.commit(epoch)
     prune(store, 1)
     assert epochs(store) == [4, 5]
-    assert snapshots(store) == [1, 2, 3, 4, 5]  # the chain begins in 1
+    assert snapshots(store) == [1, 2, 3, 4, 5]  # the chain starts in 1
     topology.commit(6, full=True)
     prune(store, 1)
     assert snapshots(store) == [1, 2, 3, 4, 5, 6]  # 5 still needs them
@@ -252,7 +252,9 @@ def test_a_savepoint_of_damaged_files_is_refused(store, other):
 def test_a_savepoint_replaces_no_state_directory(store, other):
     committed = Topology(store).commit(1)
     Ownership("orders", {"pid": 7, "host": "there"}).claim(other)
-    with pytest.raises(StateError, match=r"the state directory of a topology, of process 7 on there"):
+    with pytest.raises(
+        StateError, match=r"the state directory of a topology that was started by process 7 on there"
+    ):
         write_savepoint(store, committed, other)
 
 
@@ -290,10 +292,12 @@ def test_a_removed_directory_is_reported_as_such(store):
     owner.claim(store)
     store.remove("generations/00000002")
     for call in (owner.check, owner.claim, owner.beat):
-        with pytest.raises(StateRemoved, match=r"was removed while it ran: it holds no generation"):
+        with pytest.raises(StateRemoved, match=r"was removed while the topology ran: it contains no generation"):
             call(store)
     Ownership("words").claim(store)
-    with pytest.raises(StateRemoved, match=r"was put back to an earlier copy while it ran: it holds generation 1"):
+    with pytest.raises(
+        StateRemoved, match=r"was reset to an earlier copy while the topology ran: it contains generation 1"
+    ):
         owner.check(store)
 
 
@@ -340,7 +344,7 @@ def test_of_many_claims_at_once_one_holds(tmp_path):
 
 
 def test_a_claim_made_on_an_old_look_is_made_again(store):
-    """Between looking and creating, others came, claimed higher numbers and removed the lower ones."""
+    """Between the listing and the creation, others claimed higher numbers and removed the lower ones."""
 
     class Late(StateStore):
         overtaken = False
@@ -358,7 +362,7 @@ def test_a_claim_made_on_an_old_look_is_made_again(store):
 
 
 def test_of_two_that_created_one_generation_the_later_holds(store):
-    """Where the store does not create exclusively, both succeed."""
+    """If the store has no exclusive creation, both succeed."""
     if store.exclusive:
         pytest.skip("this store decides by itself")
     first, second = Ownership("words"), Ownership("words")

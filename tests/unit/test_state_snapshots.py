@@ -1,4 +1,4 @@
-"""Snapshot files: chains grow, full parts start them anew, damage is found, a failed write leaves no gap."""
+"""Snapshot files: chains grow, full parts restart them, damage is detected, and a failed write leaves no gap."""
 
 import json
 import uuid
@@ -13,7 +13,7 @@ from penstock.state.values import TaskState
 
 
 class FullDisk(StateStore):
-    """A store that can be told to have no space left."""
+    """A store that can be set to have no space left."""
 
     full = False
 
@@ -67,7 +67,7 @@ def test_chains_grow_and_a_full_part_starts_anew(store, state):
     two = writer.write(name(2), {"count/0": state.snapshot()})
     assert [part.kind for part in two["count/0"]["counts"]] == ["full", "delta"]
     assert two["count/0"]["counts"][0] == one["count/0"]["counts"][0]
-    assert len(one["count/0"]["counts"]) == 1  # what was given out does not change
+    assert len(one["count/0"]["counts"]) == 1  # chains returned earlier do not change
     three = writer.write(name(3), {"count/0": state.snapshot(full=True)})
     assert [part.kind for part in three["count/0"]["counts"]] == ["full"]
     assert restored(store, one).map("counts")[1] == 0
@@ -90,7 +90,8 @@ def test_after_a_restore_the_chain_goes_on(store, state):
     chains = SnapshotWriter(store).write(name(1), {"count/0": state.snapshot()})
     again, writer = restored(store, chains), SnapshotWriter(store)
     writer.adopt(chains)
-    assert writer.write(name(2), {"count/0": again.snapshot()}) == chains  # nobody has asked for the map yet
+    # the component has not asked for the map yet
+    assert writer.write(name(2), {"count/0": again.snapshot()}) == chains
     again.map("counts")[5] = 50
     chains = writer.write(name(3), {"count/0": again.snapshot()})
     assert [part.kind for part in chains["count/0"]["counts"]] == ["full", "delta"]
@@ -104,7 +105,7 @@ def test_a_failed_write_asks_for_full_snapshots(store, state):
     counts[1] = 1
     store.full, lost = True, state.snapshot()
     counts[2] = 2
-    taken_meanwhile = state.snapshot()  # the next epoch was snapshotted before the write of this one failed
+    taken_meanwhile = state.snapshot()  # the next snapshot was taken before the write of this one failed
     with pytest.raises(StateError, match="No space left"):
         writer.write(name(2), {"count/0": lost})
     assert writer.broken
@@ -114,7 +115,7 @@ def test_a_failed_write_asks_for_full_snapshots(store, state):
     ):
         writer.write(name(3), {"count/0": taken_meanwhile})
     other.value("position").value = 2
-    chains = writer.write(name(3), {"count/1": other.snapshot()})  # a task that lost nothing goes on
+    chains = writer.write(name(3), {"count/1": other.snapshot()})  # a task that lost nothing continues
     assert writer.broken
     assert chains["count/0"] == before["count/0"]
     chains = writer.write(name(4), {"count/0": state.snapshot(full=True)})
@@ -129,7 +130,7 @@ def test_a_failed_write_asks_for_full_snapshots(store, state):
 def test_a_value_that_cannot_be_written_breaks_the_chain_too(store, state):
     writer = SnapshotWriter(store)
     writer.write(name(1), {"count/0": state.snapshot()})
-    state.map("counts")[store.__init__.__code__] = 1  # a key is pickled when it is encoded
+    state.map("counts")[store.__init__.__code__] = 1  # a key is pickled when the map is encoded
     with pytest.raises(StateError, match="state 'counts': a code in it cannot be pickled"):
         writer.write(name(2), {"count/0": state.snapshot()})
     assert writer.broken

@@ -1,4 +1,5 @@
-"""The store: files are there whole or not at all, names are given once, errors of the disk are ours."""
+"""The state store: files are written as a whole or not at all, names are given once, and errors become
+StateError."""
 
 import contextlib
 import errno
@@ -21,7 +22,7 @@ from penstock.state.store import TEMPORARY, StateStore, is_missing
 
 
 class Folders(ArrowFSWrapper):
-    """As HDFS is reached: a remote file system, to fsspec, in which a file needs a folder."""
+    """Like HDFS: a remote file system, as fsspec sees it, in which a file needs a folder."""
 
     protocol = "folders"
 
@@ -73,7 +74,7 @@ def test_of_many_threads_one_creates(store):
     for thread in threads:
         thread.join()
     if "://" in store.url:
-        assert won  # these look first and then write
+        assert won  # these stores check first and then write
     else:
         assert len(won) == 1
         assert store.read("generations/1") == b"%d" % won[0]
@@ -151,7 +152,7 @@ def test_an_unknown_kind_of_url_says_what_to_do():
 
 
 def _write_and_die(url, dying):
-    """A writer that is killed with its file half written."""
+    """A writer that is killed when its file is partially written."""
     os.fsync = lambda descriptor: os._exit(9)
     dying.set()
     StateStore(url).write("a/x", b"new" * 1000)
@@ -167,7 +168,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_file_and_nothing_listed(tm
     writer.join()
     assert dying.is_set()
     assert writer.exitcode == 9
-    assert len(os.listdir(tmp_path / "a")) == 2  # the half-written one is there
+    assert len(os.listdir(tmp_path / "a")) == 2  # the partial file is there
     assert store.list() == ["a/x"]
     assert store.read("a/x") == b"old"
     store.sweep("a")
@@ -197,7 +198,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path):
             store.write("x", b"n" * 100_000)
         assert store.read("x") == b"old"
         assert store.list() == ["x"]
-        assert os.listdir(tmp_path / "disk") == ["x"]  # the half-written one gave its space back
+        assert os.listdir(tmp_path / "disk") == ["x"]  # the space of the partial file was freed
         store.write("x", b"new")
 
 
@@ -211,7 +212,7 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path):
 
 
 class ClientError(Exception):
-    """As botocore's: not an OSError, and what it is about is in its response."""
+    """Like botocore's: not an OSError, with the details in its response."""
 
     def __init__(self, status):
         super().__init__(f"An error occurred ({status})")
@@ -219,7 +220,7 @@ class ClientError(Exception):
 
 
 class HttpError(Exception):
-    """As gcsfs' and aiohttp's."""
+    """Like those of gcsfs and aiohttp."""
 
     def __init__(self, status):
         super().__init__("HTTP error")
@@ -227,7 +228,7 @@ class HttpError(Exception):
 
 
 class Unreliable(MemoryFileSystem):
-    """Raises what it is told to."""
+    """Raises the configured error."""
 
     protocol = "unreliable"
     error = None
@@ -328,7 +329,7 @@ def test_what_is_missing_is_told_apart(unreliable, error):
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
-    """Otherwise a topology would begin from nothing while a disk does not answer."""
+    """Otherwise a topology would start from nothing while a disk does not respond."""
     store = StateStore(str(tmp_path))
     store.write("manifests/x", b"1")
     assert store.list("nothing/") == []

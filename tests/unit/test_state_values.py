@@ -1,4 +1,4 @@
-"""Values and maps: what changes is written, what does not is not, and nothing leaks into a snapshot."""
+"""Values and maps: changes are written, unchanged states are not, and later changes do not affect a snapshot."""
 
 import collections
 import copy
@@ -24,7 +24,7 @@ def kinds(snapshot):
 
 
 def restored(*snapshots):
-    """A state restored from the chain these snapshots make."""
+    """A state restored from the chain of these snapshots."""
     chain: dict[str, list[bytes]] = {}
     for snapshot in snapshots:
         for name, (kind, _, data) in snapshot.encode().items():
@@ -77,7 +77,8 @@ def test_a_map_works_as_a_dict():
 
 
 def test_code_that_knows_dicts_sees_the_whole_map():
-    """It is no dict, since C code would look past the methods: what takes mappings works, what insists says so."""
+    """It is not a dict, because C code would bypass its methods: code for mappings works, code that requires a
+    dict raises."""
     counts = TaskState().map("counts")
     counts.update(dict(zip("abc", range(3), strict=True)))
     len(counts)
@@ -437,12 +438,12 @@ def test_what_cannot_be_pickled_is_said_and_nothing_is_lost():
 
 
 def test_more_than_fits_an_arrow_array_is_said(monkeypatch):
-    """Arrow gives several arrays where the text in one would pass 2 GB."""
+    """Arrow returns several arrays if the text in one would exceed 2 GB."""
     monkeypatch.setattr(encoding, "to_column", lambda values, declared: pa.chunked_array([values[:1], values[1:]]))
     state = TaskState()
     state.map("texts").update(a="x", b="y")
     with pytest.raises(
-        StateError, match=r"state 'texts': 16,384 of its keys .* do not fit into 2 GB.*context.folder"
+        StateError, match=r"state 'texts': a block of 16,384 of its keys or values exceeds 2 GB.*context.folder"
     ):
         state.snapshot().encode()
 
@@ -472,7 +473,7 @@ def test_many_rows_survive():
     state = TaskState()
     counts = state.map("counts")
     counts.update((f"word-{number}", number) for number in range(40_000))
-    counts["odd"] = "one"  # one chunk is of another type than the others
+    counts["odd"] = "one"  # one chunk has another type than the others
     first = state.snapshot()
     for number in range(18_000):
         del counts[f"word-{number}"]
@@ -482,7 +483,7 @@ def test_many_rows_survive():
 
 
 def test_counting_from_another_thread_takes_nothing_away():
-    """A worker reports its sizes from a thread of its own while the component counts."""
+    """A worker reports sizes from another thread while the component counts."""
     state = TaskState()
     counts = state.map("counts", 0)
     state.snapshot()

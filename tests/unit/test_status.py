@@ -124,7 +124,7 @@ def test_decisions_have_reasons_and_times_in_order(watched):
             "time": 1001,
             "kind": "flow",
             "component": "show",
-            "text": "show/0 slows its senders: 15,000 of 16,384 tuples wait, 900 a second came",
+            "text": "show/0 slows its senders: 15,000 of 16,384 tuples are queued, and 900 per second arrived",
         },
         {
             "time": 1001.5,
@@ -137,7 +137,7 @@ def test_decisions_have_reasons_and_times_in_order(watched):
             "time": 1003,
             "kind": "flow",
             "component": "show",
-            "text": "show/0 lets its senders go: 12 of 16,384 tuples wait",
+            "text": "show/0 no longer slows its senders: 12 of 16,384 tuples are queued",
         },
     ]
 

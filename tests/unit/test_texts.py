@@ -1,4 +1,4 @@
-"""Texts, reports and messages of bounded size."""
+"""Texts, reports and messages are limited in size."""
 
 import io
 import json
@@ -12,11 +12,13 @@ from penstock import BasicBolt, Delivery, RichBolt, Settings, TopologyBuilder, T
 from penstock.driver.server import Coordinator
 from penstock.errors import ControlRefused, PenstockError, SnapshotCorrupt, UserCodeError
 from penstock.metrics.bus import MetricsBus
+from penstock.metrics.stats import TaskStats
 from penstock.plan.planner import make_plan
-from penstock.protocol import wire
-from penstock.protocol.client import ControlClient, _framed
+from penstock.protocol import codec, wire
+from penstock.protocol.client import ControlClient, framed
 from penstock.protocol.commands import OpenTasks
-from penstock.protocol.events import AckTally, Hello, WorkerFailed, WorkerLeft, WorkerReport
+from penstock.protocol.events import Hello, SnapshotFailed, WorkerFailed, WorkerReport
+from penstock.protocol.requests import OperatorRequest
 from penstock.replay.records import decode
 from penstock.spark.session import _lines
 from penstock.state import manifest
@@ -122,11 +124,12 @@ def test_what_a_worker_reports_of_two_long_lines_is_small(bolt):
     )
     runner.feed("lines", [(LONG,), (LONG,)])
     runner.run(1.0)
-    workers = runner._workers.values()
+    runner.report()
+    workers = [worker.inspect() for worker in runner.workers.values()]
     texts = [str(error) for worker in workers for error in worker.errors]
-    texts += [stats.last_error for worker in workers for stats in worker.stats().values()]
+    texts += [stats.last_error for worker in workers for stats in worker.stats.values()]
     assert sum(map(len, texts)) < 100_000
-    assert len(json.dumps([worker.published for worker in workers])) < 3_000_000
+    assert len(json.dumps(runner.bus.published())) < 3_000_000
     (spout,) = runner.component("lines")
     assert [len(failure.error) <= 4 * MOST_ERROR for failure in spout.failures] == [True, True]
     runner.close()
@@ -145,22 +148,22 @@ def test_lines_that_the_jvm_prints_are_cut():
 
 
 def sent(message):
-    data = _framed(message)
+    data = framed(message)
     (length,) = wire.LENGTH.unpack(data[: wire.LENGTH.size])
     assert length == len(data) - wire.LENGTH.size <= wire.MOST_BYTES
-    return loads(data[wire.LENGTH.size :])
+    return codec.decode_event(data[wire.LENGTH.size :])
 
 
 def test_a_report_that_is_too_long_goes_without_what_users_put_in_it():
-    rows = {"1": [["x" * (wire.MOST_BYTES + 1)]]}
-    report = sent(WorkerReport(3, 2, 1, 0.5, 9, {"1": {}}, rows, ["earlier"], probe=4))
+    rows = {1: [["x" * (wire.MOST_BYTES + 1)]]}
+    report = sent(WorkerReport(3, 2, 1, 0.5, 9, {1: TaskStats()}, rows, ["earlier"], probe=4))
     assert (report.frames_sent, report.probe, report.published) == (3, 4, {})
     (error,) = report.errors
     assert error.startswith("control connection: a message of 67,")
 
 
 def test_another_message_that_is_too_long_fails_the_worker_with_the_reason():
-    failed = sent(WorkerLeft(3, {"handover state": "x" * (wire.MOST_BYTES + 1)}))
+    failed = sent(SnapshotFailed(3, "x" * (wire.MOST_BYTES + 1)))
     assert isinstance(failed, WorkerFailed)
     assert failed.problem.endswith(" is longer than 67,108,864 bytes")
     assert failed.hint.startswith("The state of a task, what a sink keeps")
@@ -168,12 +171,12 @@ def test_another_message_that_is_too_long_fails_the_worker_with_the_reason():
 
 def test_the_driver_does_not_send_one_either():
     with pytest.raises(ControlRefused, match=r"a message of 67,.* bytes is longer than 67,108,864 bytes"):
-        wire.framed(dumps(OpenTasks({}, tasks={"a": "x" * (wire.MOST_BYTES + 1)})))
+        wire.framed(codec.encode(OpenTasks({"1.0": "x" * (wire.MOST_BYTES + 1)})))
 
 
 @pytest.fixture
 def joined():
-    """A worker's connection and the driver's view of its workers."""
+    """The connection of a worker and the driver's registry of workers."""
     builder = TopologyBuilder()
     builder.set_spout("words", FeederSpout("word"))
     builder.set_bolt("show", CaptureBolt()).shuffle_grouping("words")
@@ -216,11 +219,10 @@ def test_json_that_is_nested_too_deeply_is_malformed():
 
 
 def test_a_message_that_is_nested_too_deeply_is_refused():
-    binary = dumps(AckTally(b""))
-    deep = DEEP.encode()
-    for data in (b'["Hello", ' + deep + b"]", binary[:1] + len(deep).to_bytes(4, "little") + deep):
+    deep = b"\x91" * 100_000
+    for data in (deep, codec.encode(OperatorRequest("set", {}))[:-1] + b"\x81\xa1a" + deep):
         with pytest.raises(ControlRefused, match="a message does not follow the protocol"):
-            loads(data)
+            codec.decode_event(data)
 
 
 def test_a_replay_record_that_is_nested_too_deeply_is_damaged():

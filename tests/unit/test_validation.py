@@ -1,4 +1,4 @@
-"""Bad topologies fail while they are built; every test reads the message."""
+"""Invalid topologies are rejected when they are built; every test checks the message."""
 
 import inspect
 import threading
@@ -44,11 +44,11 @@ class DirectSpout(Spout):
 
 
 class OwnFields(Fields):
-    """The user's own, whatever it does."""
+    """A user's grouping, which may route in any way."""
 
 
 class Declares(Spout):
-    """A spout whose declaration is the test's."""
+    """A spout with the declaration of the test."""
 
     def __init__(self, declare):
         self._declare = declare
@@ -67,7 +67,7 @@ def words():
 
 
 def line():
-    """The line of the test that calls this, as the messages write it."""
+    """The line of the test that calls this, in the form of the messages."""
     return f"{FILE}:{inspect.currentframe().f_back.f_lineno}"
 
 
@@ -497,7 +497,7 @@ def test_partials_of_one_key_must_meet_in_one_task():
         (
             lambda once: once.fields_grouping("words", "word").fields_grouping("more", "count"),
             2,
-            "fields(count) grouping on 'more', fields(word) grouping on another input",
+            "fields(count) grouping on 'more' beside fields(word) grouping on another input does not ensure",
         ),
     ],
 )
@@ -532,7 +532,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=range(len(BAD_NAMES)))
 def test_names_that_cannot_be_part_of_a_path_are_rejected(name):
-    """They end up in paths, topics, metrics and on the terminal."""
+    """They become parts of paths, topics, metrics and terminal output."""
 
     def of_component():
         TopologyBuilder().set_spout(name, FeederSpout("word"))

@@ -1,5 +1,7 @@
-"""A topology to look at, without Spark: the real bus, coordinator and migrations, and a test's own reports."""
+"""A topology for tests of views, without Spark: the real bus, driver and migrations, with reports from the
+test."""
 
+import copy
 import dataclasses
 import math
 import threading
@@ -22,7 +24,7 @@ from penstock.testing import CaptureBolt, FeederSpout
 from tests.helpers import settings_with
 
 LINES, ORDERS, SPLIT_0, SPLIT_1, SHOW = 1, 2, 3, 4, 5
-"""Tasks."""
+"""Task ids."""
 
 
 def topology(name="word-count", **settings):
@@ -33,7 +35,7 @@ def topology(name="word-count", **settings):
     split.shuffle_grouping("lines").shuffle_grouping("orders")
     builder.set_bolt("show", CaptureBolt()).global_grouping("split")
     built = builder.build("word-count", settings_with(delivery="at_least_once", **settings))
-    return dataclasses.replace(built, name=name)  # any name, also one that build() would reject
+    return dataclasses.replace(built, name=name)  # any name, even one that build() would reject
 
 
 class PassOn(CaptureBolt):
@@ -42,8 +44,7 @@ class PassOn(CaptureBolt):
 
 
 class Watched:
-    """The double of a handle and of what lies behind it. ``kill``, ``activate`` and ``deactivate`` do what
-    ``RunningTopology`` says they do."""
+    """A test double. ``kill``, ``activate`` and ``deactivate`` behave like those of ``RunningTopology``."""
 
     def __init__(self, name="word-count", **settings):
         self.clock = SimulatedClock(1000.0)
@@ -67,8 +68,9 @@ class Watched:
         self.rearranged, self.more = None, 2
 
     def report(self, worker, tasks, attempt=0, **more):
+        data = {task: copy.deepcopy(stats) for task, stats in tasks.items()}
         pending, cpu = more.pop("pending", 0), more.pop("cpu", 1.5)
-        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, tasks, **more))
+        self.bus.record(attempt, WorkerId(*worker), WorkerReport(0, 0, pending, cpu, 2_000_000, data, **more))
 
     def connect(self, worker, pid=4321, node="node-a", attempt=0):
         hello = Hello(*worker, attempt, pid, node)
@@ -118,7 +120,7 @@ class Watched:
 
 
 def busy(watched):
-    """Two seconds of work: 100 lines a second, each of two words; ``show`` cannot keep up."""
+    """Two seconds of work: 100 lines per second with two words each; ``show`` cannot keep up."""
     slow = {"queued": 15_000, "capacity": 16_384, "demand": 900.0}
     for second in range(3):
         n = 100 * second

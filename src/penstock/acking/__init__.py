@@ -1,1 +1,1 @@
-"""XOR acking: lineages of frames, the ledger of an acker, the pending table of a spout. No IO."""
+"""XOR acking: the lineage of frames, the ledgers of the acker, and the pending table of a spout. No IO."""

@@ -1,7 +1,8 @@
-"""Root and edge ids: 64 bits each, whole columns at a time.
+"""Root ids and edge ids: 64 bits each, computed for whole columns.
 
-A root is ⟨spout task, running number⟩, so that an acker finds it in an array by its number. Edge ids are spread
-over 64 bits by a mixing function of a random seed and a position: a frame carries its seed instead of them.
+A root id combines a spout task and a running number, so that the acker can use the number as an array index. Edge
+ids are computed by a mixing function from a random seed and a position, so a frame carries the seed instead of the
+ids.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy.typing as npt
 
 U64 = npt.NDArray[np.uint64]
 
-NUMBER_BITS = 48  # 2^48 tuples of one spout task: nine years at a million a second
+NUMBER_BITS = 48  # 2^48 tuples per spout task last nine years at a million per second
 NUMBER_MASK = np.uint64((1 << NUMBER_BITS) - 1)
 UNTRACKED = np.uint64(0)
-"""No root: task ids begin at 1."""
+"""The id that means "no root". Valid because task ids begin at 1."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -39,12 +40,13 @@ def roots(task: int, first: int, count: int) -> U64:
 
 
 def edges_of_roots(key: int, roots: U64) -> U64:
-    """What the ledger of each root begins with: a keyed function, so that a spout need not announce it."""
+    """The initial value of the ledger of each root. It is a keyed function of the root, so a spout does not have
+    to announce it."""
     return mix((roots + np.uint64(1)) * np.uint64(_GOLDEN) ^ np.uint64(key))
 
 
 def seeded_edges(seed: int, count: int) -> U64:
-    """The edge ids of a frame's groups."""
+    """The edge ids of the groups of a frame."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(seed & _WORD))
 
 

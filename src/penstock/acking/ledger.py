@@ -1,9 +1,9 @@
-"""The two ends of XOR acking: the tally a worker collects, and the ledgers of an acker.
+"""The two ends of XOR acking: the tally that a worker collects, and the ledgers of the acker.
 
-A root's ledger begins with a keyed function of the root. Each frame sent and each group acked XORs an edge id
-into it; a spout XORs in what its own edges differ by, if it sent other than one copy. XOR does not care for
-order, so an ack may well come before what its spout has to say. All edges come twice, so the ledger is 0 when,
-and (but for a chance of 2^-64) only when, everything that stems from the root is acked.
+The ledger of a root starts with a keyed function of the root. Each sent frame and each acked group XORs an edge id
+into it. A spout that did not send exactly one copy also XORs in the difference. XOR is commutative, so an ack may
+arrive before the entry of its spout. Every edge id occurs twice, so the ledger is 0 when everything that stems
+from the root is acked, and otherwise only with a probability of 2^-64.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import numpy.typing as npt
 from penstock.acking.ids import NUMBER_BITS, NUMBER_MASK, U64, edges_of_roots
 from penstock.acking.lineage import I64, Entries
 
-MOST_OPEN = 1 << 22
-"""How far a spout's newest root may be ahead of its oldest open one: 64 MB of ledgers."""
+MAX_OPEN = 1 << 22
+"""Roots. The maximum distance between the newest root of a spout task and its oldest open one; the ledgers then
+take 64 MB."""
 _FIRST_OPEN = 1 << 14
+"""Roots for which a new ring has room: 256 KB, enough for a spout with a small backlog."""
 _HEAD = struct.Struct("<IIII")
 
 _Change = tuple[I64, U64 | np.uint64]
-"""The numbers of roots, ascending, and their values or the one for all of them."""
+"""The numbers of roots, ascending, and one value per number or one value for all."""
 
 
 class Tally:
-    """Collects entries until they are sent. What is collected between two ``take`` reaches the acker as one, so
-    that the edges of emitted tuples never come after the ack of what they stem from."""
+    """Collects entries until they are sent. All entries between two calls of ``take`` reach the acker together, so
+    the edges of emitted tuples never arrive after the ack of their input."""
 
     def __init__(self) -> None:
         self._entries: list[Entries] = []
@@ -46,7 +48,8 @@ class Tally:
 
 
 def pack(parts: Sequence[Entries]) -> bytes:
-    """Entries for the wire: XORed together where they are for the same roots, single roots first, then ranges."""
+    """Encode entries for the wire. Entries for the same roots are XORed together; single roots come first, then
+    ranges."""
     first, length, value = merge(parts)
     single = length == 1
     count = int(single.sum())
@@ -60,7 +63,7 @@ def pack(parts: Sequence[Entries]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Entries, Entries]:
-    """The entries for single roots, each once, and those for ranges."""
+    """Decode the entries for single roots, each of which occurs once, and those for ranges."""
     count, ranges, run, _ = _HEAD.unpack_from(data)
     words = np.frombuffer(data, np.uint64, offset=_HEAD.size)
     listed = 1 if run else count
@@ -72,14 +75,14 @@ def unpack(data: bytes) -> tuple[Entries, Entries]:
 
 
 def merge(parts: Sequence[Entries]) -> Entries:
-    """One entry per range of roots, in order; those that cancel out are dropped."""
+    """One entry per range of roots, in order. Entries that cancel out are dropped."""
     if len(parts) == 1:
         first, length, value = parts[0]
     else:
         first, length, value = (np.concatenate([part[i] for part in parts]) for i in range(3))
     mixed = bool(np.any(length != 1))
     if len(first) > 1 and (mixed or not np.all(first[1:] >= first[:-1])):
-        # Equal ranges side by side, also where others that begin with the same root lie between them.
+        # Makes equal ranges adjacent, even if other ranges that begin with the same root lie between them.
         order = np.lexsort((length, first)) if mixed else np.argsort(first, kind="stable")
         first, length, value = first[order], length[order], value[order]
     same = (first[1:] == first[:-1]) & (length[1:] == length[:-1])
@@ -93,15 +96,15 @@ def merge(parts: Sequence[Entries]) -> Entries:
 
 
 class Acker:
-    """The ledgers of all spout tasks. Fed with entries in any order."""
+    """The ledgers of all spout tasks. Entries may be applied in any order. Not thread-safe."""
 
     def __init__(self, key: int) -> None:
         self._key = key
         self._ledgers: dict[int, _Ledgers] = {}
 
     def apply(self, single: Entries, ranges: Entries) -> dict[int, I64]:
-        """Enter what one worker sent (see ``unpack``); returns the numbers of the roots that are complete now, by
-        spout task, in order."""
+        """Apply the entries that one worker sent (see ``unpack``). Returns the numbers of the roots that became
+        complete, by spout task and in order."""
         parts: dict[int, list[_Change]] = {}
         for task, numbers, value in _by_task(single):
             parts.setdefault(task, []).append((numbers, value))
@@ -112,8 +115,8 @@ class Acker:
         return {task: numbers for task, numbers in complete.items() if len(numbers)}
 
     def close(self, first: U64, length: I64) -> dict[int, I64]:
-        """These roots have failed: their numbers, by spout task. Their places in the ring are free for others, and
-        what still comes for them changes nothing."""
+        """Close roots that have failed. Returns their numbers by spout task. Their places in the ring become free,
+        and later entries for them are ignored."""
         roots = np.unique(_spread(first, length))
         entries = Entries(roots, np.ones(len(roots), np.int64), np.zeros(len(roots), np.uint64))
         failed = {task: numbers for task, numbers, _ in _by_task(entries)}
@@ -122,13 +125,13 @@ class Acker:
         return failed
 
     def settled_below(self, task: int, number: int) -> None:
-        """The spout task has settled all roots with smaller numbers, those that timed out included: nothing is
-        kept of them, and what still comes for them is ignored."""
+        """Record that the spout task has settled all roots with smaller numbers, including those that timed out.
+        Their ledgers are dropped, and later entries for them are ignored."""
         ledgers = self._of(task)
         ledgers.floor = max(ledgers.floor, number)
 
     def size(self, task: int) -> int:
-        """How many roots the ring of that spout task has places for."""
+        """The capacity of the ring of this spout task, in roots."""
         return self._of(task).size
 
     def _of(self, task: int) -> _Ledgers:
@@ -139,14 +142,14 @@ class Acker:
 
 
 class _Ledgers:
-    """One spout task's, in a ring indexed by the root's number. The number stands beside the value, so that a
-    late ack cannot hit the next owner of its place."""
+    """The ledgers of one spout task, in a ring indexed by the number of the root. The number is stored with the
+    value, so that a late ack cannot change the ledger of the next root in the same place."""
 
     def __init__(self, task: int, key: int) -> None:
         self._base, self._key = np.uint64(task << NUMBER_BITS), key
         self._number = np.full(_FIRST_OPEN, -1, np.int64)
         self._value = np.zeros(_FIRST_OPEN, np.uint64)
-        """0: complete, failed, or not begun."""
+        """0: complete, failed, or not started."""
         self._failed = np.zeros(_FIRST_OPEN, np.bool_)
         self._any_failed = False
         self.floor = 0
@@ -157,7 +160,7 @@ class _Ledgers:
         return len(self._number)
 
     def close(self, numbers: I64) -> None:
-        """They have failed."""
+        """Mark these roots as failed."""
         numbers = numbers[numbers >= self.floor]
         self._open(numbers)
         places = self._place(numbers)
@@ -167,9 +170,9 @@ class _Ledgers:
         self._any_failed = self._any_failed or len(places) > 0
 
     def enter(self, changes: Sequence[_Change]) -> I64:
-        """XOR values into ledgers, in each change a number once; returns the numbers that are complete now."""
+        """XOR values into ledgers; a number occurs once per change. Returns the numbers that became complete."""
         changes = [self._unsettled(change) for change in changes]
-        for numbers, _ in changes:  # all before any is 0, and its place free for another
+        for numbers, _ in changes:  # all, before any ledger becomes 0 and its place can be reused
             self._open(numbers)
         owned = [self._change(numbers, value) for numbers, value in changes]
         zero = [numbers[self._value[self._place(numbers)] == 0] for numbers in owned]
@@ -177,7 +180,7 @@ class _Ledgers:
         return done
 
     def _unsettled(self, change: _Change) -> _Change:
-        """Without the roots that the spout has settled; as a rule there are none."""
+        """The change without roots that the spout has settled. Usually there are none."""
         numbers, value = change
         if not len(numbers) or numbers[0] >= self.floor:
             return change
@@ -185,12 +188,13 @@ class _Ledgers:
         return numbers[begin:], value[begin:] if isinstance(value, np.ndarray) else value
 
     def _change(self, numbers: I64, value: U64 | np.uint64) -> I64:
-        """XOR the values into the ledgers of these numbers; returns those that have one."""
+        """XOR the values into the ledgers of these numbers. Returns the numbers that have a ledger."""
         places = self._place(numbers)
         live = self._number[places] == numbers
         if self._any_failed:
             live &= ~self._failed[places]
-        if not live.all():  # late: the root has failed, or the place has a new owner, as it was settled long ago
+        # late entries: the root has failed, or it was settled long ago and its place belongs to another root
+        if not live.all():
             numbers, places = numbers[live], places[live]
             value = value[live] if isinstance(value, np.ndarray) else value
         self._value[places] ^= value
@@ -200,9 +204,8 @@ class _Ledgers:
         return numbers & (len(self._number) - 1)
 
     def _open(self, numbers: I64) -> None:
-        """Begin the ledger of each root of which this is the first that is heard. Grows where two open roots
-        would share a place; also for one that comes when a later root has its place: it may have waited in a
-        long queue."""
+        """Start the ledger of each root that occurs for the first time. The ring grows if two open roots would
+        share a place, also if the earlier root arrives after the later one because it waited in a long queue."""
         if not len(numbers):
             return
         while True:
@@ -214,7 +217,7 @@ class _Ledgers:
                 or np.any(owner > numbers)
                 or int(numbers[-1] - numbers[0]) >= len(self._number)
             )
-            if not crowded or len(self._number) >= MOST_OPEN:
+            if not crowded or len(self._number) >= MAX_OPEN:
                 break
             self._grow()
         if new.any():
@@ -238,19 +241,19 @@ class _Ledgers:
 
 
 def _by_task(entries: Entries) -> list[tuple[int, I64, U64]]:
-    """Entries for single roots, as ⟨spout task, numbers, values⟩."""
+    """Entries for single roots, as triples of spout task, numbers and values."""
     roots, _, value = entries
     if not len(roots):
         return []
     numbers = (roots & NUMBER_MASK).astype(np.int64)
     tasks = (roots >> np.uint64(NUMBER_BITS)).astype(np.int64)
-    if tasks[0] == tasks[-1]:  # they come in order
+    if tasks[0] == tasks[-1]:  # the entries are sorted
         return [(int(tasks[0]), numbers, value)]
     return [(task, numbers[tasks == task], value[tasks == task]) for task in np.unique(tasks).tolist()]
 
 
 def _spread(first: U64, length: I64) -> U64:
-    """Ranges as single roots."""
+    """Expand ranges into single roots."""
     if not len(first):
         return first
     offsets = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
@@ -259,13 +262,14 @@ def _spread(first: U64, length: I64) -> U64:
 
 
 def ranges(numbers: npt.NDArray[np.int64]) -> tuple[I64, I64]:
-    """Ascending numbers as ⟨first, length⟩: what an acker tells a spout is mostly a few long runs."""
+    """Convert ascending numbers to ranges (first, length). What an acker sends to a spout is usually a few long
+    ranges."""
     begins = np.flatnonzero(np.concatenate([[True], np.diff(numbers) != 1]))
     return numbers[begins], np.diff(np.append(begins, len(numbers)))
 
 
 def numbers(first: I64, length: I64) -> I64:
-    """The numbers in ranges."""
+    """Expand ranges into numbers."""
     if len(first) == 1:
         return np.arange(first[0], first[0] + length[0])
     return _spread(first.astype(np.uint64), length).astype(np.int64)

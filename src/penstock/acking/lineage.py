@@ -1,11 +1,12 @@
-"""Where a frame's tuples come from.
+"""The lineage of a frame: the spout tuples (roots) that its tuples stem from.
 
-The rows of a frame fall into groups of neighbours that stem from the same roots. A group has one edge id and is
-acked when all its rows are: one edge id per ⟨inputs, target task⟩ and not one per anchor (B's improved scheme).
-Roots are stored as ranges, because a batch stems from hundreds of neighbouring ones.
+The rows of a frame are divided into groups of adjacent rows that stem from the same roots. A group has one edge id
+and is acked when all its rows are acked: one edge id per pair of inputs and target task instead of one per anchor
+(the improved scheme of the Storm overview). Roots are stored as ranges, because a batch stems from hundreds of
+consecutive roots.
 
-An ``Entries`` says of some roots by which value their ledgers change. Sending a frame and acking it change
-the same ledgers by the same values, so both are the entries of its lineage.
+``Entries`` are changes of the ledgers of roots. Sending a frame and acking it change the same ledgers by the same
+values, so both use the entries of its lineage.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NO_I64 = np.zeros(0, np.int64)
 
 
 class Entries(NamedTuple):
-    """Change the ledgers of roots ``first`` to ``first + length - 1`` by ``value``."""
+    """XOR ``value`` into the ledgers of the roots ``first`` to ``first + length - 1``."""
 
     first: U64
     length: I64
@@ -35,8 +36,8 @@ class Entries(NamedTuple):
 
 
 class Lineage:
-    """The groups of a frame. ``first``, ``length`` and ``group`` are one row per ⟨group, range of roots⟩, in the
-    order of groups; an untracked group has none."""
+    """The groups of a frame. ``first``, ``length`` and ``group`` have one element per pair of group and range of
+    roots, in the order of groups. An untracked group has none."""
 
     __slots__ = ("edges", "ends", "first", "group", "length", "seed")
 
@@ -44,9 +45,9 @@ class Lineage:
         self, ends: I64, edges: U64, first: U64, length: I64, group: I64, seed: int | None = None
     ) -> None:
         self.ends, self.edges = ends, edges
-        """Where each group's rows end, and its edge id."""
+        """The end of each group's rows, and its edge id."""
         self.seed = seed
-        """Of the edges; None where they are those of the roots."""
+        """The seed of the edge ids. None if they are those of the roots."""
         self.first, self.length, self.group = first, length, group
 
     @property
@@ -54,7 +55,7 @@ class Lineage:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def entries(self, begin: int = 0, end: int | None = None) -> Entries:
-        """The entries of groups ``begin`` to ``end``: what acking them changes."""
+        """The entries of groups ``begin`` to ``end``: the changes made when these groups are acked."""
         if begin == 0 and end is None:
             low, high = 0, len(self.group)
         else:
@@ -66,7 +67,7 @@ class Lineage:
         return np.repeat(np.arange(len(self.ends)), np.diff(self.ends, prepend=0))
 
     def pack(self) -> bytes:
-        """For the wire. What can be told from the rest is left out: a frame of a spout takes 32 bytes."""
+        """Encode for the wire. Values that can be derived are omitted: a frame of a spout takes 32 bytes."""
         count, entries = len(self.ends), len(self.first)
         flags, parts = 0, []
         if count == self.rows:
@@ -92,7 +93,7 @@ class Lineage:
 
 
 def unpack(data: memoryview, key: int) -> Lineage:
-    """The lineage in a frame; ``key`` is the run's."""
+    """Decode the lineage in a frame. ``key`` is that of the query run."""
     flags, rows, count, entries, seed = _HEAD.unpack_from(data)
     at = _HEAD.size
 
@@ -112,20 +113,20 @@ def unpack(data: memoryview, key: int) -> Lineage:
 
 
 class Anchors(NamedTuple):
-    """What emitted rows stem from: for each row a set of roots by its number (-1: untracked), and the sets as
-    one row per ⟨set, range of roots⟩."""
+    """The origin of emitted rows: the number of a set of roots for each row (-1: untracked), and the sets, with
+    one element per pair of set and range of roots."""
 
     sets: I64
     first: U64
     length: I64
     starts: I64
-    """Set i has the ranges ``starts[i]`` to ``starts[i + 1]``."""
+    """The ranges of set i are ``starts[i]`` to ``starts[i + 1]``."""
 
     def take(self, rows: slice | I64) -> Anchors:
         return self._replace(sets=self.sets[rows])
 
     def lineage(self, seed: int) -> Lineage:
-        """The groups of a frame of these rows: neighbours with the same set."""
+        """The groups of a frame with these rows: adjacent rows with the same set."""
         sets = self.sets
         if not len(sets):
             return Lineage(_NO_I64, _NO_U64, _NO_U64, _NO_I64, _NO_I64, seed)
@@ -142,7 +143,7 @@ class Anchors(NamedTuple):
 
 
 def joined(parts: Sequence[Anchors]) -> Anchors:
-    """The anchors of rows behind each other."""
+    """The anchors of concatenated rows."""
     if len(parts) == 1:
         return parts[0]
     sets, starts, count, ranges = [], [], 0, 0
@@ -164,7 +165,7 @@ def untracked(rows: int) -> Anchors:
 
 
 def of_roots(roots: U64) -> Anchors:
-    """Rows of a spout: each its own root, or ``UNTRACKED``."""
+    """The anchors of rows of a spout: each row is its own root, or ``UNTRACKED``."""
     tracked = roots != UNTRACKED
     if tracked.all():
         sets = np.arange(len(roots))
@@ -176,14 +177,14 @@ def of_roots(roots: U64) -> Anchors:
 
 
 def of_groups(lineage: Lineage, groups: I64) -> Anchors:
-    """Rows that stem from one group of an input frame each."""
+    """The anchors of rows that each stem from one group of an input frame."""
     starts = np.searchsorted(lineage.group, np.arange(len(lineage.ends) + 1))
     return Anchors(groups, lineage.first, lineage.length, starts)
 
 
 def of_all(lineages: Sequence[Lineage], rows: int) -> Anchors:
-    """Rows that all stem from everything in the given frames, each root counted once: its ledger must take
-    a new edge exactly once, however many of the anchors it lies behind."""
+    """The anchors of rows that all stem from all rows of the given frames. Each root is included once, because its
+    ledger must get a new edge exactly once, even if several anchors stem from it."""
     first, length = union(
         np.concatenate([lineage.first for lineage in lineages]),
         np.concatenate([lineage.length for lineage in lineages]),
@@ -192,7 +193,7 @@ def of_all(lineages: Sequence[Lineage], rows: int) -> Anchors:
 
 
 def part_of(lineage: Lineage, group: int) -> Lineage:
-    """One group alone."""
+    """The lineage of a single group."""
     low, high = np.searchsorted(lineage.group, [group, group + 1])
     return Lineage(
         np.array([1]),
@@ -204,7 +205,7 @@ def part_of(lineage: Lineage, group: int) -> Lineage:
 
 
 def union(first: U64, length: I64) -> tuple[U64, I64]:
-    """Ranges that cover the same roots, none twice."""
+    """Ranges that cover the same roots without overlaps."""
     if len(first) < 2:
         return first, length
     if not np.all(first[1:] >= first[:-1]):

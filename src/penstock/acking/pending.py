@@ -1,7 +1,7 @@
-"""The pending table of a spout task: message ids by root number, oldest out first.
+"""The pending table of a spout task: message ids by root number, in the order of emission.
 
-Storm's table rotates buckets; here tuples leave at the old end in the order they were emitted, which is as
-cheap and fails each one on time instead of up to half a time-out late.
+Storm rotates buckets. Here tuples expire in the order in which they were emitted, which is as cheap and fails each
+tuple on time instead of up to half a time-out late.
 """
 
 from __future__ import annotations
@@ -13,39 +13,41 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.acking.ledger import MOST_OPEN
+from penstock.acking.ledger import MAX_OPEN
 from penstock.acking.lineage import I64
 
 _FIRST_SIZE = 1 << 12
+"""Places in a new table. It doubles when needed, so the value only matters for idle spouts."""
 
 
 class Pending:
-    """Numbers run from 0. A number is resolved once: acked, failed, or expired, whichever comes first."""
+    """Numbers start at 0. Each number is resolved once: acked, failed or expired, whichever comes first. Used by
+    the thread of the task only."""
 
     def __init__(self, timeout: float) -> None:
         self.count = 0
-        """Open numbers."""
+        """The number of open tuples."""
         self.next = 0
         self._timeout = timeout
         self._oldest = 0
         self._blocks: deque[tuple[float, int, int]] = deque()
-        """⟨time, first number, end⟩ of what was emitted together."""
+        """Triples of time, first number and end, one per batch of emitted tuples."""
         self._open = np.zeros(_FIRST_SIZE, np.bool_)
         self._born = np.zeros(_FIRST_SIZE, np.float64)
         self._ids: list[Any] = [None] * _FIRST_SIZE
 
     @property
     def room(self) -> int:
-        """How many numbers may still be given before the ledgers would run out of places."""
-        return MOST_OPEN // 2 - (self.next - self._oldest)
+        """How many tuples may be added before the ledgers are full."""
+        return MAX_OPEN // 2 - (self.next - self._oldest)
 
     @property
     def oldest(self) -> int:
-        """All numbers below it are resolved."""
+        """All smaller numbers are resolved."""
         return self._oldest
 
     def add(self, ids: Sequence[Any], now: float) -> int:
-        """Give a number to each; returns the first."""
+        """Assign a number to each message id. Returns the first number."""
         first, count = self.next, len(ids)
         while first + count - self._oldest > len(self._ids):
             self._grow()
@@ -64,7 +66,7 @@ class Pending:
         return first
 
     def resolve(self, numbers: I64) -> tuple[list[Any], npt.NDArray[np.float64]]:
-        """Take these out; returns the message ids of those that were open, and the times they were emitted."""
+        """Remove these numbers. Returns the message ids of those that were open, and their emission times."""
         numbers = numbers[(numbers >= self._oldest) & (numbers < self.next)]
         places = numbers & (len(self._ids) - 1)
         places = places[self._open[places]]
@@ -76,7 +78,7 @@ class Pending:
 
     def _take_ids(self, places: I64) -> list[Any]:
         ids, count = self._ids, len(places)
-        if count and int(places[-1] - places[0]) == count - 1:  # neighbours, as they mostly are
+        if count and int(places[-1] - places[0]) == count - 1:  # consecutive, which is the usual case
             begin = int(places[0])
             taken = ids[begin : begin + count]
             ids[begin : begin + count] = [None] * count
@@ -88,7 +90,7 @@ class Pending:
         return taken
 
     def expire(self, now: float) -> list[Any]:
-        """The message ids that have been open for longer than the time-out, taken out."""
+        """Remove the message ids that have been open for longer than the time-out, and return them."""
         taken: list[Any] = []
         while self._blocks and self._blocks[0][0] <= now - self._timeout:
             _, first, end = self._blocks.popleft()
@@ -96,22 +98,22 @@ class Pending:
         return taken
 
     def restart(self, now: float) -> None:
-        """What is open has the whole time-out again."""
+        """Restart the time-out of all open tuples."""
         self._blocks = deque((now, first, end) for _, first, end in self._blocks)
 
     def next_expiry(self) -> float | None:
-        """When ``expire`` may have something to give."""
+        """The earliest time at which ``expire`` can return anything. None if nothing is open."""
         return self._blocks[0][0] + self._timeout if self._blocks else None
 
     def validate(self) -> None:
-        """The invariants of the table."""
+        """Check the invariants of the table."""
         assert self.count == int(self._open.sum())
         assert self._oldest <= self.next
         inside = np.arange(self._oldest, self.next) & (len(self._ids) - 1)
         assert int(self._open[inside].sum()) == self.count, "an open number outside the window"
 
     def _forget(self) -> None:
-        """Move the old end over blocks that are settled."""
+        """Drop the oldest blocks that are completely resolved."""
         mask = len(self._ids) - 1
         while self._blocks:
             _, first, end = self._blocks[0]

@@ -1,7 +1,7 @@
-"""Aggregates that can be built from partials and merged in any order.
+"""Aggregates that can be computed as partials and merged in any order.
 
-``Reduce`` describes an aggregate by key and makes its bolts; the merges (``Count``, ``Sum``, ``Mean`` …) say what
-is kept of the tuples of a key. Derive your own from ``Merge``.
+``Reduce`` describes an aggregate by key and creates its bolts. The merges (``Count``, ``Sum``, ``Mean`` …) define
+what is computed from the tuples of a key. Derive your own from ``Merge``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bolts of a ``Reduce``: one makes partials, one merges them, one merges them by window.
 
-None of them waits for a tick: what a batch changed is emitted with it and stems from it. So nothing is held back
-that a graceful end could lose, and a tuple is acked no sooner than its partial is merged.
+None of them waits for a tick: the changes caused by a batch are emitted with it and anchored to it. Therefore a
+graceful shutdown loses nothing, and a tuple is acked only after its partial is merged.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ Merges = Mapping[str, Merge[Any, Any]]
 
 
 NEWEST, TUPLES = "partial_newest", "partial_tuples"
-"""Fields of a partial with a window: the time of the newest tuple in it, and how many tuples it stands for."""
+"""Fields of a partial with a window: the time of its newest tuple, and the number of tuples it was computed
+from."""
 
 
 class PartialBolt(BatchBolt):
     """Emits ⟨key…, partial…⟩ for each key of each batch; with a window ⟨key…, pane, partial_newest,
     partial_tuples, partial…⟩ for each key and pane.
 
-    It keeps nothing from batch to batch. Any task may get any tuple.
+    It keeps no state. Any task may receive any tuple.
     """
 
     emits_partials = True
@@ -61,10 +62,10 @@ class PartialBolt(BatchBolt):
 
 
 class MergeBolt(BatchBolt):
-    """Merges partials and emits ⟨key…, result…⟩, as they now are, for each key that a batch changed.
+    """Merges partials and emits ⟨key…, result…⟩ with the current result for each key that a batch changed.
 
-    All partials of a key must come to one task: group by fields of the key, or globally. It keeps a partial per
-    key and merge, in state, for ever.
+    All partials of a key must be sent to the same task: group by fields of the key, or globally. The bolt keeps
+    one partial per key and merge in its state and never removes it.
     """
 
     merges_partials = True
@@ -81,7 +82,7 @@ class MergeBolt(BatchBolt):
         self.partials = {
             name: context.state.map(name, merge=merge.merge, owner=owner) for name, merge in self._merges.items()
         }
-        """What is merged so far: for each merge a map of key (a tuple where it has several fields) to partial."""
+        """The merged partials: for each merge a map of key (a tuple if it has several fields) to partial."""
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         keys = keys_of(batch, self._key)
@@ -95,17 +96,20 @@ class MergeBolt(BatchBolt):
 
 class WindowBolt(BatchBolt):
     """Merges partials by pane and emits ⟨key…, window_end, result…⟩ once for each key and window, when the window
-    is over: when this task has seen a tuple ``lateness`` past its end.
+    is complete: when this task has received a tuple whose time is ``lateness`` or more after the end of the
+    window.
 
-    Partials that come too late for one of their windows or more are emitted, as they are, on the stream ``late``;
-    they count in the windows that are not over yet. A window that is not over is kept in state and not emitted,
-    also at the end. All partials of a key must come to one task.
+    A partial that is too late for at least one of its windows is emitted unchanged on the stream ``late``; it is
+    still counted in its windows that are not complete. A window that is not complete stays in the state and is not
+    emitted, even at shutdown. All partials of a key must be sent to the same task.
 
-    At least once a result that fails behind this bolt, or that a restart overtakes, is lost: the tuples that ended
-    the window are emitted again, and find it over. Exactly once none is lost.
+    With at-least-once delivery, a result that fails downstream of this bolt, or that is in flight during a
+    restart, is lost: the tuples that completed the window are emitted again but find it complete. With
+    exactly-once delivery no result is lost.
 
-    When the number of tasks changes, tasks that were at different windows may become one: it is at the last of
-    theirs, and emits what the others had still to emit with the next batch.
+    When the number of tasks changes, tasks that had completed different windows may be merged into one. The new
+    task continues after the latest of these windows, and emits the results that the other tasks had not emitted
+    with the next batch.
     """
 
     merges_partials = True
@@ -126,70 +130,75 @@ class WindowBolt(BatchBolt):
             name: state.map(name, merge=merge.merge, owner=of_pair) for name, merge in self._merges.items()
         }
         """For each merge a map of ⟨pane, key⟩ to partial."""
-        # With spaces: no field has that name.
-        self._over = state.value("last window over", merge=_later, with_keys=True)
-        self._owed = state.map("windows owed", merge=_earlier, owner=owner)
-        """Keys whose task was behind that of others, to the last window it had emitted."""
-        self._keys: dict[int, dict[Any, tuple[int, Any]]] = {}  # of each pane that is kept, and theirs in the maps
+        # These names contain spaces, so no field can have the same name.
+        self._complete = state.value("last complete window", merge=_later, with_keys=True)
+        """The last complete window."""
+        self._overdue = state.map("overdue windows", merge=_earlier, owner=owner)
+        """Keys of tasks that were behind when tasks were merged, with the last window that their task had
+        emitted."""
+        self._keys: dict[int, dict[Any, tuple[int, Any]]] = {}
+        """The keys of each pane in the state, with their keys in the maps of ``partials``."""
         first = next(iter(self.partials.values()))
-        self._note(first)
-        self._note_owed(first)
+        self._add_keys(first)
+        self._find_overdue(first)
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
-        if self._owed:  # before what comes now is merged: for these windows it is late
-            self._emit_owed(collector)
+        if self._overdue:  # before the batch is merged, because its tuples are late for these windows
+            self._emit_overdue(collector)
         panes = to_values(column_of(batch, "pane"))
         newest = max(to_values(column_of(batch, NEWEST)))
-        over = self._over.value
-        if over is not None and min(panes) < over:
-            late = [row for row, pane in enumerate(panes) if pane < over]
+        complete = self._complete.value
+        if complete is not None and min(panes) < complete:
+            late = [row for row, pane in enumerate(panes) if pane < complete]
             late_rows = batch.take(pa.array(late))
             self._count_late(sum(to_values(column_of(late_rows, TUPLES))))
             collector.emit_batch(late_rows.drop_columns([NEWEST, TUPLES]), stream="late", anchors=late)
-            batch = batch.filter(pa.array([pane + self._window.panes > over for pane in panes]))
+            batch = batch.filter(pa.array([pane + self._window.panes > complete for pane in panes]))
             panes = to_values(column_of(batch, "pane"))
         if not panes:
             return
         keys = list(zip(panes, keys_of(batch, self._key), strict=True))
-        self._note(keys)
+        self._add_keys(keys)
         for name, merge in self._merges.items():
             merge_into(self.partials[name], merge, keys, to_values(column_of(batch, name)))
-        self._close(self._window.over(newest), collector)
+        self._complete_windows(self._window.complete(newest), collector)
 
-    def _note(self, keys: Iterable[tuple[int, Any]]) -> None:
+    def _add_keys(self, keys: Iterable[tuple[int, Any]]) -> None:
         for pane, key in keys:
             self._keys.setdefault(pane, {})[key] = pane, key
 
-    def _note_owed(self, partials: MapState) -> None:
+    def _find_overdue(self, partials: MapState) -> None:
+        """After a change of the number of tasks, find the keys whose previous task was behind."""
         keys = iter(partials)
         for task, count in partials.taken_over:
-            over = self._over.before.get(task)
+            complete = self._complete.before.get(task)
             for _, key in islice(keys, count):
-                if over != self._over.value:
-                    self._owed.setdefault(key, over)
+                if complete != self._complete.value:
+                    self._overdue.setdefault(key, complete)
 
-    def _emit_owed(self, collector: BatchCollector) -> None:
-        owed = self._owed.copy()
-        since = None if None in owed.values() else min(owed.values())
-        for window in self._windows(since, self._over.value):
-            self._emit(window, {key for key, over in owed.items() if over is None or over < window}, collector)
-        self._owed.clear()
+    def _emit_overdue(self, collector: BatchCollector) -> None:
+        overdue = self._overdue.copy()
+        since = None if None in overdue.values() else min(overdue.values())
+        for window in self._windows(since, self._complete.value):
+            keys = {key for key, complete in overdue.items() if complete is None or complete < window}
+            self._emit(window, keys, collector)
+        self._overdue.clear()
 
-    def _close(self, last: int, collector: BatchCollector) -> None:
-        """Emit the windows up to this one, and forget the panes that no later one has."""
-        over = self._over.value
-        if over is not None and last <= over:
+    def _complete_windows(self, last: int, collector: BatchCollector) -> None:
+        """Emit the windows up to ``last``, and remove panes that no later window contains."""
+        complete = self._complete.value
+        if complete is not None and last <= complete:
             return
-        for window in self._windows(over, last):
+        for window in self._windows(complete, last):
             self._emit(window, None, collector)
         for pane in [pane for pane in self._keys if pane + self._window.panes <= last]:
             for key in self._keys.pop(pane).values():
                 for state in self.partials.values():
                     del state[key]
-        self._over.value = last
+        self._complete.value = last
 
     def _emit(self, window: int, only: set[Any] | None, collector: BatchCollector) -> None:
-        """The results of a window, of these keys or of all."""
+        """Emit the results of a window, for the keys in ``only`` or for all keys."""
         found: dict[Any, Any] = {}
         results = []
         for name, merge in self._merges.items():
@@ -199,15 +208,16 @@ class WindowBolt(BatchBolt):
         if found:
             collector.emit_batch([*key_columns(list(found), self._key), ends, *results])
 
-    def _windows(self, over: int | None, last: int) -> list[int]:
-        """Those after ``over`` up to ``last`` with a tuple in them: there may be an age between two tuples."""
+    def _windows(self, complete: int | None, last: int) -> list[int]:
+        """The windows after ``complete`` up to ``last`` that contain tuples. Empty windows are skipped, because
+        there may be any number of them between two tuples."""
         found = {window for pane in self._keys for window in self._window.windows_of(pane)}
-        return sorted(window for window in found if (over is None or window > over) and window <= last)
+        return sorted(window for window in found if (complete is None or window > complete) and window <= last)
 
     def _partials_in(
         self, window: int, state: MapState, merge: Merge[Any, Any], only: set[Any] | None
     ) -> dict[Any, Any]:
-        """The partial of each key in the window; the same keys in the same order for every merge."""
+        """The partial of each key in the window. Keys and their order are the same for every merge."""
         found: dict[Any, Any] = {}
         for pane in self._window.panes_in(window):
             keys = self._keys.get(pane, {})
@@ -220,7 +230,8 @@ class WindowBolt(BatchBolt):
 def merge_into(
     state: MapState, merge: Merge[Any, Any], keys: Sequence[Any], partials: Sequence[Any]
 ) -> dict[Any, Any]:
-    """Merge each partial into that of its key; gives those that changed, as they now are."""
+    """Merge each partial into that of its key in the state. Returns the keys that changed with their new
+    partials."""
     changed = dict(zip(keys, state.get_columns(keys), strict=True))
     fold(changed, merge, keys, partials)
     state.update(changed)
@@ -228,8 +239,8 @@ def merge_into(
 
 
 def fold(into: dict[Any, Any], merge: Merge[Any, Any], keys: Iterable[Any], partials: Iterable[Any]) -> None:
-    """Merge each partial into that of its key, of which None is as good as none. What is in ``into`` may change in
-    place; ``partials`` do not."""
+    """Merge each partial into that of its key; a key whose value is None has no partial yet. Values in ``into``
+    may be changed in place; ``partials`` are not changed."""
     join, zero = merge.merge, merge.zero
     for key, partial in zip(keys, partials, strict=True):
         before = into.get(key)
@@ -237,7 +248,7 @@ def fold(into: dict[Any, Any], merge: Merge[Any, Any], keys: Iterable[Any], part
 
 
 def _owner_of_pair(owner: Owner | None, pair: tuple[int, Any]) -> Any:
-    """Of a ⟨pane, key⟩ what the input is grouped by."""
+    """The value that the input is grouped by, for a ⟨pane, key⟩."""
     return pair[1] if owner is None else owner(pair[1])
 
 

@@ -1,10 +1,10 @@
-"""Merges: results that can be built as partials, by several tasks, and put together behind them (SPEC 3.2).
+"""Merges: aggregates that several tasks compute as partials, which are combined downstream.
 
-A partial is what was made of some of the values; merging partials gives the partial of all of them, however the
-values were split and in whatever order partials come together. Every result here is exact,
-of floats too: ``Sum`` gives the true sum, rounded once (as ``math.fsum``), the same to the last bit whatever the
-split. Only ``Variance`` rounds on the way: it is within 1e-9, relative, unless the values differ by less than a
-millionth of their size. Sums beyond the range of a float are infinite.
+A partial is computed from some of the values. Merging partials gives the partial of all their values,
+independently of how the values were split and of the order of merging. All results are exact, including those of
+floats: ``Sum`` returns the true sum, rounded once (like ``math.fsum``), and identical to the last bit for every
+split. Only ``Variance`` rounds intermediate results: its relative error is below 1e-9 unless the values differ by
+less than a millionth of their size. Sums beyond the range of a float are infinite.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from penstock.errors import TopologyError
 
 __all__ = ["Count", "CountOf", "Distinct", "Max", "Mean", "Merge", "Min", "Sum", "TopK", "Variance"]
 
-_EXACT_INTS = 2**53  # up to here every whole number is a float, and from here on every float a whole number
+_EXACT_INTS = 2**53  # every integer up to here is representable as a float, and every larger float is an integer
 
 P = TypeVar("P")
 R = TypeVar("R")
 
 
 class Merge(ABC, Generic[P, R]):
-    """One way to reduce values. ``P`` is its partial, ``R`` its result.
+    """One kind of aggregate. ``P`` is the type of its partials, ``R`` the type of its result.
 
-    A partial is a plain value that can be pickled: it travels in a field of a tuple and is kept in task state.
-    Numbers, texts and tuples of them are best: a partial that cannot change costs least in a snapshot. ``merge``
-    must be associative and commutative, ``zero()`` neutral, and ``add(partial, value)`` the merge with that
-    value's partial.
+    A partial is a plain value that can be pickled: it is sent in a field of a tuple and kept in task state.
+    Numbers, strings and tuples of them are preferable, because an immutable partial is cheapest in a snapshot.
+    ``merge`` must be associative and commutative, ``zero()`` its neutral element, and ``add(partial, value)``
+    equal to merging with the partial of that value.
 
-    ``add`` and ``merge`` may change their first argument and return it, never the second. Bolts do not hand None
-    and NaN to a merge: a field that is one of these has no value.
+    ``add`` and ``merge`` may change and return their first argument, but must not change the second. Bolts do not
+    pass None and NaN to a merge: such a field has no value.
     """
 
     field: str | None = None
-    """The field whose values are reduced. None: tuples are counted, and each value is None."""
+    """The field whose values are aggregated. None: tuples are counted, and each value is None."""
 
     def __init__(self, field: str | None = None) -> None:
         self.field = field
 
     @abstractmethod
     def zero(self) -> P:
-        """The partial of no values, a new one each time where partials can change."""
+        """The partial of no values; a new object each time if partials are mutable."""
 
     @abstractmethod
     def add(self, partial: P, value: Any) -> P:
-        """The partial with one value more."""
+        """The partial with one more value."""
 
     @abstractmethod
     def merge(self, partial: P, other: P) -> P:
-        """The partial of the values of both."""
+        """The partial of the values of both partials."""
 
     @abstractmethod
     def result(self, partial: P) -> R:
-        """What the partial says. Leaves it as it is."""
+        """The result of a partial. Must not change it."""
 
     def total(self, values: Sequence[Any]) -> P:
-        """The partial of many values: as adding one after the other to ``zero``. Override it where there is a
-        quicker way; bolts call this one."""
+        """The partial of many values, equal to adding them one after the other to ``zero``. Bolts call this
+        method; override it if there is a faster way."""
         partial = self.zero()
         for value in values:
             partial = self.add(partial, value)
@@ -75,7 +75,7 @@ class Merge(ABC, Generic[P, R]):
 
 
 class Count(Merge[int, int]):
-    """How many tuples, or how many that have a value in the field."""
+    """The number of tuples, or of tuples that have a value in the field."""
 
     def zero(self) -> int:
         return 0
@@ -94,7 +94,7 @@ class Count(Merge[int, int]):
 
 
 class CountOf(Count):
-    """How many tuples have this value in the field."""
+    """The number of tuples that have this value in the field."""
 
     def __init__(self, field: str, value: Any) -> None:
         super().__init__(field)
@@ -115,12 +115,12 @@ class FieldMerge(Merge[P, R]):
 
 
 Total: TypeAlias = Any
-"""A sum, exactly: a number where no float is in it, else ⟨sum of the others, float, float …⟩, where the floats are
-the true sum of the floats to the last bit (one or two of them as a rule)."""
+"""An exact sum: a number if it contains no float, otherwise ⟨sum of the others, float, float …⟩, where the sum of
+the floats is exactly the sum of all float values (usually one or two floats)."""
 
 
 class Sum(FieldMerge[Total, Any]):
-    """The sum of the field; 0 of no values."""
+    """The sum of the field; 0 if there are no values."""
 
     def zero(self) -> Total:
         return 0
@@ -139,7 +139,7 @@ class Sum(FieldMerge[Total, Any]):
 
 
 class Mean(FieldMerge[tuple[Total, int], float | None]):
-    """The mean of the field; None of no values. Its partial is ⟨sum, count⟩ (D eq. 7)."""
+    """The mean of the field; None if there are no values. Its partial is ⟨sum, count⟩ (*Sun 2022*, Eq. 7)."""
 
     def zero(self) -> tuple[Total, int]:
         return 0, 0
@@ -164,11 +164,11 @@ class Mean(FieldMerge[tuple[Total, int], float | None]):
 
 
 Spread: TypeAlias = tuple[int, float, float]
-"""⟨n, mean, M2⟩: M2 is the sum of the squares of the distances from the mean."""
+"""⟨n, mean, M2⟩, where M2 is the sum of the squared distances from the mean."""
 
 
 class Variance(FieldMerge[Spread, float | None]):
-    """The mean square distance from the mean (divided by n, as ``statistics.pvariance``); None of no values."""
+    """The population variance of the field (as ``statistics.pvariance``); None if there are no values."""
 
     def zero(self) -> Spread:
         return 0, 0.0, 0.0
@@ -177,7 +177,7 @@ class Variance(FieldMerge[Spread, float | None]):
         return self.merge(partial, (1, float(value), 0.0))
 
     def merge(self, partial: Spread, other: Spread) -> Spread:
-        """Chan, Golub, LeVeque 1979: from the mean of the larger partial, which moves least."""
+        """By Chan, Golub and LeVeque (1979), based on the mean of the larger partial, which changes least."""
         (few, far, squares), (many, mean, more) = sorted((partial, other))
         n = few + many
         if not few:
@@ -197,7 +197,7 @@ class Variance(FieldMerge[Spread, float | None]):
 
 
 class Min(FieldMerge[Any, Any]):
-    """The least value of the field; None of no values."""
+    """The smallest value of the field; None if there are no values."""
 
     def zero(self) -> Any:
         return None
@@ -216,7 +216,7 @@ class Min(FieldMerge[Any, Any]):
 
 
 class Max(Min):
-    """The largest value of the field; None of no values."""
+    """The largest value of the field; None if there are no values."""
 
     def add(self, partial: Any, value: Any) -> Any:
         return value if partial is None or value > partial else partial
@@ -226,7 +226,7 @@ class Max(Min):
 
 
 class Distinct(FieldMerge[set[Any], int]):
-    """How many different values the field has, exactly: its partial is the set of them."""
+    """The exact number of distinct values of the field. Its partial is the set of them."""
 
     def zero(self) -> set[Any]:
         return set()
@@ -247,9 +247,9 @@ class Distinct(FieldMerge[set[Any], int]):
 
 
 class TopK(FieldMerge[dict[Any, int], list[tuple[Any, int]]]):
-    """The ``k`` most frequent values of the field, each with how often it came, most frequent first; of equally
-    frequent ones the smaller first (by ``repr`` where they have no order). Exact: its partial counts all of
-    them."""
+    """The ``k`` most frequent values of the field with their counts, most frequent first. Equally frequent values
+    are sorted in ascending order (by ``repr`` if they cannot be compared). Exact: its partial counts all
+    values."""
 
     def __init__(self, field: str, k: int = 10) -> None:
         super().__init__(field)
@@ -273,9 +273,7 @@ class TopK(FieldMerge[dict[Any, int], list[tuple[Any, int]]]):
         if not partial:
             return []
         least = heapq.nlargest(self.k, partial.values())[-1]
-        chosen = [
-            item for item in partial.items() if item[1] >= least
-        ]  # the same ones in whatever order they came
+        chosen = [item for item in partial.items() if item[1] >= least]  # independent of the order of arrival
         try:
             chosen.sort(key=lambda item: (-item[1], item[0]))
         except TypeError:
@@ -286,11 +284,12 @@ class TopK(FieldMerge[dict[Any, int], list[tuple[Any, int]]]):
         return dict(Counter(values))
 
 
-# ---- exact sums ------------------------------------------------------------------------------------------------
+# -- exact sums
 
 
 _DECIMALS = Context(prec=10_000, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-"""In which Decimals are added: wide enough not to round what is in use, so that the order does not matter."""
+"""The context in which Decimals are added: precise enough not to round usual values, so the order has no
+effect."""
 
 
 def _sum(values: Sequence[Any]) -> Total:
@@ -299,7 +298,8 @@ def _sum(values: Sequence[Any]) -> Total:
         return _with_floats(0, values)
     if kinds <= {int}:
         return sum(values)
-    values = [value.item() if isinstance(value, np.generic) else value for value in values]  # numpy's overflow
+    # Converted to Python numbers, because numpy's integers overflow.
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
     floats = [value for value in values if isinstance(value, float)]
     others = reduce(_plus, (value for value in values if not isinstance(value, float)), 0)
     return _with_floats(others, floats) if floats else others
@@ -322,13 +322,13 @@ def _plus(one: Any, other: Any) -> Any:
 def _with_floats(others: Any, floats: Sequence[float]) -> Total:
     try:
         return (others, *_exact(floats))
-    except OverflowError:  # floats of this size are whole numbers, and those have no limit
+    except OverflowError:  # floats of this size are integers, and Python's integers have no limit
         large = [value for value in floats if abs(value) >= _EXACT_INTS]
         return reduce(_plus, map(int, large), others), *_exact([v for v in floats if abs(v) < _EXACT_INTS])
 
 
 def _rounded(total: Total) -> Any:
-    """The sum, rounded once: an integer that a float cannot hold is not made one before it is added."""
+    """The sum, rounded once. An integer that a float cannot represent is not converted before it is added."""
     if not isinstance(total, tuple):
         return total
     others, *floats = total
@@ -353,9 +353,9 @@ def _float(value: Any) -> Any:
 
 
 def _exact(values: Sequence[float]) -> Sequence[float]:
-    """Few floats with exactly the sum of the values: their sum rounded, what rounding left out, and so on until
-    nothing is left out. They follow from the true sum alone, not from the order of the values. Raises
-    ``OverflowError`` where a float cannot hold a sum on the way."""
+    """A few floats whose sum is exactly the sum of the values: the rounded sum, the rounding error, and so on
+    until the error is zero. They depend only on the true sum, not on the order of the values. Raises
+    ``OverflowError`` if an intermediate sum exceeds the range of a float."""
     if len(values) < 2:
         return tuple(filter(None, values))
     rounded, left = [], list(values)

@@ -1,4 +1,5 @@
-"""Reduce by key as partials: said once, for the bolt that makes partials and the bolt that merges them (SPEC 3.2).
+"""``Reduce``: one description of an aggregate by key, for the bolt that makes partials and the bolt that merges
+them.
 
 >>> counts = Reduce("word", count=Count())
 >>> builder.set_bolt("count", counts.partials(), 3).fields_grouping("split", "word")
@@ -18,10 +19,11 @@ __all__ = ["MergeBolt", "PartialBolt", "Reduce", "Window", "WindowBolt"]
 
 
 class Reduce:
-    """What to make of the tuples of each key: ``Reduce("shop", "product", revenue=Sum("price"), sold=Count())``.
+    """Describes what to compute from the tuples of each key:
+    ``Reduce("shop", "product", revenue=Sum("price"), sold=Count())``.
 
-    The key is any number of fields; without one all tuples have the same key. Each merge is named as the field its
-    result will have. Inert: ``partials`` and ``merged`` make the bolts.
+    The key is any number of fields; without one, all tuples have the same key. The name of each merge is the name
+    of the field of its result. A ``Reduce`` does nothing itself; ``partials`` and ``merged`` create the bolts.
     """
 
     def __init__(self, *key: str, **merges: Merge[Any, Any]) -> None:
@@ -47,12 +49,14 @@ class Reduce:
     def window(
         self, time: str, length: float, slide: float | None = None, lateness: float | None = None
     ) -> Reduce:
-        """The same over a sliding window: a result for each key and window of ``length``, one every ``slide``
-        (without it windows follow each other). All in the unit of the field ``time``, which says when a tuple
-        happened; so results do not depend on how fast tuples come through.
+        """The same aggregate over a sliding window, with a result for each key and window. Windows have the given
+        ``length``; a new one begins every ``slide`` (by default, when the previous one ends). All arguments have
+        the unit of the field ``time``, which contains the time of the event. Results therefore do not depend on
+        how fast tuples are processed.
 
-        Tuples up to ``lateness`` behind the newest count (one slide unless said). It must cover how far tasks are
-        apart in time, migration included: what comes later than that is on the stream ``late`` of ``merged()``.
+        Tuples up to ``lateness`` behind the newest one are counted (by default, one slide). ``lateness`` must
+        cover the time difference between tasks, including migration: later partials are emitted on the stream
+        ``late`` of ``merged()``.
         """
         slide = length if slide is None else slide
         reduce = Reduce(*self._key, **self._merges)
@@ -60,11 +64,11 @@ class Reduce:
         return reduce
 
     def partials(self) -> PartialBolt:
-        """The bolt that makes partials. Group its input in any way."""
+        """The bolt that makes partials. Its input may have any grouping."""
         return PartialBolt(self._key, self._merges, self._window)
 
     def merged(self) -> MergeBolt | WindowBolt:
-        """The bolt that merges them. Group its input by fields of the key, or globally."""
+        """The bolt that merges the partials. Group its input by fields of the key, or globally."""
         if self._window is not None:
             return WindowBolt(self._key, self._merges, self._window)
         return MergeBolt(self._key, self._merges)

@@ -1,4 +1,4 @@
-"""Rows of a batch by key: the partial of each key, and keys as values."""
+"""Groups the rows of a batch by key, computes the partial of each key, and converts keys to values and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def column_of(batch: pa.RecordBatch, field: str) -> pa.Array:
-    """The column of a field. Raises ``ComponentError`` where there is none of that name."""
+    """The column of a field. Raises ``ComponentError`` if the batch has no such field."""
     index = batch.schema.get_field_index(field)
     if index < 0:
         raise ComponentError(
@@ -33,7 +33,8 @@ def column_of(batch: pa.RecordBatch, field: str) -> pa.Array:
 
 
 def keys_of(batch: pa.RecordBatch, fields: Sequence[str]) -> Sequence[Any]:
-    """Each row's key: the value of one field, or a tuple of the values of several or none. NaNs are one."""
+    """The key of each row: the value of the field, or a tuple if there are several fields or none. All NaNs are
+    equal."""
     columns = [to_keys(column_of(batch, field)) for field in fields]
     if len(columns) == 1:
         return columns[0]
@@ -41,8 +42,9 @@ def keys_of(batch: pa.RecordBatch, fields: Sequence[str]) -> Sequence[Any]:
 
 
 def owner_of(key: Sequence[str], grouped_by: Sequence[str]) -> Owner | None:
-    """What gives, for a key of these fields, the value of the field that the input is grouped by, or a tuple of
-    the values of several; None where a key begins with several of them, or they are no part of it."""
+    """A function that extracts from a key the value that the input is grouped by (a tuple if it is grouped by
+    several fields). None if no function is needed because the key begins with these fields, or if they are not
+    part of it."""
     if not grouped_by or not set(grouped_by) <= set(key):
         return None
     if len(key) == 1:
@@ -53,7 +55,7 @@ def owner_of(key: Sequence[str], grouped_by: Sequence[str]) -> Owner | None:
 
 
 def key_columns(keys: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:
-    """Keys as columns again."""
+    """The columns of a sequence of keys."""
     if len(fields) == 1:
         return [keys]
     return list(zip(*keys, strict=True)) if keys else [() for _ in fields]
@@ -62,7 +64,7 @@ def key_columns(keys: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any
 def reduce_rows(
     batch: pa.RecordBatch, keys: Sequence[pa.Array], merges: Mapping[str, Merge[Any, Any]]
 ) -> list[Any]:
-    """One row for each key: the columns of the keys, then those of the partials."""
+    """One row for each key: the columns of the key, then the columns of the partials."""
     order, bounds = by_key(keys, batch.num_rows)
     firsts = pa.array(order[bounds[:-1]])
     partials = []
@@ -81,8 +83,8 @@ def reduce_rows(
 
 
 def by_key(columns: Sequence[pa.Array], rows: int) -> tuple[Ints, list[int]]:
-    """The rows' numbers, those of one key next to each other, and where each key's begin; the end last. No rows:
-    no keys. No columns: all rows have the same key."""
+    """The row numbers sorted by key, and the index at which the rows of each key begin, followed by the end.
+    Without rows there are no keys. Without columns all rows have the same key."""
     if not columns or not rows:
         return np.arange(rows), [0, rows] if rows else [0]
     codes = _codes(columns[0])
@@ -90,7 +92,7 @@ def by_key(columns: Sequence[pa.Array], rows: int) -> tuple[Ints, list[int]]:
         more = _codes(column)
         codes = np.unique(codes * (int(more.max()) + 1) + more, return_inverse=True)[1]
     if codes.max() < 2**16:
-        order = np.argsort(codes.astype(np.uint16), kind="stable")  # numpy has a radix sort for short integers
+        order = np.argsort(codes.astype(np.uint16), kind="stable")  # numpy uses a radix sort for 16-bit integers
     else:
         order = np.argsort(codes, kind="stable")
     changes = np.flatnonzero(np.diff(codes[order])) + 1
@@ -98,7 +100,7 @@ def by_key(columns: Sequence[pa.Array], rows: int) -> tuple[Ints, list[int]]:
 
 
 def _codes(column: pa.Array) -> Ints:
-    """A number for each value, the same for equal ones."""
+    """A number for each value; equal values have equal numbers."""
     if is_pickled(column):
         seen: dict[Any, int] = {}
         codes = [seen.setdefault(value, len(seen)) for value in to_keys(column)]
@@ -108,7 +110,7 @@ def _codes(column: pa.Array) -> Ints:
 
 
 def _lacks(column: pa.Array, values: Sequence[Any]) -> bool:
-    """Is there a None or a NaN in it?"""
+    """True if the column contains None or NaN."""
     if is_pickled(column):
         return not all(map(_is_value, values))
     return bool(column.null_count) or (

@@ -1,8 +1,8 @@
-"""Sliding windows over a time field: which pane a tuple belongs to, and when a window is over.
+"""Sliding windows over a time field: the pane of a tuple, and when a window is complete.
 
-Time is cut into panes of one slide each; pane 0 begins at time 0. A window is a run of neighbouring panes, known
-by the number of the pane after its last. So a tuple is in one pane, a pane in several windows, and partials are
-kept by pane: each value is reduced once, however many windows it is in.
+Time is divided into panes of one slide each; pane 0 begins at time 0. A window is a sequence of adjacent panes and
+is numbered by the pane after its last one. A tuple is in one pane, and a pane is in several windows. Partials are
+kept by pane, so each value is aggregated once, however many windows contain it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.errors import ComponentError, TopologyError
 
 @dataclass(frozen=True)
 class Window:
-    """All times are in the unit of the time field."""
+    """The definition of a sliding window. All times have the unit of the time field."""
 
     time: str
-    """The field that says when a tuple happened."""
+    """The field that contains the time of the event."""
     length: float
     slide: float
-    """From one window to the next; ``length`` is a multiple of it."""
+    """Time from the start of one window to the start of the next; ``length`` is a multiple of it."""
     lateness: float
-    """How far behind the newest tuple another may be and still count."""
+    """How far a tuple may be behind the newest one and still be counted."""
 
     def __post_init__(self) -> None:
         where = f"window of field '{self.time}'"
@@ -54,12 +54,12 @@ class Window:
 
     @property
     def panes(self) -> int:
-        """How many panes a window has."""
+        """The number of panes of a window."""
         return round(self.length / self.slide)
 
-    def over(self, newest: float) -> int:
-        """The last window that is over when this is the newest time seen: every tuple of it that may still come is
-        more than ``lateness`` behind. Exact, as panes are: floats are taken for the fractions they stand for."""
+    def complete(self, newest: float) -> int:
+        """The last window that is complete when ``newest`` is the newest time seen: all its missing tuples would
+        be more than ``lateness`` behind. Computed with exact fractions, as panes are."""
         return (Fraction(newest) - Fraction(self.lateness)) // Fraction(self.slide)
 
     def panes_in(self, window: int) -> range:
@@ -69,11 +69,12 @@ class Window:
         return range(pane + 1, pane + self.panes + 1)
 
     def end(self, window: int) -> float:
-        """When a window ends; the end itself is outside."""
+        """The end of a window, exclusive."""
         return window * self.slide
 
     def panes_of(self, times: pa.Array) -> tuple[pa.Array, npt.NDArray[Any]]:
-        """The pane of each time, and the times as numbers. Raises ``ComponentError`` for one that is no number."""
+        """The pane of each time, and the times as numbers. Raises ``ComponentError`` if one is not a finite
+        number."""
         numbers = times
         if times.null_count or not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
             try:

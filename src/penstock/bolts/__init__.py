@@ -1,4 +1,4 @@
-"""Ready-made bolts: ``ShowBolt`` prints or shows rows, ``DedupBolt`` drops what was seen before.
+"""Ready-made bolts: ``ShowBolt`` shows results in the live view, ``DedupBolt`` drops duplicates.
 
 >>> once = DedupBolt(("order", int), ("amount", float), by="order")
 >>> builder.set_bolt("once", once, 2).fields_grouping("orders", "order")

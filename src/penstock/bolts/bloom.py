@@ -1,5 +1,5 @@
-"""Bloom filters over hashes: sets of fixed size that may say yes to what they do not hold, and never say no to
-what they do."""
+"""Bloom filters over hashes: sets of fixed size that may report a key they do not contain, but never miss one that
+they do contain."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from penstock.topology.hashing import U64, rehash
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Frozen: TypeAlias = tuple[int, int, int, bytes]
-"""⟨bits, probes, keys added, the bits themselves⟩: plain values, which state need not copy or write twice."""
+"""⟨bits, probes, keys added, the bits⟩: immutable values, which snapshots neither copy nor write again if
+unchanged."""
 
-_FIRST, _STEP = 1, 2  # which of a key's further hashes say where it begins and how it goes on
+_FIRST, _STEP = 1, 2  # the indices of the further hashes of a key that determine its first position and its step
 
 
 def _bits(keys: int, error_rate: float, probes: int) -> int:
@@ -25,22 +26,23 @@ def _bits(keys: int, error_rate: float, probes: int) -> int:
 
 @dataclass(frozen=True)
 class BloomShape:
-    """How many bits a filter has, and how many of them stand for one key."""
+    """The number of bits of a filter, and the number of bits set for each key."""
 
     bits: int
     probes: int
 
     @classmethod
     def fit(cls, keys: int, error_rate: float) -> BloomShape:
-        """The smallest for so many keys: a filter that is half full is the smallest there is, so k = log2 1/p, of
-        whole numbers the better neighbour; with that, p = (1 - e^(-kn/m))^k solved for m."""
+        """The smallest filter for this number of keys. A filter is smallest when half of its bits are set, so k =
+        log2 1/p, rounded to the better neighbouring integer. With this k, p = (1 - e^(-kn/m))^k is solved for
+        m."""
         ideal = -math.log2(error_rate)
         neighbours = {max(1, math.floor(ideal)), max(1, math.ceil(ideal))}
         bits, probes = min((_bits(keys, error_rate, probes), probes) for probes in neighbours)
         return cls(max(64, -(-bits // 8) * 8), probes)
 
     def error_rate(self, keys: int) -> float:
-        """How often a filter with so many keys says yes to one that it does not hold."""
+        """The probability that a filter with this number of keys reports a key it does not contain."""
         return float(-math.expm1(-self.probes * keys / self.bits)) ** self.probes
 
     @property
@@ -49,27 +51,28 @@ class BloomShape:
 
 
 class BloomFilter:
-    """Keys are 64-bit hashes, in whole columns. All of a key's places come from two further hashes of it, g + i·h
-    (double hashing). Not from the hash itself: the keys that a grouping sends to one task agree in it modulo the
-    number of tasks, and would crowd some places."""
+    """Keys are 64-bit hashes, processed in columns. The positions of a key are g + i·h, where g and h are two
+    further hashes of it (double hashing). The key itself is not used as g: all keys that a grouping sends to one
+    task are equal modulo the number of tasks, so some positions would be used more often."""
 
     __slots__ = ("_bits", "added", "shape")
 
     def __init__(self, shape: BloomShape) -> None:
         self.shape = shape
         self.added = 0
-        """Keys in it, as far as known: after a join it is an estimate."""
+        """The number of keys in the filter; an estimate after ``joined``."""
         self._bits = np.zeros(shape.bytes, np.uint8)
 
     def holds(self, hashes: U64) -> Bools:
-        """For each key whether it was added, or, at the error rate, as if."""
+        """For each key, whether it was added. A key that was not is reported with the probability
+        ``error_rate``."""
         found = np.ones(len(hashes), np.bool_)
         for byte, bit in self._places(hashes):
             found &= (self._bits[byte] & bit) != 0
         return found
 
     def add(self, hashes: U64) -> None:
-        """Add keys that differ and are not in it."""
+        """Add distinct keys that the filter does not contain."""
         for byte, bit in self._places(hashes):
             np.bitwise_or.at(self._bits, byte, bit)
         self.added += len(hashes)
@@ -81,17 +84,17 @@ class BloomFilter:
 
     @property
     def error_rate(self) -> float:
-        """By the keys added: a formula, where counting bits takes time."""
+        """The error rate computed from the number of keys, because counting the bits would take time."""
         return self.shape.error_rate(self.added)
 
     def joined(self, other: BloomFilter) -> BloomFilter:
-        """One that holds what either holds. Both have the same shape. How many keys that is, is told by the bits:
-        some may be in both."""
+        """A filter that contains the keys of both filters, which must have the same shape. The number of keys is
+        estimated from the bits, since some keys may be in both."""
         both = BloomFilter(self.shape)
         np.bitwise_or(self._bits, other._bits, out=both._bits)
         free = max(1.0 - both.fill, 1 / self.shape.bits)
-        told = math.ceil(-self.shape.bits / self.shape.probes * math.log(free))
-        both.added = min(max(told, self.added, other.added), self.added + other.added)
+        estimate = math.ceil(-self.shape.bits / self.shape.probes * math.log(free))
+        both.added = min(max(estimate, self.added, other.added), self.added + other.added)
         return both
 
     def freeze(self) -> Frozen:
@@ -106,7 +109,7 @@ class BloomFilter:
         return made
 
     def _places(self, hashes: U64) -> Any:
-        """For each probe the byte and the bit in it, of every key."""
+        """For each probe, the byte and the bit of every key."""
         place, step = rehash(hashes, _FIRST), rehash(hashes, _STEP) | np.uint64(1)
         for _ in range(self.shape.probes):
             at = place % np.uint64(self.shape.bits)

@@ -1,4 +1,4 @@
-"""The bolt that drops what it has seen before."""
+"""A bolt that drops duplicate tuples."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.bolts.recent_keys import Memory, join
+from penstock.bolts.recent_keys import RecentKeys, join
 from penstock.errors import ComponentError, TopologyError
 from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
 from penstock.topology.hashing import hash_fields
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 
-_TICKS = 16  # of a period at least: what a restart adds to it is at most one
-_LONGEST_TICK = 1.0  # seconds
+_TICKS = 16  # minimum number of ticks per period: a restart extends the period by at most one tick
+_LONGEST_TICK = 1.0  # seconds; with longer periods a restart extends the period by at most this time
 
 
 class DedupBolt(BatchBolt):
-    """Passes tuples on as they are, without those whose fields ``by`` were seen in the last ``period`` seconds.
+    """Passes tuples on unchanged, except those whose fields ``by`` were seen in the last ``period`` seconds.
 
-    ``fields`` are those of its input, with their types where it has some; ``by`` are the ones compared, all unless
-    said. With several tasks its input is grouped by fields of ``by``: checked while the topology is built.
+    ``fields`` are the fields of its input, with their types if declared; ``by`` are the fields that are compared,
+    by default all. With several tasks the input must be grouped by fields of ``by``; this is checked when the
+    topology is built.
 
-    It remembers hashes in Bloom filters. So its memory is bounded, and **a tuple that was never seen is dropped
-    too, with a chance of up to** ``error_rate``. ``capacity`` is how many different keys a task gets in a period;
-    where more come, it forgets sooner and keeps the error rate. A key is remembered for one to two periods of the
-    time the topology runs, counted from the tuple that passed; then one passes again. For a million keys at 0.001
-    that takes 4 MB: two generations of 2 MB.
+    The bolt remembers hashes in Bloom filters. Its memory is therefore bounded, and **a new tuple is dropped with
+    a probability of up to** ``error_rate``. ``capacity`` is the number of distinct keys that a task receives in a
+    period; if there are more, the bolt forgets keys earlier and keeps the error rate. A key is remembered for one
+    to two periods of the topology's running time, counted from the tuple that passed. A million keys at an error
+    rate of 0.001 take 4 MB: two generations of 2 MB.
 
-    At least once and exactly once every tuple counts, so there it must be said that some may be lost:
-    ``lossy=True``. At least once more are lost: a tuple that failed behind this bolt comes again, and is dropped.
-    Tuples dropped are counted, and shown with the chance of an error.
+    With at-least-once and exactly-once delivery the loss of tuples must be allowed explicitly with ``lossy=True``.
+    With at-least-once delivery more tuples are lost: a tuple that failed downstream of this bolt is emitted again
+    and dropped. The number of dropped tuples and the estimated error rate are shown in the live view.
 
-    Ticks tell it the time: leave its tick interval as it is.
+    The bolt measures time by ticks, so its tick interval must not be changed.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class DedupBolt(BatchBolt):
             raise self._refused(context)
         self._anchored = context.delivery == "at_least_once"
         self._publish = context.publish
-        self.memory = Memory(self._capacity, self._error_rate)
+        self.memory = RecentKeys(self._capacity, self._error_rate)
         state, merge = context.state, partial(join, self._capacity)
-        # With keys: a new task must know what those before it have seen of the keys that are its now.
+        # With keys: a new task must know the keys that its predecessors have seen.
         self._by = state.value("seen by", None, with_keys=True)
         self._now = state.value("seen now", (), merge, with_keys=True)
         self._before = state.value("seen before", (), merge, with_keys=True)
@@ -72,7 +73,7 @@ class DedupBolt(BatchBolt):
         self._counts = state.value("seen, dropped, early", (0, 0, 0), _add)
         if self._by.value in (None, self.same_task):
             self.memory.thaw(self._now.value, self._before.value)
-        else:  # the hashes stand for other fields
+        else:  # the hashes were computed from other fields
             self._now.value = self._before.value = ()
         self._by.value = self.same_task
         self.seen, self.dropped, self.memory.early = self._counts.value
@@ -102,8 +103,9 @@ class DedupBolt(BatchBolt):
         self._show()
 
     def before_snapshot(self) -> None:
-        """What did not change stays the very same value, and is not written again: the older generation is written
-        once a period, the newer one with each snapshot, whole, since new keys set bits all over it."""
+        """A generation that did not change keeps the same value and is not written again. The previous generation
+        is written once per period, the current one with each snapshot, since new keys set bits everywhere in
+        it."""
         if self.memory.now_changed:
             self._now.value = self.memory.freeze_now()
         if self.memory.before_changed:

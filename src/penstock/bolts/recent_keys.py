@@ -1,9 +1,9 @@
-"""What was seen lately: two generations of Bloom filters, of which the older is forgotten as a whole.
+"""Remembers recent keys in two generations of Bloom filters.
 
-A key is added to today's generation and looked for in both. When a period is over, today's becomes yesterday's,
-and yesterday's is forgotten: so a key is known for one to two periods. When today's is full the same is done at
-once, for a filter that holds more than it was made for says yes to what it never saw, and that is worse than a
-duplicate.
+A key is added to the current generation and looked up in both. At the end of a period the current generation
+becomes the previous one, and the previous one is discarded, so a key is remembered for one to two periods. If the
+current generation is full, this happens early: an overfull filter would report keys it never contained, and losing
+a tuple is worse than passing a duplicate.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from penstock.bolts.bloom import BloomFilter, BloomShape, Bools, Frozen
 from penstock.topology.hashing import U64
 
 Generation = tuple[Frozen, ...]
-"""Mostly one filter. Several where tasks became one, or the shape was changed: they are looked into, and forgotten
-with the rest."""
+"""Usually one filter. Several if tasks were merged or the shape was changed: all of them are looked up and
+discarded together."""
 
 
-class Memory:
-    """Each generation is made for ``capacity`` keys at half the error rate, since a key is looked for in two."""
+class RecentKeys:
+    """The keys seen in the last one to two periods. Each generation is sized for ``capacity`` keys at half the
+    error rate, because a key is looked up in two generations. Used by the task's thread."""
 
     def __init__(self, capacity: int, error_rate: float) -> None:
         self.capacity = capacity
         self.shape = BloomShape.fit(capacity, error_rate / 2)
         self.early = 0
-        """How often a generation was full before its period was over."""
+        """The number of generations that were full before the end of their period."""
         self.now_changed = self.before_changed = False
-        """Since they were frozen."""
+        """Whether a generation changed since it was frozen."""
         self._now = BloomFilter(self.shape)
-        self._beside: list[BloomFilter] = []  # of the same generation
+        self._beside: list[BloomFilter] = []  # further filters of the current generation
         self._before: list[BloomFilter] = []
 
     def new(self, hashes: U64) -> Bools:
-        """Which rows have a key that was not seen before, in this column or ever; they are seen from now on."""
+        """Which rows contain a key not seen before, in this column or earlier. These keys count as seen from now
+        on."""
         keys, rows = np.unique(hashes, return_index=True)  # the first row of each key
         for each in self._filters():
             known = each.holds(keys)
             keys, rows = keys[~known], rows[~known]
         result = np.zeros(len(hashes), np.bool_)
         result[rows] = True
-        self._add(hashes[result])  # in the order they came: those behind are remembered longer
+        self._add(hashes[result])  # in the order of arrival, so that later keys are remembered longer
         return result
 
     def rotate(self) -> None:
-        """A period is over."""
+        """End the period: discard the previous generation and start a new one."""
         if self._now.added or self._beside or self._before:
             self._before = [self._now, *self._beside]
             self._now, self._beside = BloomFilter(self.shape), []
@@ -54,7 +56,7 @@ class Memory:
 
     @property
     def error_rate(self) -> float:
-        """The chance that a key which was never seen is taken for one that was."""
+        """The probability that a key that was never seen is reported as seen."""
         right = 1.0
         for each in self._filters():
             right *= 1.0 - each.error_rate
@@ -77,7 +79,7 @@ class Memory:
         return tuple(each.freeze() for each in self._before)
 
     def thaw(self, now: Generation, before: Generation) -> None:
-        """Go on with what was frozen, by this memory or by one for another capacity or error rate."""
+        """Restore frozen generations, possibly those of an object with another capacity or error rate."""
         self._before = list(map(BloomFilter.thaw, before))
         self._beside = list(map(BloomFilter.thaw, now))
         for place, each in enumerate(self._beside):
@@ -100,9 +102,9 @@ class Memory:
 
 
 def join(capacity: int, one: Generation, other: Generation) -> Generation:
-    """The generations of two tasks that become one. Two filters become one (OR) if that holds no more keys than it
-    is made for. Two full ones stay side by side and are wrong twice as often; in one, for an error rate of 0.001,
-    it would be 86 times."""
+    """Merge the generations of two tasks that become one. Two filters are joined (OR) if the result contains no
+    more keys than its capacity. Two full filters are kept side by side, which doubles the error rate; joining them
+    would increase an error rate of 0.001 by a factor of 86."""
     joined = list(map(BloomFilter.thaw, one))
     for added in map(BloomFilter.thaw, other):
         place, both = _fit(capacity, joined, added)

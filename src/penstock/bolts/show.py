@@ -1,4 +1,4 @@
-"""Ready-made bolts."""
+"""A bolt that shows results in the live view."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from penstock.topology.tuples import Tuple
 
 
 class ShowBolt(BasicBolt):
-    """Shows results in the live view: the newest tuple of each key, those with the largest last value first.
+    """Shows results in the live view: the newest tuple of each key, sorted by the last field in descending order.
 
-    The key is the first field. Meant for results, not for floods: it keeps one tuple per key.
+    The key is the first field. Intended for results with a limited number of keys, because it keeps one tuple per
+    key.
     """
 
-    tick_interval = 0.25  # as often as workers report
+    tick_interval = 0.25  # seconds; as often as workers report
 
     def __init__(self, rows: int = 10) -> None:
         self._rows = rows
@@ -27,16 +28,16 @@ class ShowBolt(BasicBolt):
         if tup.is_tick:
             self._publish(self.top())
         else:
-            self._latest.pop(tup[0], None)  # a key seen again is the newest
+            self._latest.pop(tup[0], None)  # a key that occurs again becomes the newest
             self._latest[tup[0]] = tup
 
     def cleanup(self) -> None:
-        self._publish(self.top())  # what came since the last tick, the end of all included
+        self._publish(self.top())  # includes the tuples since the last tick
 
     def top(self) -> list[Tuple]:
         """The rows to show."""
         rows = list(self._latest.values())
         try:
             return sorted(rows, key=lambda tup: tup[-1], reverse=True)[: self._rows]
-        except TypeError:  # values that have no order are shown newest first
+        except TypeError:  # the values cannot be compared: show the newest first
             return rows[::-1][: self._rows]

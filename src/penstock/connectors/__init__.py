@@ -1,4 +1,4 @@
-"""The ends of a stream in other systems: files, Parquet, sockets, Kafka, PostgreSQL.
+"""Spouts and sinks for other systems: files, Parquet, sockets, Kafka, PostgreSQL.
 
 Kafka needs ``pip install "penstock[kafka]"``, PostgreSQL ``"penstock[postgres]"``.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.connectors.sockets import SocketSpout
     from penstock.storage.staging import StagedSink
 
-# Loaded when used: their clients are optional, and a worker should not load those it does not need.
+# Loaded on first use: the client libraries are optional, and a worker should not load those it does not need.
 _HOMES = {
     "FileEden": "penstock.connectors.files",
     "FileSpout": "penstock.connectors.files",

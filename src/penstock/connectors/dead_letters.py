@@ -1,4 +1,4 @@
-"""What spouts without replay queues do with a tuple that has failed too often."""
+"""Stores a dead letter for a tuple that has failed too often, for spouts without replay queues."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.topology.components import Context, Failure
 
 
 def give_up(context: Context, values: Sequence[Any], failure: Failure) -> bool:
-    """Make a dead letter of a tuple. False: that cannot be stored now, which is reported; the tuple must stay with
-    the spout."""
+    """Store a tuple as a dead letter and report it. Returns False if it cannot be stored at present; this is
+    reported, and the spout must keep the tuple."""
     where = f"component '{context.component}' (task {context.task})"
     try:
         context.add_dead_letters([values], failure)
@@ -19,7 +19,7 @@ def give_up(context: Context, values: Sequence[Any], failure: Failure) -> bool:
         context.report(
             ComponentError(
                 where,
-                f"a tuple cannot be given up, because its dead letter cannot be stored: {error}",
+                f"a tuple failed {failure.attempts} times, and its dead letter cannot be stored: {error}",
                 "The tuple is emitted again until the state directory can be written to.",
             )
         )

@@ -1,4 +1,4 @@
-"""Lines of files: a spout of its own, and a source for ``ReplaySpout``."""
+"""Reads lines of files: a spout, and a source for ``ReplaySpout``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, 
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 
 _log = logging.getLogger(__name__)
-_BATCH = 4096  # lines emitted at a time: some 300 KB of text, a few frames
+_BATCH = 4096  # lines emitted at a time: about 300 KB of text, a few frames
 
 
 class _Lines:
-    """Which files, from where, under which name: what spout and Eden have in common."""
+    """The settings and checks that the spout and the Eden have in common: files, starting point, field."""
 
     def __init__(self, where: str, path: str, start: str, follow: bool, fields: Sequence[FieldSpec]) -> None:
         if start not in ("begin", "end"):
@@ -42,12 +42,12 @@ class _Lines:
                 "Split lines in a bolt.",
             )
         self.where = where
-        self.path = os.path.abspath(path)  # here on the driver: an executor's working folder is another
+        self.path = os.path.abspath(path)  # resolved on the driver: executors have another working directory
         self.start, self.follow = start, follow
         self.fields = tuple((field, str) if isinstance(field, str) else field for field in fields)
 
     def open(self, context: Context, positions: dict[str, int]) -> LineReader:
-        """The reader of this task's share: file i of the sorted names belongs to task i mod tasks."""
+        """The reader of this task's share: file i of the sorted names belongs to task i mod parallelism."""
         paths = sorted(glob.glob(self.path)) or ([self.path] if os.path.exists(self.path) else [])
         if not paths:
             raise EnvironmentFault(
@@ -59,8 +59,8 @@ class _Lines:
         return LineReader(share, self._starts(context, share, positions), follow=self.follow)
 
     def _starts(self, context: Context, paths: Sequence[str], positions: dict[str, int]) -> dict[str, int]:
-        """Where to begin in each file: as the state says, else as an earlier process of this task that crashed
-        before its first commit, else as ``start`` says, which is durable on return."""
+        """The start offset of each file. Taken from the task's state, else from the record of an earlier process
+        that crashed before its first commit, else from ``start``; in the last case it is durable on return."""
         self.record = StartRecord(context)
         unread = [path for path in paths if path not in positions]
         if self.start == "begin" or not unread:
@@ -75,19 +75,22 @@ class _Lines:
 class FileSpout(BatchSpout):
     """Emits the lines of a file, or of all files that match a pattern such as ``/logs/*.txt``, in order per file.
 
-    The files are spread over the tasks: file i of the sorted names goes to task i mod tasks. So between runs that
-    share a state, files may grow, but neither the set of files nor the parallelism should change: a file that
-    moves to another task is read there from its start.
+    The files are distributed over the tasks: file i of the sorted names goes to task i mod parallelism. Between
+    runs that share a state directory files may grow, but neither the set of files nor the parallelism should
+    change: a task reads a file that is new to it from the beginning.
 
-    A line ends with a newline; carriage returns before it are cut off, bytes that are not UTF-8 replaced.
-    ``follow`` keeps reading files that grow, and reads one that got shorter anew; without it the spout is silent
-    once it has come to the ends. ``start`` (``begin`` or ``end``) is for files never read before. At least once
-    and exactly once the end that was found is durable before the first line is emitted.
+    A line ends with a newline. Carriage returns before it are removed; bytes that are not UTF-8 are replaced. With
+    ``follow`` the spout keeps reading files that grow, and starts again at the beginning of a file that became
+    shorter; without it the spout emits nothing more after the ends of all files. ``start`` (``begin`` or ``end``)
+    applies to files that were never read before. With at-least-once and exactly-once delivery the end that was
+    found is stored durably before the first line is emitted.
 
-    Exactly once the read position is part of each epoch. At least once the stored position is that of the first
-    line not acked yet; a failed line is emitted again until it has had ``max_attempts`` in all; then it is a dead
-    letter, which ``penstock dlq`` shows. To be able to send it back, use ``ReplaySpout(FileEden(path))``. At most
-    once nothing is stored."""
+    With exactly-once delivery the read position is part of each epoch. With at-least-once delivery the stored
+    position is that of the first line not yet acked; a failed line is emitted again until it has had
+    ``max_attempts`` attempts, and then becomes a dead letter (``penstock dlq``). Use
+    ``ReplaySpout(FileEden(path))`` to be able to send dead letters back. With at-most-once delivery no position is
+    stored.
+    """
 
     def __init__(
         self,
@@ -110,13 +113,13 @@ class FileSpout(BatchSpout):
         self._positions = context.state.value("positions", {})
         self._reader = self._lines.open(context, self._positions.value)
         self._marks = LowWater(0)
-        self._again: deque[int] = deque()
+        self._retries: deque[int] = deque()
         self._attempts: dict[int, int] = {}
 
     def next_batch(self) -> None:
-        if self._again:
-            turn = [self._again.popleft() for _ in range(min(_BATCH, len(self._again)))]
-            numbers = [number for number in turn if number >= self._marks.mark]  # else acked late
+        if self._retries:
+            due = [self._retries.popleft() for _ in range(min(_BATCH, len(self._retries)))]
+            numbers = [number for number in due if number >= self._marks.mark]  # skip lines acked meanwhile
             self._collector.emit_batch([[self._reader.line(number) for number in numbers]], msg_ids=numbers)
             return
         first, lines = self._reader.read(_BATCH)
@@ -141,17 +144,17 @@ class FileSpout(BatchSpout):
 
     def fail(self, msg_id: Any, failure: Failure) -> None:
         if msg_id < self._marks.mark:
-            return  # acked before
+            return  # acked already
         attempts = self._attempts.get(msg_id, 0) + 1
         if attempts < self._max_attempts:
             self._attempts[msg_id] = attempts
-            self._again.append(msg_id)
+            self._retries.append(msg_id)
             return
         failure = Failure(failure.component, failure.error, attempts)
         if give_up(self._context, (self._reader.line(msg_id),), failure):
             self.ack_many((msg_id,))
         else:
-            self._again.append(msg_id)
+            self._retries.append(msg_id)
 
     def before_snapshot(self) -> None:
         self._positions.value = self._reader.positions(self._marks.mark if self._tracked else None)
@@ -164,8 +167,8 @@ class FileSpout(BatchSpout):
 
 
 class FileEden(Eden):
-    """The lines of files as a source for ``ReplaySpout``; the arguments are those of ``FileSpout``, and so is
-    the position in the task's state: one can take the other's place."""
+    """The lines of files as a source for ``ReplaySpout``. The arguments are those of ``FileSpout``. Both store
+    their position in the same form, so one can replace the other."""
 
     def __init__(
         self, path: str, *, start: str = "begin", follow: bool = False, fields: Sequence[FieldSpec] = ("line",)

@@ -1,4 +1,4 @@
-"""Records that are under way at least once: kept until acked, so that one that failed can be emitted again."""
+"""Records that were emitted and not yet acked, kept so that a failed record can be emitted again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Offsets = npt.NDArray[np.int64]
 
 @dataclass
 class _EmittedRows:
-    """Records that were emitted together. Let go as a whole, when the last of them is acked."""
+    """Records that were emitted together. They are released together, when the last of them is acked."""
 
     offsets: Offsets
     rows: pa.RecordBatch
@@ -26,8 +26,8 @@ class _EmittedRows:
 class InFlight:
     """The records of one partition that are emitted and not acked, and the low-water mark below them.
 
-    One record that takes long keeps the records it was emitted with, no more; so memory follows the number of
-    unacked records, which ``delivery.max_spout_pending`` bounds.
+    A slow record keeps only the records that were emitted in the same batch. Memory is therefore proportional to
+    the number of unacked records, which ``delivery.max_spout_pending`` bounds. Used by the task's thread.
     """
 
     def __init__(self, start: int) -> None:
@@ -37,27 +37,27 @@ class InFlight:
 
     @property
     def mark(self) -> int:
-        """Every record below is acked."""
+        """Every record below this offset is acked."""
         return self._low.mark
 
     @property
     def kept(self) -> int:
-        """How many records are held."""
+        """The number of records in memory."""
         return sum(segment.rows.num_rows for segment in self._segments)
 
     def add(self, offsets: Offsets, rows: pa.RecordBatch) -> None:
-        """These rows, of these ascending offsets, are emitted."""
+        """Add rows that were emitted; ``offsets`` are ascending."""
         first, last = int(offsets[0]), int(offsets[-1])
         if last - first + 1 == len(offsets):
             self._low.add(first, len(offsets))
-        else:  # holes: each run between two of them
+        else:  # the offsets have gaps: add each contiguous run
             for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
                 self._low.add(int(run[0]), len(run))
         self._segments.append(_EmittedRows(offsets, rows, len(offsets)))
         self._firsts.append(first)
 
     def ack(self, offsets: Offsets) -> None:
-        """These are done; each is acked once."""
+        """Mark records as done. Each offset is acked once."""
         self._low.ack(offsets)
         if len(self._segments) == 1:
             self._segments[0].left -= len(offsets)
@@ -70,6 +70,6 @@ class InFlight:
             self._firsts = [int(segment.offsets[0]) for segment in self._segments]
 
     def row(self, offset: int) -> pa.RecordBatch:
-        """The one row of an offset that is under way."""
+        """The row of an offset that is in flight, as a batch of one row."""
         segment = self._segments[bisect_right(self._firsts, offset) - 1]
         return segment.rows.slice(int(np.searchsorted(segment.offsets, offset)), 1)

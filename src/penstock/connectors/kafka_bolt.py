@@ -1,4 +1,4 @@
-"""A bolt that writes tuples to Kafka, at least once."""
+"""A bolt that writes tuples to Kafka with at-least-once semantics."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from penstock.connectors.kafka_rejection import RECORDS_FAULT
 from penstock.errors import ComponentError, PenstockError, SinkBusy
 from penstock.topology.components import Conf, Context, Failure, Source, TransactionalSink
 
-_FLUSH_SECONDS = 2.0  # for which a commit blocks its worker, at most
+_FLUSH_SECONDS = 2.0  # the longest time a commit blocks its worker; the worker counts as dead after 20 s
 
 
 class KafkaBolt(TransactionalSink):
-    """Writes each tuple as a record. At least once: a tuple is acked when Kafka has its record, so after a failure
-    some records are there twice; consumers see records before their epoch is committed. For exactly once take
-    ``KafkaSink``.
+    """Writes each tuple as a record. A tuple is acked when Kafka has accepted its record, so some records are
+    duplicated after a failure, and consumers see records before their epoch is committed. Use ``KafkaSink`` for
+    exactly-once delivery.
 
-    The topic is fixed or a function of the row (a dict); the key is a field; the value is a field, a function of
-    the row, the only field, or the row as JSON. Records with one key stay in order, whatever the network does.
+    The topic is a name or a function of the row (a dict). The key is a field. The value is a field, a function of
+    the row, the only field, or the row as JSON. Records with the same key stay in order, even after network
+    errors.
     """
 
-    commit_interval = 0.1  # seconds; a flush is quick, and 50,000 tuples under way then allow 500,000 a second
+    commit_interval = 0.1  # seconds; a flush is fast, and with 50,000 tuples in flight allows 500,000 per second
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class KafkaBolt(TransactionalSink):
         timeout: float = 15.0,
         options: Options = MappingProxyType({}),
     ) -> None:
-        """``timeout``: seconds Kafka may take to accept a record; longer than a broker's restart, shorter than the
-        20 s after which a silent worker counts as dead. ``options`` are librdkafka's, for security and tuning."""
+        """``timeout`` is the time in seconds that Kafka may take to accept a record: longer than the restart of a
+        broker, shorter than the 20 s after which a silent worker counts as dead. ``options`` are options of
+        librdkafka, for security and tuning."""
         self._encoder = Encoder("KafkaBolt", topic, key_field, value_field, value)
         self._bootstrap, self._timeout, self._options = bootstrap, timeout, dict(options)
 
@@ -48,9 +50,9 @@ class KafkaBolt(TransactionalSink):
         self._context = context
         self._where = where(context.component, context.task)
         self._written: list[pa.RecordBatch] = []
-        """Since the last commit. What Kafka did not take is produced again."""
+        """The rows since the last commit, to be produced again if Kafka did not accept them."""
         self._lost = ""
-        """Why all of it has to be."""
+        """Why all of them have to be produced again; empty if they do not."""
         self._start()
 
     def _start(self) -> None:
@@ -63,7 +65,7 @@ class KafkaBolt(TransactionalSink):
                 "bootstrap.servers": self._bootstrap,
                 "enable.idempotence": True,
                 "message.timeout.ms": int(self._timeout * 1000),
-                "delivery.report.only.error": True,  # a callback for each record would halve the speed
+                "delivery.report.only.error": True,  # a callback per record would halve the throughput
                 "on_delivery": lambda error, message: undelivered.append((error, message)),
                 "error_cb": self.errors.note,
                 "linger.ms": 5,
@@ -73,28 +75,28 @@ class KafkaBolt(TransactionalSink):
         )
 
     def recover(self, tokens: Sequence[Any]) -> None:
-        """Nothing waits for a commit."""
+        """Does nothing: no record waits for a commit."""
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        """Where it raises some of the records may be on their way: they come again."""
+        """If it raises, some of the records may already have been sent; they are sent again."""
         try:
             produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
         except BufferError:
-            raise self._busy(f"its queue is full and has not moved for {self._timeout:.0f} s") from None
+            raise self._busy(f"the producer's queue has been full for {self._timeout:.0f} s") from None
         except client_library().KafkaException as failed:
             if failed.args[0].name() not in RECORDS_FAULT:
                 raise
             raise self._rejected(failed) from failed
         except (PenstockError, OSError):
             raise
-        except Exception as failed:  # topic= and value= are the user's; the library checks what they return
+        except Exception as failed:  # topic= and value= are user code, and the library checks what they return
             raise self._rejected(failed) from failed
         self._written.append(batch)
         self._producer.poll(0)
 
     def prepare_commit(self, epoch: int) -> Any:
-        """Wait until Kafka has everything, for a moment; then ``SinkBusy`` is raised, and the next call goes on. A
-        record that Kafka rejects for good is a dead letter."""
+        """Wait up to ``_FLUSH_SECONDS`` until Kafka has accepted everything. Raises ``SinkBusy`` if it has not;
+        the next call continues. A record that Kafka rejects permanently becomes a dead letter."""
         if self._lost:
             self._produce_again()
         if not self._written:
@@ -107,7 +109,7 @@ class KafkaBolt(TransactionalSink):
             raise self._busy(self._lost) from failed
         try:
             self.errors.check()
-        except ComponentError as hopeless:  # for this producer; a person may mend it
+        except ComponentError as hopeless:  # for this producer; an operator may resolve it
             self._lost = hopeless.problem
         for error, _ in self._undelivered:
             if error.name() not in RECORDS_FAULT:
@@ -120,25 +122,26 @@ class KafkaBolt(TransactionalSink):
         return None
 
     def commit(self, token: Any) -> None:
-        """Nothing: the records are visible already."""
+        """Does nothing: the records are visible already."""
 
     def cleanup(self) -> None:
         self._producer.flush(self._timeout + 1.0)
 
     def _produce_again(self) -> None:
-        """All since the last commit, with another producer: of this one nobody knows what it has sent."""
+        """Produce all records since the last commit with a new producer: it is unknown which ones the old producer
+        has sent."""
         self._producer.purge()
         self._start()
         for batch in self._written:
             try:
                 produce(self._producer, self._encoder.records(batch, self._where), self._timeout)
             except BufferError:
-                raise self._busy("its queue is full") from None
+                raise self._busy("the producer's queue is full") from None
         self._lost = ""
 
     def _store_rejected(self) -> None:
-        """Kafka rejects records that it got together as one: each is offered once more alone. One that is rejected
-        then is a dead letter."""
+        """Kafka rejects a batch of records as a whole, so each record is sent once more on its own. A record that
+        is then rejected becomes a dead letter."""
         self._suspects += self._undelivered
         self._undelivered.clear()
         while self._suspects:
@@ -147,7 +150,7 @@ class KafkaBolt(TransactionalSink):
             if self._producer.flush(_FLUSH_SECONDS):
                 raise self._busy("no answer")
             refusals = [error for error, _ in self._undelivered]
-            self._undelivered.clear()  # else it is offered twice where its dead letter cannot be stored now
+            self._undelivered.clear()  # otherwise it is sent twice if its dead letter cannot be stored at present
             for error in refusals:
                 if error.name() not in RECORDS_FAULT:
                     self._lost = error.str()
@@ -168,5 +171,5 @@ class KafkaBolt(TransactionalSink):
         return SinkBusy(
             f"{self._where}, Kafka at {self._bootstrap}",
             f"Kafka did not accept every record ({got})",
-            "Check that the topic exists and that the brokers run and have space. Nothing is lost meanwhile.",
+            "Check that the topic exists and that the brokers are running and have space. No records are lost.",
         )

@@ -1,4 +1,4 @@
-"""Kafka records to Arrow columns."""
+"""Converts Kafka records to Arrow columns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from penstock.connectors.kafka_client import BrokerErrors, client_library, log
 from penstock.errors import TopologyError
 
 PARTS = ("value", "key", "topic", "partition", "offset", "timestamp")
-"""What can be emitted of a record. ``timestamp`` is in milliseconds since 1970."""
+"""The parts of a record that can be emitted. ``timestamp`` is in milliseconds since 1970."""
 
 
 class Decoder:
-    """Takes the wanted parts out of records. A record without value or key has None there.
+    """Extracts parts of records. The value or key of a record is None if the record has none.
 
-    Text that is not UTF-8 does not stop the stream: what does not fit becomes U+FFFD, and is counted and logged.
+    Text that is not UTF-8 does not stop the stream: invalid bytes become U+FFFD, and such records are counted and
+    logged.
     """
 
     def __init__(self, fields: Mapping[str, str], decode: str) -> None:
-        """``fields``: field name to part of the record; ``decode``: "text" or "bytes"."""
+        """``fields`` maps field names to parts of a record; ``decode`` is "text" or "bytes"."""
         if not fields or any(part not in PARTS for part in fields.values()):
             raise TopologyError(
                 "KafkaSpout",
@@ -38,11 +39,11 @@ class Decoder:
         self.schema: pa.Schema = pa.schema([(name, types.get(part, pa.int64())) for name, part in fields.items()])
 
     def open(self, where: str, errors: BrokerErrors) -> None:
-        """Called once in the task's process."""
+        """Called once, in the task's process."""
         self._where, self._errors, self._message = where, errors, client_library().Message
 
     def rows(self, messages: list[Any], offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """The messages, none of them an error, as a batch."""
+        """The messages as a batch. None of them may be an error."""
         columns = [
             self._column(part, field.type, messages, offsets)
             for part, field in zip(self._parts, self.schema, strict=True)
@@ -59,17 +60,17 @@ class Decoder:
         values = list(map(getattr(self._message, part), messages))
         try:
             return pa.array(values, kind)
-        except pa.ArrowInvalid:  # not UTF-8 somewhere
-            return self._mended(values, messages)
+        except pa.ArrowInvalid:  # a value is not UTF-8
+            return self._replaced(values, messages)
 
-    def _mended(self, payloads: list[bytes | None], messages: list[Any]) -> pa.Array:
+    def _replaced(self, payloads: list[bytes | None], messages: list[Any]) -> pa.Array:
         texts = [None if payload is None else payload.decode(errors="replace") for payload in payloads]
-        spoilt = [row for row, text in enumerate(texts) if text is not None and text.encode() != payloads[row]]
+        invalid = [row for row, text in enumerate(texts) if text is not None and text.encode() != payloads[row]]
         if not self._errors.counts["not text"]:
-            first = messages[spoilt[0]]
+            first = messages[invalid[0]]
             log.warning(
-                "%s: %s partition %d offset %d is not UTF-8, wrong bytes are replaced; try decode='bytes'",
+                "%s: %s partition %d offset %d is not UTF-8, invalid bytes are replaced; try decode='bytes'",
                 *(self._where, first.topic(), first.partition(), first.offset()),
             )
-        self._errors.counts["not text"] += len(spoilt)
+        self._errors.counts["not text"] += len(invalid)
         return pa.array(texts, pa.string())

@@ -1,4 +1,4 @@
-"""Tuples to Kafka records."""
+"""Converts tuples to Kafka records and passes them to a producer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.errors import ComponentError, TopologyError
 Row: TypeAlias = Mapping[str, Any]
 Payload: TypeAlias = str | bytes | None
 Record: TypeAlias = tuple[str, Payload, Payload] | tuple[str, Payload, Payload, int]
-"""⟨topic, value, key⟩ or ⟨topic, value, key, partition⟩: the order in which the client library takes them."""
+"""⟨topic, value, key⟩ or ⟨topic, value, key, partition⟩, in the order of the client library's arguments."""
 
 
 class Encoder:
-    """What becomes a record's topic, key and value. Picklable; the functions are the user's."""
+    """Determines the topic, key and value of a record. Picklable; the functions are user code."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class Encoder:
         value_field: str | None,
         value: Callable[[Row], Payload] | None,
     ) -> None:
-        """The value is that of ``value_field``, or what the function ``value`` makes of the row; without either
-        it is the only field there is beside the key, or else the whole row as JSON."""
+        """The value is the field ``value_field``, or the result of the function ``value``. Without either it is
+        the only field besides the key, or else the whole row as JSON."""
         if not topic:
             raise TopologyError(
                 name, f"the topic {topic!r} is neither a name nor a function of the row", "Name a topic."
@@ -40,8 +40,8 @@ class Encoder:
         self._topic, self._key_field, self._value_field, self._value = topic, key_field, value_field, value
 
     def records(self, batch: pa.RecordBatch, where: str) -> Iterator[Record]:
-        """One record per row. Text and bytes go as they are, None as no value (a compacted topic's tombstone),
-        numbers and booleans as JSON writes them, anything else as JSON."""
+        """One record per row. Strings and bytes are sent unchanged, None as a record without value (the tombstone
+        of a compacted topic), everything else as JSON."""
         rows = _rows(batch) if callable(self._topic) or self._value is not None else []
         count = batch.num_rows
         topics = map(self._topic, rows) if callable(self._topic) else [self._topic] * count
@@ -49,8 +49,8 @@ class Encoder:
         return zip(topics, self._values(batch, rows, where), keys, strict=True)
 
     def check(self, batch: pa.RecordBatch, where: str, largest: int) -> None:
-        """Raise what encoding these rows, or handing them to the client library, would raise later.
-        ``largest``: bytes of a key and a value together that the library takes."""
+        """Raise ``ComponentError`` if these rows cannot be encoded or the client library would not accept them.
+        ``largest`` is the maximum size of key and value together, in bytes."""
         for topic, value, key, *_ in self._made(batch, where):
             if not isinstance(topic, str) or not topic:
                 raise ComponentError(
@@ -71,12 +71,12 @@ class Encoder:
                 )
 
     def _made(self, batch: pa.RecordBatch, where: str) -> Iterator[Record]:
-        """The records; what the user's functions raise on a row is about the row."""
+        """The records. An exception of the user's functions becomes a ``ComponentError`` about the row."""
         try:
             for record in self.records(batch, where):
                 for part in record[1:3]:
                     if isinstance(part, str):
-                        part.encode()  # half a surrogate pair cannot be
+                        part.encode()  # raises for an unpaired surrogate
                 yield record
         except ComponentError:
             raise
@@ -111,7 +111,7 @@ class Encoder:
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON; what JSON does not know (times, decimals) as its text."""
+    """Compact JSON; values that JSON does not support (times, decimals) are written as their text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_text)
 
 
@@ -132,20 +132,20 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def produce(producer: Any, records: Iterator[Record], seconds: float) -> int:
-    """Hand records to the producer's queue; how many. While it is full this waits for Kafka, at most ``seconds``
-    for one record; then ``BufferError`` is raised."""
+    """Append records to the producer's queue and return their number. While the queue is full this waits for
+    Kafka, at most ``seconds`` for each record; then it raises ``BufferError``."""
     count = 0
     send = producer.produce
     for record in records:
         try:
             send(*record)
         except BufferError:
-            _send_late(producer, record, seconds)
+            _produce_when_free(producer, record, seconds)
         count += 1
     return count
 
 
-def _send_late(producer: Any, record: Record, seconds: float) -> None:
+def _produce_when_free(producer: Any, record: Record, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         producer.poll(0.05)

@@ -1,16 +1,17 @@
-"""Which records Kafka will never take, and which errors say so.
+"""Finds the records that Kafka will never accept.
 
-A broker answers for a batch of records, not for each: with one record that is too large the others in its batch
-fail too. So an error of the first kind below only makes a record a suspect. It is rejected when Kafka refuses it
-alone.
+A broker answers for a batch of records, not for each record: if one record is too large, the others in its batch
+fail too. An error of the first kind below therefore only makes a record a suspect. It is rejected if Kafka refuses
+it on its own.
 
-- About the record: its size (MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_MSG_SIZE), its content
-  (INVALID_RECORD, INVALID_MSG: no key in a compacted topic, for example), a name that no topic can have
-  (TOPIC_EXCEPTION). It is offered alone, and is a dead letter if it is refused again.
-- Waited for, since a person or time mends it and the same record is accepted then: a topic or partition that does
-  not exist yet, missing rights (TOPIC_AUTHORIZATION_FAILED and the like), INVALID_TIMESTAMP (the client's clock is
-  wrong; the rows bring no timestamps), quotas, time-outs, no leader, too few replicas, brokers that are away.
-- Fenced or fatal: ``SinkRefused``, and the process is replaced.
+- Errors about the record: its size (MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_MSG_SIZE), its content
+  (INVALID_RECORD, INVALID_MSG, for example no key in a compacted topic), or an invalid topic name
+  (TOPIC_EXCEPTION). The record is sent on its own and becomes a dead letter if it is refused again.
+- Errors that time or an operator resolves, after which the same record is accepted: a topic or partition that does
+  not exist yet, missing rights (TOPIC_AUTHORIZATION_FAILED and others), INVALID_TIMESTAMP (the client's clock is
+  wrong; rows have no timestamps), quotas, timeouts, no leader, too few replicas, unreachable brokers. The sink
+  retries.
+- Fenced or fatal errors: the sink raises ``SinkRefused``, and the process is replaced.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ RECORDS_FAULT = frozenset(
         "INVALID_MSG_SIZE",
         "INVALID_MSG",
         "INVALID_RECORD",
-        "_INVALID_DIFFERENT_RECORD",  # librdkafka's: another record of the batch was invalid
+        "_INVALID_DIFFERENT_RECORD",  # librdkafka: another record of the batch was invalid
         "TOPIC_EXCEPTION",
     }
 )
-"""Errors, by Kafka's names, that are about records."""
-_MOST_GROUP = 1_000_000  # bytes; librdkafka's default of batch.size
-_OVERHEAD = 100  # bytes of a record beside key and value, at most
+"""Names of the Kafka errors that are about records."""
+_MOST_GROUP = 1_000_000  # bytes; librdkafka's default for batch.size
+_OVERHEAD = 100  # bytes; upper bound of a record's size without key and value
 
 Content: TypeAlias = tuple[str, bytes | None, bytes | None]
-"""⟨topic, value, key⟩. Kafka treats records with the same content alike, so this names them."""
+"""⟨topic, value, key⟩. Kafka treats records with the same content alike, so the content identifies them."""
 
 
 def content_of(record: Record) -> Content:
@@ -44,25 +45,26 @@ def content_of(record: Record) -> Content:
 
 
 class RecordSearch:
-    """Of one epoch. Offer ``piece`` to Kafka, say what came of it, until there is none left. What was found stays
-    when a call ends for lack of time: the next one goes on with it."""
+    """The search for rejected records in one epoch, by halving. The caller sends ``piece`` to Kafka and reports
+    the outcome with ``on_accepted`` or ``on_refused`` until ``piece`` is None. Intermediate results are kept when
+    a call of the sink runs out of time; the next call continues with them."""
 
     def __init__(self) -> None:
         self.rejected: dict[Content, str] = {}
-        """Records that Kafka refuses alone, and what it says."""
+        """Records that Kafka refuses on their own, with its error message."""
         self.group_bytes: int | None = None
-        """How many bytes may go to Kafka together; None: as the client library does it."""
+        """The number of bytes that may be sent together; None leaves this to the client library."""
         self._todo: list[list[Content]] = []
         self._found = False
 
     def suspect(self, contents: Iterable[Content]) -> None:
-        """Kafka refused them, together with others or not."""
+        """Start a search among records that Kafka refused, possibly together with others."""
         self._todo = [list(dict.fromkeys(contents))]
         self._found = False
 
     @property
     def piece(self) -> list[Content] | None:
-        """The records to offer next, in a transaction that is aborted afterwards."""
+        """The records to send next, in a transaction that is aborted afterwards. None: the search is complete."""
         return self._todo[-1] if self._todo else None
 
     def on_accepted(self) -> None:
@@ -80,12 +82,12 @@ class RecordSearch:
         self._done()
 
     def _done(self) -> None:
-        if not self._todo and not self._found:  # each is accepted alone: their batch is what was too large
+        if not self._todo and not self._found:  # each record is accepted on its own: the batch was too large
             self.group_bytes = max(1, (self.group_bytes or _MOST_GROUP) // 2)
 
 
 def groups(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """The records in order, in lists of at most ``most`` bytes; a larger record is a list of its own."""
+    """The records in order, in lists of at most ``most`` bytes. A larger record forms a list of its own."""
     group: list[Record] = []
     size = 0
     for record in records:

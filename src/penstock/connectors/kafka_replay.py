@@ -1,12 +1,13 @@
-"""Replay queues as Kafka topics: they survive the loss of a machine, and tasks find them wherever they run.
+"""Replay queues stored in Kafka topics: they survive the loss of a machine, and tasks reach them from any node.
 
-Beside a source topic stand ``<topology>.<topic>.from``, ``.to`` and ``.dead``, made on the first run with a
-partition for each task of the spout, and without a limit of age or size: Kafka must not drop what was not read.
-What is done with, and the pointer, are offsets of consumer groups; read positions are part of the task's state.
+The topics of a source are ``<topology>.<topic>.from``, ``.to`` and ``.dead``. They are created on the first run
+with a partition for each task of the spout and without a limit of age or size, so that Kafka does not delete
+unread records. Progress and the pointer are stored as offsets of consumer groups; read positions are part of the
+task's state.
 
-Kafka keeps no second process of a task away, as a lock on local disk does. While an old one lives on beside a new
-one, tuples may come twice; none is lost, since neither stores a position, or deletes a record, that it is not done
-with.
+Kafka does not exclude a second process of a task, as a lock on a local disk does. While an old process runs beside
+a new one, tuples may be emitted twice. None is lost, since neither process stores a position or deletes a record
+before it has processed it.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from penstock.connectors.kafka_client import (
 )
 from penstock.connectors.kafka_spout import KafkaSpout
 from penstock.errors import EnvironmentFault
-from penstock.replay.dead_letters import DeadLetter, DeadLetterStore, struck_ids
+from penstock.replay.dead_letters import DeadLetter, DeadLetterStore, removed_ids
 from penstock.replay.eden import SpoutEden
 from penstock.replay.progress import ReadProgress
 from penstock.replay.queues import Pointer, Queues, ReplayQueue, ReplayStore
 from penstock.replay.records import ReplayRecord, decode, decode_dead_letter, encode, encode_dead_letter
 from penstock.topology.components import Context
 
-_DEAD_LETTER, _STRUCK = b"L", b"S"
-_FETCH_SECONDS = 10.0  # a record that Kafka says is there comes sooner, unless the broker is down
+_DEAD_LETTER, _REMOVED = b"L", b"S"
+_FETCH_SECONDS = 10.0  # seconds; a record that exists arrives sooner unless the broker is down
 _TOPIC_SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 _KINDS = ("from", "to", "dead")
 
 
 class Broker:
-    """The clients that the queues of one task share."""
+    """The Kafka clients that the queues of one task share. Used by the threads of its ``Replayer``."""
 
     def __init__(self, where: str, bootstrap: str, options: Options) -> None:
         self.kafka = client_library()
@@ -52,7 +53,7 @@ class Broker:
             "bootstrap.servers": bootstrap,
             "log_level": 2,
             "error_cb": _ignore,
-            "reconnect.backoff.max.ms": 1000,  # the default of 10 s is long for one that is back after three
+            "reconnect.backoff.max.ms": 1000,  # the default is 10 s; a restarted broker is back after about 3 s
             **connecting(options),
         }
 
@@ -65,7 +66,7 @@ class Broker:
         return self.kafka.Producer(
             {
                 **self._common,
-                "enable.idempotence": True,  # a retry inside the client doubles nothing
+                "enable.idempotence": True,  # a retry inside the client creates no duplicate
                 "linger.ms": 0,
                 "delivery.timeout.ms": int(ANSWER_SECONDS * 1000),
             }
@@ -78,17 +79,18 @@ class Broker:
                 "group.id": group,
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
-                "auto.offset.reset": "earliest",  # what was deleted was done with
+                "auto.offset.reset": "earliest",  # deleted records had been processed
                 "fetch.wait.max.ms": 10,
                 "fetch.queue.backoff.ms": 5,
             }
         )
 
     def ask(self, question: Any) -> Any:
+        """Call ``question(timeout)`` until Kafka answers; see ``kafka_client.ask``."""
         return ask(self.where, self.bootstrap, question)
 
     def produce(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
-        """Write values in order; on return all replicas have them."""
+        """Write values in order. When the call returns, all replicas have them."""
         failed: list[Any] = []
 
         def delivered(error: Any, message: Any) -> None:
@@ -101,13 +103,13 @@ class Broker:
                 try:
                     self.producer.produce(topic, value, partition=partition, on_delivery=delivered)
                     sent = True
-                except BufferError:  # the client's queue is full: let it send
+                except BufferError:  # the client's queue is full: wait until it has sent some
                     self.producer.poll(0.1)
                 except self.kafka.KafkaException as error:
                     raise refused(self.where, self.bootstrap, error.args[0]) from error
         left = self.producer.flush(ANSWER_SECONDS + 5)
         if failed or left:
-            del self.producer  # one that gave up on a record may not go on with the next
+            del self.producer  # a producer that gave up a record must not continue with the next one
         if failed and failed[0].name() != "_MSG_TIMED_OUT":
             raise refused(self.where, self.bootstrap, failed[0])
         if failed or left:
@@ -117,7 +119,7 @@ class Broker:
             raise no_answer(self.where, self.bootstrap, problem)
 
     def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-        """The offsets of the oldest record there is and of the next to come."""
+        """The offset of the oldest record and the offset of the next record to be written."""
         place = self.kafka.TopicPartition(topic, partition)
         found: tuple[int, int] = self.ask(lambda timeout: consumer.get_watermark_offsets(place, timeout))
         return found
@@ -137,7 +139,7 @@ class Broker:
 
 
 class KafkaQueue(ReplayQueue):
-    """A partition as a queue; what is released is before the group's offset."""
+    """A partition as a queue. Records below the group's offset are released."""
 
     def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
         self._broker, self._topic, self._partition = broker, topic, partition
@@ -175,7 +177,7 @@ class KafkaQueue(ReplayQueue):
             raise no_answer(
                 self._broker.where,
                 self._broker.bootstrap,
-                (f"no records of {self._topic} from offset {self._cursor} on came within {_FETCH_SECONDS:.0f} s"),
+                f"no records of {self._topic} from offset {self._cursor} on arrived within {_FETCH_SECONDS:.0f} s",
             )
         return found
 
@@ -194,14 +196,14 @@ class KafkaQueue(ReplayQueue):
     def empty(self) -> bool:
         if self._cursor >= self._end:
             first, self._end = self._broker.ends(self._consumer, self._topic, self._partition)
-            if first > self._cursor:  # deleted, by an older process of this task that was done with them
+            if first > self._cursor:  # an older process of this task has processed and deleted them
                 self._cursor = first
                 self._progress.read([], first)
         return self._cursor >= self._end
 
     def release(self, position: int) -> None:
         place = self._broker.kafka.TopicPartition(self._topic, self._partition, max(position, self._released))
-        # Also where it did not move: Kafka forgets offsets that were not committed for a week.
+        # Committed even if unchanged: Kafka forgets offsets that were not committed for a week.
         self._broker.ask(lambda timeout: self._consumer.commit(offsets=[place], asynchronous=False))
         if position > self._released:
             self._broker.delete_before(self._topic, self._partition, position)
@@ -217,7 +219,7 @@ class KafkaQueue(ReplayQueue):
 
 
 class KafkaPointer(Pointer):
-    """The pointer as an offset of a group of its own: 1 when From and To are exchanged."""
+    """The pointer as the offset of a separate consumer group: 1 if From and To are exchanged."""
 
     def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
         self._broker = broker
@@ -238,7 +240,7 @@ class KafkaPointer(Pointer):
 
 
 class KafkaDeadLetterStore(DeadLetterStore):
-    """Dead letters in a partition. A dead letter's id is its offset; a removal is a record of its own."""
+    """Dead letters in a partition. The id of a dead letter is its offset; a removal is a separate record."""
 
     def __init__(self, broker: Broker, topic: str, partition: int, group: str) -> None:
         self._broker, self._topic, self._partition = broker, topic, partition
@@ -253,10 +255,11 @@ class KafkaDeadLetterStore(DeadLetterStore):
         return [DeadLetter(offset, decode_dead_letter(value)) for offset, value in self._stored().items()]
 
     def remove(self, ids: Collection[int]) -> None:
-        """(1) write a record that strikes them out; (2) delete what comes before the first dead letter left."""
+        """Steps: (1) write a record that marks them as removed; (2) delete the records before the oldest remaining
+        dead letter."""
         if ids:
-            struck = _STRUCK + json.dumps(sorted(ids)).encode()
-            self._broker.produce(self._topic, self._partition, [struck])
+            removed = _REMOVED + json.dumps(sorted(ids)).encode()
+            self._broker.produce(self._topic, self._partition, [removed])
             left = self._stored()
             if left:
                 self._broker.delete_before(self._topic, self._partition, min(left))
@@ -268,30 +271,30 @@ class KafkaDeadLetterStore(DeadLetterStore):
         first, end = self._broker.ends(self._consumer, self._topic, self._partition)
         self._consumer.assign([self._broker.kafka.TopicPartition(self._topic, self._partition, first)])
         found: dict[int, bytes | None] = {}
-        at = first
-        while at < end:
-            messages = self._consumer.consume(min(1000, end - at), _FETCH_SECONDS)
+        offset = first
+        while offset < end:
+            messages = self._consumer.consume(min(1000, end - offset), _FETCH_SECONDS)
             if not messages or messages[-1].error() is not None:
                 raise no_answer(
                     self._broker.where,
                     self._broker.bootstrap,
-                    f"no records of {self._topic} from offset {at} on came "
+                    f"no records of {self._topic} from offset {offset} on arrived "
                     + (f"({messages[-1].error()})" if messages else f"within {_FETCH_SECONDS:.0f} s"),
                 )
             for message in messages:
                 value = message.value()
-                if value is not None and value[:1] == _STRUCK:
-                    for id in struck_ids(value[1:]):
+                if value is not None and value[:1] == _REMOVED:
+                    for id in removed_ids(value[1:]):
                         found.pop(id, None)
-                else:  # a dead letter; or what someone else wrote, which is shown as a damaged one
+                else:  # a dead letter, or a record of another program, which is shown as a damaged dead letter
                     found[message.offset()] = value[1:] if value and value[:1] == _DEAD_LETTER else value
-            at = messages[-1].offset() + 1
+            offset = messages[-1].offset() + 1
         self._consumer.unassign()
         return found
 
 
 class KafkaStore(ReplayStore):
-    """Keeps the queues of each task of a spout in partitions of its own."""
+    """Keeps the queues of each task of a spout in separate partitions."""
 
     def __init__(
         self,
@@ -301,8 +304,8 @@ class KafkaStore(ReplayStore):
         replication: int = -1,
         options: Options = MappingProxyType({}),
     ) -> None:
-        """``name`` is the middle of the topics' names: the source topic's name, or without it the spout's id.
-        ``replication`` is the number of replicas; -1: the broker's default."""
+        """``name`` is the middle part of the topic names: the name of the source topic, or the id of the spout if
+        it is None. ``replication`` is the number of replicas; -1 stands for the broker's default."""
         self._bootstrap, self._name = bootstrap, name
         self._replication, self._options = replication, dict(options)
 
@@ -316,11 +319,11 @@ class KafkaStore(ReplayStore):
         return open_queues(broker, topics, context.index)
 
     def topics(self, topology: str, component: str) -> dict[str, str]:
-        """The names of the topics that are From, To and the dead letters when they are made."""
+        """The names of the topics that are initially From, To and the dead letters."""
         return {kind: f"{topology}.{self._name or component}.{kind}" for kind in _KINDS}
 
     def _create(self, broker: Broker, topics: Mapping[str, str], partitions: int) -> None:
-        """On the first run, make the topics; with more tasks than before, more partitions."""
+        """Create the topics on the first run, and add partitions if the spout has more tasks than before."""
         admin = broker.kafka.admin
         known = broker.ask(lambda timeout: broker.admin.list_topics(timeout=timeout)).topics
         new = [
@@ -348,7 +351,7 @@ class KafkaStore(ReplayStore):
 
 
 class KafkaEden(SpoutEden):
-    """A Kafka topic as the source of a ``ReplaySpout``; its replay queues are topics beside it.
+    """A Kafka topic as the source of a ``ReplaySpout``; its replay queues are topics with related names.
 
     The arguments are those of ``KafkaSpout``. The position is kept in the task's state.
     """
@@ -364,8 +367,9 @@ class KafkaEden(SpoutEden):
 
 
 def stores_of(bootstrap: str, topology: str, source: str | None = None) -> Iterator[tuple[str, int, Queues]]:
-    """For tools: the queues of all tasks of a topology, or of one source of it, each with the name in the middle
-    of its topics and the task's index. Only append to the queues, and do with dead letters what there is to do."""
+    """For tools: the queues of all tasks of a topology, or of one of its sources, each with the middle part of its
+    topic names and the index of the task. Callers may append to the queues and read or remove dead letters; they
+    must not read the queues."""
     broker = Broker(f"topology '{topology}'", bootstrap, {})
     known = broker.ask(lambda timeout: broker.admin.list_topics(timeout=timeout)).topics
     for dead in sorted(known):
@@ -377,7 +381,8 @@ def stores_of(bootstrap: str, topology: str, source: str | None = None) -> Itera
 
 
 def open_queues(broker: Broker, topics: Mapping[str, str], partition: int) -> Queues:
-    """The queues of one task. The group's name is that of the From topic: one group per topology and source."""
+    """The queues of one task. The consumer group is named after the From topic: one group per topology and
+    source."""
     group = topics["from"].removesuffix(".from")
     pointer = KafkaPointer(broker, topics["from"], partition, f"{group}.pointer")
 
@@ -395,7 +400,7 @@ def open_queues(broker: Broker, topics: Mapping[str, str], partition: int) -> Qu
 
 
 def _wait(broker: Broker, future: Any) -> None:
-    """For a topic to be made; another task may have made it in the meantime."""
+    """Wait until a topic has been created; another task may have created it meanwhile."""
     try:
         future.result(ANSWER_SECONDS)
     except broker.kafka.KafkaException as failed:
@@ -404,4 +409,4 @@ def _wait(broker: Broker, future: Any) -> None:
 
 
 def _ignore(error: Any) -> None:
-    """Brokers gone for a while: the calls that need one say so."""
+    """Errors are ignored here: the calls that need a broker raise them."""

@@ -1,4 +1,4 @@
-"""A sink that writes tuples to Kafka, exactly once."""
+"""A sink that writes tuples to Kafka with exactly-once semantics."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ from penstock.connectors.kafka_client import (
     where,
 )
 from penstock.connectors.kafka_encoding import Encoder, Payload, Record, Row, produce
-from penstock.connectors.kafka_epochs import EpochNotes
+from penstock.connectors.kafka_epochs import EpochRecords
 from penstock.connectors.kafka_rejection import RECORDS_FAULT, Content, RecordSearch, content_of, groups
 from penstock.errors import ComponentError, PenstockError, SinkRefused
 from penstock.storage.staging import StagedSink
 from penstock.topology.components import Conf, Context, Failure, Source
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds before trying again; doubled each time
-_MESSAGE_BYTES = 1_000_000  # librdkafka's default of message.max.bytes
-_RECORD_OVERHEAD = 36  # bytes it adds to a record's key and value before it compares them with that
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds before the next attempt; doubled each time
+_MESSAGE_BYTES = 1_000_000  # bytes; librdkafka's default for message.max.bytes
+_RECORD_OVERHEAD = 36  # bytes that librdkafka adds to key and value before it compares them with that limit
 
 
 class KafkaSink(StagedSink):
-    """Writes the rows of an epoch in one Kafka transaction, together with a note of the epoch: both or neither.
+    """Writes the rows of an epoch and a record of the epoch number in one Kafka transaction.
 
-    The note is a record in the topic ``<topology>.<component>.epochs``, which the sink makes on the first run
-    (compacted, a partition for each task). Consumers must read with ``isolation.level=read_committed``.
+    The epoch record is written to the topic ``<topology>.<component>.epochs``, which the sink creates on the first
+    run (compacted, with a partition for each task). Consumers must read with ``isolation.level=read_committed``.
 
-    The transactional id is ``<topology>.<component>.<index>``. It belongs to the process that asked for it last
-    (``init_transactions``); Kafka fences the others, so an earlier process of the task that still runs cannot
-    commit any more. A process asks once, when it starts, and never again, whatever fails: one that was replaced
-    and does not know it would push its successor out. What its one producer cannot mend - it is fenced, or the
-    library calls it broken - is ``SinkRefused``: the topology's next start mends it. What Kafka did not answer in
-    time is ``SystemAway``: the next ``commit`` goes on where this one stopped.
+    The transactional id is ``<topology>.<component>.<index>``. It belongs to the process that initialised it last
+    (``init_transactions``). Kafka fences the others, so an earlier process of the task that is still alive cannot
+    commit. A process initialises the id once, when it starts, and never again: a process that was replaced and
+    does not know it would otherwise fence its successor. If its only producer becomes unusable (it is fenced, or
+    the library reports a fatal error), the sink raises ``SinkRefused`` and the next query run creates a new one.
+    If Kafka does not answer in time, the sink raises ``SystemAway`` and the next ``commit`` continues where this
+    one stopped.
 
-    A record that Kafka will never accept (larger than the topic's ``max.message.bytes``, without a key in a
-    compacted topic) is a dead letter; all others are written. ``kafka_rejection`` says which errors mean that.
+    A record that Kafka will never accept (larger than the topic's ``max.message.bytes``, or without a key in a
+    compacted topic) becomes a dead letter; all others are written. ``kafka_rejection`` lists the errors that mean
+    this.
     """
 
     def __init__(
@@ -63,8 +65,8 @@ class KafkaSink(StagedSink):
         timeout: float = 15.0,
         options: Options = MappingProxyType({}),
     ) -> None:
-        """As for ``KafkaBolt``. ``timeout``: seconds until an epoch that Kafka does not take
-        is an error; a restarted broker is waited for."""
+        """The arguments are those of ``KafkaBolt``. ``timeout`` is the time in seconds within which Kafka must
+        accept an epoch; it should be longer than the restart of a broker."""
         self._encoder = Encoder("KafkaSink", topic, key_field, value_field, value)
         self._bootstrap, self._timeout, self._options = bootstrap, timeout, dict(options)
 
@@ -81,37 +83,39 @@ class KafkaSink(StagedSink):
         }
         self._largest = int(self._options.get("message.max.bytes", _MESSAGE_BYTES)) - _RECORD_OVERHEAD
         topic = f"{context.topology}.{context.component}.epochs"
-        self._notes = EpochNotes(self._at, self._bootstrap, topic, context.index, self._shared)
-        self._notes.create(context.parallelism, ANSWER_SECONDS)
+        self._epochs = EpochRecords(self._at, self._bootstrap, topic, context.index, self._shared)
+        self._epochs.create(context.parallelism, ANSWER_SECONDS)
         self._published: int | None = None
         self._begun = False
         self._search, self._search_epoch = RecordSearch(), -1
         self._reported_epoch = -1
         self._suspects: dict[Content, str] = {}
-        """Records of the open transaction that Kafka refused, and what it said."""
-        self._committing: int | None = None  # the epoch whose commit was asked for and not answered
+        """Records of the open transaction that Kafka refused, with its error message."""
+        self._committing: int | None = None  # the epoch whose commit was requested and not answered
         self._producer = self._new_producer()
 
     def published(self) -> int:
-        if self._published is None:  # asked once: only this process can change it
-            self._published = self._notes.newest(self.identity, self._timeout)
+        if self._published is None:  # read once: only this process can change it
+            self._published = self._epochs.newest(self.identity, self._timeout)
         return self._published
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        """Rows that cannot become records are refused now: once their epoch is committed it must be published."""
-        batch = self._buffer.plain(batch, source)  # as it will come back from the staged file
+        """Rows that cannot become records are rejected here: once their epoch is committed it must be
+        published."""
+        batch = self._buffer.plain(batch, source)  # the form in which it is read from the staged file
         self._encoder.check(batch, self._at, self._largest)
         super().write(batch, source)
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
-        """In numbered steps: (1) begin; (2) produce the rows; (3) produce the note of the epoch; (4) store dead
-        letters of the rows that are left out; (5) commit. What fails is aborted and done again from step 1, unless
-        the epoch turns out to be there; a commit that is not answered is asked for again until it is. Between two
-        attempts, records that Kafka refused are looked at alone."""
+        """Steps: (1) begin the transaction; (2) produce the rows; (3) produce the record of the epoch; (4) store
+        dead letters for the rows that are left out; (5) commit. After a failure the transaction is aborted and
+        repeated from step 1, unless the epoch turns out to be published; a commit that was not answered is
+        requested again. Between two attempts, records that Kafka refused are sent on their own to find those that
+        it rejects."""
         deadline = time.monotonic() + self._timeout
         pause = _FIRST_PAUSE
         if self._search_epoch != epoch:
-            group_bytes = self._search.group_bytes  # holds for the topic, not for the epoch
+            group_bytes = self._search.group_bytes  # a property of the topic, not of the epoch
             self._search, self._search_epoch = RecordSearch(), epoch
             self._search.group_bytes = group_bytes
         while (known := self.published()) < epoch:
@@ -124,24 +128,24 @@ class KafkaSink(StagedSink):
                     self._published = known
             except (self._kafka.KafkaException, SystemError) as failed:
                 error = self._undo(library_error(failed).args[0], deadline)
-                if not self._begun and self._suspects and not _beyond_mending(error):
-                    self._note_suspects()
+                if not self._begun and self._suspects and not _is_unusable(error):
+                    self._continue_search()
                     self._published = known
                     if time.monotonic() < deadline:
                         continue
-                if _beyond_mending(error) or time.monotonic() + pause > deadline:
+                if _is_unusable(error) or time.monotonic() + pause > deadline:
                     raise self._failure(error) from failed
-                log.warning("%s: epoch %d not written to Kafka: %s; trying again", self._at, epoch, error.str())
+                log.warning("%s: epoch %d was not written to Kafka: %s; retrying", self._at, epoch, error.str())
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self.errors.clear()
 
     def cleanup(self) -> None:
-        self._notes.close()
+        self._epochs.close()
         super().cleanup()
 
     def _transact(self, epoch: int, rows: pa.Table, deadline: float) -> None:
-        if self._begun:  # an earlier call left it open
+        if self._begun:  # an earlier call left the transaction open
             self._end(deadline)
             return
         self._begin()
@@ -151,7 +155,7 @@ class KafkaSink(StagedSink):
         self._end(deadline)
 
     def _probe(self, piece: list[Content], deadline: float) -> None:
-        """Offer the records in a transaction of their own, which nobody will see."""
+        """Send the records in a separate transaction, which is aborted."""
         self._begin()
         self._send(iter(piece), deadline)
         if self._producer.flush(max(0.1, deadline - time.monotonic())):
@@ -164,7 +168,8 @@ class KafkaSink(StagedSink):
         self._begun = True
 
     def _send(self, records: Iterator[Record], deadline: float) -> None:
-        """Produce records and wait for the answers, as long as there is time. Raises where Kafka refuses some."""
+        """Produce records and wait for the answers until the deadline. Raises ``KafkaException`` if Kafka refuses
+        some."""
         most = self._search.group_bytes
         try:
             for group in [records] if most is None else groups(records, most):
@@ -175,18 +180,18 @@ class KafkaSink(StagedSink):
         except self._kafka.KafkaException as failed:
             if failed.args[0].name() != "_STATE":
                 raise
-            self._producer.poll(0)  # for the answer because of which no more may be produced
+            self._producer.poll(0)  # fetch the answer after which nothing more may be produced
             refused = self._kafka.KafkaError(self._kafka.KafkaError._PURGE_QUEUE)
             raise self._kafka.KafkaException(refused) from failed
         if self._suspects:
             raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError._PURGE_QUEUE))
 
-    def _note_delivery(self, error: Any, message: Any) -> None:
-        """Called by the library for a record that was not written."""
+    def _on_delivery(self, error: Any, message: Any) -> None:
+        """Called by the library for each record that was not written."""
         if error is not None and error.name() in RECORDS_FAULT:
             self._suspects[message.topic(), message.value(), message.key()] = f"{error.name()}: {error.str()}"
 
-    def _note_suspects(self) -> None:
+    def _continue_search(self) -> None:
         if self._search.piece is None:
             self._search.suspect(self._suspects)
         else:
@@ -194,15 +199,15 @@ class KafkaSink(StagedSink):
         self._suspects = {}
 
     def _store_rejected(self, epoch: int, rows: pa.Table) -> None:
-        """Make dead letters of the rows that Kafka will never take. Also without any: dead letters that there are
-        of this epoch are of an attempt that Kafka did not commit."""
+        """Store dead letters for the rows that Kafka will never accept. Called without any too: existing dead
+        letters of this epoch belong to an attempt that Kafka did not commit."""
         if not self._search.rejected:
             self.context.add_dead_letters([], [], once=self.dead_letters_name(epoch))
             return
         found = [self._search.rejected.get(content_of(record)) for record in self._all_records(rows)]
-        rejected = [(number, said) for number, said in enumerate(found) if said is not None]
+        rejected = [(number, error) for number, error in enumerate(found) if error is not None]
         dead_letters = [tuple(row.values()) for row in rows.take([number for number, _ in rejected]).to_pylist()]
-        failures = [Failure(self.context.component, f"Kafka rejects the record: {said}") for _, said in rejected]
+        failures = [Failure(self.context.component, f"Kafka rejects the record: {error}") for _, error in rejected]
         self.context.add_dead_letters(dead_letters, failures, once=self.dead_letters_name(epoch))
         if self._reported_epoch == epoch:
             return
@@ -216,28 +221,28 @@ class KafkaSink(StagedSink):
         )
 
     def _end(self, deadline: float) -> None:
-        """End the open transaction. If this raises, the library wants the same call again."""
+        """End the open transaction. If this raises, the library requires the same call again."""
         commit = self._committing is not None
         self._retry_until(
             self._producer.commit_transaction if commit else self._producer.abort_transaction, deadline
         )
-        self._published = self._committing  # after an abort look again
+        self._published = self._committing  # None after an abort: read it again
         self._begun, self._committing = False, None
 
     def _records(self, epoch: int, rows: pa.Table) -> Iterator[Record]:
-        """What is to be written: the rows that Kafka does not reject, and the note of the epoch."""
+        """The records to write: the rows that Kafka does not reject, and the record of the epoch."""
         rejected = self._search.rejected
         for record in self._all_records(rows):
             if not rejected or content_of(record) not in rejected:
                 yield record
-        yield self._notes.note(self.identity, epoch)
+        yield self._epochs.record(self.identity, epoch)
 
     def _all_records(self, rows: pa.Table) -> Iterator[Record]:
         for batch in rows.to_batches(max_chunksize=10_000):
             yield from self._encoder.records(batch, self._at)
 
     def _retry_until(self, call: Callable[[float], Any], deadline: float) -> None:
-        """Call until it succeeds or fails for good; what Kafka calls retriable may be called again as it is."""
+        """Repeat the call until it succeeds or raises an error that Kafka does not call retriable."""
         while True:
             try:
                 call(max(0.1, deadline - time.monotonic()))
@@ -249,10 +254,11 @@ class KafkaSink(StagedSink):
                 time.sleep(_FIRST_PAUSE)
 
     def _undo(self, error: Any, deadline: float) -> Any:
-        """Abort the open transaction, unless its commit may yet be answered. Returns the error to go by."""
+        """Abort the open transaction, unless its commit may still be answered. Returns the error that decides how
+        to continue."""
         if error.txn_requires_abort() or self._suspects:
             self._committing = None
-        if self._begun and self._committing is None and not _beyond_mending(error):
+        if self._begun and self._committing is None and not _is_unusable(error):
             try:
                 self._end(deadline)
             except (self._kafka.KafkaException, SystemError) as failed:
@@ -260,14 +266,14 @@ class KafkaSink(StagedSink):
         return error
 
     def _new_producer(self) -> Any:
-        """Takes the transactional id, and ends what an earlier process left open."""
+        """Initialise the transactional id, which also ends a transaction that an earlier process left open."""
         producer = self._kafka.Producer(
             {
                 **self._shared,
                 "transactional.id": self._id,
                 "linger.ms": 5,
                 "delivery.report.only.error": True,
-                "on_delivery": self._note_delivery,
+                "on_delivery": self._on_delivery,
                 "message.timeout.ms": int(self._timeout * 1000),
                 "transaction.timeout.ms": int(self._timeout * 2000),
             }
@@ -276,12 +282,13 @@ class KafkaSink(StagedSink):
         return producer
 
     def _failure(self, error: Any) -> PenstockError:
-        if _beyond_mending(error):
+        if _is_unusable(error):
             return SinkRefused(*refused(self._at, self._bootstrap, error).args)
-        problem = f"Kafka did not take an epoch within {self._timeout:.0f} s ({error.str()})"
+        problem = f"Kafka did not accept an epoch within {self._timeout:.0f} s ({error.str()})"
         return no_answer(self._at, self._bootstrap, problem)
 
 
-def _beyond_mending(error: Any) -> bool:
-    """No call on this producer will succeed again: it is fenced, broken, or at odds with us on what is open."""
+def _is_unusable(error: Any) -> bool:
+    """True if no call on this producer can succeed again: it is fenced, it failed, or its state differs from
+    ours."""
     return fenced(error) or error.fatal() or error.name() == "_STATE"

@@ -1,4 +1,4 @@
-"""Lines of files, in blocks, with the place in its file that each line came from."""
+"""Reads lines of files in blocks and keeps the offset of each line in its file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-BLOCK = 1 << 20  # bytes read at a time: past 1 MB a larger block is no faster
+BLOCK = 1 << 20  # bytes read at a time: larger blocks are no faster
 _NEWLINE = 10
 
 _log = logging.getLogger(__name__)
 
 
 def split_lines(data: bytes) -> pa.Array:
-    """The lines of a block that ends with a newline, as a column of texts without their line ends. Bytes that are
-    not UTF-8 become the replacement character."""
+    """The lines of a block that ends with a newline, as a column of strings without line ends. Bytes that are not
+    UTF-8 become the replacement character."""
     if not data.isascii():
         try:
             data.decode()
@@ -37,18 +37,19 @@ def _line_ends(data: bytes) -> npt.NDArray[np.int64]:
 
 
 class LineFile:
-    """One file, read from an offset on in blocks of whole lines."""
+    """One file, read from an offset on in blocks of complete lines."""
 
     def __init__(self, path: str, offset: int, follow: bool) -> None:
         self.path, self.offset = path, offset
         self._follow = follow
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - open for as long as the spout is
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open as long as the spout
 
     def read(self) -> tuple[int, bytes]:
-        """Where a block begins, and its bytes: whole lines, each with its newline. Empty at the end. A last line
-        without a newline counts as whole, unless the file is followed: then it waits for the rest."""
+        """The offset of the next block and its bytes: complete lines with their newlines. Empty at the end of the
+        file. A last line without a newline counts as complete, unless the file is followed: then the rest is
+        awaited."""
         if self._follow and os.fstat(self._file.fileno()).st_size < self.offset:
-            _log.warning("%s got shorter: reading it from its beginning", self.path)
+            _log.warning("%s became shorter; reading it from the beginning", self.path)
             self.offset = 0
         size = BLOCK
         while True:
@@ -56,7 +57,7 @@ class LineFile:
             end = data.rfind(b"\n") + 1
             if end or len(data) < size:
                 break
-            size *= 4  # a line longer than the block
+            size *= 4  # the line is longer than the block
         begin = self.offset
         if not end and data and not self._follow:
             self.offset += len(data)
@@ -72,25 +73,25 @@ class LineFile:
 class _Block:
     path: str
     first: int  # number of its first line
-    starts: npt.NDArray[np.int64]  # of each line, in the file
+    starts: npt.NDArray[np.int64]  # offset of each line in the file
     lines: pa.Array
 
 
 class LineReader:
     """The lines of several files, one file after the other, numbered from 0 in the order they are read. Lines stay
-    in memory until ``forget``."""
+    in memory until ``forget``. Used by the task's thread."""
 
     def __init__(self, paths: Sequence[str], positions: Mapping[str, int], *, follow: bool) -> None:
-        """``positions`` says where to begin in a file; others are read from their start."""
+        """``positions`` maps files to start offsets; other files are read from the beginning."""
         self._files = [LineFile(path, positions.get(path, 0), follow) for path in paths]
         self._follow = follow
-        self._turn = 0  # the file to read next
+        self._turn = 0  # index of the file to read next
         self._blocks: deque[_Block] = deque()
-        self._loaded = 0  # lines in blocks so far
-        self._next = 0  # number of the next line to hand out
+        self._loaded = 0  # lines loaded so far
+        self._next = 0  # number of the next line to return
 
     def read(self, limit: int) -> tuple[int, pa.Array]:
-        """The number of the first line, and up to ``limit`` lines; none when there are no more now."""
+        """The number of the first line, and up to ``limit`` lines; no lines if there are none at present."""
         if self._next == self._loaded:
             self._load()
         if self._next == self._loaded:
@@ -102,14 +103,14 @@ class LineReader:
         return first, lines
 
     def line(self, number: int) -> str:
-        """A line that was read and is not forgotten."""
+        """A line that was read and not forgotten."""
         block = next(block for block in reversed(self._blocks) if block.first <= number)
         text: str = block.lines[number - block.first].as_py()
         return text
 
     def positions(self, done: int | None = None) -> dict[str, int]:
-        """Where to begin in each file when all lines below the number ``done`` are done with; without it, all that
-        were handed out."""
+        """The offset to resume at in each file if all lines below the number ``done`` are processed. Without
+        ``done``, if all lines that ``read`` returned are."""
         mark = self._next if done is None else done
         found = {file.path: file.offset for file in self._files}
         for block in reversed(self._blocks):
@@ -119,7 +120,7 @@ class LineReader:
         return found
 
     def forget(self, done: int) -> None:
-        """Lines below this number are not asked for again."""
+        """Release the memory of lines below this number. They cannot be read again."""
         while self._blocks and self._blocks[0].first + len(self._blocks[0].starts) <= done:
             self._blocks.popleft()
 
@@ -128,7 +129,7 @@ class LineReader:
             file.close()
 
     def _load(self) -> None:
-        """Read a block of the file whose turn it is; of a later one if it is at its end."""
+        """Load the next block of the current file, or of the first later file that has one."""
         for _ in self._files:
             file = self._files[self._turn]
             begin, data = file.read()

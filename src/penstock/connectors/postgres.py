@@ -1,7 +1,7 @@
-"""Rows into a PostgreSQL table: one transaction per epoch, which also records the epoch.
+"""A sink that writes rows to a PostgreSQL table in one transaction per epoch, which also records the epoch.
 
-Needs psycopg 3: ``pip install "penstock[postgres]"``. Rows travel by COPY, as text that Arrow writes column by
-column: no Python value is made of a row.
+Needs psycopg 3: ``pip install "penstock[postgres]"``. Rows are sent with COPY, as text that Arrow writes column by
+column: rows are never converted to Python values.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # s between two attempts; doubled each time
-_LOCK_TIMEOUT = 5000  # ms; a process that died may leave its locks behind for a moment
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts; doubled each time
+_LOCK_TIMEOUT = 5000  # milliseconds; a process that died may hold its locks for a moment
 
 
 class _SinkRowRefused(Exception):
-    """PostgreSQL does not take rows of a part, for a reason of theirs."""
+    """PostgreSQL refuses rows of a part because of the rows themselves."""
 
 
 class PostgresSink(StagedSink):
-    """Inserts rows into a table, or updates those whose key is there already.
+    """Inserts rows into a table, or updates rows whose key exists.
 
-    ``columns`` names the fields to write, or maps fields to columns; without it each field goes to the column of
-    its name. ``mode="upsert"`` needs a ``key``, columns with a primary key or unique constraint on them; of
-    several rows with one key in an epoch the last is written. ``create`` makes the table on the first commit
-    if it is not there, with types after the Arrow ones and the key as its primary key. ``table`` may be
-    ``schema.table``.
+    ``columns`` names the fields to write, or maps fields to columns; without it each field is written to the
+    column of the same name. ``mode="upsert"`` requires a ``key``: columns with a primary key or unique constraint.
+    If an epoch has several rows with the same key, the last one is written. With ``create`` the table is created
+    on the first commit unless it exists, with types that correspond to the Arrow types and with the key as its
+    primary key. ``table`` may be ``schema.table``.
 
-    The epoch is kept in the table ``penstock_epochs``, a row per task, beside the sink's own tables. Topologies of
-    one name must not write to one database at the same time: a task that finds another's commit after one of its
-    own raises. The server's ``synchronous_commit`` must not be off, or its crash may lose a committed epoch.
+    The epoch is stored in the table ``penstock_epochs``, one row per task, in the same database. Topologies of the
+    same name must not write to one database at the same time: a task that finds the commit of another run after
+    one of its own raises ``ComponentError``. ``synchronous_commit`` must not be off on the server, or a crash of
+    the server may lose a committed epoch.
 
-    A row that PostgreSQL will never take (a NUL character, a constraint) is a dead letter; all others are written.
-    Without the server the sink tries again for ``retry_for`` seconds, in which it blocks its worker, and then says
-    that it is away: it is asked again until the server is back. The same holds for a table or column that is
-    missing."""
+    A row that PostgreSQL will never accept (because of a NUL character or a constraint) becomes a dead letter; all
+    others are written. While the server is unreachable the sink retries for ``retry_for`` seconds, during which it
+    blocks its worker, and then raises ``SinkBusy``; it is called again until the server is back. A missing table
+    or column is treated in the same way.
+    """
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class PostgresSink(StagedSink):
         self._try(self._create_epochs)
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
-        # Before the rows are staged: what shows only in commit would show again at every restart.
+        # Checked before the rows are staged: an error during commit would repeat after every restart.
         if self._fields is None:
             self._fields = self._fields_of(batch.schema)
         super().write(batch, source)
@@ -119,8 +121,8 @@ class PostgresSink(StagedSink):
         super().cleanup()
 
     def _publish(self, connection: psycopg.Connection, epoch: int, rows: pa.Table) -> None:
-        """One attempt. A connection lost at COMMIT leaves open whether it was done, so each attempt asks again,
-        with the task's row locked: also against a process that was thought dead."""
+        """One attempt. If the connection is lost at COMMIT, the outcome is unknown. Therefore each attempt first
+        reads the epoch and locks the task's row, which also excludes a process that was believed dead."""
         with connection.transaction():
             connection.execute(
                 "INSERT INTO penstock_epochs VALUES (%s, %s, -1) ON CONFLICT (sink) DO NOTHING",
@@ -148,9 +150,10 @@ class PostgresSink(StagedSink):
             )
 
     def _write_all_but_rejected(self, connection: psycopg.Connection, epoch: int, rows: pa.Table) -> None:
-        """Write the rows, and make dead letters of those that PostgreSQL will never take. Which they are shows
-        only here, against the table as it is now; an epoch must not fail with them at every restart."""
-        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # else a deferred one shows at COMMIT, without its row
+        """Write the rows, and store dead letters for those that PostgreSQL will never accept. This shows only
+        here, by the present definition of the table; the epoch must not fail because of them after every
+        restart."""
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # a deferred one would fail at COMMIT, without its row
 
         def write(part: pa.Table) -> None:
             try:
@@ -165,7 +168,7 @@ class PostgresSink(StagedSink):
         numbers = pa.array([each.row for each in rejected], pa.int64())
         dead_letters = [tuple(row.values()) for row in rows.take(numbers).to_pylist()]
         failures = [Failure(self.context.component, each.error) for each in rejected]
-        # Also without any: those that there are of this epoch are of an attempt that PostgreSQL did not commit.
+        # Called without any too: existing dead letters of this epoch belong to an attempt that was not committed.
         self.context.add_dead_letters(dead_letters, failures, once=self.dead_letters_name(epoch))
         if rejected:
             self.context.report(
@@ -177,8 +180,8 @@ class PostgresSink(StagedSink):
             )
 
     def write_rows(self, connection: psycopg.Connection, rows: pa.Table) -> None:
-        """Write rows in the open transaction; for a subclass with statements of its own. Called once for an epoch;
-        where rows of it are refused, also for parts of it, in order."""
+        """Write rows in the open transaction. A subclass may override this. Called once per epoch; if rows are
+        refused, also for parts of the epoch, in order."""
         if not self._key:
             postgres_rows.copy_rows(connection, postgres_rows.identifier(self._table), rows)
             return
@@ -188,7 +191,7 @@ class PostgresSink(StagedSink):
         connection.execute("DROP TABLE pg_temp.penstock_rows")  # another part may follow
 
     def _fields_of(self, schema: pa.Schema) -> list[str]:
-        """The fields to write, in order."""
+        """The fields to write, in order. Raises ``ComponentError`` if the input lacks one."""
         fields = list(schema.names if self._columns is None else self._columns)
         wanted = {*fields, *(self._key if self._columns is None else ())}
         if missing := [name for name in wanted if name not in schema.names]:
@@ -208,7 +211,8 @@ class PostgresSink(StagedSink):
             )
 
     def _try(self, action: Callable[[psycopg.Connection], T]) -> T:
-        """Do it on a live connection; when that is lost, again on a new one until ``retry_for`` has passed."""
+        """Call ``action`` with a live connection. If the connection is lost, repeat it with a new one until
+        ``retry_for`` seconds have passed, then raise ``SinkBusy``."""
         first_loss: float | None = None
         pause = _FIRST_PAUSE
         while True:
@@ -224,7 +228,7 @@ class PostgresSink(StagedSink):
                     raise SinkBusy(
                         f"{self.where} at {postgres_rows.address(self._dsn)}",
                         f"PostgreSQL did not answer within {self._retry_for:g} s ({str(error).strip()})",
-                        "Start it or correct the dsn. Nothing is lost: the rows stay staged meanwhile.",
+                        "Start the server or correct the dsn. No rows are lost: they stay staged.",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -237,14 +241,19 @@ class PostgresSink(StagedSink):
         return connection
 
     def _refused(self, error: psycopg.Error) -> ComponentError:
-        """PostgreSQL's own account of what it did not take: its diagnosis has table, column and line."""
-        said = error.diag
-        named = {"column": said.column_name, "constraint": said.constraint_name, "sqlstate": said.sqlstate}
+        """The error for a refusal, with PostgreSQL's diagnosis: column, constraint and details."""
+        diagnosis = error.diag
+        named = {
+            "column": diagnosis.column_name,
+            "constraint": diagnosis.constraint_name,
+            "sqlstate": diagnosis.sqlstate,
+        }
         details = [f"{what} {name}" for what, name in named.items() if name]
-        details += [text for text in (said.message_detail, said.context, said.message_hint) if text]
+        texts = (diagnosis.message_detail, diagnosis.context, diagnosis.message_hint)
+        details += [text for text in texts if text]
         return SinkBusy(
             self.where,
-            f"the rows of an epoch do not fit the table: {said.message_primary or error}"
+            f"the rows of an epoch do not fit the table: {diagnosis.message_primary or error}"
             + (f" ({'; '.join(details)})" if details else ""),
             "Convert the field in a bolt before the sink, or alter the table.",
         )

@@ -1,4 +1,4 @@
-"""Lines from a TCP server."""
+"""A spout that reads lines from a TCP server."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from penstock.errors import SettingError
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context
 from penstock.topology.streams import FieldSpec, OutputDeclarer
 
-_BLOCK = 1 << 18  # bytes taken from the socket at a time: about what the kernel holds
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s between two attempts to connect; doubles each time
-_CONNECT_TIMEOUT = 10.0  # s until an unanswered attempt to connect is given up
+_BLOCK = 1 << 18  # bytes per receive call: about the size of the kernel's buffer
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect; doubles each time
+_CONNECT_TIMEOUT = 10.0  # seconds; an attempt to connect without an answer is then given up
 _LONGEST_LINE = 16 << 20  # bytes; a peer that sends no newline must not fill the memory
 
 _log = logging.getLogger(__name__)
 
 
 class SocketSpout(BatchSpout):
-    """Connects to a TCP server and emits the lines it sends; connects again, with growing pauses, when the
-    connection is lost. Each task has a connection of its own: with several tasks a server that sends the same to
-    all gives each line several times.
+    """Connects to a TCP server and emits the lines it sends. Reconnects with increasing pauses when the connection
+    is lost. Each task has its own connection: if the server sends the same lines to all clients, each line is
+    emitted once per task.
 
-    A socket cannot be read twice. Lines that were read when the process died, or sent while nobody was connected,
-    are lost at every delivery level, and a failed tuple is not emitted again: at the source this is at most once,
-    and no wrapper can change that. Where that will not do, have the sender append to a ``DiskQueue`` or a Kafka
-    topic instead, and read those.
+    A socket cannot be read twice. Lines that had been read when the process died, and lines sent while no client
+    was connected, are lost whatever the delivery guarantee, and a failed tuple is not emitted again. The source is
+    at most once, and no wrapper can change that. If this is not acceptable, let the sender append to a
+    ``DiskQueue`` or a Kafka topic and read that.
 
-    A line ends with a newline; carriage returns before it are cut off, bytes that are not UTF-8 replaced. What
-    comes before an orderly end of the connection counts as a line, what comes before a broken one does not.
-    ``host`` should be an address or a name that resolves quickly: looking it up blocks.
+    A line ends with a newline. Carriage returns before it are removed; bytes that are not UTF-8 are replaced. An
+    unterminated line at an orderly end of the connection is emitted; at a broken connection it is discarded.
+    ``host`` should be an address or a name that resolves quickly, because the lookup blocks the task.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class SocketSpout(BatchSpout):
         self._clock = clock or SystemClock()
         self._socket: socket.socket | None = None
         self._connected = False
-        self._since = 0.0  # when the attempt to connect began
+        self._since = 0.0  # when the current attempt to connect began
         self._pause, self._due = _FIRST_PAUSE, 0.0
-        self._part = b""  # of a line whose end has not come yet
+        self._part = b""  # the beginning of a line that is not yet complete
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(*self._fields)

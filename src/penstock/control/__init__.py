@@ -1,5 +1,5 @@
-"""Policies: pure functions of what they are told, with no IO, clock, thread or Spark. The workers, the coordinator
-and the simulator drive the very same code."""
+"""Policies for backpressure, migration, scaling and placement. They are pure: no IO, clock, thread or Spark. The
+workers, the driver and the simulator run the same code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot, Use
     from penstock.control.placement_report import explain
 
-# Loaded when used: a worker needs flow control, but no placement.
+# Imported on first use, because a worker needs flow control but no placement.
 _HOMES = {
     "ErdmPolicy": "penstock.control.erdm",
     "PlacedExecutor": "penstock.control.placement",

@@ -1,8 +1,9 @@
-"""Modelled energy (C §3.3, SPEC 6.6): watts from what nodes use, joules from watts and time.
+"""The energy model (Pu 2021, section 3.3): computes watts from the resource use of nodes, and joules from watts
+and time.
 
-Nothing here is measured. Spark tells no watts, so all figures are those of a ``PowerModel``; whoever shows them
-says so (``Energy.label``). C leaves the base out for it is constant; here a released node's base is saved, so both
-parts count.
+Nothing is measured here. Spark does not report power, so all figures come from a ``PowerModel``, and every output
+must say so (``Energy.label``). Pu 2021 omits the base power because it is constant. Here it is included, because
+releasing a node saves its base power.
 """
 
 from __future__ import annotations
@@ -16,33 +17,34 @@ from penstock.control.placement import PlacementSnapshot, Regulate
 
 @dataclass(frozen=True)
 class PowerModel:
-    """One node's watts: P = idle + cpu·u_cpu·f² + memory·u_memory·v² + network·u_network, with u the share of the
-    limit in use, f and v the shares of full CPU frequency and memory voltage.
+    """The power of one node in watts: P = idle + cpu·u_cpu·f² + memory·u_memory·v² + network·u_network. u is the
+    used share of the limit; f and v are the shares of full CPU frequency and memory voltage.
 
-    Linear in use, as is usual for whole machines. f²: power goes with f·V² and V with f, but the same work keeps
-    the CPU busy 1/f as long. The defaults make C's sixteen workers (i7 4790, 8 GB) at the 60 % use of its figure 8
-    draw the 1,063 W of its figure 13; how they are split over the parts C does not say, and is a guess.
+    The model is linear in use, as is usual for whole machines. The factor is f² because power is proportional to
+    f·V² and V to f, while the same work keeps the CPU busy 1/f times as long. With the defaults, the sixteen
+    workers of Pu 2021 (i7 4790, 8 GB) at 60 % use (figure 8) draw the 1,063 W of figure 13. Pu 2021 does not state
+    how the power is divided over the components, so the division is an estimate.
     """
 
     idle: float = 35.0
-    """Watts of a machine that does nothing: C's base."""
+    """Watts of an idle machine: Pu 2021's base power."""
     cpu: float = 40.0
-    """Watts more with all cores busy."""
+    """Additional watts with all cores busy."""
     memory: float = 8.0
-    """Watts more with all memory in use."""
+    """Additional watts with all memory in use."""
     network: float = 4.0
-    """Watts more with the link full."""
+    """Additional watts with the network link saturated."""
 
     def dynamic(
         self, cpu: float, memory: float, network: float, frequency: float = 1.0, voltage: float = 1.0
     ) -> float:
-        """P_dynamic in watts (C eq. 30)."""
+        """P_dynamic in watts (Pu 2021, equation 30)."""
         return self.cpu * cpu * frequency**2 + self.memory * memory * voltage**2 + self.network * network
 
 
 @dataclass(frozen=True)
 class Power:
-    """Watts of a cluster."""
+    """The power of a cluster in watts."""
 
     base: float
     dynamic: float
@@ -54,7 +56,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules (C eq. 29)."""
+    """Energy in joules (Pu 2021, equation 29)."""
 
     base: float
     dynamic: float
@@ -64,7 +66,7 @@ class Energy:
         return self.base + self.dynamic
 
     def __sub__(self, other: Energy) -> Energy:
-        """What is saved against ``other``, part by part (C eq. 31)."""
+        """The saving compared with ``other``, for each part (Pu 2021, equation 31)."""
         return Energy(self.base - other.base, self.dynamic - other.dynamic)
 
     @property
@@ -79,8 +81,8 @@ def power(
     released: Collection[str] = (),
     regulated: Iterable[Regulate] = (),
 ) -> Power:
-    """Of all nodes that are not released. ``models`` by node; the default where it names none. A resource without
-    limit draws nothing, for nobody knows how much of it is in use."""
+    """The power of all nodes that are not released. ``models`` maps nodes to models; other nodes use the default
+    model. A resource without a limit contributes nothing, because its used share is unknown."""
     loads, settings = Loads(snapshot), {each.node: each for each in regulated}
     base = dynamic = 0.0
     for index, node in enumerate(snapshot.nodes):
@@ -95,23 +97,23 @@ def power(
 
 
 def energy(windows: Iterable[tuple[float, Power]]) -> Energy:
-    """C eq. 29 and 30 from ⟨seconds, power⟩ of windows that follow each other. Loads are means over a window, so
-    the sum is the integral."""
+    """The energy of consecutive windows, given as pairs of seconds and power (Pu 2021, equations 29 and 30). Loads
+    are means over a window, so the sum equals the integral."""
     base = dynamic = 0.0
     for seconds, each in windows:
         if seconds < 0:
-            raise ValueError(f"a window lasts 0 s or longer; got {seconds}")
+            raise ValueError(f"a window cannot last {seconds} s")
         base += each.base * seconds
         dynamic += each.dynamic * seconds
     return Energy(base, dynamic)
 
 
 def saved_dynamic(local: int, paths: int, node_cost: float, tuples: float, watts: float) -> float:
-    """C eq. 33: (d / n)·W_node·M·P, in joules.
+    """The estimated saving (d / n)·W_node·M·P in joules (Pu 2021, equation 33).
 
-    ``node_cost`` in seconds for each tuple: ``InterNode.before`` over tuples a second. ``watts`` is P_dynamic of a
-    node while it works. An estimate before anything moves; ``energy`` is what the model says of what then
-    happened.
+    ``node_cost`` is in seconds per tuple: ``InterNode.before`` divided by tuples per second. ``watts`` is
+    P_dynamic of a working node. This is an estimate made before anything moves; ``energy`` computes the model's
+    value afterwards.
     """
     return local / paths * node_cost * tuples * watts if paths else 0.0
 

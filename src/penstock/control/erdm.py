@@ -1,8 +1,9 @@
-"""ERDM: executors off the critical path move to its nodes, empty nodes are released (C algorithm 2, SPEC 6.4).
+"""ERDM (Pu 2021, algorithm 2): moves executors from other nodes to the nodes of the critical path and releases
+nodes that become empty.
 
-Pure: ``plan`` maps a snapshot to all that is to be said about it, ``ErdmPolicy`` to what is to be done. Time and
-memory grow with executors and streams, but for a logarithm of the critical nodes where an executor may go to any
-of them.
+Pure: ``plan`` computes the complete plan for a snapshot, ``ErdmPolicy`` the actions to take. Time and memory are
+linear in executors and streams, with an additional logarithm of the number of critical nodes for executors that
+may move to any of them.
 """
 
 from __future__ import annotations
@@ -19,27 +20,30 @@ from penstock.errors import SettingError
 
 @dataclass(frozen=True)
 class InterNode:
-    """What the streams between nodes cost before and after (C theorem 2)."""
+    """The cost of the streams between nodes before and after the plan (Pu 2021, theorem 2)."""
 
     paths: int
-    """C's n: streams from node to node before."""
+    """n in Pu 2021: streams between nodes before."""
     local: int
-    """C's d: those of them inside a node after."""
+    """d in Pu 2021: those of them that are within a node after."""
     opened: int
-    """Streams inside a node before and between nodes after; C has none of them, for its children follow."""
+    """Streams that are within a node before and between nodes after. Pu 2021 has none, because children follow
+    their parents."""
     before: float
-    """C's W_node: seconds of a link a second, all streams together."""
+    """W_node in Pu 2021: busy seconds of links per second, over all streams."""
     after: float
-    """The same, counted anew."""
+    """The same cost after the plan, computed anew."""
 
     @property
     def estimated(self) -> float:
-        """C eq. 20: W_node · (n − d) / n, as if all streams cost the same and none were opened."""
+        """W_node · (n − d) / n (Pu 2021, equation 20). Assumes that all streams cost the same and that ``opened``
+        is 0."""
         return self.before * (self.paths - self.local) / self.paths if self.paths else 0.0
 
     @property
     def saved(self) -> float:
-        """Share of the cost that is saved, counted; below 0 where the moves cost more than they save."""
+        """The saved share of the cost, from ``before`` and ``after``. Negative if the moves cost more than they
+        save."""
         return 1 - self.after / self.before if self.before else 0.0
 
 
@@ -47,28 +51,29 @@ class InterNode:
 class PlacementPlan:
     critical: Critical
     moves: tuple[ExecutorMove, ...]
-    """In the order they were decided, upstream first; each holds the limits with those before it carried out."""
+    """In the order of decision, upstream first. The limits hold after each move if all earlier moves were carried
+    out."""
     stays: tuple[ExecutorStay, ...]
     releases: tuple[Release, ...]
     emptied: int
-    """Releases of nodes that had an executor."""
+    """The number of released nodes that had executors before."""
     limit_nodes: tuple[AtLimit, ...]
-    """Nodes at a limit before any move."""
+    """The nodes that are at a limit before any move."""
     cost: InterNode
 
     @property
     def worthwhile(self) -> bool:
-        """A node becomes free or less goes from node to node (C eq. 19). Moving costs a peak of latency and power
-        (C figures 10 and 13), so a plan that brings neither is not carried out."""
+        """True if a node becomes free or the traffic between nodes decreases (Pu 2021, equation 19). Moves cause a
+        peak of latency and power (figures 10 and 13), so a plan with neither benefit is not carried out."""
         return self.emptied > 0 or self.cost.after < self.cost.before
 
 
 class ErdmPolicy:
-    """``decide`` is called once a window with what the load monitor saw in it. Remembers nothing.
+    """Decides on moves and releases from load snapshots. Stateless; ``decide`` is called once per window.
 
-    ``slack``: as in ``paths.critical``; 0 is C's definition by the letter, one path. On a large cluster its three
-    or four nodes are soon full, upstream executors of all others first, and none becomes empty. ``fill`` helps
-    against that: as in ``paths.widened``; None is C's.
+    ``slack`` is that of ``paths.critical``; 0 is the definition of Pu 2021, a single path. On a large cluster the
+    three or four nodes of one path are soon filled by the upstream executors of all other nodes, and no node
+    becomes empty. ``fill``, that of ``paths.widened``, prevents this; None is Pu 2021's rule.
     """
 
     def __init__(self, slack: float = 0.0, fill: float | None = None) -> None:
@@ -80,8 +85,8 @@ class ErdmPolicy:
         return plan(snapshot, self.slack, self.fill)
 
     def decide(self, snapshot: PlacementSnapshot) -> list[ExecutorMove | Release]:
-        """What to do now: moves in order, then releases. Where the moves are not worthwhile only nodes that are
-        empty as it is are released."""
+        """The actions to take now: moves in order, then releases. If the moves are not worthwhile, only nodes that
+        are already empty are released."""
         found = self.plan(snapshot)
         if found.worthwhile:
             return [*found.moves, *found.releases]
@@ -90,14 +95,15 @@ class ErdmPolicy:
 
 
 def plan(snapshot: PlacementSnapshot, slack: float = 0.0, fill: float | None = None) -> PlacementPlan:
-    """C algorithm 2. Critical executors stay; all others are asked, upstream first:
+    """Pu 2021, algorithm 2. Critical executors stay. For every other executor, upstream first:
 
-    1. Parents on critical nodes, also by a move of this plan: of these nodes the one with fewest executors (round
-       robin), then the lowest CPU use, that holds its limits with the executor (algorithm 1).
-    2. No such parent, or no such node has room: of all critical nodes the one by the same two rules.
-    3. None has room: it stays, with the reason.
+    1. If parents are on critical nodes, also through a move of this plan: choose among these nodes the one with
+       the fewest executors (round robin), then the lowest CPU use, that has room for the executor (algorithm 1).
+    2. If there is no such parent, or none of these nodes has room: choose among all critical nodes by the same
+       rules.
+    3. If no node has room, the executor stays, and the reason is recorded.
 
-    Nodes without executors are released in the end.
+    Finally, nodes without executors are released.
     """
     found = critical(snapshot, slack)
     if fill is not None:
@@ -118,7 +124,8 @@ def plan(snapshot: PlacementSnapshot, slack: float = 0.0, fill: float | None = N
 
 
 def inter_node(snapshot: PlacementSnapshot, places: Sequence[int]) -> InterNode:
-    """C eq. 20–25, with the executors on these nodes afterwards; both by position."""
+    """The costs of Pu 2021, equations 20 to 25, if the executors move to these nodes. Executors and nodes are
+    positions."""
     old, bandwidths = snapshot.graph.places, [node.limit.bandwidth for node in snapshot.nodes]
     paths = local = opened = 0
     before = after = 0.0
@@ -159,7 +166,7 @@ def _reallocate(
 
 
 class _Choice:
-    """Among critical nodes, for one executor after the other."""
+    """Chooses among the critical nodes, for one executor after the other."""
 
     def __init__(self, snapshot: PlacementSnapshot, found: Critical, loads: Loads) -> None:
         self.snapshot, self.loads = snapshot, loads
@@ -167,27 +174,27 @@ class _Choice:
         self.roster = Roster(loads, sorted(self.nodes), self._rules)
 
     def of(self, index: int, need: Need) -> tuple[int | None, str]:
-        """The node to move to and why; None and why not."""
+        """The node to move to and the reason, or None and the reason why the executor stays."""
         executor = self.snapshot.executors[index]
         allowed = self._allowed(executor.nodes)
         parents = [
             parent for parent, _ in self.snapshot.graph.parents[index] if self.loads.places[parent] in self.nodes
         ]
-        homes = sorted(
+        parent_nodes = sorted(
             {self.loads.places[parent] for parent in parents}, key=lambda node: (self._rules(node), node)
         )
-        for home in homes:
-            if (allowed is None or home in allowed) and self.loads.lacking(need, home) is None:
-                return home, self._reason_at_home(home, homes, parents, need)
-        why = self._refused(homes, allowed, need) if homes else "no parent on a critical node"
+        for parent_node in parent_nodes:
+            if (allowed is None or parent_node in allowed) and self.loads.lacking(need, parent_node) is None:
+                return parent_node, self._reason_for_parent_node(parent_node, parent_nodes, parents, need)
+        why = self._refused(parent_nodes, allowed, need) if parent_nodes else "no parent on a critical node"
         target = self._anywhere(allowed, need)
         if target is None:
             among = self.nodes if allowed is None else allowed
             return None, f"{why}; none of {len(among)} critical nodes it may move to has room"
-        return target, f"{why}; of all critical nodes with room {self._figures(target)} comes first"
+        return target, f"{why}; the first of all critical nodes with room is {self._figures(target)}"
 
     def _rules(self, node: int) -> tuple[float, ...]:
-        """Round robin, then CPU priority (C definition 5)."""
+        """Round robin, then CPU priority (Pu 2021, definition 5)."""
         return self.loads.counts[node], self.loads.share(node)
 
     def _allowed(self, names: frozenset[str] | None) -> set[int] | None:
@@ -197,35 +204,41 @@ class _Choice:
         return {position[name] for name in names if name in position} & self.nodes
 
     def _anywhere(self, allowed: set[int] | None, need: Need) -> int | None:
-        """C eq. 16."""
+        """Pu 2021, equation 16."""
         if allowed is None:
             return self.roster.first(need)
         room = [node for node in allowed if self.loads.lacking(need, node) is None]
         return min(room, key=lambda node: (self._rules(node), node), default=None)
 
-    def _reason_at_home(self, home: int, homes: list[int], parents: list[int], need: Need) -> str:
-        """C eq. 13 for one node, eq. 14 and 15 for several."""
-        if len(homes) == 1:
+    def _reason_for_parent_node(
+        self, parent_node: int, parent_nodes: list[int], parents: list[int], need: Need
+    ) -> str:
+        """Pu 2021, equation 13 for one node, equations 14 and 15 for several."""
+        if len(parent_nodes) == 1:
             named = [self.snapshot.executors[parent].id for parent in parents[:_NAMED]]
             more = f" and {len(parents) - _NAMED} more" if len(parents) > _NAMED else ""
-            return f"parent {', '.join(named)}{more} on critical node {self.snapshot.nodes[home].name}"
-        others = [node for node in homes if node != home and self.loads.lacking(need, node) is None]
+            return f"parent {', '.join(named)}{more} on critical node {self.snapshot.nodes[parent_node].name}"
+        others = [node for node in parent_nodes if node != parent_node and self.loads.lacking(need, node) is None]
         if not others:
-            return f"of its parents' nodes only {self._figures(home)} has room"
+            return f"only {self._figures(parent_node)} of its parents' nodes has room"
         runner_up = others[0]
         rule = (
             "fewest executors"
-            if self.loads.counts[runner_up] > self.loads.counts[home]
-            else "as few executors, least CPU"
+            if self.loads.counts[runner_up] > self.loads.counts[parent_node]
+            else "equally few executors, lowest CPU use"
         )
-        return f"parents on {len(homes)} critical nodes: {self._figures(home)} before {self._figures(runner_up)}: {rule}"
+        return (
+            f"parents on {len(parent_nodes)} critical nodes; {self._figures(parent_node)} before "
+            f"{self._figures(runner_up)}: {rule}"
+        )
 
-    def _refused(self, homes: list[int], allowed: set[int] | None, need: Need) -> str:
-        first = homes[0]
+    def _refused(self, parent_nodes: list[int], allowed: set[int] | None, need: Need) -> str:
+        first = parent_nodes[0]
         name = self.snapshot.nodes[first].name
         why = f"{name} has no slot for it" if allowed is not None and first not in allowed else ""
         why = why or self.loads.why_not(need, first)
-        return why + (f", and no more room on {len(homes) - 1} other nodes of parents" if len(homes) > 1 else "")
+        others = len(parent_nodes) - 1
+        return why + (f", and {others} other nodes of its parents have no room either" if others else "")
 
     def _figures(self, node: int) -> str:
         count = self.loads.counts[node]
@@ -234,7 +247,7 @@ class _Choice:
 
 
 _NAMED = 3
-"""Parents named in a reason; a shuffle has hundreds."""
+"""The number of parents named in a reason. An executor behind a shuffle has hundreds."""
 
 
 def _check(name: str, value: float | None, rule: str, holds: bool) -> None:

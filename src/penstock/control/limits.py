@@ -1,4 +1,5 @@
-"""What nodes have in use and what may move in (C's resource constraint, definition 4 and algorithm 1)."""
+"""The used resources of nodes and the check whether an executor fits on a node (Pu 2021, definition 4 and
+algorithm 1)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from penstock.control.placement import RESOURCES, PlacementSnapshot
 
 @dataclass(frozen=True)
 class AtLimit:
-    """A limit node, and for what."""
+    """A node that is at a limit, and the resources concerned."""
 
     node: str
     resource: str
@@ -19,15 +20,15 @@ class AtLimit:
 
 @dataclass(frozen=True)
 class Need:
-    """What an executor adds to a node it moves to (C eq. 9–11, r′)."""
+    """What an executor adds to a node it moves to (r′ in Pu 2021, equations 9 to 11)."""
 
     cpu: float
     memory: float
     bandwidth: float
-    """If none of its neighbours is there."""
+    """Bytes per second, if none of its neighbours is on the node."""
     shared: dict[int, float]
-    """Bytes a second it exchanges with executors, by their node. With those of the node it moves to it talks
-    without the network, and they with it: both ends' bandwidth is given back."""
+    """Bytes per second that it exchanges with executors on each node. On the node it moves to, this traffic no
+    longer uses the network, so the bandwidth of both ends is subtracted."""
 
     def of(self, resource: int, node: int) -> float:
         if resource == 0:
@@ -38,32 +39,33 @@ class Need:
 
 
 class Loads:
-    """The nodes of a snapshot while a plan is made: each move counts at once. Nodes and executors by position.
+    """The nodes of a snapshot while a plan is made. Each move takes effect at once. Nodes and executors are
+    positions.
 
-    Bandwidth is counted, not added up from what was measured: two executors on one node need none, so a move may
-    lessen a node's use, and a measured figure would go wrong with the first move.
+    Bandwidth is computed from the streams instead of adding up measured values. Two executors on one node need no
+    bandwidth, so a move can lower the use of a node, and measured values would be wrong after the first move.
     """
 
     def __init__(self, snapshot: PlacementSnapshot) -> None:
         self.snapshot = snapshot
         graph = snapshot.graph
         self.places = list(graph.places)
-        """The node of each executor, as moved so far."""
+        """The node of each executor, after the moves so far."""
         self.counts = [0] * len(snapshot.nodes)
         self.used = [
             [node.other.cpu for node in snapshot.nodes],
             [node.other.memory for node in snapshot.nodes],
             [node.other.bandwidth for node in snapshot.nodes],
         ]
-        """By resource and node: C's o."""
+        """By resource and node: o in Pu 2021."""
         self.limits = [
             [node.limit.cpu for node in snapshot.nodes],
             [node.limit.memory for node in snapshot.nodes],
             [node.limit.bandwidth for node in snapshot.nodes],
         ]
-        """By resource and node: C's r."""
+        """By resource and node: r in Pu 2021."""
         self._outside = [0.0] * len(self.places)
-        """Bytes a second of each executor that no stream accounts for."""
+        """Bytes per second of each executor that belong to no stream."""
         cpu, memory, bandwidth = self.used
         for index, (executor, place) in enumerate(zip(snapshot.executors, self.places, strict=True)):
             crossing = 0.0
@@ -78,18 +80,18 @@ class Loads:
             bandwidth[place] += crossing + self._outside[index]
 
     def share(self, node: int) -> float:
-        """Of its CPU limit that is in use."""
+        """The used share of the CPU limit."""
         return self.used[0][node] / self.limits[0][node]
 
     def at_limit(self, node: int) -> int | None:
-        """The first resource of which as much is in use as may be (algorithm 1, line 1)."""
+        """The first resource that is used up to its limit (Pu 2021, algorithm 1, line 1)."""
         for resource in range(len(RESOURCES)):
             if self.used[resource][node] >= self.limits[resource][node]:
                 return resource
         return None
 
     def need(self, executor: int) -> Need:
-        """What it would add anywhere, with its neighbours where they are now."""
+        """What the executor would add to a node, with its neighbours where they are now."""
         each, graph = self.snapshot.executors[executor], self.snapshot.graph
         shared: dict[int, float] = {}
         total = self._outside[executor]
@@ -101,7 +103,8 @@ class Loads:
         return Need(each.cpu, each.memory, total, shared)
 
     def lacking(self, need: Need, node: int) -> int | None:
-        """The first resource that forbids the move; None: data may move in (algorithm 1, C theorem 1)."""
+        """The first resource that forbids the move. None if the executor may move to the node (Pu 2021, algorithm
+        1, theorem 1)."""
         full = self.at_limit(node)
         if full is not None:
             return full
@@ -111,7 +114,8 @@ class Loads:
         return None
 
     def move(self, executor: int, target: int, need: Need) -> None:
-        """``need`` as of now. The caller has asked ``lacking``, or does not care."""
+        """Move an executor. ``need`` must be current. This method does not check limits; use ``lacking`` for
+        that."""
         source = self.places[executor]
         cpu, memory, bandwidth = self.used
         cpu[source] -= need.cpu
@@ -125,7 +129,7 @@ class Loads:
         self.places[executor] = target
 
     def limit_nodes(self) -> tuple[AtLimit, ...]:
-        """C's N″, each with all resources it is at the limit of."""
+        """N″ in Pu 2021: the nodes at a limit, each with all resources concerned."""
         return tuple(
             AtLimit(node.name, name, self.used[resource][index], self.limits[resource][index])
             for index, node in enumerate(self.snapshot.nodes)
@@ -134,7 +138,7 @@ class Loads:
         )
 
     def why_not(self, need: Need, node: int) -> str:
-        """Why the executor may not move there; empty if it may."""
+        """The reason why the executor may not move to the node. Empty if it may."""
         resource = self.lacking(need, node)
         if resource is None:
             return ""
@@ -144,13 +148,13 @@ class Loads:
             self.limits[resource][node],
         )
         if self.at_limit(node) is not None:
-            return f"{name} is at its limit of {amount(resource, limit)} with {amount(resource, used)}"
+            return f"{name} uses {amount(resource, used)} and is at its limit of {amount(resource, limit)}"
         added = amount(resource, need.of(resource, node))
-        return f"{name} uses {amount(resource, used)} of {amount(resource, limit)} and {added} would come"
+        return f"{name} uses {amount(resource, used)} of {amount(resource, limit)}, and the move would add {added}"
 
 
 def amount(resource: int | str, value: float) -> str:
-    """With its unit, for people."""
+    """A value with its unit, for display."""
     if resource in (0, "cpu"):
         return f"{value:.2f} cores"
     if resource in (1, "memory"):

@@ -1,7 +1,7 @@
-"""Data migration to light branches (D, SPEC 3.2): which branch is overloaded, and which takes its data meanwhile.
+"""Data migration to light branches (Sun 2022): decides which branch is overloaded and which branch takes its data.
 
-Pure: a snapshot of every branch's load goes in once an interval, suggestions come out; somebody else carries them
-out. ``SegmentLedger`` is what the sender writes down about the data it sent another way.
+Pure: the policy gets the load of every branch once per interval and returns suggestions, which its caller carries
+out. ``SegmentLedger`` is the sender's record of migrated data.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.errors import SettingError
 
 @dataclass(frozen=True)
 class BranchNodeLoad:
-    """One node (on Spark: a task) over the last interval; rates in bytes a second."""
+    """The load of one node (on Spark: a task) in the last interval. Rates are in bytes per second."""
 
     queue_use: float
-    """Share of its input queue that is in use, 0 to 1."""
+    """The used share of its input queue, 0 to 1."""
     bytes_in: float
     bytes_out: float
-    """What it was done with, measured as it came in: a node that emits little is not heavy for that."""
+    """Bytes of processed input, so that a node with little output does not count as overloaded."""
 
     @property
     def growing(self) -> bool:
@@ -32,28 +32,28 @@ class BranchNodeLoad:
 
 @dataclass(frozen=True)
 class Branch:
-    """One way from the branching point to the merge."""
+    """One path from the branching point to the merge."""
 
     name: str
     nodes: tuple[BranchNodeLoad, ...]
     bandwidth: float
-    """The least of its links, above 0; the unit does not matter as long as it is the same for all branches."""
+    """The minimum over its links, above 0. The unit is arbitrary but the same for all branches."""
 
     @property
     def queue_use(self) -> float:
-        """D eq. 1"""
+        """Sun 2022, equation 1."""
         return max((node.queue_use for node in self.nodes), default=0.0)
 
     @property
     def surplus(self) -> float:
-        """D eq. 2, Δ: bytes a second that come in and do not go out. Node by node, so that a node which makes its
-        data smaller or larger does not count as one that holds it back."""
+        """Δ in Sun 2022, equation 2: bytes per second that arrive and are not processed. Computed per node, so
+        that a node that makes its data smaller or larger does not count as overloaded."""
         return sum(node.bytes_in - node.bytes_out for node in self.nodes)
 
 
 @dataclass(frozen=True)
 class Migrate:
-    """Data bound for ``heavy`` goes to ``light`` from now on, also where it went elsewhere until now."""
+    """Send the data for ``heavy`` to ``light`` from now on, even if another branch has received it until now."""
 
     heavy: str
     light: str
@@ -62,7 +62,7 @@ class Migrate:
 
 @dataclass(frozen=True)
 class Restore:
-    """Data bound for ``heavy`` goes there again."""
+    """Send the data for ``heavy`` to ``heavy`` again."""
 
     heavy: str
     reason: str
@@ -72,15 +72,18 @@ Suggestion = Migrate | Restore
 
 
 def scores(branches: Iterable[Branch], alpha: float, beta: float) -> dict[str, float]:
-    """The pressure of each branch (D eq. 4): P = (α·Q + (1 − α)·Δ) / B^β.
+    """The pressure of each branch (Sun 2022, equation 4): P = (α·Q + (1 − α)·Δ) / B^β.
 
-    D adds shares, bytes a second and bandwidths as they are. Here Δ is relative to the largest positive one (0
-    where none is) and B to the largest, so that the weights mean the same at any rate (SPEC 3.2).
+    Sun 2022 adds shares, bytes per second and bandwidths without normalising them. Here Δ is relative to the
+    largest positive Δ (0 if there is none) and B to the largest B, so that the weights have the same effect at any
+    rate.
     """
     branches = list(branches)
     for branch in branches:
         if not (0 < branch.bandwidth < math.inf):
-            raise ValueError(f"a branch's bandwidth is above 0 and finite; {branch.name} has {branch.bandwidth}")
+            raise ValueError(
+                f"the bandwidth of a branch must be above 0 and finite, but {branch.name} has {branch.bandwidth}"
+            )
     most = max((branch.surplus for branch in branches), default=0.0)
     widest = max((branch.bandwidth for branch in branches), default=1.0)
     found = {}
@@ -93,13 +96,13 @@ def scores(branches: Iterable[Branch], alpha: float, beta: float) -> dict[str, f
 
 
 class MigrationPolicy:
-    """D's algorithm 1, steps 2 to 6. Remembers what is migrated; ``decide`` is called once an interval.
+    """Sun 2022, algorithm 1, steps 2 to 6. Keeps the current routes; ``decide`` is called once per interval.
 
-    A branch is heavy when one of its nodes has more than ``overload`` of its queue in use and takes in more than
-    it puts out. Then its data goes to the branch with the least pressure, until its queue use is below
-    ``recovery``. A branch that is heavy, migrated itself or has a queue above ``overload`` takes nothing: the last
-    may stand still only because its senders were stopped, and then its Δ says nothing. Where no branch is left
-    nothing is suggested: backpressure acts alone.
+    A branch is heavy if one of its nodes uses more than ``overload`` of its queue and receives more than it
+    processes. Its data then goes to the branch with the least pressure, until its queue use is below ``recovery``.
+    A branch takes no data if it is heavy, is migrated itself, or has a queue above ``overload``: such a queue may
+    only have stopped growing because its senders were stopped, and then its Δ is meaningless. If no branch can
+    take the data nothing is suggested, and only backpressure acts.
     """
 
     def __init__(
@@ -117,13 +120,14 @@ class MigrationPolicy:
         self.alpha, self.beta, self.overload, self.recovery = alpha, beta, overload, recovery
         self._routes: dict[str, str] = {}
         self.routes: Mapping[str, str] = MappingProxyType(self._routes)
-        """Where the data of each migrated branch goes: heavy → light."""
+        """The branch that receives the data of each migrated branch: heavy → light."""
 
     def decide(self, branches: Sequence[Branch]) -> list[Suggestion]:
-        """What to change now. A branch that is no longer among ``branches`` has gone: nothing is sent there."""
+        """The changes to make now. A branch that is missing in ``branches`` no longer exists, and nothing is sent
+        to it."""
         known = {branch.name: branch for branch in branches}
         if len(known) < len(branches):
-            raise ValueError(f"branches have different names; got {[branch.name for branch in branches]}")
+            raise ValueError(f"the names of branches must be unique: {[branch.name for branch in branches]}")
         heavy = {branch.name: why for branch in branches if (why := self._heavy(branch))}
         found: list[Suggestion] = list(self._restore_recovered(known))
         free = [b for b in branches if b.queue_use <= self.overload and b.name not in self._routes]
@@ -134,33 +138,33 @@ class MigrationPolicy:
         for name, target in list(self._routes.items()):
             if target in known and target not in heavy:
                 continue
-            why = heavy.get(target, f"branch {target} is gone")
+            why = heavy.get(target, f"branch {target} no longer exists")
             if light:
-                found.append(self._migrate(name, light.name, f"{why}; least pressure of {figures}"))
+                found.append(self._migrate(name, light.name, f"{why}; lowest pressure of {figures}"))
             else:
-                found.append(self._restore(name, f"{why}, and no branch is light"))
+                found.append(self._restore(name, f"{why}, and no branch can take its data"))
         for name, why in heavy.items():
             if name not in self._routes and light:
-                found.append(self._migrate(name, light.name, f"{why}; least pressure of {figures}"))
+                found.append(self._migrate(name, light.name, f"{why}; lowest pressure of {figures}"))
         return found
 
     def _heavy(self, branch: Branch) -> str:
-        """Why it is heavy; empty if it is not."""
+        """The reason why the branch is heavy. Empty if it is not."""
         for node in branch.nodes:
             if node.queue_use > self.overload and node.growing:
                 return (
-                    f"branch {branch.name} has {node.queue_use:.0%} of a queue in use, above {self.overload:.0%}, "
-                    f"and takes in {node.bytes_in:,.0f} B/s against {node.bytes_out:,.0f} out"
+                    f"branch {branch.name} uses {node.queue_use:.0%} of a queue, more than {self.overload:.0%}, "
+                    f"and receives {node.bytes_in:,.0f} B/s but processes {node.bytes_out:,.0f} B/s"
                 )
         return ""
 
     def _restore_recovered(self, known: Mapping[str, Branch]) -> Iterable[Restore]:
         for name in list(self._routes):
             if name not in known:
-                yield self._restore(name, f"branch {name} is gone")
+                yield self._restore(name, f"branch {name} no longer exists")
             elif (use := known[name].queue_use) < self.recovery:
                 yield self._restore(
-                    name, f"branch {name} is down to {use:.0%} of its queue, below {self.recovery:.0%}"
+                    name, f"branch {name} uses {use:.0%} of its queue, less than {self.recovery:.0%}"
                 )
 
     def _migrate(self, name: str, light: str, reason: str) -> Migrate:
@@ -172,7 +176,7 @@ class MigrationPolicy:
         return Restore(name, reason)
 
     def validate(self) -> None:
-        """Invariants, after any ``decide``."""
+        """Check the invariants that hold after every ``decide``."""
         for name, light in self._routes.items():
             assert name != light, f"{name} is migrated to itself"
             assert light not in self._routes, f"{name} is migrated to {light}, which is migrated itself"
@@ -189,39 +193,42 @@ def _check(name: str, value: float, rule: str, holds: bool) -> None:
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring tuples that were bound for ``branch`` and went to ``target``."""
+    """Consecutive tuples for ``branch`` that were sent to ``target`` instead."""
 
     branch: str
     target: str
     offset: int
-    """Of the first of them, counted in the tuples this sender had bound for the branch."""
+    """The position of the first of them among all tuples that this sender had for the branch."""
     length: int
 
 
 class SegmentLedger:
-    """A sender's record of what it migrated (D algorithm 1, step 4). Segments of a branch never overlap; empty
-    ones are not kept. Memory is bounded: the newest ``keep`` segments, and totals of all."""
+    """A sender's record of migrated tuples (Sun 2022, algorithm 1, step 4). Segments of a branch never overlap,
+    and empty segments are not kept. Memory is bounded: the newest ``keep`` segments and the totals of all."""
 
     def __init__(self, keep: int = 1_000) -> None:
         self._closed: deque[Segment] = deque(maxlen=keep)
         self._open: dict[str, Segment] = {}
         self._ends: dict[str, int] = {}
         self.migrated: dict[str, int] = {}
-        """Tuples migrated so far, by the branch they were bound for."""
+        """Tuples migrated so far, by the branch they were intended for."""
         self.count = 0
-        """Segments begun so far that are not empty, kept or not."""
+        """The number of non-empty segments so far, including those no longer kept."""
 
     def open(self, branch: str, target: str, offset: int) -> None:
-        """The branch's tuples from ``offset`` on go to ``target``. Ends the open segment, if there is one."""
+        """Start a segment: the tuples of the branch from ``offset`` on go to ``target``. Closes the open segment,
+        if any."""
         self.close(branch)
         if offset < self._ends.get(branch, 0):
-            raise ValueError(f"segments do not overlap: {branch} has one up to {self._ends[branch]}, not {offset}")
+            raise ValueError(
+                f"offset {offset} lies in an earlier segment of {branch}, which ends at {self._ends[branch]}"
+            )
         self._open[branch] = Segment(branch, target, offset, 0)
 
     def extend(self, branch: str, rows: int = 1) -> None:
-        """So many more of the branch's tuples went to the open segment's target."""
+        """Add tuples of the branch to the open segment."""
         if rows < 0 or branch not in self._open:
-            raise ValueError(f"an open segment grows by 0 rows or more; got {rows} for {branch!r}")
+            raise ValueError(f"{branch!r} has no open segment that can grow by {rows} rows")
         segment = self._open[branch]
         if rows and not segment.length:
             self.count += 1
@@ -230,8 +237,8 @@ class SegmentLedger:
         self.migrated[branch] = self.migrated.get(branch, 0) + rows
 
     def close(self, branch: str) -> Segment | None:
-        """The branch's tuples go their own way again. Returns the segment that ended, if one did and was not
-        empty."""
+        """Record that the tuples of the branch go to the branch again. Returns the closed segment, or None if
+        there was none or it was empty."""
         segment = self._open.pop(branch, None)
         if segment is None or not segment.length:
             return None
@@ -240,15 +247,15 @@ class SegmentLedger:
 
     @property
     def segments(self) -> list[Segment]:
-        """The newest closed ones, oldest first, then those still open that are not empty."""
+        """The newest closed segments, oldest first, then the open segments that are not empty."""
         return [*self._closed, *(segment for segment in self._open.values() if segment.length)]
 
     def validate(self) -> None:
-        """Invariants, after any call."""
+        """Check the invariants that hold after every call."""
         ends: dict[str, int] = {}
         for segment in self.segments:
             assert segment.length > 0
-            assert segment.offset >= ends.get(segment.branch, 0), f"{segment} overlaps the one before it"
+            assert segment.offset >= ends.get(segment.branch, 0), f"{segment} overlaps the previous segment"
             ends[segment.branch] = segment.offset + segment.length
         kept = sum(segment.length for segment in self.segments)
         total = sum(self.migrated.values())

@@ -1,17 +1,17 @@
-"""Rates: how fast something went lately, and how fast it may go. The caller brings the time."""
+"""Measuring and limiting rates. The caller passes the time."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 
-_BUCKET = 0.05  # seconds; ten of them make the half second a rate looks back
+_BUCKET = 0.05  # seconds; a rate is measured over ten buckets, that is half a second
 _BUCKETS = 10
-_BURST = 0.05  # seconds of a rate that may be saved up: a pause is no licence to flood
+_BURST = 0.05  # seconds of a rate that may be saved up, so that a pause does not permit a flood
 
 
 class Meter:
-    """Counts per second over the last half second; over less at the beginning."""
+    """Counts per second over the last half second, or since the start if that is shorter."""
 
     def __init__(self) -> None:
         self._buckets: deque[tuple[int, int]] = deque()
@@ -45,8 +45,9 @@ class Meter:
 
 
 class Pace:
-    """A token bucket: ``room`` says how many may go now, ``spend`` that they went. It may be overdrawn, for a
-    batch goes whole or not at all; the debt is waited off, so the rate holds in the mean."""
+    """A token bucket: ``room`` returns how many may be sent now, ``spend`` records that they were sent. The
+    balance may become negative, because a batch is sent as a whole. The next send then waits longer, so the mean
+    rate is kept."""
 
     def __init__(self, rate: float = math.inf) -> None:
         self.rate = rate
@@ -54,7 +55,8 @@ class Pace:
         self._at: float | None = None
 
     def set(self, rate: float, now: float) -> None:
-        """Another rate from now on. A debt made at a faster one is waited off in the time it would have taken."""
+        """Change the rate. A negative balance from a faster rate takes as long to settle as it would have taken at
+        that rate."""
         self._fill(now)
         if math.isinf(rate):
             self._tokens = 0.0
@@ -73,7 +75,7 @@ class Pace:
             self._tokens -= count
 
     def wait(self, now: float) -> float:
-        """Seconds until the next may go."""
+        """Seconds until the next may be sent."""
         if self.room(now) > 0:
             return 0.0
         return (1e-6 - self._tokens) / self.rate if self.rate > 0 else math.inf

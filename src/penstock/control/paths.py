@@ -1,12 +1,12 @@
-"""What paths through the executors cost, and which is critical (C definition 3, eq. 1–5).
+"""The cost of paths through the executors, and the critical path (Pu 2021, definition 3 and equations 1 to 5).
 
-Costs are seconds of work for each second of the stream, so that both kinds add up: computation is the seconds an
-executor was busy (its share of cores), communication the seconds its bytes keep the link between two nodes
-occupied (bytes a second over the lesser of the two nodes' bandwidths). C has seconds for each tuple: divide by
-tuples a second.
+Costs are seconds of work per second of the stream, so that both kinds can be added. Computation is the time for
+which an executor was busy (its share of cores). Communication is the time for which its bytes occupy the link
+between two nodes (bytes per second over the smaller bandwidth of the two nodes). Pu 2021 uses seconds per tuple:
+divide by tuples per second.
 
-A path goes from an executor without parents to one without children. Paths are never listed: there are more than
-executors by orders of magnitude. Everything here is one pass over executors and streams.
+A path leads from an executor without parents to one without children. Paths are never enumerated, because there
+are far more paths than executors. Every function is one pass over executors and streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Hop:
     node: str
     computation: float
     communication: float
-    """From the executor before it; 0 for the first and inside a node."""
+    """Communication from the previous executor. 0 for the first executor and within a node."""
 
 
 @dataclass(frozen=True)
@@ -35,43 +35,44 @@ class Path:
 
     @property
     def computation(self) -> float:
-        """C eq. 2, W_computation."""
+        """W_computation (Pu 2021, equation 2)."""
         return sum(hop.computation for hop in self.hops)
 
     @property
     def communication(self) -> float:
-        """C eq. 4, W_node: between nodes only, for inside a node it counts as nothing (C eq. 24)."""
+        """W_node (Pu 2021, equation 4). Only between nodes; within a node the cost is 0 (equation 24)."""
         return sum(hop.communication for hop in self.hops)
 
     @property
     def cost(self) -> float:
-        """C eq. 1 and 4: l_p, all executors and all edges of the path."""
+        """l_p, over all executors and edges of the path (Pu 2021, equations 1 and 4)."""
         return self.computation + self.communication
 
 
 @dataclass(frozen=True)
 class Critical:
-    """What lies on the critical path."""
+    """The critical path with its nodes and executors."""
 
     path: Path
     nodes: tuple[str, ...]
-    """Critical nodes, as in the snapshot."""
+    """The critical nodes, in the order of the snapshot."""
     executors: frozenset[str]
-    """Critical executors: all that are on critical nodes, on the path or not (C definition 3)."""
+    """All executors on critical nodes, whether or not they are on the path (Pu 2021, definition 3)."""
 
 
 def computation(executor: PlacedExecutor) -> float:
-    """C eq. 2, an executor's part of W_computation: busy seconds a second."""
+    """An executor's part of W_computation (Pu 2021, equation 2): busy seconds per second."""
     return executor.cpu
 
 
 def communication(bytes: float, bandwidth: float, other: float) -> float:
-    """C eq. 4, an edge's part of W_node, between two nodes of these bandwidths: seconds of the link a second."""
+    """An edge's part of W_node between nodes of these bandwidths (Pu 2021, equation 4): busy link seconds per
+    second."""
     return bytes / min(bandwidth, other)
 
 
 def path_of(snapshot: PlacementSnapshot, executors: Sequence[str]) -> Path:
-    """The path through these executors (C eq. 1); each must send to the next."""
+    """The path through these executors (Pu 2021, equation 1). Each must send to the next."""
     graph, nodes = snapshot.graph, snapshot.nodes
     hops: list[Hop] = []
     before = -1
@@ -81,7 +82,7 @@ def path_of(snapshot: PlacementSnapshot, executors: Sequence[str]) -> Path:
         if before >= 0:
             sent = [bytes for parent, bytes in graph.parents[index] if parent == before]
             if not sent:
-                raise ValueError(f"a path follows the streams; {executors[len(hops) - 1]} sends nothing to {name}")
+                raise ValueError(f"{executors[len(hops) - 1]} does not send to {name}, so this is not a path")
             there = graph.places[before]
             if there != place:
                 cost = communication(sent[0], nodes[there].limit.bandwidth, nodes[place].limit.bandwidth)
@@ -92,11 +93,12 @@ def path_of(snapshot: PlacementSnapshot, executors: Sequence[str]) -> Path:
 
 
 def critical(snapshot: PlacementSnapshot, slack: float = 0.0) -> Critical:
-    """The most costly path (C eq. 5), its nodes and their executors; of equal paths the first in the snapshot's
-    order.
+    """The most expensive path (Pu 2021, equation 5), its nodes and their executors. Of equally expensive paths the
+    first in the order of the snapshot.
 
-    With ``slack`` the nodes of all paths that cost at least (1 − slack) of it count as critical too. C's 14
-    critical nodes of 16 cannot come from one path through three components, so it must have had something like it.
+    With ``slack``, the nodes of all paths that cost at least (1 − slack) of it are critical as well. Pu 2021
+    reports 14 critical nodes of 16, which a single path through three components cannot have, so its
+    implementation must have used a similar rule.
     """
     if not snapshot.executors:
         return Critical(Path(()), (), frozenset())
@@ -117,10 +119,11 @@ def critical(snapshot: PlacementSnapshot, slack: float = 0.0) -> Critical:
 
 
 def widened(snapshot: PlacementSnapshot, found: Critical, fill: float) -> Critical:
-    """The same path, with so many more nodes counted as critical, those of the most costly paths first, that the
-    executors of all others should fit on them with ``fill`` of each limit in use (ours).
+    """The same path with more critical nodes, by falling cost of the paths through them, until the executors of
+    all other nodes should fit when ``fill`` of each limit is used. This extends Pu 2021.
 
-    Sums only: what is free on each of many nodes may be too little for an executor, so let ``fill`` be below 1.
+    The check compares sums only. The free resources of each single node may be too small for an executor, so
+    choose ``fill`` below 1.
     """
     costs, position, loads = node_costs(snapshot), snapshot.graph.node_position, Loads(snapshot)
     on = {position[name] for name in found.nodes}
@@ -157,7 +160,7 @@ def _critical(snapshot: PlacementSnapshot, path: Path, on: set[int]) -> Critical
 
 
 def node_costs(snapshot: PlacementSnapshot) -> dict[str, float]:
-    """For each node with executors the cost of the most costly path through it: how critical it is."""
+    """For each node with executors, the cost of the most expensive path through it."""
     found: dict[str, float] = {}
     for executor, cost in zip(snapshot.executors, _through(snapshot, _upstream(snapshot)[0]), strict=True):
         found[executor.node] = max(found.get(executor.node, 0.0), cost)
@@ -165,7 +168,8 @@ def node_costs(snapshot: PlacementSnapshot) -> dict[str, float]:
 
 
 def _upstream(snapshot: PlacementSnapshot) -> tuple[list[float], list[int]]:
-    """For each executor the cost of the most costly path that ends with it, and its parent there; -1 for none."""
+    """For each executor, the cost of the most expensive path that ends with it, and its parent on that path (-1:
+    none)."""
     graph = snapshot.graph
     places, bandwidths = graph.places, [node.limit.bandwidth for node in snapshot.nodes]
     costs, via = [0.0] * len(places), [-1] * len(places)
@@ -184,11 +188,11 @@ def _upstream(snapshot: PlacementSnapshot) -> tuple[list[float], list[int]]:
 
 
 def _through(snapshot: PlacementSnapshot, up: list[float]) -> list[float]:
-    """For each executor the cost of the most costly path through it."""
+    """For each executor, the cost of the most expensive path through it."""
     graph = snapshot.graph
     places, bandwidths = graph.places, [node.limit.bandwidth for node in snapshot.nodes]
     down = [0.0] * len(places)
-    """Of what comes after it."""
+    """The cost of the part after the executor."""
     for index in reversed(graph.order):
         place = places[index]
         for child, bytes in graph.children[index]:

@@ -1,7 +1,7 @@
-"""What a placement policy is told and what it may say (SPEC 6): executors on nodes, streams between them.
+"""The input and output of placement policies: executors on nodes, streams between them, and suggested moves.
 
-Pure and inert: the load monitor fills a ``PlacementSnapshot``, a policy answers with suggestions, somebody else
-carries them out. An executor is the tasks of one component in one worker; a node is a Spark executor, a host.
+Pure and inert: the load monitor creates a ``PlacementSnapshot``, a policy returns suggestions, and the driver
+carries them out. An executor is the tasks of one component in one worker. A node is a host with a Spark executor.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 RESOURCES = ("cpu", "memory", "bandwidth")
-"""C's three, in the order algorithm 1 asks for them."""
+"""The three resources of Pu 2021, in the order in which algorithm 1 checks them."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Of a node's three resources, or a limit for them; ``math.inf`` is no limit."""
+    """Amounts of the three resources of a node, or limits for them; ``math.inf`` means no limit."""
 
     cpu: float = 0.0
-    """Cores: busy seconds a second."""
+    """Cores: busy seconds per second."""
     memory: float = 0.0
     """Bytes."""
     bandwidth: float = 0.0
-    """Bytes a second, in and out together."""
+    """Bytes per second, in and out together."""
 
     def times(self, share: float) -> Use:
         return Use(self.cpu * share, self.memory * share, self.bandwidth * share)
@@ -34,48 +34,49 @@ class Use:
 
 @dataclass(frozen=True)
 class PlacedExecutor:
-    """One executor over the last window."""
+    """The load of one executor in the last window."""
 
     id: str
     component: str
     node: str
     cpu: float
-    """Cores: busy seconds a second."""
+    """Cores: busy seconds per second."""
     memory: float = 0.0
-    """Bytes that go with it when it moves."""
+    """Bytes that move with the executor."""
     network: float = 0.0
-    """Bytes a second it sent to and received from other nodes. What its streams do not account for (a source, a
-    store) goes with it; where it is less than they carry, they count."""
+    """Bytes per second exchanged with other nodes. The part that its streams do not account for (a source, a
+    store) moves with it. If it is less than the streams carry, the streams count."""
     nodes: frozenset[str] | None = None
-    """Where it may go, for a move needs a worker of its stage there; None is anywhere. Only its own node: it is
-    fixed."""
+    """The nodes it may move to, because a move needs a slot of its stage there. None: any node. Only its own node:
+    the executor is fixed."""
 
 
 @dataclass(frozen=True)
 class ExecutorStream:
-    """From one executor to another, all streams of the topology together; at most one for each pair."""
+    """All tuples from one executor to another, over all streams of the topology. At most one per pair."""
 
     source: str
     target: str
     tuples: float
-    """A second."""
+    """Per second."""
     bytes: float
-    """A second."""
+    """Per second."""
 
 
 @dataclass(frozen=True)
 class PlacementNode:
     name: str
     limit: Use
-    """What may be in use, C's r (eq. 6–8): as much of what the node has as one wants to be used. All above 0."""
+    """The permitted use, r in Pu 2021 (equations 6 to 8): the part of the node's resources that may be used. All
+    values are above 0."""
     other: Use = field(default_factory=Use)
-    """In use by what is no executor of this topology; stays when all executors leave."""
+    """Use by other programs than this topology. It remains when all executors leave."""
 
 
 @dataclass(frozen=True)
 class PlacementSnapshot:
-    """Everything a policy needs. Streams make no cycle. Equal snapshots lead to equal decisions; where all rules
-    leave several nodes, the one named first in ``nodes`` is taken."""
+    """The complete input of a policy. The streams form no cycle. Equal snapshots lead to equal decisions: if
+    several nodes are equally good, the one that comes first in ``nodes`` is chosen."""
 
     nodes: tuple[PlacementNode, ...]
     executors: tuple[PlacedExecutor, ...]
@@ -87,11 +88,11 @@ class PlacementSnapshot:
         names = {node.name for node in self.nodes}
         for node in self.nodes:
             if not all(getattr(node.limit, resource) > 0 for resource in RESOURCES):
-                raise ValueError(f"a node's limits are above 0; {node.name} has {node.limit}")
+                raise ValueError(f"the limits of a node must be above 0, but {node.name} has {node.limit}")
             _amounts(node.name, node.other.cpu, node.other.memory, node.other.bandwidth)
         for executor in self.executors:
             if executor.node not in names:
-                raise ValueError(f"executors are on nodes of the snapshot; {executor.id} is on {executor.node}")
+                raise ValueError(f"executor {executor.id} is on {executor.node}, which is not in the snapshot")
             _amounts(executor.id, executor.cpu, executor.memory, executor.network)
         pairs = {(stream.source, stream.target) for stream in self.streams}
         if len(pairs) < len(self.streams):
@@ -99,7 +100,7 @@ class PlacementSnapshot:
         known = self.graph.position
         for stream in self.streams:
             if stream.source not in known or stream.target not in known:
-                raise ValueError(f"streams join executors of the snapshot; got {stream.source} -> {stream.target}")
+                raise ValueError(f"the snapshot lacks an executor of stream {stream.source} -> {stream.target}")
             if not (0 <= stream.bytes < math.inf and 0 <= stream.tuples < math.inf):
                 _amounts(f"{stream.source} -> {stream.target}", stream.bytes, stream.tuples)
 
@@ -109,11 +110,12 @@ class PlacementSnapshot:
 
     @property
     def places(self) -> dict[str, str]:
-        """Executor → node."""
+        """The node of each executor."""
         return {executor.id: executor.node for executor in self.executors}
 
     def moved(self, places: Mapping[str, str]) -> PlacementSnapshot:
-        """The same load with these executors elsewhere: what is measured next if nothing else changes."""
+        """The snapshot with these executors on other nodes: the expected next measurement if nothing else
+        changes."""
         old, position = self.places, self.graph.position
         new = old | dict(places)
         crossing, then = [0.0] * len(self.executors), [0.0] * len(self.executors)
@@ -134,8 +136,7 @@ class PlacementSnapshot:
 
 
 class Graph:
-    """The streams of a snapshot by positions in its ``executors`` and ``nodes``, for work that is done for
-    each."""
+    """The streams of a snapshot by positions in its ``executors`` and ``nodes``, for fast loops."""
 
     def __init__(self, snapshot: PlacementSnapshot) -> None:
         self.position = {executor.id: index for index, executor in enumerate(snapshot.executors)}
@@ -143,7 +144,7 @@ class Graph:
         self.places = [self.node_position.get(executor.node, -1) for executor in snapshot.executors]
         """The node of each executor."""
         self.parents: list[list[tuple[int, float]]] = [[] for _ in snapshot.executors]
-        """For each executor ⟨executor, bytes a second⟩ of what comes in."""
+        """For each executor, pairs of sending executor and bytes per second."""
         self.children: list[list[tuple[int, float]]] = [[] for _ in snapshot.executors]
         position = self.position
         for stream in snapshot.streams:
@@ -155,7 +156,7 @@ class Graph:
 
     @cached_property
     def order(self) -> list[int]:
-        """Upstream first: each executor after all of its parents, otherwise as in the snapshot."""
+        """Positions of the executors, each after all its parents, otherwise in the order of the snapshot."""
         waits = [len(parents) for parents in self.parents]
         found = [index for index, parents in enumerate(self.parents) if not parents]
         for index in found:
@@ -165,7 +166,7 @@ class Graph:
                     found.append(child)
         if len(found) < len(waits):
             left = [self._names[index] for index, count in enumerate(waits) if count]
-            raise ValueError(f"streams of a topology make no cycle; got one in or before {left[:10]}")
+            raise ValueError(f"the streams form a cycle in or before {left[:10]}")
         return found
 
 
@@ -174,7 +175,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class ExecutorMove:
-    """The executor goes from one node to another, its state and its data with it."""
+    """Move the executor with its state and data from one node to another."""
 
     executor: str
     source: str
@@ -184,7 +185,7 @@ class ExecutorMove:
 
 @dataclass(frozen=True)
 class ExecutorStay:
-    """The executor should have moved and has nowhere to go. Nothing to carry out, something to tell."""
+    """The executor should have moved, but no node has room. Informative; there is nothing to carry out."""
 
     executor: str
     node: str
@@ -193,7 +194,7 @@ class ExecutorStay:
 
 @dataclass(frozen=True)
 class Release:
-    """After the moves no executor is on the node: the topology needs it no more."""
+    """No executor is left on the node after the moves, so the topology no longer needs it."""
 
     node: str
     reason: str
@@ -201,14 +202,15 @@ class Release:
 
 @dataclass(frozen=True)
 class Regulate:
-    """A node's electricity, for the strategies C compares with. Only simulated: Spark sets neither."""
+    """Sets the power regulation of a node, for the strategies with which Pu 2021 compares. Only simulated: Spark
+    sets neither."""
 
     node: str
     reason: str
     frequency: float = 1.0
-    """Share of the CPU's full frequency, above 0 and up to 1."""
+    """Share of the full CPU frequency, above 0 and up to 1."""
     voltage: float = 1.0
-    """Share of the memory's full voltage, above 0 and up to 1."""
+    """Share of the full memory voltage, above 0 and up to 1."""
 
 
 Suggestion = ExecutorMove | Release | Regulate
@@ -217,9 +219,9 @@ Suggestion = ExecutorMove | Release | Regulate
 def _unique(what: str, names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise ValueError(f"{what} of a snapshot differ; got {twice[:10]} more than once")
+        raise ValueError(f"a snapshot has {what} more than once: {twice[:10]}")
 
 
 def _amounts(name: str, *values: float) -> None:
     if not all(0 <= value < math.inf for value in values):
-        raise ValueError(f"what is used is 0 or more and finite; {name} has {values}")
+        raise ValueError(f"amounts must be at least 0 and finite, but {name} has {values}")

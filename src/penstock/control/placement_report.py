@@ -1,4 +1,4 @@
-"""A plan for people (``penstock placement TOPOLOGY``) and for programs (JSON)."""
+"""Renders a placement plan as text (``penstock placement TOPOLOGY``) and as JSON."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from penstock.control.erdm import PlacementPlan
 from penstock.control.limits import amount
 
 _SHOWN = 20
-"""Lines of each kind that are shown; a plan may have thousands. JSON has them all."""
+"""Lines shown per kind, because a plan may have thousands. JSON contains all."""
 
 
 def explain(plan: PlacementPlan, shown: int = _SHOWN) -> list[str]:
-    """Why the plan is as it is, one line after the other: the critical path, what is at a limit, who moves and who
-    cannot, which nodes become free, and what that saves."""
+    """Explain the plan, line by line: the critical path, nodes at a limit, executors that move or cannot move,
+    released nodes, and the savings."""
     path = plan.critical.path
     if not path.hops:
         return ["nothing runs"]
     lines = [
-        f"critical path: {path.cost:.3f} s of work a second "
+        f"critical path: {path.cost:.3f} s of work per second "
         f"(computation {path.computation:.3f}, between nodes {path.communication:.3f})"
     ]
     for hop in path.hops:
-        way = f" + {hop.communication:.3f} from the one before" if hop.communication else ""
+        way = f" + {hop.communication:.3f} from the previous executor" if hop.communication else ""
         lines.append(f"  {hop.executor} on {hop.node}: {hop.computation:.3f}{way}")
     lines.append(
         f"critical: {_several(len(plan.critical.nodes), 'node')} ({_list(plan.critical.nodes, shown)}), "
@@ -42,16 +42,17 @@ def explain(plan: PlacementPlan, shown: int = _SHOWN) -> list[str]:
     lines += _part("released", [f"{r.node}: {r.reason}" for r in plan.releases], shown)
     cost = plan.cost
     lines.append(
-        f"between nodes: {cost.local} of {cost.paths} streams become local, {cost.opened} are no longer; "
-        f"cost {cost.before:.3f} -> {cost.after:.3f} s a second ({-cost.saved:+.1%})"
+        f"between nodes: {cost.local} of {cost.paths} streams become local, {cost.opened} no longer are; "
+        f"cost {cost.before:.3f} -> {cost.after:.3f} s per second ({-cost.saved:+.1%})"
     )
     if plan.moves and not plan.worthwhile:
-        lines.append("not carried out: no node becomes free, and not less goes between nodes")
+        lines.append("not carried out: no node becomes free, and the traffic between nodes does not decrease")
     return lines
 
 
 def as_json(plan: PlacementPlan) -> dict[str, Any]:
-    """Only what JSON has. Costs in seconds of work a second, amounts in cores, bytes and bytes a second."""
+    """The plan as JSON values. Costs are in seconds of work per second; amounts in cores, bytes and bytes per
+    second."""
     path = plan.critical.path
     return {
         "critical_path": {

@@ -1,7 +1,7 @@
-"""Finds the first node, by a rule, that has room for an executor, without asking all of them each time.
+"""Finds the first node in an order that has room for an executor, without checking every node each time.
 
-Asked for thousands of executors about thousands of nodes, a scan would make a plan quadratic. Here a node that had
-no room steps aside until somebody comes with a need it could meet, so executors of the same size pass it once.
+With thousands of executors and nodes, a scan would make a plan quadratic. Here a node without room is set aside
+until an executor arrives that it could hold, so executors of the same size skip it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Key = tuple[float, ...]
 
 
 class Roster:
-    """Nodes by ``key``, least first, then by position. ``moved`` is to be told of every node whose load
+    """Nodes ordered by ``key``, lowest first, then by position. Call ``moved`` for every node whose load
     changed."""
 
     def __init__(self, loads: Loads, nodes: Iterable[int], key: Callable[[int], Key]) -> None:
         self._loads, self._key = loads, key
         self._ready: list[tuple[Key, int]] = []
         self._aside: list[list[tuple[float, int]]] = [[] for _ in RESOURCES]
-        """By what they lacked: ⟨− what is free of it, node⟩."""
+        """By the resource they lacked: pairs of the negated free amount and the node."""
         self._entry: dict[int, tuple[Key, int] | tuple[float, int]] = {}
-        """The one entry of each node that counts; older ones are passed over. None of a node at a limit."""
+        """The one valid entry of each node; older entries are skipped. A node at a limit has none."""
         self._where: dict[int, int] = {}
-        """What each node that stepped aside lacked."""
+        """The resource that each node set aside lacked."""
         for node in nodes:
             entry = self._key(node), node
             self._entry[node] = entry
@@ -39,14 +39,14 @@ class Roster:
             self._wake(node)
 
     def first(self, need: Need) -> int | None:
-        """The first node this executor may move to; None: no node has room."""
+        """The first node that this executor may move to. None if no node has room."""
         for resource, heap in enumerate(self._aside):
-            most = need.of(resource, -1)  # where none of its neighbours is
+            most = need.of(resource, -1)  # the need on nodes without its neighbours
             while heap and -heap[0][0] >= most:
                 aside = heapq.heappop(heap)
                 if self._entry.get(aside[1]) is aside:
                     self._wake(aside[1])
-        for node in need.shared:  # there it needs less
+        for node in need.shared:  # it needs less there
             if node in self._where:
                 self._wake(node)
         while self._ready:
@@ -70,7 +70,7 @@ class Roster:
 
     def _step_aside(self, node: int, lacks: int) -> None:
         if self._loads.at_limit(node) is not None:
-            del self._entry[node]  # nothing moves in any more, so it stays at its limit
+            del self._entry[node]  # nothing moves to this node any more, so it stays at its limit
             return
         entry = self._loads.used[lacks][node] - self._loads.limits[lacks][node], node
         self._entry[node] = entry

@@ -1,4 +1,5 @@
-"""What one task says to another about load (A figures 6 and 7, table 2). Inert; message boards carry it."""
+"""Messages about load from one task to another (Lu 2020, figures 6 and 7, table 2). Inert; the message board
+carries them."""
 
 from __future__ import annotations
 
@@ -16,29 +17,29 @@ _SUBJECTS = {
 
 
 class TaskMessage(Struct, frozen=True, tag=True, array_like=True):
-    """From the task whose queue it is about to one that sends to it."""
+    """A message from a task about its queue to a task that sends to it."""
 
     source: int
     target: int
     kind: str
-    """``slow`` and ``cancel`` (step), ``hold`` and ``resume`` (spout), ``grant`` (credit); in any of them ``wait``
-    and ``proceed``, to a sender that is epochs ahead."""
+    """``slow`` and ``cancel`` (mode step), ``hold`` and ``resume`` (mode spout), ``grant`` (mode credit). In every
+    mode ``wait`` and ``proceed``, to a sender that is epochs ahead."""
     value: float = 0.0
-    """Of ``slow`` and ``cancel``: the steps the source has asked for and not taken back. Of a grant: how many
-    tuples the target may have sent altogether."""
+    """For ``slow`` and ``cancel``: the steps that the source has requested and not cancelled. For ``grant``: the
+    tuples that the target may have sent in total."""
 
     @property
     def subject(self) -> str:
-        """Messages of one subject replace each other; those of another say nothing about it. A ``proceed`` must
-        not be dropped because a ``slow`` or a ``grant`` comes after it: the sender would wait for ever."""
+        """A message replaces earlier messages of the same subject only. A ``proceed`` must not be dropped because
+        a later ``slow`` or ``grant`` replaces it: the sender would wait forever."""
         return _SUBJECTS.get(self.kind, self.kind)
 
 
 class TaskFlowState(Struct, frozen=True, tag=True, array_like=True):
-    """What a task did about the messages it got: the last word on its rate towards one component."""
+    """How a task has applied the messages it received: its current rate towards one component."""
 
     task: int
     towards: str
     """The component it sends to."""
     rate: float
-    """Tuples a second it may send there; ``inf``: as fast as it can."""
+    """Permitted tuples per second; ``inf``: no limit."""

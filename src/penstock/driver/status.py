@@ -156,7 +156,8 @@ class TopologyStatus:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, described in docs/reference/status.md; infinite or unknown is null."""
+        """One object of plain values, described in docs/reference/status.md; what is infinite or unknown is
+        null."""
         plain: dict[str, Any] = _plain(
             {
                 "format": FORMAT,

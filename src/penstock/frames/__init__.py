@@ -1,1 +1,2 @@
-"""The wire format: many tuples of one stream for one task, as an Arrow batch behind a routing header."""
+"""The wire format of data: a frame contains many tuples of one stream for one task, as a header and an Arrow
+batch."""

@@ -1,8 +1,8 @@
-"""Record batches to frames and back.
+"""Encodes record batches as frames and decodes them.
 
-A frame is header, schema (only where a field of the stream has no declared type), Arrow body. Schemas repeat
-from frame to frame, so both ends keep them by their bytes. A frame may hold pickled columns: it comes from the
-shuffle, whose ends have proved to each other that they belong to the session.
+A frame consists of a header, a schema (only if a field of the stream has no declared type), the lineage and an
+Arrow body. Schemas repeat from frame to frame, so both ends cache them by their bytes. A frame may contain pickled
+columns: it comes from the shuffle, whose ends have authenticated each other as parts of the session.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from penstock.columns import plain_schema, trusted_schema
 from penstock.errors import FrameError
 from penstock.frames.header import HEADER_BYTES, Header
 
-_ALIGN = 8  # Arrow reads its buffers in place only where they are aligned
+_ALIGN = 8  # Arrow reads buffers in place only if they are aligned
 
 
 def declared_schema(fields: Sequence[tuple[str, pa.DataType | None]]) -> pa.Schema | None:
-    """The schema every frame of a stream has, or None when a type is left to inference."""
+    """The schema of all frames of a stream. None if a type must be inferred."""
     if any(kind is None for _, kind in fields):
         return None
     return pa.schema([(name, kind) for name, kind in fields])
 
 
 def encode(header: Header, batch: pa.RecordBatch, schema: pa.Schema | None, lineage: bytes = b"") -> bytes:
-    """One frame. ``schema`` is the stream's declared one; with None the batch's own travels along. ``lineage`` is
-    what acks need to know, a multiple of 8 bytes."""
+    """Encode one frame. ``schema`` is the declared schema of the stream; with None the schema of the batch is
+    included. ``lineage`` contains the data for acks; its length must be a multiple of 8 bytes."""
     described = b"" if schema is not None else _schema_bytes(batch.schema)
     header = header._replace(rows=batch.num_rows, schema_bytes=len(described), lineage_bytes=len(lineage))
     return b"".join((header.pack(), described, lineage, batch.serialize()))
 
 
 def lineage_of(header: Header, frame: pa.Buffer) -> memoryview:
-    """The lineage within a frame."""
+    """The lineage in a frame."""
     begin = HEADER_BYTES + header.schema_bytes
     return memoryview(frame)[begin : begin + header.lineage_bytes]
 
 
 def decode(header: Header, frame: pa.Buffer, schema: pa.Schema | None) -> pa.RecordBatch:
-    """The tuples of a frame, in place: the batch keeps the frame's memory alive."""
+    """Decode the tuples of a frame without copying. The batch keeps the memory of the frame alive."""
     begin = HEADER_BYTES
     try:
         if header.schema_bytes:
@@ -60,7 +60,7 @@ def decode(header: Header, frame: pa.Buffer, schema: pa.Schema | None) -> pa.Rec
 
 @lru_cache(maxsize=256)
 def _schema_bytes(schema: pa.Schema) -> bytes:
-    # Schemas that differ in metadata alone are one key of this cache: none of it may be written.
+    # The cache treats schemas that differ only in metadata as equal, so metadata is not written.
     data: bytes = plain_schema(schema).serialize().to_pybytes()
     return data + bytes(-len(data) % _ALIGN)
 

@@ -1,4 +1,4 @@
-"""The routing header in front of every frame: 64 bytes, little endian."""
+"""The routing header of every frame: 64 bytes, little endian."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _VERSION = 1
 
 
 class Kind(IntEnum):
-    """What a frame carries."""
+    """The kind of a frame."""
 
     DATA = 1
     WARM = 2
-    """Sent once over every channel at the start, so that the JVM opens and compiles it before data comes."""
+    """Sent once over every channel at the start, so that the JVM opens and compiles the channel before data
+    arrives."""
     MARKER = 3
-    """The sender's epoch ends here; nothing follows."""
+    """Marks the end of an epoch of the sender. Carries no data."""
     LAST = 4
-    """Nothing more comes from the sender this way: the worker has moved to another slot."""
+    """The last frame of this sender on this channel: its worker has moved to another slot."""
 
 
 class Header(NamedTuple):
-    """Where a frame goes, where it comes from, and how to read what follows."""
+    """The destination and origin of a frame, and how to decode it."""
 
     kind: int
     target_stage: int
@@ -39,26 +40,27 @@ class Header(NamedTuple):
     source_task: int = 0
     stream: int = 0
     epoch: int = 0
-    """Frames between two markers of their sender; exactly once the unit of commit the tuples belong to."""
+    """The epoch of the sender, that is the frames between two of its markers. With exactly-once delivery, the unit
+    of commit to which the tuples belong."""
     route: int = 0
-    """Version of the route table the frame was addressed with."""
+    """The version of the route table by which the frame was addressed."""
     rows: int = 0
-    """Tuples in it. Of a marker: 1 where the epoch is the sender's last."""
+    """The number of tuples. In a marker: 1 if the epoch is the last of the sender."""
     born: float = 0.0
-    """Wall time at which the oldest of the tuples left its spout."""
+    """Wall-clock time at which the oldest of the tuples left its spout."""
     sequence: int = 0
-    """Counts the frames from one task to another, from 0: shows what was lost, doubled or overtaken."""
+    """Numbers the frames from one task to another from 0, to detect lost, duplicated and reordered frames."""
     schema_bytes: int = 0
-    """Length of the Arrow schema after the header; 0 where the declared types tell it."""
+    """Length of the Arrow schema after the header. 0 if the types are declared."""
     lineage_bytes: int = 0
-    """Length of the ack columns after the schema; 0 without acks."""
+    """Length of the lineage after the schema. 0 without acks."""
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(_MAGIC, _VERSION, *self) + _PAD
 
 
 def unpack(data: bytes | memoryview) -> Header:
-    """Read a header. Raises ``FrameError`` for anything that is not one."""
+    """Decode a header. Raises ``FrameError`` if the data is not a valid header."""
     if len(data) < HEADER_BYTES:
         raise FrameError("frame", f"it has {len(data)} bytes, less than a header of {HEADER_BYTES} bytes")
     magic, version, *rest = _LAYOUT.unpack_from(data)

@@ -1,1 +1,2 @@
-"""One metrics bus: tasks count, workers report, the driver folds reports into a view per component."""
+"""Metrics: tasks count, workers report, and the metrics bus in the driver combines the reports into one view per
+component."""

@@ -1,4 +1,5 @@
-"""A histogram of durations with buckets of equal ratio: percentiles within 5 % at a few bytes a bucket."""
+"""A histogram of durations with buckets of equal ratio: percentiles are accurate to 5 % at a few bytes per
+bucket."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-_PER_DOUBLING = 8  # buckets per factor of two: 9 % wide, so at most 5 % off
-_FLOOR = 1e-6  # seconds; anything shorter lands in the first bucket
+_PER_DOUBLING = 8  # buckets per factor of two: each is 9 % wide, so a value is at most 5 % off
+_FLOOR = 1e-6  # seconds; shorter durations are counted in the first bucket
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts per bucket; only grows. ``minus`` of an earlier copy gives the time between."""
+    """Counts per bucket, which only grow. ``minus`` an earlier copy gives the interval in between."""
 
     counts: dict[int, int] = field(default_factory=dict)
 
@@ -33,7 +34,8 @@ class Histogram:
             self.counts[bucket] = self.counts.get(bucket, 0) + times
 
     def percentile(self, share: float) -> float | None:
-        """Seconds below which ``share`` (0 to 1) of the recorded lie; None when nothing was recorded."""
+        """The duration in seconds that ``share`` (0 to 1) of the values do not exceed. None if there are no
+        values."""
         total = self.count
         if total == 0:
             return None
@@ -50,16 +52,18 @@ class Histogram:
 
     @property
     def seconds(self) -> float:
-        """All that was recorded together; within 5 %, as each bucket counts with its middle."""
+        """The sum of all durations. Accurate to 5 %, because each value counts as the middle of its bucket."""
         return float(sum(count * _middle(bucket) for bucket, count in self.counts.items()))
 
     def below(self, doublings: int) -> tuple[float, int]:
-        """A bound, 1 µs doubled so many times, and how many were shorter. Exact: buckets end there."""
+        """A bound of 1 µs · 2^doublings in seconds, and the number of shorter durations. Exact, because a bucket
+        ends there."""
         end = doublings * _PER_DOUBLING
         return float(_FLOOR * 2**doublings), sum(n for bucket, n in self.counts.items() if bucket < end)
 
     def above(self, seconds: float) -> int:
-        """How many were longer; those less than 9 % longer may be missing, for they share its bucket."""
+        """The number of longer durations. Those less than 9 % longer may be missing, because they share a bucket
+        with the bound."""
         begin = math.ceil(math.log2(seconds / _FLOOR) * _PER_DOUBLING) if seconds > _FLOOR else 1
         return sum(count for bucket, count in self.counts.items() if bucket >= begin)
 

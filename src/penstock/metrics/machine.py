@@ -1,6 +1,6 @@
-"""What the machine under a process tells: its size, the Spark executor beside us, the joules its processor counts.
+"""Reads figures of the machine: its size, the JVM of the Spark executor, and the energy counters of the processor.
 
-Linux only; elsewhere, and where reading is forbidden, the figure is left out.
+Linux only. On other systems, or without permission to read them, the figures are omitted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 _PROC = Path("/proc")
 _POWERCAP = Path("/sys/class/powercap")
 _MEASURED = ("package", "dram")
-"""Domains of RAPL that add up: a package has its cores and what is near them, dram is beside it. ``psys`` would
-have both once more."""
+"""The RAPL domains to add up. A package includes its cores and uncore, and dram is separate. ``psys`` would count
+both again."""
 
 
 class MachineProbe:
-    """``read`` is called now and then, by one thread at a time."""
+    """Reads the figures of this machine. ``read`` is called periodically, by one thread at a time."""
 
     def __init__(self, jvm: int | None = None, proc: Path = _PROC, powercap: Path = _POWERCAP) -> None:
         self._jvm, self._proc = jvm, proc
@@ -27,9 +27,13 @@ class MachineProbe:
         self._memory = self._total_memory()
 
     def read(self) -> dict[str, Any]:
-        """``id``: the same in all containers and network namespaces of one machine. ``cores``, ``memory`` (bytes):
-        what it has, whoever else is on it. ``jvm``: process, CPU seconds so far and resident bytes of the Spark
-        executor's. ``rapl``: joules since the first ``read``, of all that runs on the machine."""
+        """Read the figures.
+
+        - ``id``: identifies the machine; the same in all its containers and network namespaces.
+        - ``cores``, ``memory`` (bytes): the size of the machine, regardless of what else runs on it.
+        - ``jvm``: process id, CPU seconds so far and resident bytes of the Spark executor.
+        - ``rapl``: joules of the whole machine since the first ``read``.
+        """
         found: dict[str, Any] = {"id": self._id, "cores": self._cores, "memory": self._memory}
         if self._jvm is not None:
             use = self._use(self._jvm)
@@ -56,7 +60,7 @@ class MachineProbe:
 
 
 class Rapl:
-    """Intel's and AMD's energy counters. Since 2020 Linux lets only root read them."""
+    """The energy counters of Intel and AMD processors. Since 2020 Linux permits only root to read them."""
 
     def __init__(self, powercap: Path = _POWERCAP) -> None:
         self._domains = [
@@ -68,25 +72,26 @@ class Rapl:
         self._microjoules = 0
 
     def joules(self) -> float | None:
-        """Since the first call; None: the machine does not tell. Must be called before a counter comes round
-        twice, which takes a processor at full load minutes."""
+        """Joules since the first call. None if the machine has no counters. Must be called before a counter wraps
+        around twice, which takes minutes at full load."""
         if not self._domains:
             return None
         for folder in self._domains:
             try:
                 now = int(_text(folder / "energy_uj"))
-                grown = now - self._last.get(folder, now)
-                if grown < 0:  # it came round
-                    grown += int(_text(folder / "max_energy_range_uj"))
+                increase = now - self._last.get(folder, now)
+                if increase < 0:  # the counter has wrapped around
+                    increase += int(_text(folder / "max_energy_range_uj"))
             except ValueError:
                 continue
             self._last[folder] = now
-            self._microjoules += grown
+            self._microjoules += increase
         return self._microjoules / 1e6
 
 
 def spark_jvm(proc: Path = _PROC) -> int | None:
-    """The process of the Spark executor this one belongs to: the parent of our parent, the daemon."""
+    """The process id of the Spark executor to which this process belongs: the parent of its parent, the PySpark
+    daemon."""
     try:
         jvm = int(_text(proc / f"{os.getppid()}/stat").rpartition(")")[2].split()[1])
     except (ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What a task counts, and how it travels: cumulative numbers, so a lost report costs nothing."""
+"""The counters of a task. They are cumulative, so a lost report does no harm."""
 
 from __future__ import annotations
 
@@ -10,61 +10,62 @@ from penstock.metrics.histogram import Histogram
 
 @dataclass(slots=True)
 class TaskStats:
-    """Counters of one task since its start; ``queued`` is the inbox length at the moment of the report."""
+    """The counters of one task since the query run started, and some values at the moment of the report."""
 
     arrived: int = 0
-    """Tuples put in the inbox."""
+    """Tuples put into the inbox."""
     arrived_bytes: int = 0
     received: int = 0
-    """Tuples taken from it."""
+    """Tuples taken from the inbox."""
     received_bytes: int = 0
     executed: int = 0
     emitted: int = 0
-    """Tuples emitted; a copy for each subscriber is not counted."""
+    """Emitted tuples. Copies for several subscribers count once."""
     expired: int = 0
-    """Tuples not executed because all they stem from had timed out."""
+    """Tuples that were not executed because all their roots had timed out."""
     late: int = 0
-    """Tuples that came too late for one of their windows or more."""
+    """Tuples that arrived too late for at least one of their windows."""
     sent: int = 0
-    """Tuples sent over all edges, copies counted."""
+    """Tuples sent over all edges, including copies."""
     sent_bytes: int = 0
     errors: int = 0
     acked: int = 0
     failed: int = 0
     timed_out: int = 0
-    """Those of ``failed`` that were not acked in time."""
+    """The part of ``failed`` that was not acked in time."""
     given_up: int = 0
-    """Of a spout: messages that failed too often and are not emitted again; of a sink: rows that it rejected. Each
-    is a dead letter, or was handed to the user's ``on_give_up``."""
+    """In a spout: messages that failed too often and are not emitted again. In a sink: rejected rows. Each is a
+    dead letter, or was passed to the user's ``on_give_up``."""
     written: int = 0
-    """Of a sink: rows that the other system has."""
+    """In a sink: rows stored in the external system."""
     in_call: float = 0.0
-    """Seconds for which the component's code has not returned, at the moment of the report; 0 where it has."""
+    """Seconds since the current call of the component's code began. 0 if no call is in progress."""
     away: float = 0.0
-    """Of a sink: seconds for which the other system has taken nothing; 0 while it takes something."""
+    """In a sink: seconds for which the external system has accepted nothing. 0 while it accepts rows."""
     held_back: float = 0.0
-    """Of a spout: seconds in which it had something to emit and might not, for too much was pending or others
-    slowed it. Not counted: the user's own limit, and while it is inactive."""
+    """In a spout: seconds in which it had something to emit and was not permitted to, because of the pending limit
+    or backpressure. The user's own rate limit and inactive time do not count."""
     busy: float = 0.0
-    """Seconds in the component's own code, encoding excluded."""
+    """Seconds in the code of the component, without encoding."""
     queued: int = 0
-    """Tuples that wait in the inbox, those that overflow it included."""
+    """Tuples waiting in the inbox, including overflow."""
     overflowing: int = 0
-    """Those that do."""
+    """The part of ``queued`` that is on disk."""
     capacity: int = 0
-    """Tuples the inbox holds."""
+    """Tuples that the inbox holds."""
     peak: int = 0
-    """The most that have waited since the last report."""
+    """The maximum of ``queued`` since the last report."""
     demand: float = 0.0
-    """Tuples a second it was sent before it slowed its senders; 0 while it does not."""
+    """Tuples per second that arrived before it slowed its senders. 0 while it does not slow them."""
     limit: float = math.inf
-    """Tuples a second the task may send to the component that slows it most."""
+    """Tuples per second that the task may send to the component that limits it most."""
     last_error: str = ""
     latency: Histogram = field(default_factory=Histogram)
-    """Seconds from the spout's emit until this task was done with the tuple; of a spout, until it was acked."""
+    """Seconds from the emission by the spout until this task had processed the tuple. In a spout, until it was
+    acked."""
     state_keys: int = 0
-    """Entries of the task's state now."""
+    """Current entries of the task's state."""
     state_bytes: int = 0
-    """What they take in the state directory."""
+    """Their size in the state directory."""
     lag: dict[str, int] = field(default_factory=dict)
-    """Of a spout: records of each partition of its source that it has not read yet (``BaseSpout.lag``)."""
+    """In a spout: unread records per partition of its source (``BaseSpout.lag``)."""

@@ -1,1 +1,1 @@
-"""From a topology to stages, workers, tasks and the first route table: pure passes over inert data."""
+"""Turns a topology into stages, workers, tasks and the first route table, by pure functions over inert data."""

@@ -1,4 +1,4 @@
-"""Which components' data may be migrated between their tasks (SPEC 3.2), and why not."""
+"""Decides which components may have their data migrated between tasks (Sun 2022)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FIXED = (All, Direct, Global)
 
 
 def why_not_migrated(topology: Topology, node: TopologyNode, fused: Collection[str]) -> str:
-    """Why tuples for one task of the component are never sent to another; empty where they may be. ``fused``:
-    the components that share workers with the one they read."""
+    """The reason why tuples for one task of the component are never sent to another of its tasks. Empty if they
+    may be. ``fused``: the components that are fused with the component they read."""
     bolt = node.component
     if not isinstance(bolt, BaseBolt) or not bolt.emits_partials:
         return "does not emit partials"

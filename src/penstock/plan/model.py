@@ -1,4 +1,4 @@
-"""What the planner makes. Inert, picklable; it travels to every worker."""
+"""The plan of a topology: stages, workers, tasks and routes. Inert and picklable; every worker receives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from penstock.topology.streams import Stream
 
 @dataclass(frozen=True, order=True)
 class WorkerId:
-    """One partition of one stage: one long-running Spark task, one Python process."""
+    """Identifies one worker: one partition of one stage, which is one long-running Spark task with one Python
+    process."""
 
     stage: int
     index: int
@@ -22,14 +23,14 @@ class WorkerId:
 
     @classmethod
     def parse(cls, text: str) -> WorkerId:
-        """The worker that ``str`` gives this text for."""
+        """The inverse of ``str``."""
         stage, worker = text.split(".")
         return cls(int(stage), int(worker))
 
 
 @dataclass(frozen=True)
 class Task:
-    """Storm's logical task: one instance of a component."""
+    """A task in Storm's meaning: one instance of a component."""
 
     id: int
     component: str
@@ -37,7 +38,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """The task's name in manifests: other than its id it stays when components are added."""
+        """The name of the task in manifests. Unlike the id, it does not change when components are added."""
         return f"{self.component}/{self.index}"
 
 
@@ -49,12 +50,12 @@ class Edge:
     target: str
     grouping: Grouping
     fused: bool = False
-    """Both ends of each pair of tasks share a worker: tuples pass by reference, without a hop."""
+    """The two tasks of each pair share a worker, so tuples pass between them in memory."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """All components at one distance from the spouts. A stage sends only to stages after it."""
+    """All components at one distance from the spouts. A stage only sends to later stages."""
 
     index: int
     fused_groups: tuple[tuple[str, ...], ...]
@@ -63,7 +64,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Which worker runs which task. Only its version and contents ever change while a topology runs."""
+    """Which worker runs which task. The only part of a plan that may change while the topology runs."""
 
     version: int
     worker_of: Mapping[int, WorkerId]
@@ -74,7 +75,7 @@ class RouteTable:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a topology stands on Spark."""
+    """How a topology is laid out on Spark."""
 
     topology: str
     stages: tuple[Stage, ...]
@@ -83,11 +84,11 @@ class Plan:
     edges: tuple[Edge, ...]
     routes: RouteTable
     not_migrated: Mapping[str, str] = field(default_factory=dict)
-    """Why a component's data is never migrated between its tasks; empty text where it may be."""
+    """For each component the reason why its data is never migrated between its tasks. Empty text if it may be."""
 
     @property
     def migratable(self) -> tuple[str, ...]:
-        """Components that may have their data migrated."""
+        """The components whose data may be migrated."""
         return tuple(component for component, why in self.not_migrated.items() if not why)
 
     @property
@@ -110,7 +111,7 @@ class Plan:
         return [WorkerId(stage.index, worker) for stage in self.stages for worker in range(stage.workers)]
 
     def streams_of(self, component: str) -> list[tuple[int, Stream]]:
-        """The streams a component declares, with their numbers on the wire."""
+        """The streams that a component declares, with their numbers in the wire format."""
         return [(number, stream) for number, stream in enumerate(self.streams) if stream.component == component]
 
     def edges_from(self, stream: int) -> list[Edge]:
@@ -118,7 +119,7 @@ class Plan:
 
     @cached_property
     def downstream_of(self) -> dict[str, tuple[str, ...]]:
-        """The components each one sends to, those fused with it left out."""
+        """The components that each component sends to, without those fused with it."""
         result: dict[str, tuple[str, ...]] = {}
         for component in self.tasks_of:
             targets = [e.target for e in self.edges if self.source_of(e) == component and not e.fused]
@@ -127,7 +128,7 @@ class Plan:
 
     @cached_property
     def upstream_of(self) -> dict[str, tuple[str, ...]]:
-        """The components that send to each one, those it is fused with left out."""
+        """The components that send to each component, without the one it is fused with."""
         return {
             component: tuple(source for source, targets in self.downstream_of.items() if component in targets)
             for component in self.tasks_of
@@ -135,7 +136,7 @@ class Plan:
 
     @cached_property
     def spouts(self) -> tuple[str, ...]:
-        """The components that no stream goes to."""
+        """The components without inputs."""
         receivers = {edge.target for edge in self.edges}
         return tuple(component for component in self.tasks_of if component not in receivers)
 
@@ -143,24 +144,24 @@ class Plan:
         return self.streams[edge.stream].component
 
     def fused_tasks(self, task: int) -> tuple[int, ...]:
-        """The tasks in the same worker that a task sends to by reference."""
+        """The tasks in the same worker to which a task passes tuples in memory."""
         component = self.task[task].component
         targets = {edge.target for edge in self.edges if edge.fused and self.source_of(edge) == component}
         mine = self.routes.tasks_of(self.routes.worker_of[task])
         return tuple(each for each in mine if self.task[each].component in targets)
 
     def next_hop(self, source: WorkerId, target: WorkerId) -> int:
-        """The worker of the following stage that a row from ``source`` to ``target`` goes to.
+        """The worker of the next stage that receives a row on its way from ``source`` to ``target``.
 
-        A frame for a later stage is relayed. The relay depends on both ends only, so that frames between two
-        tasks keep their order, and spreads the load over the workers in between.
+        A frame for a later stage is relayed through the stages in between. The relay depends only on both ends, so
+        frames between two tasks keep their order, and the load is spread over the workers of each stage.
         """
         if target.stage == source.stage + 1:
             return target.index
         return (source.index + target.index) % self.stages[source.stage + 1].workers
 
     def validate(self) -> None:
-        """The invariants every plan keeps."""
+        """Check the invariants of every plan. Raises ``AssertionError``."""
         assert [stage.index for stage in self.stages] == list(range(len(self.stages)))
         assert set(self.routes.worker_of) == set(self.task)
         known = set(self.worker_ids())

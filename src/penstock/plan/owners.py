@@ -1,6 +1,7 @@
-"""Who owns the keys of a component's state: what its input's groupings say of that (SPEC 4).
+"""Decides which task owns the keys in a component's state, from the groupings of its inputs.
 
-Pure, and the same before a replacement is begun as when a start finds state of another number of tasks.
+The same rules are used to validate a replacement before it starts and to distribute state when a query run finds
+the state of a different number of tasks.
 """
 
 from __future__ import annotations
@@ -13,64 +14,67 @@ from penstock.state.shares import Share
 from penstock.topology.groupings import All, Fields, Global, LocalOrShuffle, NoneGrouping, PartialKey, Shuffle
 from penstock.topology.hashing import hash_keys
 
-_NOBODYS = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
-"""Any task may get any tuple, or one of two: tasks that become one put together what they have."""
+_UNOWNED = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
+"""Groupings by which no single task owns a key. When tasks are merged, their states are merged as well."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """The rule by which keys have owners. Commands carry it to the workers."""
+    """The rule that assigns keys to tasks. Commands carry it to the workers."""
 
     fields: int = 0
-    """A key's owner is found by the hash of so many fields; 0: it has none."""
+    """The number of fields whose hash determines the owner of a key. 0: keys have no owner."""
     first: bool = False
-    """The first task has all of them."""
+    """True: the first task owns all keys."""
 
     def share(self, index: int, before: int, now: int) -> Share:
-        """What the task of that index takes over."""
+        """The share of the state that the task with this index takes over when ``before`` tasks become ``now``
+        tasks."""
         hash = partial(hash_keys, fields=self.fields) if self.fields else None
         return Share(index, before, now, hash, self.first, self.fields == 1)
 
 
 def owner_rule(plan: Plan, component: str) -> Owners | None:
-    """The rule for a component's keys; None where ``why_not_rescaled`` has a reason."""
+    """The rule for the keys of a component. None if ``why_not_rescaled`` returns a reason."""
     found = _judge(plan, component)
     return found if isinstance(found, Owners) else None
 
 
 def why_not_rescaled(plan: Plan, component: str) -> str:
-    """Why a component that keeps state must keep its number of tasks; empty where it need not."""
+    """The reason why a component with state must keep its number of tasks. Empty if it need not."""
     found = _judge(plan, component)
     return found if isinstance(found, str) else ""
 
 
 def grouped_by(plan: Plan, component: str) -> tuple[str, ...]:
-    """The fields that a component's input is grouped by; of several inputs grouped by fields, the first's."""
+    """The fields by which the input of a component is grouped. If several inputs use fields grouping, those of the
+    first."""
     by_fields = (edge.grouping for edge in _inputs(plan, component) if type(edge.grouping) is Fields)
     return next((grouping.key_fields() for grouping in by_fields), ())
 
 
 def _judge(plan: Plan, component: str) -> Owners | str:
-    # By exact type: a subclass may route in its own way.
+    # Compares exact types, because a subclass may route differently.
     edges = _inputs(plan, component)
     if not edges:
-        return "is a spout: what it has read belongs to its task"
+        return "is a spout, and positions in its source belong to its tasks"
     kinds = {type(edge.grouping) for edge in edges}
     if Fields in kinds:
-        edges = [edge for edge in edges if type(edge.grouping) is not All]  # what all get is there to steer them
+        # a stream that every task gets carries control data, not keys
+        edges = [edge for edge in edges if type(edge.grouping) is not All]
         kinds.discard(All)
     for edge in edges:
-        if type(edge.grouping) not in (Fields, Global, *_NOBODYS):
-            return f"reads {_input(plan, edge)}, which does not say whose a key is"
+        if type(edge.grouping) not in (Fields, Global, *_UNOWNED):
+            return f"reads {_input(plan, edge)}, which does not assign keys to tasks"
     if kinds == {Global}:
         return Owners(first=True)
-    if kinds <= set(_NOBODYS):
+    if kinds <= set(_UNOWNED):
         return Owners()
     counts = {len(edge.grouping.key_fields()) for edge in edges}
     if kinds == {Fields} and len(counts) == 1:
         return Owners(fields=counts.pop())
     inputs = " and ".join(_input(plan, edge) for edge in edges)
-    return f"reads {inputs}, which do not give a key the same owner"
+    return f"reads {inputs}, which do not assign a key to the same task"
 
 
 def _inputs(plan: Plan, component: str) -> list[Edge]:

@@ -1,4 +1,4 @@
-"""The planner: a list of small passes, each a pure function.
+"""The planner: a sequence of passes, each of which is a pure function.
 
 fused groups -> stages -> tasks -> workers and routes -> streams and edges
 """
@@ -15,7 +15,7 @@ FusedGroup = tuple[str, ...]
 
 
 def make_plan(topology: Topology) -> Plan:
-    """Plan a checked topology."""
+    """Make the plan of a validated topology."""
     fused_groups = find_fused_groups(topology)
     stages = assign_stages(topology, fused_groups)
     tasks = number_tasks(topology)
@@ -30,9 +30,9 @@ def make_plan(topology: Topology) -> Plan:
 
 
 def find_fused_groups(topology: Topology) -> list[FusedGroup]:
-    """Components that share workers. A bolt joins its parent's fused group when all it reads comes from that one
-    component by local-or-shuffle grouping, with the same number of executors and tasks on both sides: then
-    task i always sends to task i, and a hop would buy nothing."""
+    """Group the components that share workers. A bolt joins the fused group of its parent if it reads only that
+    component, by local-or-shuffle grouping, and both have the same number of executors and tasks. Task i then
+    always sends to task i, so a hop between processes would gain nothing."""
     fused_groups: list[list[str]] = []
     fused_group_of: dict[str, list[str]] = {}
     for node in in_order(topology):
@@ -48,7 +48,7 @@ def find_fused_groups(topology: Topology) -> list[FusedGroup]:
 
 
 def assign_stages(topology: Topology, fused_groups: list[FusedGroup]) -> tuple[Stage, ...]:
-    """A fused group's stage is its longest distance from a spout; its workers are one per executor."""
+    """Assign each fused group the stage of its longest distance from a spout, with one worker per executor."""
     fused_group_of = {component: group for group in fused_groups for component in group}
     depth: dict[FusedGroup, int] = {}
     for node in in_order(topology):
@@ -65,7 +65,7 @@ def assign_stages(topology: Topology, fused_groups: list[FusedGroup]) -> tuple[S
 
 
 def number_tasks(topology: Topology) -> tuple[Task, ...]:
-    """Task ids run from 1 over the components in the order they were set."""
+    """Number the tasks from 1, over the components in the order in which they were added."""
     tasks: list[Task] = []
     for node in topology.nodes.values():
         tasks += [Task(len(tasks) + 1 + index, node.id, index) for index in range(node.tasks)]
@@ -73,7 +73,7 @@ def number_tasks(topology: Topology) -> tuple[Task, ...]:
 
 
 def place_tasks(topology: Topology, stages: tuple[Stage, ...], tasks: tuple[Task, ...]) -> RouteTable:
-    """The first route table: each executor has a worker of its own, tasks are spread evenly and in order."""
+    """Make the first route table: each executor has its own worker; tasks are distributed evenly and in order."""
     worker_of: dict[int, WorkerId] = {}
     for stage in stages:
         first = 0
@@ -90,7 +90,7 @@ def place_tasks(topology: Topology, stages: tuple[Stage, ...], tasks: tuple[Task
 def number_streams(
     topology: Topology, fused_groups: list[FusedGroup]
 ) -> tuple[tuple[Stream, ...], tuple[Edge, ...]]:
-    """Streams get numbers for the frame header; each subscription becomes an edge."""
+    """Number the streams for the frame header, and make an edge for each subscription."""
     fused_group_of = {component: group for group in fused_groups for component in group}
     streams = tuple(stream for node in topology.nodes.values() for stream in node.streams.values())
     edges = tuple(
@@ -102,7 +102,7 @@ def number_streams(
 
 
 def in_order(topology: Topology) -> list[TopologyNode]:
-    """The components, each after all it reads from; otherwise as they were set."""
+    """Sort the components so that each comes after all components it reads. Otherwise they keep their order."""
     ordered: list[TopologyNode] = []
     placed: set[str] = set()
     waiting = list(topology.nodes.values())

@@ -1,4 +1,4 @@
-"""A plan as text and as a Mermaid graph."""
+"""Renders a plan as text and as a Mermaid graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from penstock.topology.streams import DEFAULT_STREAM
 
 
 def as_text(topology: Topology, plan: Plan) -> str:
-    """Stages with their components and workers, then the groupings, then who is migrated and who scales."""
+    """Lists the stages with their components and workers, the streams and groupings, and which bolts are migrated
+    or scaled."""
     lines = [
         f"topology {plan.topology}: {len(plan.stages)} stages, {plan.workers} workers, {len(plan.tasks)} tasks",
         "",
@@ -41,17 +42,17 @@ def as_text(topology: Topology, plan: Plan) -> str:
         edges = plan.edges_from(number)
         lines += [f"    -> {edge.target}  {edge.grouping}{_hops(plan, number, edge.target)}" for edge in edges]
         if not edges:
-            lines.append("    -> nobody")
+            lines.append("    -> no subscriber")
     lines += ["", "data migration between tasks"]
-    lines += _answers(plan.not_migrated)
+    lines += _reasons(plan.not_migrated)
     lines += ["", "scaling"]
     bolts = [node.id for node in topology.nodes.values() if not node.is_spout]
-    lines += _answers({bolt: why_fixed(topology, bolt) for bolt in bolts})
+    lines += _reasons({bolt: why_fixed(topology, bolt) for bolt in bolts})
     return "\n".join(lines)
 
 
 def as_mermaid(topology: Topology, plan: Plan) -> str:
-    """A graph to paste into Markdown: one box per stage, spouts round, edges named by their grouping."""
+    """A graph for Markdown: one box per stage, rounded spouts, edges labelled with their grouping."""
     lines = ["graph LR"]
     name = {component: f"c{number}" for number, component in enumerate(topology.nodes)}
     for stage in plan.stages:
@@ -70,7 +71,7 @@ def as_mermaid(topology: Topology, plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _answers(why_not: Mapping[str, str]) -> list[str]:
+def _reasons(why_not: Mapping[str, str]) -> list[str]:
     return [f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in why_not.items()]
 
 

@@ -1,4 +1,5 @@
-"""Which bolts get more or fewer tasks by themselves (SPEC 4), and why not. By hand any bolt can be scaled."""
+"""Decides which bolts the scaling policy may scale, and gives the reason if not. Any bolt can be scaled
+manually."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from penstock.topology.groupings import Fields, LocalOrShuffle, NoneGrouping, Pa
 from penstock.topology.validation import brings_together
 
 _SHARED = (Shuffle, NoneGrouping, LocalOrShuffle, Fields, PartialKey)
-"""Each tuple goes to one task, and with twice as many tasks to one of twice as many. What a grouping of the user's
-does with them is not known, one derived from these included."""
-_MEET_NOWHERE = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
-"""Tuples of one key come to several tasks."""
+"""Groupings that send each tuple to one task and distribute the load over any number of tasks. A user's grouping
+is not included, even if it derives from one of these, because its behaviour is unknown."""
+_SPREADS_KEYS = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
+"""Groupings by which the tuples of one key reach several tasks."""
 
 
 def why_fixed(topology: Topology, component: str) -> str:
-    """Why a component never scales by itself; empty where it does. Bolts that are fused scale together or not at
-    all, for alone one of them would lose its fused group: a bolt is fixed if one that shares its workers is."""
+    """The reason why a component is never scaled automatically. Empty if it may be. Fused bolts are scaled
+    together or not at all, because scaling one alone would separate them. So a bolt is fixed if any bolt in its
+    workers is fixed."""
     node = topology.nodes[component]
     if node.is_spout:
         return "is a spout, and positions in its source belong to its tasks"
@@ -33,7 +35,8 @@ def why_fixed(topology: Topology, component: str) -> str:
 
 
 def fused_group_of(topology: Topology, component: str) -> FusedGroup:
-    """The components that share workers with this one, itself included, each after the one it is fused with."""
+    """The components that share workers with this one, including itself. Each comes after the one it is fused
+    with."""
     return next(group for group in find_fused_groups(topology) if component in group)
 
 
@@ -43,24 +46,26 @@ def _own_reason(node: TopologyNode) -> str:
     for subscription in node.inputs:
         if type(subscription.grouping) not in _SHARED:
             way = f"reads '{subscription.component}' by {subscription.grouping} grouping"
-            return f"{way}, so its tasks do not share the work"
+            return f"{way}, so more tasks would not share the load"
     if node.tasks % node.parallelism:
-        return f"has {node.tasks} tasks that {node.parallelism} executors do not share evenly"
+        return f"has {node.tasks} tasks, which {node.parallelism} executors cannot share evenly"
     bolt = node.component
     for subscription in node.inputs:
         if not brings_together(bolt, subscription.grouping):
-            return f"compares tuples, which by {subscription.grouping} grouping meet only in one task"
+            return f"compares tuples, and {subscription.grouping} grouping brings them together only in one task"
     if node.tasks == 1 and isinstance(bolt, BaseBolt) and bolt.merges_partials and not bolt.emits_partials:
         for subscription in node.inputs:
-            if type(subscription.grouping) in _MEET_NOWHERE:
-                return f"merges partials, which by {subscription.grouping} grouping meet only in one task"
+            if type(subscription.grouping) in _SPREADS_KEYS:
+                way = f"{subscription.grouping} grouping brings them together only in one task"
+                return f"merges partials, and {way}"
     return ""
 
 
 def kept_numbers(declared: Topology, current: Topology, new: Topology) -> dict[str, int]:
-    """Numbers of tasks that a replacement by ``new`` keeps: of bolts that were scaled while the topology ran, and
-    whose number in the file is what it was. ``declared`` is the topology as its file had it before, ``current`` as
-    it runs. A number that the new file changes is the new one's."""
+    """The parallelism that bolts keep when the running topology is replaced by ``new``: that of bolts which were
+    scaled at run time and whose parallelism in the file did not change. ``declared`` is the topology as its file
+    previously defined it, ``current`` the topology as it runs. A parallelism that the new file changes takes
+    effect."""
     kept = {}
     for id, node in new.nodes.items():
         before, now = declared.nodes.get(id), current.nodes.get(id)

@@ -1,9 +1,9 @@
-"""Who sits where: a start's workers take slots, which are Spark's tasks, on the nodes where they are wanted.
+"""Assigns the workers of a query run to slots (Spark tasks) on the nodes where the placement wants them.
 
-Spark spreads the tasks of a stage over the nodes as it likes, about evenly. So that a node has slots enough
-for all workers wanted there, a stage may have more slots than workers. In those nobody takes nothing runs, but
-Spark keeps them, with a task slot and a process each, as long as the query lives; a worker may move into one
-meanwhile.
+Spark distributes the tasks of a stage over the nodes approximately evenly, and the distribution cannot be
+controlled. A stage may therefore have more slots than workers, so that each node has enough slots for the workers
+placed there. Nothing runs in an empty slot, but Spark keeps it, with one task slot and one process, until the
+query ends. A worker can move into it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from dataclasses import dataclass
 
 from penstock.plan.model import Plan, WorkerId
 
-_MARGIN = 1  # slots more on each node than are wanted there: "about" has been off by one
+_MARGIN = 1  # extra slots per node, because Spark's distribution has been observed to be off by one
 
 
 @dataclass(frozen=True)
 class SlotPlacement:
-    """Where workers are to be."""
+    """The nodes on which workers should run."""
 
     nodes: Mapping[WorkerId, str]
-    """The node each worker is wanted on; a worker that is not named goes anywhere."""
+    """The wanted node of each worker. A worker that is not listed may run anywhere."""
     exact: bool = True
-    """A worker that cannot be where it is wanted is an error. Else it goes where there is a slot, and no slot is
-    there only in case that Spark spreads them unevenly."""
+    """True: it is an error if a worker cannot run on its wanted node. False: such a worker takes any slot, and no
+    extra slots are requested to compensate for an uneven distribution."""
 
 
 def slots_for(plan: Plan, placement: SlotPlacement, nodes: int, spare: int = 0) -> tuple[int, ...]:
-    """How many slots each stage needs, so that a node in ``nodes`` has enough of them; and so many ``spare`` ones
-    on each, for workers of bolts to move into."""
+    """The number of slots that each stage needs on ``nodes`` nodes, plus ``spare`` slots per node into which
+    workers of bolts can move."""
     result = []
     for stage in plan.stages:
         wanted = Counter(node for worker, node in placement.nodes.items() if worker.stage == stage.index)
-        fullest = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
-        needed = max(stage.workers, fullest * nodes if wanted else 0)
+        most_per_node = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
+        needed = max(stage.workers, most_per_node * nodes if wanted else 0)
         result.append(needed + (spare * nodes if stage.index else 0))
     return tuple(result)
 
 
 def fitted(plan: Plan, slots: Sequence[int], room: int) -> tuple[int, ...]:
-    """So many fewer of them that there is room for all, as long as every worker has one."""
+    """Remove empty slots, from the stage with the most, until at most ``room`` are left. Every worker keeps a
+    slot."""
     result = list(slots)
     spare = [count - stage.workers for count, stage in zip(slots, plan.stages, strict=True)]
     for _ in range(min(sum(spare), max(0, sum(slots) - room))):
@@ -54,26 +55,28 @@ def fitted(plan: Plan, slots: Sequence[int], room: int) -> tuple[int, ...]:
 def assign_slots(
     plan: Plan, placement: SlotPlacement, slots: Mapping[WorkerId, str]
 ) -> tuple[dict[WorkerId, WorkerId], list[str]]:
-    """The slot of each worker, of those there are (with their nodes); and what could not be as it was wanted, in
-    words. Every stage has as many slots as workers, or more."""
-    taken: dict[WorkerId, WorkerId] = {}
-    unmet: list[str] = []
+    """Assign a slot to each worker. ``slots`` maps the available slots to their nodes; every stage must have at
+    least as many as workers. Also returns a description of each worker that could not be placed on its wanted
+    node."""
+    assigned: dict[WorkerId, WorkerId] = {}
+    unplaced: list[str] = []
     for stage in plan.stages:
         free = sorted(slot for slot in slots if slot.stage == stage.index)
         workers = [WorkerId(stage.index, number) for number in range(stage.workers)]
         for worker in sorted(
             workers, key=lambda worker: worker not in placement.nodes
-        ):  # those that mind come first
+        ):  # workers with a wanted node choose first
             wanted = placement.nodes.get(worker)
             found = next((slot for slot in free if slots[slot] == wanted), None)
             if found is None and wanted is not None:
-                unmet.append(f"worker {worker} on {wanted}")
-            taken[worker] = _any(free, slots) if found is None else found
-            free.remove(taken[worker])
-    return taken, unmet
+                unplaced.append(f"worker {worker} on {wanted}")
+            assigned[worker] = _any(free, slots) if found is None else found
+            free.remove(assigned[worker])
+    return assigned, unplaced
 
 
 def _any(free: list[WorkerId], slots: Mapping[WorkerId, str]) -> WorkerId:
-    """The first on the node that has most of them, so that those that stay free are everywhere."""
+    """The first slot on the node with the most free slots, so that the remaining ones are spread over all
+    nodes."""
     count = Counter(slots[slot] for slot in free)
     return min(free, key=lambda slot: (-count[slots[slot]], slot))

@@ -124,7 +124,7 @@ def checked_length(length: int) -> int:
     if length > MOST_BYTES:
         raise ControlRefused(
             _WHERE,
-            f"a message of {length:,} bytes is longer than the {MOST_BYTES:,} bytes allowed",
+            f"a message of {length:,} bytes is longer than {MOST_BYTES:,} bytes",
             "The state of a task, what a sink keeps for its commit or what a component shows is too large.",
         )
     return length

@@ -1,4 +1,4 @@
-"""Replay queues (SPEC 2.5): Eden, From and To above a spout, and dead letters."""
+"""Stateless replay (*Lu 2020*, section 4.2): the queues Eden, From and To of a spout, and dead letters."""
 
 from penstock.replay.eden import Eden, QueueEden
 from penstock.replay.embedded import DiskQueue, EmbeddedStore

@@ -1,9 +1,9 @@
-"""Dead letters: tuples that failed too often, kept with their story until someone looks at them.
+"""Dead letters: tuples that failed too often, kept with the history of their failures for an operator.
 
-A dead letter can be shown, sent back (to From, its attempts counted from zero; a damaged record is read once more)
-or dropped. All of it may happen while
-the topology runs: the embedded store is a log that any process may append to, and so is From, so sending back is
-(1) append to From, (2) strike out the dead letter. A crash between the two leaves it in both: at least once.
+A dead letter can be shown, dropped, or sent back to From with its attempts reset to zero (a damaged record is then
+decoded once more). All of this is possible while the topology runs, because any process may append to the log of
+dead letters and to From. Sending back takes two steps: (1) append to From; (2) mark the dead letter as removed.
+After a crash between the two it is in both, so the tuple is processed at least once.
 """
 
 from __future__ import annotations
@@ -22,56 +22,57 @@ from penstock.replay.records import ReplayRecord, decode_dead_letter, encode_dea
 from penstock.storage.segments import LogReader, SegmentLog, lock
 from penstock.texts import parse_json
 
-_DEAD_LETTER, _STRUCK = b"L", b"S"
+_DEAD_LETTER, _REMOVED = b"L", b"S"
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A dead letter. Ids are unique in one store and never used again."""
+    """A dead letter. Ids are unique in one store and never reused."""
 
     id: int
     record: ReplayRecord
 
 
 class DeadLetterStore(ABC):
-    """A store of dead letters. Any process may use it at any time."""
+    """A store of dead letters. Any process may use it at any time. Methods raise ``OSError`` and
+    ``PenstockError``."""
 
     @abstractmethod
     def add(self, records: Sequence[ReplayRecord]) -> None:
-        """Keep records; on return they are durable."""
+        """Store records; they are durable on return."""
 
     @abstractmethod
     def read_all(self) -> list[DeadLetter]:
-        """All there are, oldest first."""
+        """All dead letters, oldest first."""
 
     @abstractmethod
     def remove(self, ids: Collection[int]) -> None:
-        """Take dead letters out for good. Ids that are not there are ignored."""
+        """Remove dead letters permanently. Unknown ids are ignored."""
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Within it no other process is within it: for those who read dead letters and then remove them. Appending
-        goes on. A store without locks lets several in: then a dead letter that two of them send back comes
+        """A lock for processes that read dead letters and then remove them. Other processes may append meanwhile.
+        A store without locks admits several processes; a dead letter that two of them send back is then emitted
         twice."""
         yield
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 def send_back(queues: Queues, ids: Collection[int]) -> int:
-    """Give dead letters another ``max_attempts`` attempts: they come back before fresh data. Returns how many:
-    those that another process has sent back or dropped meanwhile are left out."""
+    """Give dead letters another ``max_attempts`` attempts; they are emitted before fresh data. Returns the number
+    of dead letters sent back, without those that another process has sent back or dropped meanwhile."""
     with queues.dead.exclusive():
         chosen = [dead_letter for dead_letter in queues.dead.read_all() if dead_letter.id in ids]
-        current_from(queues).append([dead_letter.record.forgiven() for dead_letter in chosen])
+        current_from(queues).append([dead_letter.record.reset() for dead_letter in chosen])
         queues.dead.remove([dead_letter.id for dead_letter in chosen])
     return len(chosen)
 
 
 def drop(dead: DeadLetterStore, ids: Collection[int]) -> int:
-    """Remove dead letters for good. Returns how many were there to remove."""
+    """Remove dead letters permanently. Returns the number of dead letters removed."""
     with dead.exclusive():
         chosen = [dead_letter.id for dead_letter in dead.read_all() if dead_letter.id in ids]
         dead.remove(chosen)
@@ -79,13 +80,14 @@ def drop(dead: DeadLetterStore, ids: Collection[int]) -> int:
 
 
 def current_from(queues: Queues) -> ReplayQueue:
-    """Which queue is From now. The topology may exchange them at any instant; then what is appended to this one
-    is read a little sooner."""
+    """The queue that is From now. The topology may exchange the queues at any time; what is appended to this queue
+    is then read a little sooner."""
     return queues.to if queues.pointer.load() else queues.from_
 
 
-def struck_ids(data: bytes) -> list[int]:
-    """The ids in a record that strikes dead letters out; none where it is damaged: then they stay."""
+def removed_ids(data: bytes) -> list[int]:
+    """The ids in a record that marks dead letters as removed. Empty if the record is damaged: they are then
+    kept."""
     try:
         found = parse_json(data)
     except ValueError:
@@ -94,7 +96,8 @@ def struck_ids(data: bytes) -> list[int]:
 
 
 class DiskDeadLetterStore(DeadLetterStore):
-    """Dead letters in a folder. A dead letter's id is its number in the log; a removal is a record of its own."""
+    """Dead letters in a folder. The id of a dead letter is its number in the log; a removal is a separate
+    record."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -110,16 +113,16 @@ class DiskDeadLetterStore(DeadLetterStore):
         reader = self._log.reader(0)
         while batch := reader.read(1000):
             for number, data in batch:
-                if data[:1] == _STRUCK:
-                    for id in struck_ids(data[1:]):
+                if data[:1] == _REMOVED:
+                    for id in removed_ids(data[1:]):
                         found.pop(id, None)
-                else:  # a dead letter; or what someone else wrote, which is shown as a damaged one
+                else:  # a dead letter, or a record of another program, which is shown as a damaged dead letter
                     found[number] = data.removeprefix(_DEAD_LETTER)
         reader.close()
         return [DeadLetter(number, decode_dead_letter(data)) for number, data in found.items()]
 
     def arrivals(self) -> Iterator[DeadLetter]:
-        """The dead letters that were added since the last call, by whatever process; at first, all there are."""
+        """The dead letters that any process has added since the last call; all of them on the first call."""
         if self._arrived is None:
             self._arrived = self._log.reader(0)
         while batch := self._arrived.read(1000):
@@ -128,17 +131,18 @@ class DiskDeadLetterStore(DeadLetterStore):
                     yield DeadLetter(number, decode_dead_letter(data[1:]))
 
     def remove(self, ids: Collection[int]) -> None:
-        """(1) append a record that strikes them out; (2) remove leading segments that hold no dead letter any
-        more."""
+        """Steps: (1) append a record that marks them as removed; (2) remove leading segments without dead
+        letters."""
         if not ids:
             return
-        number = self._log.append([_STRUCK + json.dumps(sorted(ids)).encode()])
+        number = self._log.append([_REMOVED + json.dumps(sorted(ids)).encode()])
         left = self.read_all()
         self._log.drop_before(left[0].id if left else number + 1)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """By a lock that the kernel drops when the process dies. Raises ``TimeoutError`` after some seconds."""
+        """Takes a lock that the kernel releases when the process dies. Raises ``TimeoutError`` after some
+        seconds."""
         file = open_here(self.folder / "removal.lock", os.O_RDWR | os.O_CREAT)
         try:
             lock(file)

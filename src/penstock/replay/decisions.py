@@ -1,9 +1,9 @@
-"""What replay decides, and nothing else: events in, instructions out. No queue, thread or clock in here.
+"""The decisions of replay as a pure state machine: events in, instructions out. No queue, thread or clock.
 
-Reading order (SPEC 2.5): To until it is empty, then Eden. When To is empty and all that was read from it is done,
-and From holds something, the two are exchanged; nothing is read meanwhile, so that what failed comes back before
-fresh data. What failed goes to From, or after ``max_attempts`` to the dead letters, and only then counts as done
-where it was read.
+Reading order: To until it is empty, then Eden. When To is empty, everything read from it is done, and From
+contains records, the two queues are exchanged. Nothing is read during the exchange, so that failed tuples come
+before fresh ones. A failed tuple is stored in From, or as a dead letter after ``max_attempts`` failures, and is
+done at its origin only after that.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from penstock.replay.records import ReplayRecord
 
 
 class Origin(Enum):
-    """Where a tuple was read."""
+    """The source that a tuple was read from."""
 
     EDEN = "eden"
     TO = "to"
 
 
 class ReplayEntry(NamedTuple):
-    """A tuple on its way through the topology."""
+    """A tuple in flight in the topology."""
 
     origin: Origin
     position: int
@@ -36,7 +36,7 @@ class ReplayEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrived:
-    """A read has ended. No entries: there is nothing more at that origin for now."""
+    """A read has ended. No entries means that the origin has nothing more at present."""
 
     origin: Origin
     entries: Sequence[ReplayEntry]
@@ -44,38 +44,39 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Taken:
-    """So many of the entries that were read have gone to the spout."""
+    """The spout has taken this number of entries."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Acked:
-    """Done with."""
+    """These entries were acked."""
 
     entries: Sequence[ReplayEntry]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Each entry with the record that is to come back in its place."""
+    """These entries failed. Each comes with the record to be stored for it."""
 
     entries: Sequence[tuple[ReplayEntry, ReplayRecord]]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the last ``StoreRecords`` named is durable."""
+    """The records of the last ``StoreRecords`` are durable."""
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """From and To are exchanged, durably."""
+    """From and To have been exchanged, durably."""
 
 
 @dataclass(frozen=True)
 class QueuesChecked:
-    """Someone looked whether there is anything unread: Eden is worth a read, To or From hold something."""
+    """The queues were checked for unread records: ``to`` and ``from_`` have some. Eden may have some in any
+    case."""
 
     to: bool = False
     from_: bool = False
@@ -89,7 +90,7 @@ Event: TypeAlias = Arrived | Taken | Acked | Failed | Stored | Swapped | QueuesC
 
 @dataclass(frozen=True)
 class Read:
-    """Read up to ``limit`` tuples there; answer with ``Arrived``. To the reading thread."""
+    """For the reading thread: read up to ``limit`` tuples from the origin and report ``Arrived``."""
 
     origin: Origin
     limit: int
@@ -97,13 +98,12 @@ class Read:
 
 @dataclass(frozen=True)
 class Swap:
-    """Exchange From and To; answer with ``Swapped``. To the swap thread."""
+    """For the swap thread: exchange From and To and report ``Swapped``."""
 
 
 @dataclass(frozen=True)
 class StoreRecords:
-    """Append the first to From and the second to the dead letters; answer with ``Stored``. To the backflow
-    thread."""
+    """For the backflow thread: append ``back`` to From, store ``dead`` as dead letters, and report ``Stored``."""
 
     back: Sequence[ReplayRecord]
     dead: Sequence[ReplayRecord]
@@ -111,7 +111,7 @@ class StoreRecords:
 
 @dataclass(frozen=True)
 class Done:
-    """These are done with at their origin; at once, before any instruction that follows."""
+    """Mark these positions as done at their origin, at once and before any instruction that follows."""
 
     origin: Origin
     positions: Sequence[int]
@@ -121,24 +121,25 @@ Instruction: TypeAlias = Read | Swap | StoreRecords | Done
 
 
 class Decisions:
-    """The state of one task's replay. At most one read and one store are under way at a time, or one swap."""
+    """The replay state of one task. At any time at most one read and one store are in progress, or one swap. Not
+    thread-safe."""
 
     def __init__(self, max_attempts: int, capacity: int, from_holds: bool) -> None:
-        """``capacity`` is how many entries may wait for the spout; ``from_holds``: From is not empty at the
-        start."""
+        """``capacity`` is the number of entries that may wait for the spout. ``from_holds`` is True if From is not
+        empty at the start."""
         self._max_attempts = max_attempts
         self._room = self._capacity = capacity
-        self._to_unread = True  # until a read says otherwise
+        self._to_unread = True  # until a read returns nothing
         self._eden_dry = False
         self._from_holds = from_holds
-        self._open = {Origin.EDEN: 0, Origin.TO: 0}  # read, and neither acked nor stored
+        self._open = {Origin.EDEN: 0, Origin.TO: 0}  # entries read that are neither acked nor stored
         self._reading: Origin | None = None
         self._swapping = False
         self._storing: Sequence[tuple[ReplayEntry, ReplayRecord]] = ()
         self._failed: list[tuple[ReplayEntry, ReplayRecord]] = []
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take in what happened; what is to be done now, in this order."""
+        """Apply an event and return the instructions to carry out, in order."""
         result: list[Instruction] = []
         match event:
             case Arrived(origin, entries):
@@ -170,7 +171,7 @@ class Decisions:
 
     @property
     def outstanding(self) -> int:
-        """Entries that were read and are neither acked nor stored."""
+        """The number of entries that were read and are neither acked nor stored."""
         return sum(self._open.values())
 
     def validate(self) -> None:
@@ -186,7 +187,7 @@ class Decisions:
             return []
         if self._from_holds and not self._to_unread and not self._open[Origin.TO]:
             if self._storing or self._reading:
-                return []  # the exchange waits for what is under way, and nothing new begins before it
+                return []  # the exchange waits for the operations in progress, and nothing new starts before it
             self._swapping = True
             return [Swap()]
         result: list[Instruction] = []

@@ -1,7 +1,7 @@
-"""Eden: the source above the spout, from which fresh tuples come.
+"""Eden: the source of a ``ReplaySpout``, which provides fresh tuples.
 
-``QueueEden`` and ``SpoutEden`` are here; a file's lines and a Kafka topic are in ``penstock.connectors``. A source
-of your own is a subclass that can be read again from a position: that is all replay asks of it.
+This module contains ``QueueEden`` and ``SpoutEden``; ``penstock.connectors`` contains sources for files and Kafka
+topics. A custom source is a subclass of ``Eden`` that can be read again from a position.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from penstock.topology.streams import DEFAULT_STREAM, FieldSpec, OutputDeclarer
 
 
 class Eden(ABC):
-    """A source that remembers in ``Context.state`` how far it is done with. Made on the driver and pickled;
-    ``open`` runs in the task's process. ``read`` and ``done`` are called by several threads, one at a time, the
-    others by the task's own."""
+    """A source that stores in ``Context.state`` how far it has been processed. Created on the driver and pickled;
+    ``open`` runs in the task's process. ``read`` and ``done`` are called by several threads, but only by one at a
+    time; the other methods are called by the task's thread."""
 
     fields: tuple[FieldSpec, ...]
-    """The fields of what it reads, as a spout declares them."""
+    """The fields of its tuples, in the form in which a spout declares them."""
 
     @abstractmethod
     def open(self, conf: Conf, context: Context) -> None:
-        """Called in the task's process before anything else, and again after a ``close``: find the position in
-        ``context.state``, or begin at the start where there is none."""
+        """Called in the task's process before the other methods, and again after a ``close``. Resumes at the
+        position in ``context.state``, or begins at the start if there is none."""
 
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        """Up to ``limit`` tuples with their positions (whatever numbers ``done`` is to know them by); none when
-        there is nothing now. Never blocks. In the place of one that cannot be read there may be a ``ReplayRecord``
-        that is ``damaged``: it becomes a dead letter."""
+        """Up to ``limit`` tuples with their positions; none if there are none at present. Must not block.
+        Positions are arbitrary numbers by which ``done`` identifies the tuples. A tuple that cannot be read may be
+        replaced by a ``ReplayRecord`` that is ``damaged``; it becomes a dead letter."""
 
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
-        """These tuples are done with: acked, or safely in another queue. In any order; the position passes one
-        only when all before it are done."""
+        """These tuples are acked or stored in another queue, in any order. The stored position passes a tuple only
+        when all tuples before it are done."""
 
     @abstractmethod
     def before_snapshot(self) -> None:
-        """As in ``Component``: bring the position in ``Context.state`` up to date. Also called before ``close``.
-        Make it durable nowhere else: it holds when the epoch is committed, and not before."""
+        """Write the position to ``Context.state``; see ``Component``. Also called before ``close``. The position
+        must not be stored durably elsewhere, because it is valid only once the epoch is committed."""
 
-    def after_commit(self) -> None:  # noqa: B027 - most need nothing
-        """As in ``Component``."""
+    def after_commit(self) -> None:  # noqa: B027 - optional
+        """See ``Component``."""
 
     def lag(self) -> Mapping[str, int]:
-        """As in ``BaseSpout``."""
+        """See ``BaseSpout``."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
     def store(self) -> ReplayStore:
-        """Where the replay queues of this source are kept unless the spout is told otherwise."""
+        """The store of this source's replay queues, unless the spout is given another one."""
         return EmbeddedStore()
 
 
 class QueueEden(Eden):
-    """A ``DiskQueue`` that other programs append to. What committed epochs are done with is removed from it: its
-    start, for a task without state or from an old savepoint, is the oldest record left.
+    """A ``DiskQueue`` that other programs append to. Records that committed epochs have processed are removed from
+    it. A task without state, or from an old savepoint, starts at the oldest remaining record.
 
-    With several tasks each reads a queue of its own: the folder ``0``, ``1`` … below the given one.
+    With several tasks, each task reads a separate queue: the folders ``0``, ``1`` … below the given one.
     """
 
     def __init__(self, folder: str | Path, fields: tuple[FieldSpec, ...]) -> None:
@@ -94,7 +94,7 @@ class QueueEden(Eden):
         self._queue.done(positions)
 
     def before_snapshot(self) -> None:
-        self._position.note()
+        self._position.save()
 
     def after_commit(self) -> None:
         self._position.on_committed()
@@ -104,10 +104,10 @@ class QueueEden(Eden):
 
 
 class SpoutEden(Eden):
-    """Any batch spout as a source, if it emits with message ids, in numbers, and remembers how far it was acked.
+    """Any batch spout as a source. The spout must emit with integer message ids and store how far it was acked.
 
-    The spout sees an ack for all that is acked or safely in another queue, and no failure ever. Where it keeps its
-    position in ``Context.state``, that becomes durable with the task's snapshots.
+    The spout receives an ack for each tuple that is acked or stored in another queue, and never a failure. A
+    position that it keeps in ``Context.state`` becomes durable with the task's snapshots.
     """
 
     def __init__(self, spout: BatchSpout) -> None:

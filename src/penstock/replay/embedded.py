@@ -1,7 +1,7 @@
-"""Replay queues on local disk: no server needed.
+"""Replay queues on a local disk, without a server.
 
-The files of a task lie in its own folder, so a task that is started again on another machine does not find them:
-run one machine, give all nodes a shared file system, or keep the queues on Kafka.
+The files of a task are in its own folder. A task that is started again on another machine does not find them, so
+use a single machine, a file system that all nodes share, or queues on Kafka.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ABOUT = "about.json"
 
 
 class DiskQueue(ReplayQueue):
-    """A queue in a folder of its own. Other programs may append to it while it is read."""
+    """A queue in a separate folder. Other programs may append to it while it is read."""
 
     def __init__(self, folder: str | Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         folder = Path(folder)
@@ -51,7 +51,7 @@ class DiskQueue(ReplayQueue):
 
     def seek(self, position: int) -> None:
         released = self._released()
-        # Not past the end: what a power cut took was done with, but its numbers are given to others.
+        # Not beyond the end: records lost in a power failure had been processed, but their numbers are used again.
         self._start(max(released, min(position, self._log.end(released))))
 
     def done(self, positions: Iterable[int]) -> None:
@@ -66,7 +66,7 @@ class DiskQueue(ReplayQueue):
         return not self._reader.more()
 
     def release(self, position: int) -> None:
-        """(1) replace the position file; (2) remove the segments it has passed, whole ones only."""
+        """Steps: (1) replace the position file; (2) remove segments whose records all lie before the position."""
         if position > self._released():
             replace_file(self._released_file, b"%d" % position)
             self._log.drop_before(position)
@@ -87,7 +87,7 @@ class DiskQueue(ReplayQueue):
 
 
 class DiskPointer(Pointer):
-    """The pointer in a file that is replaced as a whole."""
+    """The pointer in a file that is replaced atomically."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -103,7 +103,7 @@ class DiskPointer(Pointer):
 
 
 class EmbeddedStore(ReplayStore):
-    """The queues of each task under its own folder (``Context.folder``), which must be on a local path."""
+    """Keeps the queues of each task in its own folder (``Context.folder``), which must be a local path."""
 
     def check(self, context: Context) -> None:
         local_folder(context)
@@ -123,13 +123,14 @@ class EmbeddedStore(ReplayStore):
 
 
 def open_beside(folder: Path) -> Queues:
-    """The queues in a folder that a running topology may be using: only append to them, and list, take out or
-    add dead letters. Nothing else of a queue is for a second process."""
+    """The queues in a folder that a running topology may be using. Callers may append to the queues and list,
+    remove or add dead letters. All other operations are reserved for the topology."""
     return Queues(*_parts(folder))
 
 
 def local_folder(context: Context) -> Path:
-    """The task's folder for replay, as a local path. Raises where ``Context.folder`` is none."""
+    """The task's folder for replay, as a local path. Raises ``EnvironmentFault`` if ``Context.folder`` is not
+    one."""
     folder = context.folder.removeprefix("file://")
     where = f"component '{context.component}', replay"
     if not folder:
@@ -158,7 +159,8 @@ def _parts(folder: Path) -> tuple[ReplayQueue, ReplayQueue, DiskDeadLetterStore,
 
 
 class _Owner:
-    """One process at a time works with a task's queues. The kernel lets go when that process dies."""
+    """Ensures that one process at a time uses a task's queues. The kernel releases the lock when the process
+    dies."""
 
     def __init__(self, path: Path) -> None:
         self._file = open_here(path, os.O_RDWR | os.O_CREAT)
@@ -169,7 +171,7 @@ class _Owner:
             raise QueuesBusy(
                 f"{path.parent}",
                 "another process holds this task's replay queues",
-                "Wait for it to end, or give this topology a name or delivery.state_dir of its own.",
+                "Wait until it ends, or give this topology another name or delivery.state_dir.",
             ) from None
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""How far a source has been read and how much of that is done: the rule by which a stored position moves."""
+"""Tracks how far a source has been read and processed, and thereby the position that may be stored."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import takewhile
 
 
 class ReadProgress:
-    """The stored position of one source: it passes a record only when that and all before it are done.
+    """The position of one source. It passes a record only when that record and all before it are done.
 
-    Positions grow from read to read but may leave gaps (bytes of a file, offsets of a Kafka topic).
+    Positions increase from read to read but may have gaps (bytes of a file, offsets of a Kafka topic).
     """
 
     def __init__(self, start: int) -> None:
@@ -24,7 +24,8 @@ class ReadProgress:
         self._end = end
 
     def done(self, positions: Iterable[int]) -> None:
-        """These are done with, in any order. One that is not open (done before, never read) is ignored."""
+        """These records are done, in any order. A position that is not open (done before, or never read) is
+        ignored."""
         self._done.update(positions)
         passed = list(takewhile(self._done.__contains__, self._open))
         if len(passed) == len(self._open):
@@ -37,7 +38,7 @@ class ReadProgress:
 
     @property
     def position(self) -> int:
-        """Where a restart reads on: the first record not done, or the end of what was read."""
+        """Where a restart resumes: the first record that is not done, or the end of what was read."""
         return self._open[0] if self._open else self._end
 
     @property
@@ -47,5 +48,5 @@ class ReadProgress:
 
     @property
     def finished(self) -> bool:
-        """All that was read is done."""
+        """True if everything that was read is done."""
         return not self._open

@@ -1,12 +1,12 @@
-"""What the replay queues hold, and how it is written down.
+"""The records of replay queues, and their encoding.
 
-Plain values (texts, numbers, bytes, lists and dicts of them) are written as JSON, so that a queue can be read by
-other programs and by other versions of Python. Whatever else a tuple holds is pickled: to the type, what comes
-back is what failed. Unpickling runs code, and others may write to a shared topic or folder: a pickled record is
-signed with the deployment key, and one whose signature is missing or wrong is never unpickled.
+Plain values (texts, numbers, bytes, lists and dicts of them) are encoded as JSON, so that other programs and other
+versions of Python can read a queue. Other values are pickled, which preserves their types. Unpickling runs code,
+and other programs may write to a shared topic or folder; therefore a pickled record is signed with the deployment
+key, and a record without a valid signature is never unpickled.
 
-A record that cannot be read is not lost and stops no other: it becomes a *damaged* record, which holds the bytes
-as they were found and what is wrong with them, and goes to the dead letters.
+A record that cannot be read becomes a *damaged* record. It contains the bytes that were found and the error, and
+goes to the dead letters. Other records are not affected.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from penstock.texts import parse_json
 from penstock.topology.components import Failure
 
 _JSON, _PICKLE = b"J", b"P"
-_PURPOSE = "replay record"  # of a signature
+_PURPOSE = "replay record"  # part of what is signed, so that a signature is valid for this purpose only
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _FLAT = _SCALARS | {bytes}
-_STORY: tuple[Any, ...] = (int, str, str, (int, float))  # the types of what follows the values
+_HISTORY: tuple[Any, ...] = (int, str, str, (int, float))  # the types of the parts that follow the values
 
 
-class ReplayRecord(NamedTuple):  # one is made for every tuple read: four times as quick as a frozen dataclass
-    """A tuple in a replay queue, with the story of its failures."""
+class ReplayRecord(NamedTuple):  # created for every tuple: four times as fast as a frozen dataclass
+    """A tuple in a replay queue, with the history of its failures."""
 
     payload: tuple[Any, ...]
-    """The tuple's values, one per field; of a damaged record the bytes that were found."""
+    """The values of the tuple, one per field; for a damaged record, the bytes that were found."""
     attempts: int = 0
-    """How often it has failed."""
+    """The number of times it has failed."""
     error: str = ""
-    """What was said the last time it failed."""
+    """The error of the last failure."""
     component: str = ""
-    """Where it failed the last time; empty for a time-out."""
+    """The component of the last failure; empty for a timeout."""
     first_failed: float = 0.0
-    """Wall time of its first failure, seconds; 0 for a tuple that never failed."""
+    """Wall-clock time of the first failure in seconds; 0 for a tuple that never failed."""
     damaged: bool = False
-    """It could not be read: ``error`` says why."""
+    """True if the record could not be read; ``error`` contains the reason."""
 
     def failed(self, failure: Failure, now: float) -> ReplayRecord:
         """The record after one more failure."""
@@ -52,79 +52,79 @@ class ReplayRecord(NamedTuple):  # one is made for every tuple read: four times 
             first_failed=self.first_failed or now,
         )
 
-    def forgiven(self) -> ReplayRecord:
-        """The record with its attempts counted from zero again; its story stays readable."""
+    def reset(self) -> ReplayRecord:
+        """The record with its attempts reset to zero. The other parts of its history are kept."""
         return self._replace(attempts=0)
 
 
 def encode(record: ReplayRecord) -> bytes:
-    """A record as bytes, for a queue; of a damaged one those that were found, so that it is read once more. Raises
-    what pickle raises where a value is neither plain nor picklable."""
+    """The bytes of a record, for a queue. A damaged record is encoded as the bytes that were found, so that it is
+    read once more. Raises what pickle raises if a value is neither plain nor picklable."""
     if record.damaged:
-        return record.payload[0] or _JSON  # a log holds no empty record; a lone mark cannot be read either
+        return record.payload[0] or _JSON  # a log cannot contain an empty record; this one is damaged as well
     return _encode(record, (record.attempts, record.error, record.component, record.first_failed))
 
 
 def decode(data: bytes | None) -> ReplayRecord:
-    """The record ``encode`` made these bytes of, or a damaged record. None: a Kafka record without a value."""
+    """The record that ``encode`` encoded, or a damaged record. None stands for a Kafka record without a value."""
     return _decode(data, 4)
 
 
 def encode_dead_letter(record: ReplayRecord) -> bytes:
-    """As ``encode``, for a store of dead letters, where a damaged record stays known as one."""
+    """Like ``encode``, for a store of dead letters: a damaged record remains marked as damaged."""
     if not record.damaged:
         return encode(record)
     return _encode(record, record[1:])
 
 
 def decode_dead_letter(data: bytes | None) -> ReplayRecord:
-    """The record ``encode_dead_letter`` made these bytes of, or a damaged record."""
+    """The record that ``encode_dead_letter`` encoded, or a damaged record."""
     return _decode(data, 5)
 
 
-def _encode(record: ReplayRecord, story: tuple[Any, ...]) -> bytes:
+def _encode(record: ReplayRecord, history: tuple[Any, ...]) -> bytes:
     values = record.payload
     kinds = set(map(type, values))
     if kinds <= _FLAT or all(type(value) is bytes or _plain(value) for value in values):
         raw: list[int] = []
-        if bytes in kinds:  # JSON has none: each byte becomes the character of its number
+        if bytes in kinds:  # JSON has no bytes: each byte becomes the character with its number
             raw = [index for index, value in enumerate(values) if type(value) is bytes]
             values = tuple(v.decode("latin-1") if type(v) is bytes else v for v in values)
         try:
-            text = json.dumps((values, raw, *story), ensure_ascii=False, separators=(",", ":"))
+            text = json.dumps((values, raw, *history), ensure_ascii=False, separators=(",", ":"))
             return _JSON + text.encode("utf-8", "surrogatepass")
-        except (ValueError, RecursionError):  # an integer of more than 4,300 digits; lists a thousand deep
+        except (ValueError, RecursionError):  # an integer with more than 4,300 digits, or very deep nesting
             pass
-    pickled = pickle.dumps((record.payload, *story), 5)
+    pickled = pickle.dumps((record.payload, *history), 5)
     return _PICKLE + signing.sign(_PURPOSE, pickled) + pickled
 
 
 def _decode(data: bytes | None, most: int) -> ReplayRecord:
-    """``most``: how many parts of a record's story there may be."""
+    """``most`` is the maximum number of parts of a record's history."""
     if data is None:
         return _damaged(b"", "the record has no value (a Kafka tombstone)")
     try:
         if data[:1] == _PICKLE:
             found = _unpickled(data[1:])
         elif data[:1] == _JSON:
-            values, raw, *story = parse_json(data[1:].decode("utf-8", "surrogatepass"))
+            values, raw, *history = parse_json(data[1:].decode("utf-8", "surrogatepass"))
             if type(values) is not list:
                 raise ValueError("the values are not a list")
             for index in raw:
                 values[index] = values[index].encode("latin-1")
-            found = (tuple(values), *story)
+            found = (tuple(values), *history)
         else:
-            raise ValueError("neither JSON nor a signed pickle as penstock writes it")
-        payload, *story = found
-        if type(payload) is not tuple or not 4 <= len(story) <= most:
-            raise ValueError("it has other parts than a record")
-        for part, kind in zip(story, _STORY, strict=False):
+            raise ValueError("it is neither JSON nor a signed pickle in Penstock's format")
+        payload, *history = found
+        if type(payload) is not tuple or not 4 <= len(history) <= most:
+            raise ValueError("its parts are not those of a record")
+        for part, kind in zip(history, _HISTORY, strict=False):
             if not isinstance(part, kind):
-                raise ValueError(f"{type(part).__name__} in the place of {kind}")
-        return ReplayRecord(payload, *story)
-    except EnvironmentFault:  # of the key file: that is mended, not the record
+                raise ValueError(f"it contains {type(part).__name__} instead of {kind}")
+        return ReplayRecord(payload, *history)
+    except EnvironmentFault:  # about the key file: this can be corrected, and the record is not damaged
         raise
-    except Exception as error:  # bytes that anyone may have written; and whatever a user's class raises
+    except Exception as error:  # the bytes may have any origin, and users' classes may raise anything
         return _damaged(bytes(data), f"{type(error).__name__}: {error}")
 
 
@@ -141,7 +141,7 @@ def _damaged(data: bytes, error: str) -> ReplayRecord:
 
 
 def _plain(value: Any) -> bool:
-    """True where JSON gives the value back as it is, to the type."""
+    """True if JSON restores the value with its exact type."""
     kind = type(value)
     if kind is list:
         return all(map(_plain, value))

@@ -1,4 +1,4 @@
-"""A spout over any Eden: what fails comes back before fresh data, a bounded number of times (SPEC 2.5)."""
+"""A spout for any Eden: failed tuples are emitted again before fresh ones, a limited number of times."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from penstock.errors import FieldCountError, FieldTypeError, SettingError
 from penstock.replay.decisions import ReplayEntry
 from penstock.replay.eden import Eden
 from penstock.replay.queues import QueuesBusy, ReplayStore
-from penstock.replay.replayer import Replayer, claim
+from penstock.replay.replayer import Replayer
+from penstock.replay.sources import position_values
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import OutputDeclarer
 
-_BATCH = 2048  # tuples emitted at a time: half of what is read ahead, so reading and emitting overlap
-_HANDOVER = 30.0  # s another process of this task may take to let go of the queues; as the message timeout
+_BATCH = 2048  # tuples emitted at a time: half of the tuples read ahead, so that reading and emitting overlap
+_HANDOVER = 30.0  # seconds that another process of this task may take to close the queues; as the message timeout
 
 
 class ReplaySpout(BatchSpout):
-    """Emits what its source holds, at least once; each task has From, To and dead letters of its own.
+    """Emits the tuples of its source at least once (*Lu 2020*, section 4.2). Each task has its own From, To and
+    dead letters.
 
-    A tuple that fails or times out is emitted again before fresh ones; after ``max_attempts`` failures it goes to
-    the dead letters, which ``penstock dlq`` shows. The queues are opened at the first ``next_batch`` after
-    ``activate`` and let go when, deactivated, the last tuple on its way is acked or stored: so a topology that
-    takes over from another finds all that the other left.
+    A tuple that fails or times out is emitted again before fresh ones. After ``max_attempts`` failures it becomes
+    a dead letter (``penstock dlq``). The queues are opened by the first ``next_batch`` after ``activate``. They
+    are closed when the spout is deactivated and its last tuple in flight is acked or stored, so a topology that
+    takes over finds everything that its predecessor left.
 
-    How far Eden and the queues are done with is part of the task's state: a restart reads on where the last
-    committed epoch was, and a savepoint takes Eden back to where it was then. What failed stays in the queues
-    until it is done with, also when the topology is started afresh: failures of an earlier run are still owed.
-    What was done with in them is gone for good: a savepoint does not bring it back.
+    The positions of Eden and of the queues are part of the task's state. A restart resumes at the last committed
+    epoch, and a savepoint restores the position of Eden. Failed tuples stay in the queues until they are
+    processed, even if the topology is started from scratch. Processed tuples are removed from the queues; a
+    savepoint does not restore them.
     """
 
     def __init__(self, source: Eden, *, max_attempts: int = 5, store: ReplayStore | None = None) -> None:
-        """``store`` is where the queues are kept; without it the source says: Kafka for a Kafka topic, else the
-        task's folder on local disk."""
+        """``store`` keeps the queues. By default the source determines it: Kafka for a Kafka topic, otherwise the
+        task's folder on a local disk."""
         if max_attempts < 1:
             raise SettingError(
                 "ReplaySpout(max_attempts)",
@@ -62,7 +64,7 @@ class ReplaySpout(BatchSpout):
                 "Set delivery=at_least_once, or use the source's own spout.",
             )
         self._store.check(context)
-        claim(context.state)  # here, not when the queues are opened: a task with state has epochs
+        position_values(context.state)  # not in _try_open: only a task that has state takes part in epochs
         self._conf, self._context, self._collector = conf, context, collector
 
     def activate(self) -> None:
@@ -84,7 +86,7 @@ class ReplaySpout(BatchSpout):
             return
         try:
             self._emit(entries)
-        except (FieldTypeError, FieldCountError):  # a value that does not fit its field: the others are emitted
+        except (FieldTypeError, FieldCountError):  # a value does not fit its field: emit the other tuples
             for entry in entries:
                 try:
                     self._emit([entry])
@@ -93,7 +95,7 @@ class ReplaySpout(BatchSpout):
                     self._context.report(fault)
 
     def _emit(self, entries: list[ReplayEntry]) -> None:
-        """All of them, or none."""
+        """Emit all of the entries, or raise and emit none."""
         ids = range(self._next_id, self._next_id + len(entries))
         columns = list(zip(*[entry.record.payload for entry in entries], strict=True))
         self._collector.emit_batch(columns, msg_ids=ids)
@@ -117,7 +119,7 @@ class ReplaySpout(BatchSpout):
 
     def before_snapshot(self) -> None:
         if self._replayer is not None:
-            self._replayer.note()
+            self._replayer.save_positions()
 
     def after_commit(self) -> None:
         if self._replayer is not None:
@@ -133,7 +135,7 @@ class ReplaySpout(BatchSpout):
             replayer.close()
 
     def _try_open(self) -> bool:
-        """Open the queues; False while another process of this task still holds them."""
+        """Open the queues. Returns False while another process of this task has them open."""
         try:
             queues = self._store.open(self._context)
         except QueuesBusy:

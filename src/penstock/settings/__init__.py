@@ -1,4 +1,4 @@
-"""Typed settings of a topology, in groups: each with its unit, its default and the reason for it."""
+"""The typed settings of a topology, in groups. Each setting has a unit, a default and a reason."""
 
 from __future__ import annotations
 

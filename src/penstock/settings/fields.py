@@ -1,4 +1,4 @@
-"""One setting: how it is declared, and which values it takes."""
+"""Declares and checks a single setting."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from penstock.errors import SettingError
 
 
 def setting(default: Any, unit: str, why: str, *, choices: tuple[str, ...] = (), zero: bool = False) -> Any:
-    """A field of a group. ``unit`` may be empty; ``why`` says what the setting does and why it has this default;
-    ``choices`` are the only values of a text; ``zero``: a number may be 0."""
+    """Declare a field of a group. ``unit`` may be empty; ``why`` says what the setting does and why it has this
+    default; ``choices`` are the permitted values of a text; ``zero``: a number may be 0."""
     return dataclasses.field(
         default=default, metadata={"unit": unit, "why": why, "choices": choices, "zero": zero}
     )
 
 
 def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
-    """Raises ``SettingError`` unless the value has the type and the range of this setting."""
+    """Raise ``SettingError`` unless the value has the type and the range of this setting."""
     where, kind, choices = f"setting {name}", _kind(spec), spec.metadata["choices"]
     if choices and value not in choices:
         raise SettingError(where, f"{value!r} is not one of " + ", ".join(choices))
@@ -32,7 +32,7 @@ def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
 
 
 def from_text(name: str, spec: dataclasses.Field[Any], text: str) -> Any:
-    """The value that a text of the command line stands for."""
+    """Convert a text of the command line to a value of the setting. Raises ``SettingError``."""
     where, kind = f"setting {name}", _kind(spec)
     if kind is bool:
         if text.lower() in ("true", "yes", "on", "1"):
@@ -47,12 +47,12 @@ def from_text(name: str, spec: dataclasses.Field[Any], text: str) -> Any:
 
 
 def _kind(spec: dataclasses.Field[Any]) -> type:
-    """Every setting has a default, of its own type."""
+    """The type of a setting is the type of its default."""
     return type(spec.default)
 
 
 def guess(text: str) -> Any:
-    """A value of the user's own (``conf.NAME=TEXT``): a number where it reads like one, else the text."""
+    """Convert the text of a user's own value (``conf.NAME=TEXT``) to a number if it looks like one."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,7 +1,7 @@
 """The groups of settings. The first field of a group may be given by position: ``Delivery("exactly_once")``.
 
-Every field has its unit, its default, and the reason for it. A group checks its own values; ``Settings`` checks
-those that must fit together across groups.
+Every field has a unit, a default and a reason. A group checks its own values; ``Settings`` checks values that must
+fit together across groups.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from penstock.settings.fields import check_value, setting
 
 
 class Group:
-    """What all groups have in common. A group is called after its class: ``Flow`` is ``flow``."""
+    """Base class of all groups. The name of a group is that of its class in lower case: ``Flow`` is ``flow``."""
 
     @classmethod
     def group_name(cls) -> str:
-        """As in ``--set flow.load_factor=0.7``."""
+        """The name used in settings, as in ``--set flow.load_factor=0.7``."""
         return cls.__name__.lower()
 
     def __post_init__(self) -> None:
@@ -28,7 +28,7 @@ class Group:
         self._check()
 
     def _check(self) -> None:
-        """Raise ``SettingError`` for values that are wrong by themselves or do not fit together."""
+        """Raise ``SettingError`` for invalid values and for values that do not fit together."""
 
     def _refuse(self, field: str, rule: str, hint: str) -> SettingError:
         return SettingError(
@@ -38,7 +38,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Delivery(Group):
-    """What is promised about every tuple, and where the state for it is kept."""
+    """The delivery guarantee, and where its state is stored."""
 
     guarantee: str = setting(
         "at_most_once",
@@ -120,7 +120,7 @@ class Flow(Group):
 
 @dataclass(frozen=True)
 class Migration(Group):
-    """Data migration (Sun 2022): tuples for an overloaded task are processed by another one meanwhile."""
+    """Data migration (Sun 2022): another task processes the tuples for an overloaded task."""
 
     enabled: bool = setting(
         True,
@@ -206,14 +206,14 @@ class Scaling(Group):
         if not self.target < 0.8:
             raise self._refuse(
                 "target",
-                "it must lie between 0 and 0.8: a task may work 20 % more than that, and still must have time left",
+                "it must lie between 0 and 0.8, because a task may be 20 % busier and needs time in reserve",
                 "Try 0.7.",
             )
 
 
 @dataclass(frozen=True)
 class Monitor(Group):
-    """The load monitor: what executors, streams and nodes do, window by window."""
+    """The load monitor, which records what executors, streams and nodes do in each window."""
 
     store: str = setting(
         "off",
@@ -235,7 +235,7 @@ class Monitor(Group):
 
 @dataclass(frozen=True)
 class Placement(Group):
-    """On which nodes workers run, and what the nodes can do."""
+    """The nodes on which workers run, and the resources of the nodes."""
 
     policy: str = setting(
         "spark",
@@ -296,7 +296,7 @@ class Placement(Group):
 
 @dataclass(frozen=True)
 class Transport(Group):
-    """How tuples get from one executor to the next."""
+    """How tuples are sent from one executor to the next."""
 
     linger: float = setting(
         0.002,
@@ -327,7 +327,7 @@ class Transport(Group):
 
 @dataclass(frozen=True)
 class Lifecycle(Group):
-    """Starting, watching, restarting and ending a topology."""
+    """Starting, supervising, restarting and ending a topology."""
 
     start_timeout: float = setting(
         60.0, "s", "how long the workers may take to connect and to open. A cold JVM needs about 5 s"

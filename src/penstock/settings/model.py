@@ -1,4 +1,4 @@
-"""``Settings``: the groups together, changed by dotted names, read from the command line."""
+"""``Settings``: all groups together. Values are changed by dotted names and read from the command line."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def _why(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the runtime can be told: ``Settings(delivery=Delivery("exactly_once", epoch_interval=1.0), seed=3)``.
+    """All settings of a topology: ``Settings(delivery=Delivery("exactly_once", epoch_interval=1.0), seed=3)``.
 
-    ``conf`` has the user's own values. ``parse`` reads the command line, where a setting is called
-    ``flow.load_factor``, and the first of a group by the group's name alone: ``delivery=exactly_once``.
+    ``conf`` contains the user's own values. ``parse`` reads the command line, where a setting is named
+    ``flow.load_factor``, and the first setting of a group by the name of the group alone:
+    ``delivery=exactly_once``.
     """
 
     delivery: Delivery = field(default=Delivery(), metadata=_why("what is promised about every tuple"))
@@ -69,8 +70,8 @@ class Settings:
         if not self.migration.recovery < self.flow.load_factor:
             raise SettingError(
                 "setting migration.recovery",
-                f"{self.migration.recovery!r} is not below flow.load_factor, {self.flow.load_factor:g}: a task must "
-                "recover before it is overloaded again",
+                f"{self.migration.recovery!r} is not below flow.load_factor, {self.flow.load_factor:g}, and a "
+                "task must recover before it is overloaded again",
                 "Try 0.5.",
             )
         if self.scaling.policy != "off":
@@ -86,14 +87,15 @@ class Settings:
 
     @property
     def monitored(self) -> bool:
-        """Executors and the streams between them are watched: for a database, for people or for ERDM."""
+        """Whether executors and the streams between them are monitored: for a database, for display or for
+        ERDM."""
         return self.monitor.store != "off" or self.placement.policy == "erdm"
 
     def with_values(self, values: Mapping[str, Any]) -> Settings:
         """A copy with other values, by dotted name: ``{"flow.load_factor": 0.7, "delivery": "exactly_once"}``.
 
-        A group's name alone stands for its first setting, or for the whole group if the value is one.
-        ``conf.NAME`` changes one value of the user's own. Raises ``SettingError`` for a name that does not exist.
+        The name of a group denotes its first setting, or the whole group if the value is a group. ``conf.NAME``
+        changes one of the user's own values. Raises ``SettingError`` for an unknown name.
         """
         top: dict[str, Any] = {}
         inside: dict[str, dict[str, Any]] = {}
@@ -111,7 +113,8 @@ class Settings:
 
     @classmethod
     def parse(cls, assignments: Iterable[str], base: Settings | None = None) -> Settings:
-        """``base`` (the defaults, without one) with ``NAME=VALUE`` texts applied, the last of a name last."""
+        """Apply ``NAME=VALUE`` texts to ``base``, or to the defaults. If a name occurs twice, the last value is
+        used."""
         values: dict[str, Any] = {}
         for text in assignments:
             name, sign, value = text.partition("=")
@@ -139,7 +142,8 @@ _FIRST: dict[str, str] = {name.partition(".")[0]: name for name in reversed(BY_N
 
 
 def full_name(name: str) -> str:
-    """The dotted name of a setting; of a group, the name of its first setting. Raises where there is none."""
+    """The dotted name of a setting; for a group, that of its first setting. Raises ``SettingError`` for an unknown
+    name."""
     found = _FIRST.get(name, name)
     if found not in BY_NAME:
         near = _similar(name)
@@ -149,7 +153,7 @@ def full_name(name: str) -> str:
 
 
 def _similar(name: str) -> list[str]:
-    """Settings that may be meant: with this name in some group, else the one that is spelled most like it."""
+    """Settings with a similar name: the same name in any group, otherwise the most similar spelling."""
     last = name.rpartition(".")[2]
     named_so = [each for each in BY_NAME if each.rpartition(".")[2] == last]
     if named_so:

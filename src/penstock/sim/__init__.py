@@ -1,5 +1,5 @@
-"""A discrete-event cluster on SimPy that drives the production code of ``penstock.control``. No wall time, no
-threads; the same seed gives the same run. Needs the extra ``sim``."""
+"""Discrete-event simulations of a cluster that run the production code of ``penstock.control``. They use neither
+wall time nor threads, and the same seed gives the same run. Needs the extra ``sim``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.sim.cluster import run
     from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES
 
-# Loaded when used: the network of nodes needs less than the cluster.
+# Imported on first use: the network of nodes needs less than the cluster.
 _HOMES = {
     "BENCHMARKS": "penstock.sim.storm_benchmarks",
     "STRATEGIES": "penstock.sim.storm_benchmarks",

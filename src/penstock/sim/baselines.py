@@ -1,7 +1,8 @@
-"""The strategies C compares ERDM with (C §4.1), as decisions over the same snapshot, for the simulator.
+"""The strategies that *Pu 2021* compares ERDM with (section 4.1), as decisions on the same snapshot, for the
+simulator.
 
-C tells each in a sentence or two and cites the rest. What is here is that much, no more: each docstring says what
-is modelled and what is not. TMSH-Storm is in ``control.tmsh``.
+The paper describes each strategy in one or two sentences and cites other papers for the rest. These functions
+model only what it describes; each docstring says what is modelled and what is not. TMSH-Storm is in ``sim.tmsh``.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from penstock.control.placement import ExecutorMove, PlacementSnapshot, Regulate
 from penstock.control.roster import Roster
 
 FREQUENCIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Steps of a CPU's frequency as a share of the full one: those of a desktop CPU of C's time, rounded."""
+"""CPU frequencies as shares of the full frequency: those of a desktop CPU of 2021, rounded."""
 
 LOW_VOLTAGE = 0.8
-"""Of memory: 1.2 of DDR3's 1.5 V, what the modules of C's time bear."""
+"""Memory voltage as a share of the full voltage: 1.2 V of DDR3's 1.5 V, the lowest that DDR3 modules support."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a strategy wants: moves in order, then releases; settings of nodes hold from then on."""
+    """A strategy's decision: moves in order, then releases. Settings of nodes hold from then on."""
 
     moves: tuple[ExecutorMove, ...] = ()
     releases: tuple[Release, ...] = ()
@@ -33,10 +34,9 @@ class Proposal:
 
 
 def round_robin(snapshot: PlacementSnapshot) -> Proposal:
-    """Storm's default: executors, component by component, to one node after the other.
+    """Storm's default scheduler: assigns executors, ordered by component, to one node after the other.
 
-    Modelled: that. Not modelled: several workers on a node, workers that are taken. Asks for no limit, as Storm
-    does not.
+    Not modelled: several workers per node, and workers that are in use. Limits are ignored, as in Storm.
     """
     components = list(dict.fromkeys(executor.component for executor in snapshot.executors))
     rank = {component: index for index, component in enumerate(components)}
@@ -44,20 +44,21 @@ def round_robin(snapshot: PlacementSnapshot) -> Proposal:
     for index, executor in enumerate(sorted(snapshot.executors, key=lambda each: rank[each.component])):
         target = snapshot.nodes[index % len(snapshot.nodes)].name
         if target != executor.node:
-            moves.append(ExecutorMove(executor.id, executor.node, target, "its turn"))
+            moves.append(ExecutorMove(executor.id, executor.node, target, "round robin"))
     return Proposal(tuple(moves))
 
 
 def leedsp(
     snapshot: PlacementSnapshot, models: Mapping[str, PowerModel] | None = None, target: float = 0.8
 ) -> Proposal:
-    """LEEDSP: as many nodes, and those at such a CPU frequency, that CPU power is least with ``target`` of the
-    cycles in use at most.
+    """LEEDSP: chooses the number of nodes and their CPU frequency so that CPU power is lowest while at most
+    ``target`` of the cycles are in use.
 
-    Modelled: the number of nodes and the frequency, chosen together; the least used nodes are emptied, their
-    executors and those beyond the target go to the node with the lowest CPU use that has room. CPU and idle power
-    only, for C finds that it passes over memory and network. Not modelled: the forecast of the load (the next
-    window is taken to be like this one), a change of parallelism, the queueing model that turns use into latency.
+    Modelled: the number of nodes and the frequency, chosen together. The least used nodes are emptied; their
+    executors, and those above the target on other nodes, move to the node with the lowest CPU use that has room.
+    Only CPU and idle power count, because *Pu 2021* states that LEEDSP ignores memory and network. Not modelled:
+    the load forecast (the next load sample is assumed to equal this one), changes of parallelism, and the queueing
+    model for latency.
     """
     loads = Loads(snapshot)
     order = sorted(range(len(snapshot.nodes)), key=lambda node: (-loads.share(node), node))
@@ -83,7 +84,7 @@ def leedsp(
             roster.moved(node)
             moves.append(ExecutorMove(executor.id, executor.node, snapshot.nodes[goal].name, "lowest CPU use"))
     releases = tuple(
-        Release(snapshot.nodes[node].name, "less power without it") for node in order if not loads.counts[node]
+        Release(snapshot.nodes[node].name, "lower power without it") for node in order if not loads.counts[node]
     )
     settings = []
     for node in sorted(set(order) - {node for node in order if not loads.counts[node]}):
@@ -96,12 +97,12 @@ def leedsp(
 def wndvr(
     snapshot: PlacementSnapshot, on_critical_path: bool = False, threshold: float = 0.7, slack: float = 0.0
 ) -> Proposal:
-    """WNDVR-Storm: memory at a lower voltage on nodes that get little data. ``on_critical_path``: DVRCP, critical
-    nodes too; without, DVRNP, the others only.
+    """WNDVR-Storm: lowers the memory voltage of nodes that receive little data. With ``on_critical_path`` it is
+    DVRCP, which includes critical nodes; without it is DVRNP, which excludes them.
 
-    Modelled: the lower voltage where less than ``threshold`` of the bandwidth is in use, full voltage else;
-    nothing moves. Not modelled: what a lower voltage does to the memory's speed, steps between the two voltages,
-    the moments of regulation that make C's curve unsteady.
+    Modelled: the lower voltage if less than ``threshold`` of the bandwidth is in use, otherwise the full voltage.
+    Nothing moves. Not modelled: the effect of the voltage on memory speed, voltages in between, and the duration
+    of regulation, which makes the paper's curve unsteady.
     """
     loads, nodes = Loads(snapshot), set(critical(snapshot, slack).nodes)
     settings = []
@@ -121,8 +122,8 @@ def _least_power(
     models: Mapping[str, PowerModel],
     target: float,
 ) -> int:
-    """How many nodes, most used first, draw the least; all of them where even all at full frequency are too
-    few."""
+    """The number of nodes, most used first, that draw the least power. All nodes if even all of them at full
+    frequency are not enough."""
     work, cores, idle, cpu = sum(loads.used[0]), 0.0, 0.0, 0.0
     best, least = len(order), math.inf
     for count, node in enumerate(order, start=1):
@@ -140,7 +141,8 @@ def _least_power(
 
 
 def _frequency(share: float, target: float) -> float:
-    """The lowest at which the same work takes ``target`` of the cycles at most; the full one where none does."""
+    """The lowest frequency at which the work takes at most ``target`` of the cycles; the full one if none
+    suffices."""
     return next((step for step in FREQUENCIES if share <= target * step), FREQUENCIES[-1])
 
 

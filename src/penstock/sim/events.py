@@ -1,4 +1,4 @@
-"""The simulated cluster's events: a heap and a loop, for a run has tens of millions of them."""
+"""The event loop of the simulated cluster: a heap, because a run has tens of millions of events."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 Process = Generator[float, None, None]
-"""Yields the time at which it wants to go on."""
+"""Yields the time at which it wants to continue."""
 _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 
 
 class Loop:
-    """Events at the same time happen in the order they were asked for."""
+    """Calls functions at simulated times. Events at the same time happen in the order in which they were
+    scheduled."""
 
     __slots__ = ("_heap", "_number", "now")
 
@@ -26,13 +27,13 @@ class Loop:
         heappush(self._heap, (time, self._number, act, args))
 
     def process(self, process: Process) -> None:
-        """Its first part at once."""
+        """Run a process; its first part runs immediately."""
         time = next(process, None)
         if time is not None:
             self.at(time, self.process, process)
 
     def run(self, until: float) -> None:
-        """All events up to then, that moment included."""
+        """Handle all events up to and including this time."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, act, args = heappop(heap)

@@ -23,53 +23,54 @@ KEY = "key"
 
 @dataclass(frozen=True)
 class SimComponent:
-    """A component."""
+    """A component of the simulated topology."""
 
     name: str
     executors: int
     service: float
-    """Core seconds a tuple takes, on average, at full frequency."""
+    """Mean core seconds per tuple at full frequency."""
     source: str | None = None
-    """The component it takes from; None: a spout."""
+    """The component whose tuples it receives; None for a spout."""
     size: float = 100.0
-    """Bytes of a tuple it emits."""
+    """Bytes of an emitted tuple."""
     emits: int = 0
-    """Tuples for each it takes."""
+    """Tuples emitted per received tuple."""
     frames: int = 1
-    """In how many frames what it emits for one frame goes, each to a target of its own."""
+    """Number of frames in which the tuples emitted for one frame are sent, each to its own target."""
     grouping: Grouping = Shuffle()  # noqa: RUF009
-    """Of what it takes: shuffle, or fields over ``KEY``."""
+    """Grouping of its input: shuffle, or fields over ``KEY``."""
     memory: float = 0.0
-    """Bytes an executor has in use."""
+    """Bytes in use by an executor."""
     state: float = 0.0
-    """Bytes that are copied when an executor moves."""
+    """Bytes copied when an executor moves."""
     rate: float | None = None
-    """Tuples a second that come to each executor of a spout, a frame at a time, Poisson; None: always enough."""
+    """Tuples per second that arrive at each executor of a spout, one frame at a time, as a Poisson process. None:
+    the spout always has tuples to emit."""
 
 
 @dataclass(slots=True, eq=False)
 class Root:
-    """One frame of a spout with all that stems from it."""
+    """One frame emitted by a spout, with all frames that stem from it."""
 
     spout: SimExecutor
     emitted: float
     left: int = 1
-    """Frames of it that are not processed; 0: its ack is under way."""
+    """Frames of it that are not processed yet; 0: its ack is on its way."""
     processed: int = 0
-    """Tuples of it that bolts processed."""
+    """Tuples of it that bolts have processed."""
     last: float = 0.0
-    """When the last of them was."""
+    """Time at which the last of them was processed."""
     over: bool = False
-    """Completed, or given up: what still comes of it changes nothing."""
+    """Completed or given up: further events of this root have no effect."""
 
 
 Frame = tuple[Root, int, float]
-"""⟨root, tuples, core seconds for each to be read⟩"""
+"""⟨root, tuples, core seconds to deserialize each tuple⟩"""
 
 
 class SimExecutor:
-    """A thread: one tuple at a time, in order. What waits for it has no end: the spouts' pending tuples are
-    bounded."""
+    """A thread that processes one tuple at a time, in order. Its queue is unbounded, because the pending tuples of
+    the spouts are bounded."""
 
     __slots__ = (
         "begun",
@@ -96,30 +97,31 @@ class SimExecutor:
         self.is_spout = component.source is None and not self.is_acker
         self.thread = SimServer()
         self.until = 0.0
-        """When it is done with all it was given."""
+        """The time at which all accepted work is done."""
         self.paused = False
-        """Between two machines, or its machine is dead."""
+        """The executor is between two machines, or its machine is dead."""
         self.queue: list[Frame] = []
-        """What came in that time."""
+        """Frames that arrived while it was paused."""
         self.begun = 0.0
-        """Its thread's work before this window."""
+        """Work of its thread before the current load sample."""
         self.sent: dict[int, int] = {}
-        """Tuples to each executor, by index, in this window."""
+        """Tuples sent in the current load sample, by index of the receiving executor."""
         self.traffic = 0.0
-        """Bytes from and to other machines in this window."""
+        """Bytes exchanged with other machines in the current load sample."""
         self.routers: list[Choice] = []
-        """One for each component that takes from it."""
+        """One per component that receives its tuples."""
         self.pending = 0
-        """A spout's tuples that are neither acked nor given up."""
+        """Tuples of a spout that are neither acked nor given up."""
         self.waiting = 0
-        """Frames that came to a spout with a rate, or were given up, and are still to be emitted."""
+        """Frames of a spout with a rate that have arrived or were given up, and are not emitted yet."""
 
 
 class Choice:
-    """Which executor of a component gets the next frame of one source: production's router, asked for frames.
+    """Chooses the executor that receives the next frame from one source, with the production router.
 
-    Shuffle: its turns. Fields: the router says which of ``KEYS`` words belong to which executor, and a frame goes
-    to one drawn by the weights of its words, Zipf's. So an executor with a frequent word has more to do.
+    Shuffle: the router's turns. Fields: the router assigns ``KEYS`` words to executors, and the target of a frame
+    is drawn by the weights of its words, which follow Zipf's law. So an executor with a frequent word has more to
+    do.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Choice:
         self._edges: list[float] = weights(grouping, len(targets)) if isinstance(grouping, Fields) else []
         self._turns: list[SimExecutor] = []
         self._rows = pa.record_batch({"frame": [0] * len(targets)})
-        """For a router that only counts: a row stands for a frame."""
+        """Input for a router that only counts rows; each row represents a frame."""
 
     def next(self) -> SimExecutor:
         if self._edges:
@@ -146,15 +148,15 @@ class Choice:
 
 
 KEYS = 10_000
-"""Words of a vocabulary."""
+"""Words in the vocabulary."""
 SKEW = 0.5
-"""Zipf's exponent. Ours: with 1, as in a book, one of a hundred counting executors gets a tenth of all words, and
-C's figure of 50 to 70 % of all machines in use would be out of reach."""
+"""Exponent of Zipf's law. With 1, as in a book, one of a hundred counting executors would receive a tenth of all
+words, and the 50 to 70 % use of all machines in *Pu 2021*, figure 8, could not be reached."""
 _known: dict[tuple[str, int], list[float]] = {}
 
 
 def weights(grouping: Fields, targets: int) -> list[float]:
-    """Of the targets, added up: by production's hash of the words, each with its frequency."""
+    """Cumulative weights of the targets: each word's frequency, by the production hash of the words."""
     known = (str(grouping), targets)
     if known not in _known:
         words = pa.record_batch({KEY: [f"word{number}" for number in range(KEYS)]})

@@ -1,4 +1,5 @@
-"""When a sender must wait: D's plain nodes stop and resume their senders, Flink's downstream grants credits."""
+"""Flow control of links: the plain nodes of *Sun 2022* stop and resume their senders; Flink's receivers grant
+credits."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from penstock.sim.network import Link, LinkControl
 Process = Generator[Any, Any, None]
 
 RESUME = 0.5
-"""D §3.1: a node whose queue is down to half tells its senders to go on."""
+"""*Sun 2022*, section 3.1: a node whose queue has shrunk to this share tells its senders to continue."""
 
 GRANT_INTERVAL = 0.1
-"""Seconds between two grants. D: "every so often"; short, so that credit loses nothing but what it must."""
+"""Seconds between two grants. *Sun 2022* says only "at intervals"; a short one, so that credit loses no more
+throughput than it must."""
 
 
 class StopResume(LinkControl):
-    """Closed by the receiver when its queue is full, opened when it is down to half; after the link's delay."""
+    """The receiver closes the link when its queue is full and opens it when the queue is down to half. Both take
+    effect after the link's delay."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -47,13 +50,14 @@ class StopResume(LinkControl):
 
 
 class Credit(LinkControl):
-    """Open while fewer packets were sent than the receiver granted: those of this link it took, and the link's
-    share of its queue. So what is sent always has room (D figure 5)."""
+    """The link is open while fewer packets were sent than granted. The receiver grants the number of this link's
+    packets that it has taken plus the link's share of its queue, so there is always room for what is sent (*Sun
+    2022*, figure 5)."""
 
     def __init__(self, env: simpy.Environment, link: Link) -> None:
         self._link = link
         self._share = link.target.spec.queue // link.target.senders
-        assert self._share, f"{link.target.spec.name}: a queue has room for one packet of each sender"
+        assert self._share, f"the queue of {link.target.spec.name} must have room for one packet of each sender"
         self._sent = 0
         self._granted = self._share
         link.control = self

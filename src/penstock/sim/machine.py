@@ -1,8 +1,8 @@
 """A machine of the simulated cluster: cores that its executors share, and a full-duplex link to the switch.
 
-Tuples come to them in frames, to have fewer events, but wait as if each came for itself: by the formula for single
-tuples at the use of the last seconds. Were frames to wait for whole frames before them, waits would grow with the
-frame, by 20 with 20 tuples, and fuller machines would look slower than they are.
+Tuples arrive in frames, which saves events, but wait as if each arrived alone: by the queueing formula for single
+tuples at the utilization of the last seconds. If frames waited for whole frames before them, waits would grow with
+the size of the frame (20 times for frames of 20 tuples), and fuller machines would appear slower than they are.
 """
 
 from __future__ import annotations
@@ -10,54 +10,56 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UPDATE_INTERVAL = 0.5
-"""Seconds between two updates of how much of a server is in use."""
+"""Seconds between two updates of a server's utilization: short against the 5 s over which it is averaged."""
 RECENT = 0.1
-"""Weight of the last update: waits follow the use of about the last 5 s."""
+"""Weight of the newest update: waits follow the utilization of about the last 5 s."""
 BURST = 0.1
-"""Seconds of work that a server may be behind before it counts: frames come in bursts that their tuples would not.
-More than the sum of a few frames' work, little against a hop. What a server cannot do at all waits on top."""
+"""Seconds of backlog that cause no extra wait, because frames arrive in bursts that single tuples would not form.
+It is more than a few frames' work and small compared with the delay between machines. Any backlog beyond it is
+waited for."""
 _FULLEST = 0.99
-"""The formula has no end at 1; what a full server is behind tells the rest."""
+"""Highest utilization used in the formula, which diverges at 1; the backlog of a full server adds the rest."""
 
 
 @dataclass(frozen=True)
 class MachineSpec:
-    """C table 1: one of its workers."""
+    """One of the worker machines in *Pu 2021*, table 1."""
 
     cores: int = 4
     memory: float = 8 * 2**30
     """Bytes."""
     bandwidth: float = 12.5e6
-    """Bytes a second in each direction: 100 Mb/s."""
+    """Bytes per second in each direction: 100 Mb/s."""
     delay: float = 0.0
-    """Seconds a tuple is under way to another machine besides its time on the links: switch, transfer buffers."""
+    """Seconds that a tuple to another machine takes in addition to its time on the links: switch, transfer
+    buffers."""
     handling: float = 0.0
-    """Core seconds a tuple's byte between machines costs each of them: serialising, sending, receiving. Acks cost
-    none of it."""
+    """Core seconds per byte for a tuple between machines, at each end: serialization, sending, receiving. Acks
+    cost nothing."""
 
 
 class SimServer:
-    """What does one piece of work after the other, or ``channels`` at a time: cores, a thread, one way of a
-    link."""
+    """Processes one piece of work after the other, or ``channels`` at a time. Models cores, a thread, or one
+    direction of a link."""
 
     __slots__ = ("_seen", "_squares", "channels", "clear", "squares", "use", "wait", "work")
 
     def __init__(self, channels: int = 1) -> None:
         self.channels = channels
         self.work = 0.0
-        """Seconds of all channels together, accepted so far."""
+        """Seconds of work accepted so far, over all channels."""
         self.squares = 0.0
-        """Sum of the pieces' second moments, in s²."""
+        """Sum of the second moments of the accepted pieces, in s²."""
         self.clear = 0.0
-        """When all that is accepted will be done."""
+        """The time at which all accepted work will be done."""
         self.use: float | None = None
-        """Share of the last seconds it was busy."""
+        """Share of the last seconds during which it was busy."""
         self.wait = 0.0
-        """Mean seconds until a piece's turn, at this use."""
+        """Mean seconds a piece waits at this utilization."""
         self._seen = self._squares = 0.0
 
     def accept(self, now: float, work: float, squares: float) -> float:
-        """Seconds until one of the pieces that come now, together so much work, has its turn."""
+        """Accept pieces of work that arrive now. Returns the seconds until one of them begins."""
         self.work += work
         self.squares += squares
         clear = self.clear
@@ -68,12 +70,13 @@ class SimServer:
         return self.wait + behind if behind > 0.0 else self.wait
 
     def done(self, now: float) -> float:
-        """Of the work accepted."""
+        """Seconds of the accepted work that are done by now."""
         return self.work - max(self.clear - now, 0.0) * self.channels
 
     def update(self) -> None:
-        """Every ``UPDATE_INTERVAL`` seconds: the wait anew. M/G/c; exact for one channel (Pollaczek and
-        Khinchine), for more Lee and Longton's: as M/M/c, by the pieces' mean residual time."""
+        """Compute the mean wait, every ``UPDATE_INTERVAL`` seconds. M/G/c: exact for one channel
+        (Pollaczek-Khinchine), for several the approximation of Lee and Longton, which scales M/M/c by the mean
+        residual time of the pieces."""
         work, squares = self.work - self._seen, self.squares - self._squares
         self._seen, self._squares = self.work, self.squares
         use = min(work / (UPDATE_INTERVAL * self.channels), 1.0)
@@ -84,7 +87,7 @@ class SimServer:
 
 
 def all_busy(channels: int, use: float) -> float:
-    """Erlang's C: how often a piece that comes finds no channel free."""
+    """Erlang's C formula: the probability that an arriving piece finds no channel free."""
     offered = channels * use
     blocked = 1.0
     for channel in range(1, channels + 1):
@@ -106,5 +109,5 @@ class SimMachine:
         return self.cores.done(now)
 
     def bytes(self, now: float) -> float:
-        """Over its link so far, in and out together."""
+        """Bytes sent and received over its link so far."""
         return (self.up.done(now) + self.down.done(now)) * self.spec.bandwidth

@@ -1,11 +1,12 @@
-"""Nodes with a speed and a queue of fixed length, links with a bandwidth and a delay. D figures 3 and 4.
+"""Nodes with a speed and a queue of fixed length, and links with a bandwidth and a delay (*Sun 2022*, figures 3
+and 4).
 
-Sizes are in MB, times in seconds. A node takes a packet from its queue, works on it for size / speed and sends it
-on. A sender asks its router for the link each packet takes, and waits while that link is not ready; whenever
-something changed it asks again, so that a packet which waits can be sent another way. Nothing is ever dropped: a
-packet that comes to a full queue waits at the end of its link.
+Sizes are in MB, times in seconds. A node takes a packet from its queue, works on it for size / speed seconds and
+sends it on. A sender asks its router which link a packet takes, and waits while that link is not ready. After
+every change it asks again, so that a waiting packet can take another way. Nothing is dropped: a packet that
+arrives at a full queue waits at the end of its link.
 
-Steps are callbacks of SimPy's timeouts: three a packet and hop, where processes and stores would need a dozen.
+Steps are callbacks of SimPy timeouts: three per packet and hop. Processes and stores would need a dozen.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from dataclasses import dataclass
 import simpy
 
 LINK_BUFFER = 2
-"""Packets a link takes before its sender must wait: one on the wire, one behind it, as in a small buffer."""
+"""Packets a link accepts before its sender must wait: one on the wire and one behind it, as in a small buffer."""
 
 
 @dataclass(frozen=True)
 class Packet:
     number: int
     bound: str
-    """The branch its identifier names."""
+    """The branch that its identifier names."""
     gap: float
-    """Seconds the source takes to make it."""
+    """Seconds the source takes to produce it."""
     flow: int
     value: int
     size: float = 1.0
@@ -36,9 +37,9 @@ class Packet:
 class NodeSpec:
     name: str
     speed: float
-    """MB a second."""
+    """MB per second."""
     queue: int
-    """Packets."""
+    """Capacity in packets."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,20 @@ class LinkSpec:
     source: str
     target: str
     bandwidth: float
-    """MB a second."""
+    """MB per second."""
     delay: float
-    """Seconds; of data on its way and of signals on their way back."""
+    """Seconds, for data and for the signals sent back."""
 
 
 class LinkControl:
-    """Whether a link's sender may send. This one is always open; ``flow`` has others."""
+    """Decides whether a link's sender may send. This one always permits it; ``sim.flow`` has others."""
 
     @property
     def open(self) -> bool:
         return True
 
     def record_sent(self) -> None:
-        """The sender sent a packet."""
+        """Called when the sender has sent a packet."""
 
 
 def after(env: simpy.Environment, seconds: float, act: Callable[[], None]) -> None:
@@ -67,13 +68,13 @@ def after(env: simpy.Environment, seconds: float, act: Callable[[], None]) -> No
 
 
 class Link:
-    """Packets one after the other at the bandwidth, each then under way for the delay."""
+    """Transfers packets one after the other at its bandwidth; each then takes the delay."""
 
     def __init__(self, env: simpy.Environment, spec: LinkSpec, source: SimNode, target: SimNode) -> None:
         self.spec, self.source, self.target = spec, source, target
         self.control = LinkControl()
         self.taken = 0
-        """Packets of this link that its target took from its queue."""
+        """Packets of this link that the target has taken from its queue."""
         self._env = env
         self._waiting = 0
         self._free_at = 0.0
@@ -83,14 +84,14 @@ class Link:
         return self._waiting < LINK_BUFFER and self.control.open
 
     def send(self, packet: Packet) -> None:
-        """Only while it is ready."""
+        """Send a packet. The link must be ready."""
         self._waiting += 1
         self.control.record_sent()
         self._free_at = max(self._free_at, self._env.now) + packet.size / self.spec.bandwidth
         after(self._env, self._free_at - self._env.now, lambda: self._sent(packet))
 
     def signal(self, act: Callable[[], None]) -> None:
-        """From the receiver back to the sender, who acts on it after the delay."""
+        """Send a signal from the receiver to the sender, which calls ``act`` after the delay."""
         after(self._env, self.spec.delay, act)
 
     def _sent(self, packet: Packet) -> None:
@@ -100,21 +101,22 @@ class Link:
 
 
 class SimNode:
-    """A queue, one worker, links onwards. A source has packets to make instead, a sink no links."""
+    """A queue, one worker and outgoing links. A source produces packets instead of receiving them; a sink has no
+    links."""
 
     def __init__(self, env: simpy.Environment, spec: NodeSpec) -> None:
         self.spec = spec
         self.links: dict[str, Link] = {}
         self.senders = 0
         self.bytes_in = self.bytes_out = 0.0
-        """MB so far."""
+        """MB received and sent so far."""
         self.peak = 0
-        """The longest its queue has been."""
+        """The longest queue so far."""
         self.held_up = 0.0
-        """Seconds it waited with a packet it could not send."""
+        """Seconds it had a packet that it could not send."""
         self.router: Callable[[Packet], Link] = lambda packet: next(iter(self.links.values()))
         self.on_queue: list[Callable[[], None]] = []
-        """Called after each change of its queue's length."""
+        """Called after each change of the queue's length."""
         self.on_sent: Callable[[Packet, Link], None] = lambda packet, link: None
         self.on_done: Callable[[Packet], None] = lambda packet: None
         """Called for each packet that leaves the network here."""
@@ -134,19 +136,20 @@ class SimNode:
         return len(self._queue) / self.spec.queue
 
     def produce(self, packets: Iterable[Packet]) -> None:
-        """Be a source: make packets at their own pace; while one cannot be sent, none is made (D §3.1)."""
+        """Make the node a source. It produces packets at their own pace, but none while one cannot be sent (*Sun
+        2022*, section 3.1)."""
         self._making = iter(packets)
         self._next_packet()
 
     def arrive(self, packet: Packet, link: Link) -> None:
-        """The link brought it: into the queue, when there is room."""
+        """Called by a link that has delivered a packet. The packet enters the queue when there is room."""
         self._arrived.append((packet, link))
         self._admit()
         if not self._working:
             self._next_packet()
 
     def wake(self) -> None:
-        """A link, a link's control or a route changed: a packet that waits is looked at again."""
+        """Called when a link, its control or a route has changed: a waiting packet is routed again."""
         if self._held:
             self._try_to_send()
 
@@ -158,7 +161,7 @@ class SimNode:
             self._queue_changed()
 
     def _next_packet(self) -> None:
-        """The next packet: made, or taken from the queue."""
+        """Produce the next packet or take it from the queue."""
         if self._making:
             packet = next(self._making, None)
             if packet:
@@ -214,7 +217,7 @@ class SimNetwork:
             self.links.append(link)
 
     def paths(self, source: str, sink: str) -> dict[str, list[Link]]:
-        """The ways from a branching point to the merge, by the name of their first node. Each is a chain."""
+        """The paths from a branching point to the sink, by the name of their first node. Paths do not branch."""
         found = {}
         for name, link in self.nodes[source].links.items():
             path = [link]

@@ -1,4 +1,4 @@
-"""What goes into a run of the simulated cluster and what comes out of it."""
+"""Input and result of a run of the simulated cluster."""
 
 from __future__ import annotations
 
@@ -14,76 +14,76 @@ from penstock.sim.machine import MachineSpec
 
 @dataclass(frozen=True)
 class ClusterSetUp:
-    """Figures without a word about C are ours."""
+    """The simulated cluster and its topology. Values without a reference to *Pu 2021* are our choice."""
 
     components: tuple[SimComponent, ...]
-    """Spouts first; each after what it takes from."""
+    """Spouts first; each component after the one whose tuples it receives."""
     seconds: int
     machine: MachineSpec = MachineSpec()  # noqa: RUF009
     machines: int = 16
     copies: int = 1
-    """Topologies of these components, each on ``workers`` machines in a row."""
+    """Number of topologies with these components, each on ``workers`` consecutive machines."""
     workers: int = 16
     ackers: int = 16
-    """Of each copy."""
+    """Ackers of each copy."""
     ack_service: float = 2e-6
-    """Core seconds for each tuple acked."""
+    """Core seconds per acked tuple."""
     ack_size: float = 20.0
-    """Bytes for each tuple acked."""
+    """Bytes per acked tuple."""
     max_pending: int = 200
-    """Tuples of a spout's executor (C table 3)."""
+    """Pending tuples of each spout executor (*Pu 2021*, table 3)."""
     frame: int = 10
-    """Tuples a spout emits at a time, to have fewer events; they wait as single tuples do."""
+    """Tuples that a spout emits at a time, to save events. They wait as single tuples do."""
     switch: float = math.inf
-    """When the strategy is asked (C: 105 s)."""
+    """The time at which the strategy is asked (*Pu 2021*: 105 s)."""
     sample_seconds: float = 30.0
-    """Seconds before that the monitor looked at (C table 4)."""
+    """Length of the load sample before that, in seconds (*Pu 2021*, table 4)."""
     limit: float = 0.95
-    """Of what a machine has, a strategy may use so much."""
+    """Share of a machine's resources that a strategy may use."""
     start: float = 2.0
-    """Core seconds an executor's start takes."""
+    """Core seconds for the start of an executor."""
     dies: tuple[tuple[float, int], ...] = ()
-    """When which machine dies."""
+    """⟨time, machine⟩ of each failure."""
     recover: float = 10.0
-    """Seconds until its executors are placed on the others."""
+    """Seconds until the executors of a failed machine are placed on the others."""
     time_out: float = 30.0
-    """Seconds after which a spout emits again what was lost; Storm's."""
+    """Seconds after which a spout emits a lost tuple again; Storm's default."""
     tick: float = 1.0
 
     def __post_init__(self) -> None:
         if self.max_pending < self.frame:
-            raise ValueError(f"a frame of {self.frame} tuples is never emitted with {self.max_pending} pending")
+            raise ValueError(f"a frame of {self.frame} tuples exceeds max_pending {self.max_pending}")
 
 
 @dataclass(frozen=True)
 class ClusterTick:
-    """What happened in one."""
+    """What happened in one tick."""
 
     time: float
-    """Its end."""
+    """The end of the tick."""
     processed: int
-    """Tuples, by bolts: C's rate of transmission and processing."""
+    """Tuples processed by bolts: the transmission and processing rate of *Pu 2021*."""
     latency: float | None
-    """Mean from emission to ack of what was acked in it."""
+    """Mean seconds from emission to ack, of the roots acked in this tick."""
     cpu: tuple[float, ...]
-    """Share of each machine in use."""
+    """Share in use, by machine."""
     memory: tuple[float, ...]
     bandwidth: tuple[float, ...]
     power: Power
-    """Modelled."""
+    """Computed by the power model."""
 
 
 @dataclass(frozen=True)
 class Switch:
-    """What became of the strategy's proposal."""
+    """How the strategy's proposal was carried out."""
 
     snapshot: PlacementSnapshot
     proposal: Proposal
     carried: tuple[ExecutorMove, ...]
-    """Moves that held the limits, those before them carried out."""
+    """Moves that kept the limits, in order."""
     refused: int
     took: float
-    """Seconds until the last executor was where it should be; inf if the run ended before."""
+    """Seconds until the last executor had moved; inf if the run ended before."""
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,24 @@ class ClusterOutcome:
     ticks: tuple[ClusterTick, ...]
     switch: Switch | None
     emitted: int
-    """Roots' tuples, those emitted again included."""
+    """Spout tuples, including those emitted again."""
     completed: int
     failed: int
-    """Given up, and emitted again."""
+    """Spout tuples that were given up and emitted again."""
     pending: int
     processed: dict[str, int]
-    """Tuples by component."""
+    """Processed tuples by component."""
     places: dict[str, str]
-    """Executor → machine, at the end."""
+    """Machine of each executor at the end."""
     released: tuple[str, ...]
 
     def mean_rate(self, begin: float, end: float) -> float:
-        """Tuples a second."""
+        """Processed tuples per second."""
         ticks = self.between(begin, end)
         return sum(tick.processed for tick in ticks) / (len(ticks) * self.set_up.tick)
 
     def mean_latency(self, begin: float, end: float) -> float:
-        """Of the ticks' means, in seconds."""
+        """Mean of the ticks' mean latencies, in seconds."""
         found = [tick.latency for tick in self.between(begin, end) if tick.latency is not None]
         return sum(found) / len(found)
 
@@ -118,12 +118,12 @@ class ClusterOutcome:
         return sum(tick.power.total for tick in ticks) / len(ticks)
 
     def between(self, begin: float, end: float) -> list[ClusterTick]:
-        """Ticks that lie in it."""
+        """The ticks within this interval."""
         half = self.set_up.tick / 2
         return [tick for tick in self.ticks if begin + half < tick.time < end + half]
 
     def until(self, tuples: float, begin: float = 0.0) -> tuple[float, float] | None:
-        """Seconds and joules until so many are processed, from ``begin`` on; None: not in this run."""
+        """Seconds and joules from ``begin`` until this many tuples are processed; None if the run ended before."""
         seconds = joules = done = 0.0
         for tick in self.between(begin, math.inf):
             part = min((tuples - done) / tick.processed, 1.0) if tick.processed else 1.0

@@ -1,10 +1,11 @@
-"""A topology that scales itself: a spout, a chain of bolts with service times, a load in steps.
+"""Simulates a topology that scales itself: a spout, a chain of bolts with service times, and a load that changes
+in steps.
 
-Every tuple is followed. The source keeps what the spout has not emitted; the spout emits while fewer than
-``max_pending`` are under way; what times out goes back to the source, first in line, and what is left of it in the
-queues is thrown away unprocessed, as the executors do. The policy is asked once a load sample; what it wants is
-done as SPEC 4 says: the new topology is prepared while the old one runs, the spout stops, what is under way
-finishes or times out, state is handed over, the new one starts.
+Every tuple is simulated. The source keeps what the spout has not emitted. The spout emits while fewer than
+``max_pending`` tuples are in flight. A tuple that times out goes back to the front of the source, and what is left
+of it in the queues is discarded unprocessed, as in the executors. The policy decides after each load sample. Its
+decision is carried out as in production: the new topology is prepared while the old one runs, the spout stops, the
+tuples in flight finish or time out, state is handed over, and the new topology starts.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from penstock.sim.network import after
 
 SPOUT = "spout"
 _SWEEP = 0.125
-"""Seconds between two searches for tuples that timed out; short against any time-out. They lie between the ticks,
-so that it is clear which tick a time-out belongs to."""
+"""Seconds between two searches for timed-out tuples; short against any time-out. The searches lie between the
+ticks, so that a time-out belongs to exactly one tick."""
 
 
 @dataclass(frozen=True)
 class BoltSpec:
     name: str
     service: float
-    """Seconds a tuple takes, on average; exponential."""
+    """Mean seconds per tuple; exponentially distributed."""
     emits: int = 1
-    """Tuples for each it takes."""
+    """Tuples emitted per received tuple."""
     parallelism: int = 1
     fixed: bool = False
     fields: bool = False
-    """A fields grouping over many keys: each tuple's task is drawn. Otherwise they take turns."""
+    """True: a fields grouping over many keys, each tuple's task is random. False: tasks take turns."""
     capacity: int = 1_000
-    """Tuples of a task's inbox. Nothing is refused: pending tuples are bounded anyway."""
+    """Tuples in a task's inbox. Nothing is rejected, because pending tuples are bounded anyway."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +51,23 @@ class ScalingSetUp:
     bolts: tuple[BoltSpec, ...]
     """In the order of the stream."""
     load: tuple[tuple[float, float], ...]
-    """From which second on, how many tuples a second come to the source; Poisson. The first is from 0 on."""
+    """⟨second, tuples per second⟩: the rate at the source from this second on, as a Poisson process. The first
+    begins at 0."""
     seconds: int
     time_out: float = 5.0
     max_pending: int = 1_000
     sample_interval: float = 2.0
-    """Seconds of a load sample; the first after a replacement begins with the new topology."""
+    """Length of a load sample in seconds. The first one after a replacement begins with the new topology."""
     prepare: float = 3.0
-    """Seconds until the new topology stands by; the old one works on."""
+    """Seconds to prepare the new topology while the old one runs."""
     hand_over: float = 0.2
-    """Seconds between the old topology's last tuple and the new one's first."""
-    tells: bool = True
-    """The source knows how much comes to it (a lag); otherwise the policy sees only what the spout emits."""
+    """Seconds between the last tuple of the old topology and the first of the new one."""
+    reports_lag: bool = True
+    """The source reports how many tuples arrive. Otherwise the policy sees only what the spout emits."""
 
     def enough(self, rate: float) -> dict[str, int]:
-        """The least reachable parallelism of each bolt that bears so many spout tuples a second. All policies are
-        measured by it, so no target use is in it."""
+        """The smallest parallelism of each bolt, reachable by doubling and halving, that can process this many
+        spout tuples per second. All policies are measured by it, so it contains no target utilization."""
         found = {}
         for bolt in self.bolts:
             tasks = bolt.parallelism
@@ -79,14 +81,14 @@ class ScalingSetUp:
 
     @property
     def phases(self) -> list[tuple[float, float, float]]:
-        """Begin, end and rate of each."""
+        """⟨begin, end, rate⟩ of each phase."""
         ends = [*(begin for begin, _ in self.load[1:]), self.seconds]
         return [(begin, end, rate) for (begin, rate), end in zip(self.load, ends, strict=True)]
 
 
 WORDS = ScalingSetUp(
-    # A §6.4: split and count slowed, parallelism 1; the load rises eightfold and falls again. At 36/s one task of
-    # each is busy 0.6 of its time; at 288/s eight are, and four are not enough.
+    # Lu 2020, section 6.4: split and count are slowed and have parallelism 1; the load rises eightfold and falls
+    # again. At 36/s one task of each is busy 60 % of its time; 288/s needs eight tasks, four are not enough.
     bolts=(
         BoltSpec("split", service=1 / 60, emits=2),
         BoltSpec("count", service=1 / 120, fields=True),
@@ -94,8 +96,9 @@ WORDS = ScalingSetUp(
     ),
     load=((0.0, 36.0), (30.0, 288.0), (180.0, 24.0)),
     seconds=260,
-    # Four tasks of each bear 240/s, so 2,000 pending tuples wait for 8 s: with too few tasks tuples time out. Half
-    # as many would wait for less than the 5 s of the time-out, and who counts time-outs would see mere chance.
+    # Four tasks of each process 240/s, so 2,000 pending tuples wait for 8 s: with too few tasks tuples time out.
+    # Half as many would wait for less than the time-out of 5 s, and a policy that counts time-outs would react to
+    # chance.
     max_pending=2_000,
 )
 
@@ -107,7 +110,7 @@ class _Root:
     came: float
     emitted: float = 0.0
     left: int = 0
-    """Tuples of it under way; 0: complete."""
+    """Tuples of it in flight; 0: complete."""
     given_up: bool = False
 
 
@@ -120,15 +123,15 @@ class _Task:
 
 @dataclass(frozen=True)
 class ScalingTick:
-    """One second."""
+    """One second of the run."""
 
     time: float
     latency: float | None
-    """Mean, from the source to completion, of what was completed in it."""
+    """Mean seconds from the source to completion, of the tuples completed in this second."""
     completed: int
     failed: int
     waiting: int
-    """Not emitted yet, at its end."""
+    """Tuples not emitted yet at the end of this second."""
     parallelism: dict[str, int]
 
 
@@ -136,7 +139,7 @@ class ScalingTick:
 class ScalingChange:
     decided: float
     done: float
-    """When the new topology began; inf if the run ended before."""
+    """Start of the new topology; inf if the run ended before."""
     scale: Scale
 
 
@@ -146,21 +149,21 @@ class ScalingOutcome:
     ticks: tuple[ScalingTick, ...]
     changes: tuple[ScalingChange, ...]
     longest_gap: float
-    """Seconds between two completed tuples."""
+    """Longest time between two completed tuples, in seconds."""
     came: int
     completed: int
     failed: int
-    """Times a tuple timed out; it came back."""
+    """Number of time-outs; each tuple was emitted again."""
     left: int
-    """At the source or under way at the end."""
+    """Tuples at the source or in flight at the end."""
 
     def steps(self, phase: int) -> int:
-        """Decisions from one change of the load to the next."""
+        """Number of decisions between two changes of the load."""
         begin, end, _ = self.set_up.phases[phase]
         return sum(begin <= change.decided < end for change in self.changes)
 
     def steps_up(self, phase: int) -> int:
-        """Decisions until every bolt had enough tasks; all of them if that never came."""
+        """Number of decisions until every bolt had enough tasks; all decisions if that never happened."""
         begin, end, rate = self.set_up.phases[phase]
         enough = self.set_up.enough(rate)
         now = self._parallelism_at(begin)
@@ -171,7 +174,8 @@ class ScalingOutcome:
         return self.steps(phase)
 
     def settled(self, phase: int) -> float | None:
-        """Seconds from the change of the load to the end of the last replacement; None: it never had enough."""
+        """Seconds from the change of the load to the end of the last replacement; None if a bolt never had enough
+        tasks."""
         begin, end, rate = self.set_up.phases[phase]
         enough = self.set_up.enough(rate)
         final = self._parallelism_at(end - 1e-9)
@@ -180,7 +184,8 @@ class ScalingOutcome:
         return max((each.done - begin for each in self.changes if begin <= each.decided < end), default=0.0)
 
     def overshoot(self, phase: int) -> float:
-        """The most tasks a bolt had against those that are enough, from the phase's first change on; 1: none."""
+        """The highest ratio of a bolt's tasks to the tasks it needs, after the first change of the phase; at least
+        1."""
         begin, end, rate = self.set_up.phases[phase]
         enough = self.set_up.enough(rate)
         mine = [each for each in self.changes if begin <= each.decided < end and each.done < math.inf]
@@ -196,8 +201,22 @@ class ScalingOutcome:
 
 
 def run(policy: ScalingPolicy | None, set_up: ScalingSetUp = WORDS, seed: int = 0) -> ScalingOutcome:
-    """One run; the same seed brings the same tuples at the same times. A policy serves one run; None: off."""
+    """Run the simulation once. The same seed gives the same tuples at the same times. A policy object can be used
+    for one run only; None means no scaling."""
     return _Run(policy, set_up, seed).run()
+
+
+class _Counts:
+    """What happened so far."""
+
+    def __init__(self) -> None:
+        self.came = self.failed = 0
+        self.offered = 0
+        """Tuples that came to the source in the current load sample."""
+        self.completions: list[float] = [0.0]
+        """Time of each completion, after a first entry for the beginning of the run."""
+        self.latencies: list[float] = []
+        """Of the tuples completed in the current tick."""
 
 
 class _Run:
@@ -207,7 +226,7 @@ class _Run:
         self._arrivals, self._chance = random.Random(seed), random.Random(seed + 1_000_003)
         self._waiting: deque[_Root] = deque()
         self._pending: dict[int, _Root] = {}
-        """By identity, in the order they were emitted."""
+        """By identity, in the order of emission."""
         self._active = True
         self._held_since: float | None = None
         self._drained: simpy.Event | None = None
@@ -215,25 +234,24 @@ class _Run:
         self._turn = dict.fromkeys(self._tasks, 0)
         self._changes: list[ScalingChange] = []
         self._ticks: list[ScalingTick] = []
-        self._completions: list[float] = [0.0]
-        self._came = self._failed = self._offered = 0
+        self._counts = _Counts()
         self._spout = TaskStats()
         self._begin_sampling()
-        self._latencies: list[float] = []
 
     def run(self) -> ScalingOutcome:
         for process in (self._load(), self._sweep(), self._sample_load()):
             self._env.process(process)
         self._env.run(self._env.process(self._clock()))
-        gap = max((later - earlier for earlier, later in pairwise(self._completions)), default=math.inf)
+        counts = self._counts
+        gap = max((later - earlier for earlier, later in pairwise(counts.completions)), default=math.inf)
         return ScalingOutcome(
             self._set_up,
             tuple(self._ticks),
             tuple(self._changes),
             gap,
-            self._came,
-            len(self._completions) - 1,
-            self._failed,
+            counts.came,
+            len(counts.completions) - 1,
+            counts.failed,
             len(self._waiting) + len(self._pending),
         )
 
@@ -247,13 +265,13 @@ class _Run:
                     yield self._env.timeout(end - self._env.now)
                     break
                 yield self._env.timeout(gap)
-                self._came += 1
-                self._offered += 1
+                self._counts.came += 1
+                self._counts.offered += 1
                 self._waiting.append(_Root(self._env.now))
                 self._emit()
 
     def _emit(self) -> None:
-        """All that may go."""
+        """Emit all tuples that may be emitted now."""
         while self._active and self._waiting and len(self._pending) < self._set_up.max_pending:
             root = self._waiting.popleft()
             root.emitted, root.left = self._env.now, 1
@@ -277,8 +295,8 @@ class _Run:
                 if root.emitted + self._set_up.time_out > self._env.now:
                     break
                 late.append(root)
-            for root in reversed(late):  # the oldest first in line
-                self._failed += 1
+            for root in reversed(late):  # so that the oldest one is first in line
+                self._counts.failed += 1
                 self._spout.timed_out += 1
                 root.given_up = True
                 del self._pending[id(root)]
@@ -288,8 +306,8 @@ class _Run:
 
     def _complete(self, root: _Root) -> None:
         del self._pending[id(root)]
-        self._completions.append(self._env.now)
-        self._latencies.append(self._env.now - root.came)
+        self._counts.completions.append(self._env.now)
+        self._counts.latencies.append(self._env.now - root.came)
         self._spout.latency.record(self._env.now - root.emitted)
         self._left_topology()
 
@@ -343,10 +361,10 @@ class _Run:
             yield self._env.timeout(self._set_up.sample_interval)
             if self._policy is None:
                 continue
-            offered = {SPOUT: self._offered} if self._set_up.tells else None
+            offered = {SPOUT: self._counts.offered} if self._set_up.reports_lag else None
             sample = self._sampler.take(self._env.now, self._stats(), offered)
-            assert sample is not None, "all tasks report, from the beginning on"
-            self._offered = 0
+            assert sample is not None, "all tasks report from the beginning"
+            self._counts.offered = 0
             scale = self._policy.decide(sample)
             if scale is not None:
                 yield from self._replace(scale)
@@ -370,7 +388,7 @@ class _Run:
         self._emit()
 
     def _begin_sampling(self) -> None:
-        """The topology that runs now is sampled from now on."""
+        """Sample the topology that runs now, from now on."""
         names = [SPOUT, *self._tasks]
         number = 1
         units = []
@@ -378,12 +396,12 @@ class _Run:
             tasks = range(number, number + len(self._tasks[bolt.name]))
             number = tasks.stop
             units.append(ScalingUnit((bolt.name,), (source,), tuple((task,) for task in tasks), fixed=bolt.fixed))
-        self._offered = 0
+        self._counts.offered = 0
         self._sampler = LoadSampler(TopologyShape({SPOUT: (0,)}, tuple(units)))
         self._sampler.take(self._env.now, self._stats())
 
     def _stats(self) -> dict[int, TaskStats]:
-        """What every task would report now: the spout first, then the bolts."""
+        """The counters that every task would report now: the spout first, then the bolts."""
         self._note_held(self._held_since is not None)
         every = [replace(self._spout, latency=Histogram(self._spout.latency.counts))]
         for bolt in self._set_up.bolts:
@@ -392,20 +410,21 @@ class _Run:
         return dict(enumerate(every))
 
     def _clock(self) -> Process:
+        counts = self._counts
         for _ in range(self._set_up.seconds):
-            before, failed = len(self._completions), self._failed
+            before, failed = len(counts.completions), counts.failed
             yield self._env.timeout(1.0)
             self._ticks.append(
                 ScalingTick(
                     self._env.now,
-                    _mean(self._latencies),
-                    len(self._completions) - before,
-                    self._failed - failed,
+                    _mean(counts.latencies),
+                    len(counts.completions) - before,
+                    counts.failed - failed,
                     len(self._waiting),
                     {name: len(tasks) for name, tasks in self._tasks.items()},
                 )
             )
-            self._latencies = []
+            counts.latencies = []
 
 
 def _mean(values: list[float]) -> float | None:

@@ -1,21 +1,21 @@
-"""C's cluster and its four benchmarks (C tables 1 and 3, §4.1), and the strategies it compares.
+"""The cluster and the four benchmarks of *Pu 2021* (tables 1 and 3, section 4.1), and the strategies it compares.
 
-From C: machines, executors, ackers, pending tuples, the moment of the switch, the monitor's window, Sol's size of
-a message, and for the default strategy the rate, the use of the three resources (figure 8: 50 to 70 %) and the
-power. With 50 × 200 tuples pending all the time, rate and latency go together (Little): 10,000 roots over C's
-latency of 855 ms for WordCount are 11,700 sentences a second, which at five words each are C's rate; for Sol it is
-the same.
+From the paper: machines, executors, ackers, pending tuples, the time of the switch, the length of the load sample,
+the message size of Sol, and for the default strategy the rate, the utilization of the three resources (figure 8:
+50 to 70 %) and the power. Because 50 × 200 tuples are pending all the time, rate and latency are related by
+Little's law: 10,000 roots divided by the paper's latency of 855 ms for WordCount give 11,700 sentences per second;
+with five words each that is the paper's rate. The same holds for Sol.
 
-Ours, chosen once for each benchmark to meet that with the default strategy, and never for another strategy:
-service times and sizes (C's rate at ``USE`` of cores and links), memory (``USE``), state, and the delay of a hop
-between machines. At this use neither cores nor links make tuples wait for long, so most of C's latency must be
-such a delay: transfer queues and batches on their way between machines. Sol's size is C's, and puts its links at
-65 %.
-C's size of RollingSort's messages, 100,000, cannot be bytes: at its rate that were 30 times what its links carry.
+Our choice, made once per benchmark to match these figures with the default strategy and never for another
+strategy: service times and sizes (the paper's rate at ``USE`` of cores and links), memory (``USE``), state, and
+the delay between machines. At this utilization neither cores nor links make tuples wait for long, so most of the
+paper's latency must be such a delay: transfer queues and batches between machines. The size of Sol's messages is
+the paper's, and loads its links to 65 %. The paper's size of RollingSort's messages, 100,000, cannot be in bytes:
+at its rate that would be 30 times what its links can carry.
 
-What part of the work is for bytes between machines C does not say. Half of 64 cores for its rate are half a
-millisecond for a tuple, and to count a word takes microseconds, so it must be much of it; ``HANDLING`` makes it
-60 % (Sol 80 %). Service times are what is left.
+The paper does not say which part of the work is caused by bytes between machines. Half of 64 cores for its rate
+are half a millisecond per tuple, but counting a word takes microseconds, so it must be a large part. With
+``HANDLING`` it is 60 % (Sol: 80 %). The service times are the rest.
 """
 
 from __future__ import annotations
@@ -26,43 +26,44 @@ from dataclasses import dataclass
 from penstock.control.erdm import ErdmPolicy
 from penstock.control.placement import ExecutorMove, PlacementSnapshot
 from penstock.sim.baselines import Proposal, leedsp, wndvr
-from penstock.sim.cluster import Strategy
 from penstock.sim.executor import KEY, SimComponent
 from penstock.sim.machine import MachineSpec
 from penstock.sim.outcome import ClusterSetUp
+from penstock.sim.relocation import PlacementStrategy
 from penstock.sim.tmsh import tmsh
 from penstock.topology.groupings import Fields
 
 USE = 0.5
-"""Of cores, memory and links under the default strategy: the lower end of C figure 8."""
+"""Share of cores, memory and links in use with the default strategy: the lower end of *Pu 2021*, figure 8."""
 HANDLING = 1e-7
-"""Core seconds for a byte between machines, at each end; a guess, see above."""
+"""Core seconds per byte between machines, at each end; an estimate, see above."""
 WORDS = 5
-"""Of a sentence."""
+"""Words in a sentence."""
 _MB = 1e6
 _FILL = 0.95
-"""Of the limits of critical nodes in use after ERDM's moves; with limits of 95 % it is 90 % of what there is (C
-figure 9: 80 to 100 %)."""
+"""Share of the limits of critical nodes in use after ERDM's moves. With limits of 95 % this is 90 % of the
+resources (*Pu 2021*, figure 9: 80 to 100 %)."""
 
 
 @dataclass(frozen=True)
 class PublishedFigures:
-    """C's figures for ERDM, and what they are against the default."""
+    """Results of ERDM in *Pu 2021*, with their difference from the default strategy."""
 
     released: int
     executors: int
     moved: int
     local: int
     saved: float
-    """Percent of communication."""
+    """Reduction of communication in percent."""
     rate: float
     faster: float
-    """Percent."""
+    """Increase of the rate in percent."""
     tmsh: float
+    """Rate with TMSH-Storm."""
     latency: float | None
     """Milliseconds."""
     sooner: float | None
-    """Percent."""
+    """Reduction of the latency in percent."""
 
     @property
     def default_rate(self) -> float:
@@ -78,7 +79,7 @@ PUBLISHED: Mapping[str, PublishedFigures] = {
 
 
 def _memory(executors: int) -> float:
-    """``USE`` of sixteen machines' 8 GB, in equal parts."""
+    """``USE`` of the 8 GB of sixteen machines, divided equally."""
     return USE * 16 * MachineSpec().memory / executors
 
 
@@ -119,7 +120,7 @@ BENCHMARKS: Mapping[str, ClusterSetUp] = {
 
 
 def default(snapshot: PlacementSnapshot) -> Proposal:
-    """Storm's: executors are round robin as it is, and stay."""
+    """Storm's default: executors are already placed round robin, and stay."""
     return Proposal()
 
 
@@ -137,7 +138,7 @@ def dvrcp(snapshot: PlacementSnapshot) -> Proposal:
     return wndvr(snapshot, on_critical_path=True)
 
 
-STRATEGIES: Mapping[str, Strategy] = {
+STRATEGIES: Mapping[str, PlacementStrategy] = {
     "default": default,
     "erdm": erdm,
     "tmsh": tmsh,

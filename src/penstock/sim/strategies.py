@@ -1,5 +1,6 @@
-"""How data gets to the branches: Flink's credits, shares fixed beforehand, or migration. Each sets up a network's
-links' controls and its source's router; the decisions of migration are those of ``penstock.control.migration``."""
+"""Strategies that distribute data over the branches: Flink's credits, fixed shares, or migration. Each installs
+the flow control of the links and the router of the source. Migration decides with
+``penstock.control.migration``."""
 
 from __future__ import annotations
 
@@ -14,22 +15,23 @@ from penstock.sim.flow import Credit, Process, StopResume
 from penstock.sim.network import Link, Packet, SimNetwork, SimNode
 
 MB = 1_000_000
-"""Bytes: the network counts MB, the policy bytes."""
+"""Bytes in a MB: the network counts MB, the policy counts bytes."""
 
 MONITOR_INTERVAL = 1.0
-"""Seconds between two looks at the load. D names none; long enough to count a few packets of each node, short
-against the time a queue takes to fill."""
+"""Seconds of a load sample. *Sun 2022* gives no value. It is long enough to count a few packets of each node, and
+short against the time in which a queue fills."""
 
 Paths = Mapping[str, list[Link]]
 
 
-class Strategy(Protocol):
+class BranchingStrategy(Protocol):
     def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
-        """Once, before the run begins."""
+        """Called once, before the run begins."""
 
 
 class CreditStrategy:
-    """Flink's: each packet to the branch it is bound for, when that one has granted a credit."""
+    """Flink's flow control: each packet goes to the branch that its identifier names, as soon as that branch has
+    granted a credit."""
 
     def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
         for link in network.links:
@@ -38,23 +40,23 @@ class CreditStrategy:
 
 
 class StaticStrategy:
-    """D's static allocation: shares fixed beforehand from what each branch is known to bear, whatever a packet is
-    bound for. It is told what the others must find out, so it is a bound on what can be reached."""
+    """The static allocation of *Sun 2022*: shares are fixed beforehand from the known capacity of each branch,
+    whatever branch a packet names. It knows what the other strategies must find out, so it is an upper bound."""
 
     def set_up(self, env: simpy.Environment, network: SimNetwork, source: SimNode, paths: Paths) -> None:
         for link in network.links:
             StopResume(link)
-        bears = {
+        capacity = {
             name: min(min(link.spec.bandwidth, link.target.spec.speed) for link in path)
             for name, path in paths.items()
         }
-        self._shares = {name: rate / sum(bears.values()) for name, rate in bears.items()}
-        self._due = dict.fromkeys(bears, 0.0)
+        self._shares = {name: rate / sum(capacity.values()) for name, rate in capacity.items()}
+        self._due = dict.fromkeys(capacity, 0.0)
         self._chosen: tuple[int, str] | None = None
         source.router = lambda packet: source.links[self._choose(packet)]
 
     def _choose(self, packet: Packet) -> str:
-        """The branch that lacks most of its share. A packet that waits keeps its branch."""
+        """The branch that lacks most of its share. A waiting packet keeps its branch."""
         if self._chosen is None or self._chosen[0] != packet.number:
             for name, share in self._shares.items():
                 self._due[name] += share
@@ -71,13 +73,14 @@ class _NodeCounters:
 
 
 class MigrationStrategy:
-    """D's: plain nodes that stop and resume their senders, and the policy looks at the branches every interval."""
+    """The strategy of *Sun 2022*: plain nodes stop and resume their senders, and the policy decides on a load
+    sample of the branches in every interval."""
 
     def __init__(self, policy: MigrationPolicy | None = None, interval: float = MONITOR_INTERVAL) -> None:
         self.policy = policy or MigrationPolicy()
         self.ledger = SegmentLedger()
         self.log: list[tuple[float, str]] = []
-        """What was changed when, and why."""
+        """⟨time, reason⟩ of each change."""
         self._interval = interval
         self._offsets: dict[str, int] = {}
 
@@ -124,5 +127,5 @@ class MigrationStrategy:
 
 
 def _nodes(path: list[Link]) -> list[SimNode]:
-    """Those between the branching point and the merge."""
+    """The nodes between the branching point and the sink."""
     return [link.target for link in path[:-1]]

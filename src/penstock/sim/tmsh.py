@@ -1,14 +1,16 @@
-"""TMSH-Storm, the strategy C compares ERDM's rate with (C §4.1): executors move for speed alone.
+"""TMSH-Storm, whose rate *Pu 2021* compares with ERDM's (section 4.1): it moves executors only to increase the
+rate.
 
-Modelled: an executor moves to the node it exchanges most bytes with that has room, if that saves bytes between
-nodes, the one that saves most first; again and again until none saves more. Room: ``fill`` of each limit, as much
-as ERDM may use, for C gives all strategies the same parameters; and room in each direction of the link, for what
-is after speed must not fill one of them. No node is released. Not modelled: how it picks overloaded nodes to move
-from.
+Modelled: an executor moves to the node with which it exchanges most bytes and that has room, if this saves bytes
+between nodes. The executor that saves most moves first. This is repeated until no move saves more. A node has room
+if ``fill`` of each limit is not exceeded, as for ERDM, because the paper gives all strategies the same parameters,
+and if each direction of its link has room, because a strategy for speed must not fill one of them. No node is
+released. Not modelled: how TMSH-Storm selects overloaded nodes to move from.
 
-The plan says where executors are in the end, and not how they get there: who carries it out move by move finds
-some of them refused, where others still are that are to leave. C finds that TMSH-Storm does not see executors
-crowd together and does not move all as planned, and that its rate is unsteady for that.
+The plan states where executors should be in the end, but not in which order they move. When it is carried out move
+by move, some moves are refused, because executors that should leave are still there. The paper observes that
+TMSH-Storm does not notice when executors accumulate, does not complete all planned moves, and therefore has an
+unsteady rate.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from penstock.control.placement import ExecutorMove, PlacementSnapshot
 from penstock.sim.baselines import Proposal
 
 _ROUNDS = 20
-"""At most; C's cases take two to ten."""
+"""At most; the benchmarks of the paper take two to ten."""
 _ONE_WAY = 0.9
-"""Of half a node's bandwidth, that is of a direction, so much may be in use: a rate that rises by some percent
-must find room too."""
+"""Share of half a node's bandwidth, that is of one direction, that may be in use: there must be room for a rate
+that rises by a few percent."""
 
 
 def tmsh(snapshot: PlacementSnapshot, fill: float = 0.95) -> Proposal:
@@ -48,13 +50,13 @@ def tmsh(snapshot: PlacementSnapshot, fill: float = 0.95) -> Proposal:
 
 
 class _Planned:
-    """Nodes and executors as moved so far, by position."""
+    """Load of the nodes and placement of the executors after the moves so far, by position."""
 
     def __init__(self, snapshot: PlacementSnapshot, fill: float) -> None:
         self.snapshot, self.fill = snapshot, fill
         self.loads = Loads(snapshot)
         self.out, self.into = [0.0] * len(snapshot.nodes), [0.0] * len(snapshot.nodes)
-        """Bytes a second to and from other nodes."""
+        """Bytes per second to and from other nodes."""
         places = self.loads.places
         for index, children in enumerate(snapshot.graph.children):
             for child, bytes in children:
@@ -63,7 +65,8 @@ class _Planned:
                     self.into[places[child]] += bytes
 
     def best(self, index: int) -> tuple[float, int]:
-        """⟨bytes a second between nodes it saves, node⟩; 0 and where it is: nowhere."""
+        """⟨bytes per second saved between nodes, node⟩ of the best move; 0 and the current node if no move saves
+        bytes."""
         need, home = self.loads.need(index), self.loads.places[index]
         here = need.shared.get(home, 0.0)
         allowed = self.snapshot.executors[index].nodes
@@ -85,7 +88,7 @@ class _Planned:
         self.loads.move(index, target, need)
 
     def _ways(self, index: int, node: int) -> tuple[float, float]:
-        """What the node's link has to carry more, out and in, with the executor on it."""
+        """Additional bytes per second, out and in, on the node's link if the executor is on this node."""
         places, graph = self.loads.places, self.snapshot.graph
         sends = takes = 0.0
         for child, bytes in graph.children[index]:

@@ -1,4 +1,4 @@
-"""Bursty and skewed packets (D §3.1, figure 6), made from a seed."""
+"""Bursty and skewed packets (*Sun 2022*, section 3.1 and figure 6), generated from a seed."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from dataclasses import dataclass
 from penstock.sim.network import Packet
 
 FLOWS = 64
-"""Identities counted at the sink, so that a lost packet and a doubled one do not make up for each other."""
+"""Identities counted separately at the sink, so that a lost packet and a duplicate cannot cancel each other
+out."""
 
 
 @dataclass(frozen=True)
 class WorkloadShape:
-    """Calm and bursts by turns. In a calm all branches get the same rate; in a burst one of them gets more, so the
-    source's rate and the skew rise together, as in D figure 6, where nodes' peaks come at different times."""
+    """Alternating calm phases and bursts. In a calm phase all branches have the same rate; in a burst one of them
+    has a higher rate. So the source's rate and the skew rise together, as in *Sun 2022*, figure 6, where the
+    nodes' peaks come at different times."""
 
     calm: tuple[float, float]
-    """Seconds a calm lasts: least and most."""
+    """Shortest and longest duration of a calm phase, in seconds."""
     burst: tuple[float, float]
-    """Seconds a burst lasts."""
+    """Shortest and longest duration of a burst, in seconds."""
     base: float
-    """MB a second to each branch, always."""
+    """MB per second to each branch, at all times."""
     peak: float
-    """MB a second more to one branch in a burst."""
+    """Additional MB per second to one branch in a burst."""
 
 
 def packets(count: int, branches: Sequence[str], shape: WorkloadShape, seed: int) -> Iterator[Packet]:
-    """So many packets of 1 MB. Times are the source's own: what it is held up by comes on top."""
+    """Generate this many packets of 1 MB. Their gaps are those of the source alone; delays by flow control come on
+    top."""
     chosen = random.Random(seed)
     phases = _phases(branches, shape, chosen)
     left, rates = next(phases)
@@ -45,9 +48,9 @@ def packets(count: int, branches: Sequence[str], shape: WorkloadShape, seed: int
 def _phases(
     branches: Sequence[str], shape: WorkloadShape, chosen: random.Random
 ) -> Iterator[tuple[float, list[float]]]:
-    """How long, and each branch's rate."""
+    """Duration of each phase, and the rate of each branch in it."""
     hot: int | None = None
-    begun = chosen.random()  # a run begins somewhere in a calm
+    begun = chosen.random()  # a run begins at a random point of a calm phase
     while True:
         yield begun * chosen.uniform(*shape.calm), [shape.base] * len(branches)
         begun = 1.0

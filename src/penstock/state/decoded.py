@@ -1,4 +1,4 @@
-"""Chains that were decoded ahead: what a restart would otherwise do while nothing runs (SPEC 4)."""
+"""Chains of state parts that are decoded ahead of a restart, so that the restart takes less time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from penstock.state.encoding import apply_map, form_of
 
 
 class DecodedChain(list[bytes]):
-    """A state's parts, oldest first, and what the parts of a map come to. It may be used wherever its parts may;
-    whoever takes the items takes them over."""
+    """The parts of a state, oldest first, together with the decoded items of a map. Can be used in place of the
+    list of its parts. Whoever uses ``items`` owns them afterwards."""
 
     __slots__ = ("_mine", "items", "rows")
 
     def __init__(self, mine: Callable[[pa.Array], npt.NDArray[np.bool_]] | None = None) -> None:
-        """``mine``: which keys count; None for all."""
+        """``mine``: selects the keys to decode; None for all."""
         super().__init__()
         self._mine = mine
         self.items: dict[Any, Any] | None = {}
-        """None: a value's chain, or one that only who asks for the state can decode."""
+        """None for the chain of a value, or if the chain can only be decoded once the component asks for the
+        state."""
         self.rows: list[int] = []
-        """Of each part, as far as they count."""
+        """The number of selected rows of each part."""
 
     def add(self, part: bytes) -> None:
-        """The next part."""
+        """Add the next part and decode it."""
         self.append(part)
         if self.items is None:
             return
@@ -37,5 +38,7 @@ class DecodedChain(list[bytes]):
             return
         try:
             self.rows.append(apply_map(part, self.items, self._mine))
-        except Exception:  # unpickling may raise anything, and so may keys that need an owner: said when asked for
+        # unpickling and a key's owner function may raise anything; it is reported when the component asks for the
+        # state
+        except Exception:
             self.items = None

@@ -1,7 +1,7 @@
-"""How state becomes bytes: Arrow IPC streams of rows ⟨key, value, deleted⟩, applied one after the other.
+"""The encoding of state: Arrow IPC streams of rows (key, value, deleted), which are applied in order.
 
-A part (what one snapshot of one state wrote) is one or more streams end to end, so parts laid end to end are a
-part again. What is stored is unpickled when it is read: only parts whose signature was checked are decoded here.
+A part (what one snapshot writes of one state) is one or more concatenated streams, so concatenated parts are again
+a part. Reading a part unpickles values; only parts whose signature was verified may be decoded here.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from penstock.columns import PICKLED, to_column, to_keys, to_values, trusted_bat
 from penstock.errors import StateError
 
 CHUNK_ROWS = 16_384
-"""Rows converted in one go. Arrow holds the interpreter while it reads Python values; about 5 ms of a worker's
-main loop is what a background snapshot may take at a time."""
+"""Rows that are converted at a time. Arrow holds the GIL while it reads Python values; with this size a background
+snapshot blocks the main loop of a worker for about 5 ms at a time."""
 
 _FORM = b"penstock.state"
-"""Schema metadata: ``map`` or ``value``."""
+"""The key of the schema metadata that says ``map`` or ``value``."""
 
 
 class _Deleted:
-    """In place of the value of a key that was removed."""
+    """Marks a key that was removed."""
 
 
 DELETED: Final = _Deleted()
 
 
 class Pickled(bytes):
-    """A value as it was when it was pickled, whatever became of it since."""
+    """The pickle of a mutable value at the time of the snapshot."""
 
 
 @dataclass(frozen=True)
 class StateChange:
-    """What one snapshot has of one state. ``encode`` may run later and elsewhere: it holds all it needs."""
+    """What one snapshot contains of one state. It refers to nothing that can change, so ``encode`` may run later
+    and on another thread."""
 
     kind: str
-    """``full``: the part stands alone; ``delta``: it goes on top of the parts before it."""
+    """``full``: the part is complete; ``delta``: it is applied to the parts before it."""
     rows: int
     encode: Callable[[], bytes]
 
@@ -52,36 +53,35 @@ _IMMUTABLE = frozenset({int, float, str, bytes, bool, type(None), _Deleted})
 
 
 def is_plain(value: Any) -> bool:
-    """Can nobody change this value, so that a reference to it is as good as a copy?"""
+    """Whether the value is immutable, so that a reference to it is as good as a copy."""
     return type(value) in _IMMUTABLE or (type(value) is tuple and all(map(is_plain, value)))
 
 
 def all_plain(values: Iterable[Any]) -> bool:
-    kinds = set(map(type, values))  # in C: one look at millions of counts
+    kinds = set(map(type, values))  # runs in C, which matters for millions of values
     if kinds <= _IMMUTABLE:
         return True
     return kinds <= _IMMUTABLE | {tuple} and all(map(is_plain, values))
 
 
 def frozen(items: Mapping[Any, Any], state: str) -> dict[Any, Any]:
-    """The same items, with pickles in place of the values that might change. (A key is hashable, and so taken
-    not to change.)"""
+    """The same items, with pickles instead of mutable values. Keys are hashable and are assumed not to change."""
     return {key: value if is_plain(value) else Pickled(dumps(value, state)) for key, value in items.items()}
 
 
 def dumps(value: Any, state: str) -> bytes:
     try:
         return pickle.dumps(value, 5)
-    except Exception as error:  # a user's __reduce__ may raise anything
+    except Exception as error:  # the user's __reduce__ may raise anything
         raise StateError(
             f"state {state!r}",
             f"a {type(value).__qualname__} in it cannot be pickled ({type(error).__name__}: {error})",
-            "Keep data in the state; open files, connections and locks in open or prepare.",
+            "Keep only data in the state, and create files, connections and locks in open or prepare.",
         ) from error
 
 
 def encode_map(state: str, items: Mapping[Any, Any]) -> bytes:
-    """A map's items, ``DELETED`` standing for a key that went. ``state`` is its name, for errors."""
+    """Encode the items of a map; ``DELETED`` marks a removed key. ``state`` is the name of the map, for errors."""
     sink = pa.BufferOutputStream()
     keys, values = iter(items), iter(items.values())
     for _ in range(0, max(1, len(items)), CHUNK_ROWS):
@@ -92,7 +92,8 @@ def encode_map(state: str, items: Mapping[Any, Any]) -> bytes:
 
 def encode_value(pickled: bytes) -> bytes:
     sink = pa.BufferOutputStream()
-    columns = [pa.nulls(1), pa.array([pickled], pa.large_binary()), pa.array([False])]  # large: beyond 2 GB too
+    # large_binary also holds more than 2 GB
+    columns = [pa.nulls(1), pa.array([pickled], pa.large_binary()), pa.array([False])]
     _write(sink, b"value", columns)
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
@@ -111,8 +112,8 @@ def count_rows(part: bytes) -> int:
 def apply_map(
     part: bytes, items: dict[Any, Any], mine: Callable[[pa.Array], npt.NDArray[np.bool_]] | None = None
 ) -> int:
-    """Bring ``items`` up to date with a map's part, or with those of its keys that are ``mine``; gives the number
-    of their rows."""
+    """Apply a part of a map to ``items``, for all keys or for those that ``mine`` selects. Returns the number of
+    applied rows."""
     rows = 0
     for batch in _batches(part):
         if mine is not None:
@@ -131,7 +132,7 @@ def apply_map(
 
 
 def pickled_value(part: bytes) -> bytes:
-    """The pickle inside a value's part; of several laid end to end, the last."""
+    """The pickle in a part of a value. If several parts are concatenated, the last one."""
     *_, batch = _batches(part)
     pickled: bytes = batch.column(1)[0].as_py()
     return pickled
@@ -167,11 +168,10 @@ def _column(values: Sequence[Any], state: str) -> pa.Array:
         raise
     except Exception as error:
         for value in values:
-            dumps(value, state)  # says which, if that is it
+            dumps(value, state)  # raises an error with the offending value, if this is the reason
         raise StateError(
             f"state {state!r}",
-            f"{CHUNK_ROWS:,} of its keys or values together do not fit into 2 GB "
-            f"({type(error).__name__}: {error})",
+            f"a block of {CHUNK_ROWS:,} of its keys or values exceeds 2 GB ({type(error).__name__}: {error})",
             "Keep large values in files of context.folder and their names in the state.",
         ) from error
     return column

@@ -1,8 +1,8 @@
-"""What an error of a file system means: the file is missing, trying again may help, or somebody must act.
+"""Classifies errors of file systems: the file is missing, a retry may help, or a person must act.
 
-fsspec's clients raise ``OSError`` and exceptions of their own (botocore's ``ClientError``, HTTP errors).
-Those that name an HTTP status are judged by it. What is not known to be lasting counts as passing: an attempt more
-is cheap, and the topology says that it tries again.
+The clients of fsspec raise ``OSError`` and exceptions of their own (botocore's ``ClientError``, HTTP errors).
+Those with an HTTP status are classified by it. An error that is not known to be permanent counts as temporary: one
+more attempt is cheap, and the topology reports that it retries.
 """
 
 from __future__ import annotations
@@ -21,52 +21,53 @@ _HINTS: Final = {
     errno.ENOENT: "Was the state folder removed? It must stay for as long as its state is of use.",
 }
 
-_LASTING: Final = frozenset(
+_PERMANENT: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
     | {errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS}
 )
-"""Error numbers that another attempt does not change. A full disk is not among them: somebody may free space."""
+"""Error numbers for which a retry is useless. A full disk is not included, because someone may free space."""
 
-_LASTING_TYPES: Final = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
+_PERMANENT_TYPES: Final = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
 _MISTAKES: Final = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError, ImportError)
-"""Of a wrong URL, a missing package or a bug: not of the store."""
+"""Exceptions caused by a wrong URL, a missing package or a bug, not by the store."""
 
-_PASSING_STATUS: Final = frozenset({408, 409, 423, 425, 429})
-"""HTTP statuses below 500 that another attempt may change."""
+_TEMPORARY_STATUS: Final = frozenset({408, 409, 423, 425, 429})
+"""HTTP statuses below 500 for which a retry may help."""
 
 
 def state_error(where: str, verb: str, error: Exception) -> StateError:
-    """What is raised in place of ``error``: ``StateUnavailable`` where trying again may help."""
+    """The error to raise instead of ``error``: ``StateUnavailable`` if a retry may help, otherwise
+    ``StateError``."""
     kind = StateUnavailable if is_passing(error) else StateError
     number = error.errno if isinstance(error, OSError) else None
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return kind(
         where,
-        f"the attempt to {verb} failed ({type(error).__name__}: {said})",
+        f"the attempt to {verb} failed ({type(error).__name__}: {message})",
         _HINTS.get(number or 0, "Check the file system behind delivery.state_dir."),
     )
 
 
 def is_missing(error: StateError) -> bool:
-    """Was the file not there, rather than unreadable?"""
+    """Whether the file does not exist, as opposed to being unreadable."""
     cause = error.__cause__
     return isinstance(cause, FileNotFoundError) or (cause is not None and _status(cause) == 404)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether another attempt may help."""
-    if isinstance(error, _LASTING_TYPES):
+    """Whether a retry may help."""
+    if isinstance(error, _PERMANENT_TYPES):
         return False
     status = _status(error)
     if status is not None:
-        return status >= 500 or status in _PASSING_STATUS
+        return status >= 500 or status in _TEMPORARY_STATUS
     if isinstance(error, OSError):
-        return error.errno not in _LASTING
+        return error.errno not in _PERMANENT
     return not isinstance(error, _MISTAKES)
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status an exception of a client carries, if it does."""
+    """The HTTP status of a client's exception, if it has one."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

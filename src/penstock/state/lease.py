@@ -1,12 +1,13 @@
-"""Whether the driver that owns a state directory is alive: a second start of a running topology is refused.
+"""Decides whether the driver that owns a state directory is alive, so that a running topology cannot be started
+twice.
 
-A driver writes into the file of its generation which process it is, and writes the file again every ``BEAT``
-seconds. Who wants to start asks here:
+A driver writes its process into the file of its generation and rewrites the file every ``BEAT`` seconds. Before a
+topology starts, the file of the newest generation is checked:
 
-- The owner has ended and said so: the directory is free.
-- The owner is a process of this machine: the kernel knows whether it is alive.
-- The owner is elsewhere: its file is watched for ``LEASE`` seconds. If it changes, the owner is alive. No clock of
-  another machine is looked at.
+- If the owner has released the directory, it is free.
+- If the owner is a process of this machine, the kernel knows whether it is alive.
+- Otherwise the file is watched for ``LEASE`` seconds. If it changes, the owner is alive. Clocks of other machines
+  are not used.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from penstock.errors import AlreadyRunning
 from penstock.state.generations import GenerationRecord, newest_generation, read_record
 from penstock.state.store import StateStore
 
-BEAT = 3.0  # seconds between two signs of life: one small write each
-LEASE = 15.0  # seconds without one after which a driver on another machine counts as dead: five beats
-_LOOK = 1.0  # seconds between two looks at a file that is watched
+BEAT = 3.0  # seconds between two heartbeats, each of which is one small write
+LEASE = 15.0  # seconds without a heartbeat after which a driver on another machine counts as dead: five beats
+_POLL = 1.0  # seconds between two reads of a watched file
 
 
 class Verdict(Enum):
-    """About the owner of a state directory."""
+    """The state of the owner of a state directory."""
 
     FREE = "free"
     HELD = "held"
     WATCH = "watch"
-    """Only time can tell."""
+    """Unknown; the file must be watched."""
 
 
 def this_process() -> dict[str, Any]:
-    """Describes this process so that others on the same machine can tell whether it is alive."""
+    """Describe this process so that others on the same machine can tell whether it is alive."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -49,8 +50,8 @@ def this_process() -> dict[str, Any]:
 
 
 def process_started(pid: int) -> str:
-    """When a process was started, in the kernel's ticks since boot; empty: there is no such process, or it has
-    ended and nobody has asked for its exit code yet."""
+    """The start time of a process in kernel ticks since boot. Empty if there is no such process or it is a
+    zombie."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return "" if len(fields) < 20 or fields[0] in ("Z", "X") else fields[19]
 
@@ -61,12 +62,13 @@ def judge(
     started: Callable[[int], str] = process_started,
     holds: Callable[[str], bool] = lambda token: True,
 ) -> Verdict:
-    """``holds``: whether a driver of this very process, by its token, still runs."""
+    """Decide from a record whether its owner is alive. ``holds`` tells, by token, whether a driver in this very
+    process still runs."""
     if record is None or record.ended or not record.process:
         return Verdict.FREE
     process = record.process
     if not here["boot"] or any(process.get(key) != here[key] for key in ("boot", "pids")):
-        return Verdict.WATCH  # another machine, or another container: its process ids mean nothing here
+        return Verdict.WATCH  # another machine or container, whose process ids mean nothing here
     if started(int(process["pid"])) != process["started"]:
         return Verdict.FREE
     if process["pid"] == here["pid"] and not holds(record.token):
@@ -82,31 +84,30 @@ def check_free(
     sleep: Callable[[float], object] = time.sleep,
     here: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises ``AlreadyRunning`` if a driver that is alive owns the directory; may take up to ``LEASE`` seconds.
-    ``say`` is told when it does."""
+    """Raise ``AlreadyRunning`` if a live driver owns the directory. Blocks for up to ``LEASE`` seconds, and calls
+    ``say`` with a text in that case."""
     number = newest_generation(store)
     record = read_record(store, number) if number else None
     verdict = judge(record, here or this_process(), holds=holds)
     if verdict is Verdict.WATCH:
         assert record is not None
         say(
-            f"topology '{topology}' was last run by {_who(record)}, which did not end it; waiting up to "
-            f"{LEASE:g} s to see whether it is alive"
+            f"topology '{topology}' was last run by {_who(record)}, which did not release its state "
+            f"directory; waiting up to {LEASE:g} s to see whether it is alive"
         )
         verdict = _watch(store, number, record, sleep)
     if verdict is Verdict.HELD:
         assert record is not None
         raise AlreadyRunning(
             f"topology '{topology}'",
-            f"{_who(record)} already runs it on the state directory {store.url}",
-            "End that driver (penstock kill), or use --take-over (take_over=True in submit) "
-            "to end it by this start. To run both, give them different names or "
-            "delivery.state_dir settings.",
+            f"{_who(record)} already runs it with the state directory {store.url}",
+            "End that driver with penstock kill, or replace it with --take-over (take_over=True in submit). "
+            "To run both, give them different names or delivery.state_dir settings.",
         )
 
 
 class LeaseHolder:
-    """The driver that owns a state directory, seen from another process that waits for it."""
+    """The driver that owns a state directory, as seen by a process that waits for its end."""
 
     def __init__(
         self, store: StateStore, clock: Callable[[], float], here: Mapping[str, Any] | None = None
@@ -116,8 +117,8 @@ class LeaseHolder:
         self._since = 0.0
 
     def may_live(self) -> bool:
-        """False: it has ended or died. One on another machine counts as alive until it has given no sign of life
-        for ``LEASE`` seconds, counted from the first call."""
+        """False if the driver has ended or died. A driver on another machine counts as alive until it has sent no
+        heartbeat for ``LEASE`` seconds, counted from the first call."""
         number = newest_generation(self._store)
         record = read_record(self._store, number) if number else None
         verdict = judge(record, self._here)
@@ -132,8 +133,8 @@ class LeaseHolder:
 def _watch(store: StateStore, number: int, record: GenerationRecord, sleep: Callable[[float], object]) -> Verdict:
     waited = 0.0
     while waited < LEASE:
-        sleep(_LOOK)
-        waited += _LOOK
+        sleep(_POLL)
+        waited += _POLL
         newest = newest_generation(store)
         if newest != number:
             return Verdict.HELD

@@ -1,12 +1,14 @@
-"""Manifests: one small file says that an epoch is committed, and what the state of each task was.
+"""Manifests. The manifest of an epoch is one small file that marks the epoch as committed and refers to the state
+of each task.
 
-A manifest is created last, whole and exclusively, so it is there or it is not: that is the commit point.
-Everything else in the store is of use only as far as a manifest refers to it.
+A manifest is created last, as a whole and exclusively, so it either exists or does not: this is the commit point.
+All other files in the store matter only if a manifest refers to them.
 
-Its name has the generation of its writer, the manifest that generation began with (its base), and the epoch. A
-driver that takes over first writes a manifest of its own generation with the epoch it begins with. From then on it
-decides: what an older generation writes later has a lower rank and is in no history. So going back to an earlier
-epoch, beginning from nothing and beginning from a savepoint are one atomic step each, and remove nothing.
+Its name contains the generation of its writer, the manifest from which that generation started (its base), and the
+epoch. A driver that takes over first writes a manifest of its own generation with the epoch it starts from. From
+then on that manifest decides: manifests that an older generation writes later rank lower and are not part of the
+history. Returning to an earlier epoch, starting from nothing and starting from a savepoint are therefore one
+atomic step each and remove nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ _PURPOSE = "state.manifest"
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """Of a manifest. The highest in this order decides."""
+    """The name of a manifest. The highest in this order decides."""
 
     generation: int
-    """Of its writer."""
+    """The generation of its writer."""
     base: tuple[int, int]
-    """Generation and epoch of the manifest its writer took over; (0, 0): it began from nothing or a savepoint."""
+    """The generation and epoch of the manifest that its writer took over. (0, 0): it started from nothing or a
+    savepoint."""
     epoch: int
     """0: nothing is committed yet."""
 
@@ -52,7 +55,7 @@ class Name:
 
     @classmethod
     def parse(cls, file: str) -> Name | None:
-        """None: not the name of a manifest."""
+        """None if the file is not a manifest."""
         found = _NAME.fullmatch(file)
         if found is None:
             return None
@@ -62,42 +65,42 @@ class Name:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task in a manifest."""
+    """The state of one task in a manifest."""
 
     parts: Mapping[str, list[SnapshotPart]] = field(default_factory=dict)
-    """State name → its chain, oldest first."""
+    """The chain of each state, oldest part first."""
     tokens: list[Any] = field(default_factory=list)
-    """What its sink prepared, to be committed with this epoch (JSON)."""
+    """JSON tokens that its sink prepared, to be committed with this epoch."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed epoch, or what a generation begins with."""
+    """A committed epoch, or the starting point of a generation."""
 
     topology: str
     epoch: int
     delivery: str
     generation: int
-    """Which start of the topology wrote it."""
+    """The generation that wrote it."""
     base: tuple[int, int]
     """See ``Name.base``."""
     created: float
-    """Wall time, seconds since 1970, as the caller saw it."""
+    """Wall-clock time of the caller, in seconds since 1970."""
     tasks: Mapping[str, TaskEntry]
     """By ``component/index``."""
     parallelism: Mapping[str, int]
-    """Component → number of its tasks."""
+    """The number of tasks of each component."""
     dead_letters: tuple[tuple[int, int], ...] = ()
-    """⟨generation, epoch⟩ of each earlier generation that committed epochs in this directory: the newest of them
-    that still holds. Dead letters of its later epochs are void. One pair for each start that committed any."""
+    """Pairs of generation and epoch, one for each earlier generation that committed epochs in this directory: its
+    newest epoch that is still valid. Dead letters of its later epochs are void."""
 
     @property
     def name(self) -> Name:
         return Name(self.generation, self.base, self.epoch)
 
     def write(self, store: StateStore) -> None:
-        """Commit: after this the epoch holds, before it it does not. Raises ``StateError`` if another manifest has
-        this name. One with the same content was written by an earlier attempt that got no answer."""
+        """Commit the epoch. Raises ``StateError`` if a different manifest has this name. A manifest with the same
+        content was written by an earlier attempt that received no answer, and is accepted."""
         data = self._encode()
         if store.create(self.name.file, data) or store.read(self.name.file) == data:
             return
@@ -127,15 +130,15 @@ class Manifest:
 
     @classmethod
     def read(cls, store: StateStore, name: Name) -> Manifest:
-        """Raises ``SnapshotCorrupt`` if it is not what was written, or was signed with another key."""
+        """Read and verify a manifest. Raises ``SnapshotCorrupt`` if it was altered or signed with another key."""
         text, _, last = store.read(name.file).removesuffix(b"\n").rpartition(b"\n")
         crc, _, signature = last.partition(b" ")
         where = f"manifest {store.url}/{name.file}"
         if crc != b"%08x" % zlib.crc32(text) or not text or len(signature) != 2 * signing.SIGNATURE_BYTES:
             raise SnapshotCorrupt(
                 where,
-                "its content does not have the checksum it was written with",
-                "Remove it to start from the epoch before, or restore it from a backup.",
+                "its content does not match its checksum",
+                "Restore it from a backup, or remove it to start from the previous epoch.",
             )
         if not _is_signed(text, signature):
             raise SnapshotCorrupt(
@@ -162,34 +165,34 @@ class Manifest:
         }
         found = cls(**fields)
         if found.name != name:
-            raise SnapshotCorrupt(where, f"it was written under another name, {found.name.file}", "Restore it.")
+            raise SnapshotCorrupt(where, f"it was written under another name, {found.name.file}", "Rename it.")
         return found
 
     def taken_over(self, generation: int) -> Manifest:
-        """What another generation writes that begins with it."""
+        """The manifest that another generation writes when it starts from this one."""
         base = (self.generation, self.epoch)
         return dataclasses.replace(self, generation=generation, base=base, dead_letters=self.dead_letters_after)
 
     @property
     def dead_letters_after(self) -> tuple[tuple[int, int], ...]:
-        """``dead_letters`` of the generation that follows this manifest, also if that begins from nothing."""
+        """``dead_letters`` for the generation that follows this manifest, even if that starts from nothing."""
         committed = self.epoch > self.base[1]
         return (*self.dead_letters, (self.generation, self.epoch)) if committed else self.dead_letters
 
     def holds(self, generation: int, epoch: int) -> bool:
-        """This generation committed the epoch, and no later start does it again."""
+        """Whether this generation committed the epoch and no later query run repeats it."""
         if generation == self.generation:
             return epoch <= self.epoch
         return epoch <= dict(self.dead_letters).get(generation, -1)
 
     @property
     def chains(self) -> dict[str, Mapping[str, list[SnapshotPart]]]:
-        """Task → state → parts, as ``read_parts`` and ``SnapshotWriter.adopt`` take them."""
+        """Task → state → parts, the argument of ``read_parts`` and ``SnapshotWriter.adopt``."""
         return {task: entry.parts for task, entry in self.tasks.items()}
 
     @property
     def files(self) -> dict[str, list[SnapshotPart]]:
-        """The snapshot files it needs, and of each the parts it needs."""
+        """The snapshot files it needs, each with the parts it needs."""
         found: dict[str, list[SnapshotPart]] = {}
         for entry in self.tasks.values():
             for chain in entry.parts.values():
@@ -201,15 +204,15 @@ class Manifest:
 def nothing(
     topology: str, delivery: str, generation: int, created: float, dead_letters: tuple[tuple[int, int], ...] = ()
 ) -> Manifest:
-    """What a generation writes that begins from nothing. Dead letters of earlier runs stay."""
+    """The manifest of a generation that starts from nothing. Dead letters of earlier runs are kept."""
     return Manifest(topology, 0, delivery, generation, (0, 0), created, {}, {}, dead_letters)
 
 
 def dead_letters_so_far(store: StateStore) -> tuple[tuple[int, int], ...]:
-    """``Manifest.dead_letters`` for a generation that follows what is here and begins with something else."""
+    """``Manifest.dead_letters`` for a generation that follows those in this store but does not start from them."""
     try:
         found = newest(store)
-    except SnapshotCorrupt:  # their names say at least what the newest generations committed
+    except SnapshotCorrupt:  # the names at least show what the newest generations committed
         highest: dict[int, int] = {}
         for name in history(store):
             highest[name.generation] = max(name.epoch, highest.get(name.generation, 0))
@@ -218,8 +221,8 @@ def dead_letters_so_far(store: StateStore) -> tuple[tuple[int, int], ...]:
 
 
 def history(store: StateStore) -> list[Name]:
-    """The manifests that count, newest first: those of the newest generation, then those of the generation it took
-    over up to the epoch it began with, and so on."""
+    """The valid manifests, newest first: those of the newest generation, then those of the generation it took over
+    up to the epoch it started from, and so on."""
     return _history(_names(store))
 
 
@@ -229,10 +232,10 @@ def epochs(store: StateStore) -> list[int]:
 
 
 def newest(store: StateStore, before: int | None = None) -> Manifest | None:
-    """What a start begins with: the last committed epoch (earlier than ``before``), or the manifest with epoch 0
-    of a generation that began from nothing. None where there is no manifest. A manifest that cannot be read is
-    reported and passed over; if that leaves none, ``SnapshotCorrupt``: starting from nothing in silence would do
-    again what was committed."""
+    """The manifest to start from: the last committed epoch (before ``before``), or the manifest with epoch 0 of a
+    generation that started from nothing. None if there is no manifest. Unreadable manifests are logged and
+    skipped. Raises ``SnapshotCorrupt`` if all are unreadable, because starting from nothing would silently repeat
+    what was committed."""
     tries = 3
     while True:
         found = [name for name in history(store) if before is None or name.epoch < before]
@@ -243,7 +246,7 @@ def newest(store: StateStore, before: int | None = None) -> Manifest | None:
             tries -= 1
             if not tries or not is_missing(error):
                 raise
-            # Its owner committed another and removed this one in between: look again.
+            # The owner committed another manifest and removed this one meanwhile: list again.
     if manifest is None and found:
         raise SnapshotCorrupt(
             f"state store {store.url}",
@@ -251,18 +254,19 @@ def newest(store: StateStore, before: int | None = None) -> Manifest | None:
             if len(found) > 1
             else "its only manifest cannot be read",
             "Restore the manifests (or the deployment key that signed them) from a backup or start from a "
-            "savepoint; to begin again from nothing, remove the folder.",
+            "savepoint. To start from nothing, remove the folder.",
         )
     return manifest
 
 
 def prune(store: StateStore, generation: int, keep: int = 2) -> None:
-    """Called by the owner, of this generation, right after it made sure that it still is. Keeps the newest
-    ``keep`` epochs with a manifest that can be read and the snapshot files they need; removes the rest, except
-    files of its own generation after the newest manifest, whose manifest may be about to be written.
+    """Remove old manifests and snapshot files. Called by the owner immediately after it verified its ownership.
+    Keeps the newest ``keep`` epochs with a readable manifest and the snapshot files they need, and files of its
+    own generation that are newer than the newest manifest, because their manifest may be about to be written.
 
-    Safe for a driver that is superseded meanwhile: whoever took over began with the newest manifest kept here, and
-    its own files, of a higher generation, are never touched."""
+    Safe for a driver that is superseded meanwhile: the new owner started from the newest manifest, which is kept,
+    and its own files have a higher generation and are never touched.
+    """
     names = _names(store)
     if not names or names[0].generation > generation:
         return
@@ -275,7 +279,8 @@ def prune(store: StateStore, generation: int, keep: int = 2) -> None:
         return
     lowest = kept[-1].name
     in_history = set(_history(names))
-    for name in names:  # manifests first: a crash may leave files without a manifest, never the reverse
+    # manifests first: a crash may leave files without a manifest, but no manifest without its files
+    for name in names:
         if name < lowest or name not in in_history:
             store.remove(name.file)
     needed = {file for manifest in kept for file in manifest.files}
@@ -286,7 +291,7 @@ def prune(store: StateStore, generation: int, keep: int = 2) -> None:
 
 
 def sweep(store: StateStore, generation: int) -> None:
-    """Remove what writers of earlier generations left half written."""
+    """Remove partially written files of earlier generations."""
 
     def older(name: str) -> bool:
         base = name.rpartition("/")[2]
@@ -297,7 +302,7 @@ def sweep(store: StateStore, generation: int) -> None:
 
 
 def _names(store: StateStore) -> list[Name]:
-    """Of all manifests, highest first."""
+    """The names of all manifests, highest first."""
     found = (Name.parse(file) for file in store.list(f"{FOLDER}/"))
     return sorted((name for name in found if name is not None), reverse=True)
 
@@ -316,12 +321,12 @@ def _history(names: list[Name]) -> list[Name]:
 
 
 def _readable(store: StateStore, found: list[Name]) -> Iterator[Manifest]:
-    """Manifests in this order, as they are asked for; those that cannot be read are reported."""
+    """Read manifests lazily in this order. Unreadable ones are logged and skipped."""
     for name in found:
         try:
             yield Manifest.read(store, name)
         except SnapshotCorrupt as error:
-            log.error("%s Passed over: epoch %d counts as not committed.", error, name.epoch)
+            log.error("%s The manifest is skipped: epoch %d counts as not committed.", error, name.epoch)
 
 
 def _is_signed(text: bytes, signature: bytes) -> bool:

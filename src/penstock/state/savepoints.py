@@ -1,7 +1,7 @@
-"""Copies of a committed epoch from one state directory to another: savepoints, and starts from them.
+"""Copies a committed epoch from one state directory to another, to write a savepoint or to start from one.
 
-The target is changed by one step, the last: the exclusive creation of a manifest of a new generation. The files it
-needs are copied before that under names of that generation, so they replace nothing, and each part is checked when
+The target changes in one step, the last: the exclusive creation of a manifest of a new generation. The files it
+needs are copied before that, under names of that generation, so they replace nothing. Each part is verified when
 it is read and again in the target.
 """
 
@@ -18,23 +18,24 @@ from penstock.state.store import StateStore, is_missing
 
 
 def check_apart(source: StateStore, target: StateStore, what: str) -> None:
-    """Raises ``StateError`` where one of the two is the other, or inside it."""
+    """Raise ``StateError`` if one of the two folders is or contains the other."""
     if source.overlaps(target):
         raise StateError(
             what,
             f"it overlaps with the topology's own state directory ({source.url} and {target.url})",
-            "Give another path.",
+            "Choose another path.",
         )
 
 
 def verify(source: StateStore, manifest: Manifest) -> None:
-    """Read all that a manifest needs. Raises ``SnapshotCorrupt`` where a part is not whole."""
+    """Read everything that a manifest needs. Raises ``SnapshotCorrupt`` if a part is damaged."""
     for file, parts in manifest.files.items():
         _read(source, file, parts)
 
 
 def copy_files(source: StateStore, manifest: Manifest, target: StateStore, generation: int) -> Manifest:
-    """Copy the files a manifest needs; returns the manifest to create in the target: it refers to the copies."""
+    """Copy the files that a manifest needs. Returns the manifest to create in the target, which refers to the
+    copies."""
     names: dict[str, str] = {}
     for number, (file, parts) in enumerate(manifest.files.items()):
         name = names[file] = copy_name(manifest.epoch, generation, number)
@@ -54,7 +55,7 @@ def copy_files(source: StateStore, manifest: Manifest, target: StateStore, gener
 
 
 def find(savepoint: StateStore) -> Manifest:
-    """What a savepoint holds. Raises ``StateMissing`` where there is none."""
+    """The manifest of a savepoint. Raises ``StateMissing`` if there is none."""
     found = manifests.newest(savepoint)
     if found is None or not found.epoch:
         raise StateMissing(
@@ -64,22 +65,22 @@ def find(savepoint: StateStore) -> Manifest:
 
 
 def write_savepoint(source: StateStore, manifest: Manifest, target: StateStore) -> None:
-    """Make the target a savepoint that stands alone. One that is there already stays valid until the new one is
-    whole. Raises ``StateError`` where the target is a topology's state directory."""
+    """Write a self-contained savepoint. A savepoint that already exists in the target stays valid until the new
+    one is complete. Raises ``StateError`` if the target is the state directory of a topology."""
     check_apart(source, target, f"savepoint {target.url}")
     target.check_owner()
     record = read_record(target, newest_generation(target))
     if record is not None and record.process:
         raise StateError(
             f"savepoint {target.url}",
-            "this is the state directory of a topology, of process "
+            "this is the state directory of a topology that was started by process "
             f"{record.process.get('pid', '?')} on {record.process.get('host', '?')}",
-            "Give another path.",
+            "Choose another path.",
         )
     owner = Ownership(manifest.topology)
     generation = owner.claim(target)
     copy_files(source, manifest, target, generation).write(target)
-    owner.check(target)  # of two savepoints at once in one place, the later one stays
+    owner.check(target)  # if two savepoints are written to one place at the same time, the later one is kept
     manifests.prune(target, generation, keep=1)
 
 

@@ -1,8 +1,7 @@
-"""Snapshot files: what the tasks of one worker snapshot at one moment, in one file, and the chains of parts they
-form.
+"""Snapshot files. A file contains the snapshots that the tasks of one worker took at one moment.
 
-A state is restored from its chain: a full part and the changes after it, oldest first, most of them in the files
-of earlier snapshots. The chains are what a manifest keeps of a task.
+A state is restored from its chain: a full part and the deltas after it, oldest first, most of them in files of
+earlier snapshots. A manifest contains the chains of each task.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ _PURPOSE = "state.part"
 
 @dataclass(frozen=True)
 class SnapshotPart:
-    """Where the bytes of one snapshot of one state are."""
+    """The location of the bytes that one snapshot wrote of one state."""
 
     file: str
     offset: int
     length: int
     signature: str
-    """Of the bytes, with the deployment key, in hexadecimal: they are unpickled."""
+    """The signature of the bytes with the deployment key, in hexadecimal. It is verified before the bytes are
+    unpickled."""
     kind: str
     """``full`` or ``delta``."""
     rows: int
@@ -49,13 +49,13 @@ Chains: TypeAlias = Mapping[str, Mapping[str, Sequence[SnapshotPart]]]
 
 
 def snapshot_name(epoch: int, generation: int, stage: int, worker: int) -> str:
-    """What a worker calls its snapshot of an epoch. The generation keeps apart what another start of the topology
-    writes for the same epoch."""
+    """The name of a worker's snapshot of an epoch. The generation separates it from the snapshots that another
+    query run writes for the same epoch."""
     return f"gen-{generation:08d}-epoch-{epoch:012d}-stage-{stage:03d}-worker-{worker:04d}"
 
 
 def copy_name(epoch: int, generation: int, number: int) -> str:
-    """What a file is called that was copied from a savepoint or to one."""
+    """The name of a file that was copied from or to a savepoint."""
     return f"{FOLDER}/gen-{generation:08d}-epoch-{epoch:012d}-copy-{number:06d}.bin"
 
 
@@ -67,14 +67,14 @@ def epoch_of(file: str) -> int:
 
 
 def written_by(file: str) -> tuple[int, int] | None:
-    """The generation and the epoch of a snapshot file; None: the file is none."""
+    """The generation and the epoch of a snapshot file. None if the file is not a snapshot."""
     found = _NAME.fullmatch(file)
     return (int(found[1]), int(found[2])) if found else None
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one worker and keeps the chains of its tasks. One thread at a time, in the order in
-    which the snapshots were taken."""
+    """Writes the snapshots of one worker and keeps the chains of its tasks. Used by one thread at a time.
+    Snapshots must be written in the order in which they were taken."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -83,29 +83,29 @@ class SnapshotWriter:
 
     @property
     def broken(self) -> bool:
-        """A write failed, and what its snapshots held is in no chain. Ask the tasks for full snapshots
-        (``snapshot(full=True)``) until this is False again; until then ``write`` refuses other snapshots of these
-        tasks, those already taken included, since a chain with a gap would restore a state that never was."""
+        """True if a write failed, so that its changes are missing in the chains. Take full snapshots
+        (``snapshot(full=True)``) until this is False again. Until then ``write`` rejects other snapshots of these
+        tasks, including those already taken, because a chain with a gap would restore an inconsistent state."""
         return bool(self._broken)
 
     def adopt(self, chains: Chains) -> None:
-        """Go on from the chains that the tasks were restored from."""
+        """Continue the chains from which the tasks were restored."""
         self._chains = {
             task: {state: list(parts) for state, parts in states.items()} for task, states in chains.items()
         }
         self._broken.clear()
 
     def write(self, name: str, snapshots: Mapping[str, TaskSnapshot]) -> dict[str, dict[str, list[SnapshotPart]]]:
-        """Write the snapshots (task → snapshot) as one file, ``snapshots/<name>.bin``; no file where nothing
-        changed. Gives the whole chains of all tasks known so far. On an error they stay as they were and these
-        tasks are ``broken``."""
+        """Write the snapshots (task → snapshot) as one file, ``snapshots/<name>.bin``; no file if nothing changed.
+        Returns the complete chains of all known tasks. If it raises, the chains do not change and these tasks are
+        ``broken``."""
         gaps = sorted(task for task in self._broken & snapshots.keys() if not snapshots[task].full)
         if gaps:
             raise StateError(
                 f"snapshot {name}",
-                "after a failed write the next snapshot of a task must be full, but there are "
-                f"only changes of {', '.join(gaps)}",
-                "Call cut(full=True) while the writer is broken.",
+                "after a failed write the next snapshot of a task must be full, but those of "
+                f"{', '.join(gaps)} contain only changes",
+                "Call snapshot(full=True) while the writer is broken.",
             )
         try:
             chains, data = self._extended(f"{FOLDER}/{name}.bin", snapshots)
@@ -121,7 +121,7 @@ class SnapshotWriter:
     def _extended(
         self, file: str, snapshots: Mapping[str, TaskSnapshot]
     ) -> tuple[dict[str, dict[str, list[SnapshotPart]]], bytes]:
-        """The chains with the snapshots added, and the content of the file."""
+        """The chains extended by the snapshots, and the content of the file."""
         chains = dict(self._chains)
         pieces: list[bytes] = []
         offset = 0
@@ -137,7 +137,7 @@ class SnapshotWriter:
 
 
 def read_parts(store: StateStore, chains: Chains) -> dict[str, dict[str, list[bytes]]]:
-    """The bytes of the chains, each part checked: ``SnapshotCorrupt`` for one that is not what was written."""
+    """Read and verify the bytes of the chains. Raises ``SnapshotCorrupt`` if a part was altered."""
     return {
         task: {state: [read_part(store, part) for part in parts] for state, parts in states.items()}
         for task, states in chains.items()
@@ -145,7 +145,7 @@ def read_parts(store: StateStore, chains: Chains) -> dict[str, dict[str, list[by
 
 
 def read_part(store: StateStore, part: SnapshotPart) -> bytes:
-    """The bytes of one part, checked."""
+    """Read and verify the bytes of one part."""
     try:
         data = store.read(part.file, part.offset, part.length)
     except StateError as error:
@@ -157,7 +157,7 @@ def read_part(store: StateStore, part: SnapshotPart) -> bytes:
 
 
 def check(store: StateStore, part: SnapshotPart, data: bytes) -> None:
-    """Are these the bytes of that part? ``SnapshotCorrupt`` if not."""
+    """Verify that these are the bytes of the part. Raises ``SnapshotCorrupt`` if not."""
     if len(data) != part.length:
         raise _corrupt(store, part, f"the file ends {part.length - len(data):,} bytes early")
     if not signing.is_signed(_PURPOSE, data, bytes.fromhex(part.signature)):
@@ -168,5 +168,5 @@ def _corrupt(store: StateStore, part: SnapshotPart, got: str) -> SnapshotCorrupt
     return SnapshotCorrupt(
         f"snapshot file {store.url}/{part.file}",
         f"the {part.length:,} bytes at {part.offset:,} are not what was written there: {got}",
-        "Restore the file from a backup, or start from an earlier epoch or a savepoint whose files are whole.",
+        "Restore the file from a backup, or start from an earlier epoch or a savepoint with intact files.",
     )

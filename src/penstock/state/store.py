@@ -1,8 +1,8 @@
-"""Where state is kept: one folder, on local disk or behind any fsspec URL.
+"""The state store: a folder on a local disk or behind any fsspec URL.
 
-The rest of ``penstock.state`` asks for four things: a file is there whole or not at all (``write``), a name is
-given to one caller only (``create``), ranges can be read, names can be listed. On local disk folders and files are
-created for their owner alone (modes 0700 and 0600).
+The rest of ``penstock.state`` relies on four operations: a file is written as a whole or not at all (``write``), a
+name is given to one caller only (``create``), ranges of a file are read, and names are listed. On a local disk,
+folders and files are accessible only to their owner (modes 0700 and 0600).
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from penstock.state.failures import is_missing, state_error
 __all__ = ["TEMPORARY", "StateStore", "is_missing"]
 
 TEMPORARY = ".tmp-"
-"""How the names of half-written files begin. They are never listed; ``sweep`` removes what a crash left."""
+"""The prefix of partially written files. They are never listed; ``sweep`` removes those that a crash left."""
 
 _EXCLUSIVE = frozenset({"s3", "s3a", "gs", "gcs"})
-"""fsspec protocols whose servers decide an exclusive creation."""
+"""fsspec protocols whose servers support exclusive creation."""
 
 
 class StateStore:
-    """A folder of named files; a name may have folders in it (``manifests/epoch-1.json``).
+    """A folder of named files. A name may contain folders (``manifests/epoch-1.json``).
 
     ``url`` is a local path or an fsspec URL (``s3://bucket/folder``, ``memory://folder``). Its password may be a
-    reference (``penstock.credentials``), which stays in ``url`` as it is. The folder need not exist: the first
-    write makes it. Whatever the file system raises comes out as a ``StateError``, and as a ``StateUnavailable``
-    where trying again may help. Pickles as its URL, and so must not depend on a current directory: a relative path
-    is made absolute here.
+    reference (``penstock.credentials``), which stays unresolved in ``url``. The first write creates the folder.
+    Errors of the file system are raised as ``StateError``, or as ``StateUnavailable`` if a retry may help. A store
+    is pickled as its URL, so a relative path is made absolute here.
     """
 
     def __init__(self, url: str) -> None:
@@ -56,17 +55,17 @@ class StateStore:
                 "Install the package that fsspec names for it, or set delivery.state_dir to another folder.",
             ) from error
         self._root: str = path.rstrip("/")
-        # Arrow's file systems (HDFS): for a range from 0 on fsspec asks for no seeking, and then seeks.
+        # Arrow's file systems (HDFS): fsspec requests no seeking for a range from 0, and then seeks.
         self._how_to_read = {"seekable": True} if isinstance(self._files, ArrowFSWrapper) else {}
         self._local = isinstance(self._files, LocalFileSystem)
         self.url = self._root if self._local else url.rstrip("/")
         protocol = self._files.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self.exclusive = self._local or bool(protocols & _EXCLUSIVE)
-        """Whether the store itself decides which of several callers of ``create`` gets a name. Where it does not,
-        callers look first and then write, and two of them at the same moment may both succeed."""
+        """Whether the store itself decides which of several callers of ``create`` gets a name. Otherwise callers
+        check and then write, and two of them at the same moment may both succeed."""
         self._above: tuple[str, ...] = ()
-        """The folders between this one and the store that it was reached from by ``child``, outermost first."""
+        """The folders between this one and the store from which it was reached by ``child``, outermost first."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url,), {"_above": self._above}
@@ -83,7 +82,7 @@ class StateStore:
         return made
 
     def overlaps(self, other: StateStore) -> bool:
-        """Whether one of the two folders is the other, or inside it, however their paths are written."""
+        """Whether one of the two folders is or contains the other, regardless of how their paths are written."""
         if self._local and other._local:
             mine, theirs = os.path.realpath(self._root), os.path.realpath(other._root)
         elif type(self._files) is type(other._files) and self._host == other._host:
@@ -99,12 +98,13 @@ class StateStore:
         return str(self._files.storage_options.get("host", ""))
 
     def check_owner(self) -> None:
-        """Raises ``StateError`` if the folder is on a local disk and belongs to another user, or every user may
-        write to it: others could change or remove what is there. This holds for root as well.
+        """Raise ``StateError`` if the folder is on a local disk and belongs to another user or is writable by
+        every user, because others could then change or remove its files. This applies to root as well.
 
-        Nor may others be able to replace a folder that was reached by ``child``: the folders above it, up to the
-        store where this began, belong to this user or root, and not every user may write to them unless they have
-        the sticky bit."""
+        If the folder was reached by ``child``, others must not be able to replace it: the folders above it, up to
+        the original store, must belong to this user or root, and must not be writable by every user unless they
+        have the sticky bit.
+        """
         if not self._local:
             return
         for path in self._above:
@@ -112,11 +112,11 @@ class StateStore:
         _check_folder(self._root, {os.geteuid()}, sticky=False)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file in place, whole and durable, replacing one of that name.
+        """Write a file as a whole and durably. Replaces a file of that name.
 
-        On local disk: a temporary file, fsync, rename, fsync of the folder. Elsewhere one PUT, which object
-        stores make atomic and durable by themselves; on a remote file system where a PUT is a plain write
-        (HDFS, sftp) a crash may leave half a file, which the checksums of those who read it will find.
+        On a local disk: a temporary file, fsync, rename, fsync of the folder. Elsewhere one PUT, which is atomic
+        and durable in object stores. On a remote file system where a PUT is a plain write (HDFS, sftp) a crash may
+        leave a partial file, which the checksums of its readers detect.
         """
         path = self._path(name)
         with self._errors("write", name):
@@ -128,8 +128,8 @@ class StateStore:
             _sync_folder(os.path.dirname(path))
 
     def create(self, name: str, data: bytes) -> bool:
-        """``write``, but only where no file has that name: False if one has. Of several callers at once, in any
-        process, one gets True, if the store is ``exclusive``."""
+        """Like ``write``, but return False if a file of that name exists. If the store is ``exclusive``, exactly
+        one of several concurrent callers, in any process, gets True."""
         path = self._path(name)
         with self._errors("create", name):
             try:
@@ -146,7 +146,8 @@ class StateStore:
             return True
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """A file, or ``length`` bytes of it from ``offset``; fewer where the file ends before that."""
+        """Read a file, or ``length`` bytes of it from ``offset``. Returns fewer bytes if the file ends before
+        that."""
         path = self._path(name)
         with self._errors("read", name):
             if length == 0:
@@ -160,11 +161,11 @@ class StateStore:
                 return file.read(-1 if length is None else length)
 
     def list(self, prefix: str = "") -> list[str]:
-        """The names that begin with ``prefix``, sorted, folders walked. A half-written file is not among them."""
+        """The names that begin with ``prefix``, recursively and sorted, without partially written files."""
         return sorted(name for name in self._names(prefix) if not _is_temporary(name))
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is not there is as good as removed."""
+        """Remove a file. Does nothing if it does not exist."""
         path = self._path(name)
         with self._errors("remove", name), contextlib.suppress(FileNotFoundError):
             if self._local:
@@ -173,8 +174,8 @@ class StateStore:
                 self._files.rm_file(path)
 
     def sweep(self, folder: str, may: Callable[[str], bool] = lambda name: True) -> None:
-        """Remove what crashed writers left half written in a folder, as far as ``may`` allows for the path it was
-        written for. A write still going on there fails."""
+        """Remove partially written files of crashed writers in a folder, if ``may`` permits it for the intended
+        path. A write that is still in progress there fails."""
         for name in filter(_is_temporary, self._names(f"{folder}/")):
             place, _, file = name.rpartition("/")
             if not may(f"{place}/{file.removeprefix(TEMPORARY)}"):
@@ -188,7 +189,8 @@ class StateStore:
     def _put(self, path: str, data: bytes, mode: str) -> None:
         try:
             self._files.pipe_file(path, data, mode=mode)
-        except FileNotFoundError:  # folders are real there, as in HDFS or sftp; object stores never come here
+        # for file systems with real folders, such as HDFS or sftp; object stores do not raise this
+        except FileNotFoundError:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(path, data, mode=mode)
 
@@ -201,7 +203,7 @@ class StateStore:
                 folders = os.walk(root, onerror=_unless_missing)
                 found = [f"{base}/{file}" for base, _, files in folders for file in files]
             else:
-                self._files.invalidate_cache()  # others write here: what was listed before may be out of date
+                self._files.invalidate_cache()  # other processes write here, so an earlier listing may be outdated
                 found = list(self._walk(root))
         for path in found:
             name = path.removeprefix(self._root).lstrip("/")
@@ -209,7 +211,7 @@ class StateStore:
                 yield name
 
     def _walk(self, folder: str) -> Iterator[str]:
-        """The files below a folder. Unlike fsspec's ``find``, it does not take an error for an empty folder."""
+        """The files below a folder. Unlike fsspec's ``find``, it does not treat an error as an empty folder."""
         try:
             entries = self._files.ls(folder, detail=True)
         except FileNotFoundError:
@@ -231,13 +233,13 @@ class StateStore:
             yield
         except PenstockError:
             raise
-        except Exception as error:  # clients of object stores have exceptions of their own
+        except Exception as error:  # clients of object stores have their own exceptions
             raise state_error(f"state store {self.url}, file {name or '.'}", verb, error) from error
 
 
 @contextlib.contextmanager
 def _temporary(path: str, data: bytes) -> Iterator[str]:
-    """A durable file beside ``path``; gone at the end unless the caller moved it away."""
+    """A durable temporary file beside ``path``. It is removed at the end unless the caller moved it."""
     folder, _, base = path.rpartition("/")
     _make_folder(folder)
     temporary = f"{folder}/{TEMPORARY}{base}-{uuid.uuid4().hex}"
@@ -254,13 +256,14 @@ def _temporary(path: str, data: bytes) -> Iterator[str]:
 
 
 def _link(temporary: str, path: str) -> None:
-    """Give a file its name; unlike a rename it refuses one that is taken."""
+    """Give a file its name. Unlike a rename, this fails if the name is taken."""
     try:
         os.link(temporary, path)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        # Mounted buckets and FAT have no hard links. Exclusive still, though a crash may leave it half written.
+        # Mounted buckets and FAT have no hard links. This is still exclusive, but a crash may leave a partial
+        # file.
         with open(temporary, "rb") as source, open(path, "xb", opener=_private) as target:
             shutil.copyfileobj(source, target)
             target.flush()
@@ -268,20 +271,20 @@ def _link(temporary: str, path: str) -> None:
 
 
 def _check_folder(path: str, owners: set[int], sticky: bool) -> None:
-    """See ``StateStore.check_owner``. ``sticky``: with that bit every user may write to it."""
+    """See ``StateStore.check_owner``. ``sticky``: every user may write to the folder if it has that bit."""
     try:
         seen = os.lstat(path)
         if stat.S_ISLNK(seen.st_mode):
-            _check_user(path, seen, {os.geteuid(), 0})  # who made the link decides where it leads
+            _check_user(path, seen, {os.geteuid(), 0})  # the creator of the link decides where it leads
             seen = os.stat(path)
     except OSError:
-        return  # not there yet, or the first read or write says what is wrong
+        return  # it does not exist yet, or the first access reports the error
     _check_user(path, seen, owners)
     if seen.st_mode & stat.S_IWOTH and not (sticky and seen.st_mode & stat.S_ISVTX):
         raise StateError(
             f"state directory {path}",
             f"every user may write to it (mode {stat.S_IMODE(seen.st_mode):04o})",
-            f"Check what is in it, then: chmod -R go-rwx {path}.",
+            f"Check its content, then run chmod -R go-rwx {path}.",
         )
 
 
@@ -296,7 +299,7 @@ def _check_user(path: str, seen: os.stat_result, owners: set[int]) -> None:
 
 
 def _make_folder(folder: str) -> None:
-    """Make it and its parents, each durable in its own parent."""
+    """Create a folder and its parents, each durably in its parent."""
     missing: list[Path] = []
     path = Path(folder)
     while not path.exists():
@@ -312,7 +315,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _unless_missing(error: OSError) -> None:
-    """A folder that cannot be listed is not an empty one."""
+    """Raise the error unless the folder is missing: a folder that cannot be listed is not an empty one."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

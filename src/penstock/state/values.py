@@ -1,4 +1,4 @@
-"""A task's state, as its component uses it: values and maps by name, and the snapshots a snapshot is made of."""
+"""The state of a task as its component uses it (values and maps by name), and the snapshots taken of it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any, TypeVar
 from penstock.errors import StateError
 from penstock.state.decoded import DecodedChain
 from penstock.state.encoding import StateChange, count_rows, dumps, encode_value, form_of, is_plain, pickled_value
-from penstock.state.maps import _NONE, MapState, Merge, Owner
+from penstock.state.maps import MapState, Merge, Owner
 from penstock.state.shares import Share
+from penstock.state.tracked_map import NO_DEFAULT
 
 _State = TypeVar("_State", "ValueState", MapState)
 
 
 class ValueState:
-    """One value that survives: ``.value`` is read and assigned. Made by ``TaskState.value``.
+    """A single value that survives the process. Read and assign ``.value``. Created by ``TaskState.value``.
 
-    Any picklable value, Arrow arrays and tables included. It is pickled at each snapshot unless it is the very
-    number, text or tuple of such that was written last, and written when the pickle differs: so a change in
-    place is seen too. For much data with few changes, take a map.
+    The value may be any picklable object, including Arrow arrays and tables. At each snapshot it is pickled,
+    unless it is the same number, text or tuple of these as last time, and it is written if the pickle has changed.
+    Changes in place are therefore detected. For much data with few changes, use a map.
     """
 
     __slots__ = ("_mark", "_seen", "_written", "before", "merge", "name", "value", "with_keys")
@@ -33,25 +34,25 @@ class ValueState:
     ) -> None:
         self.name, self.merge, self.with_keys = name, merge, with_keys
         self.before: dict[int, Any] = {}
-        """Where the number of tasks has changed: what the tasks before had, by their number, of those this task
-        takes something over from."""
+        """After a change of the number of tasks: the values of the previous tasks from which this task takes
+        state, by task index."""
         self.value = self._seen = default
         self._mark = _mark(dumps(default, name))
-        self._written = False  # a default that nobody changed is not worth a snapshot
+        self._written = False  # an unchanged default is not written
 
     def __repr__(self) -> str:
         return f"ValueState({self.value!r})"
 
     def load(self, parts: Sequence[bytes]) -> None:
-        """Called by ``TaskState``: the last part holds."""
+        """Called by ``TaskState``. The last part is the current value."""
         pickled = pickled_value(parts[-1])
         self.value = self._seen = pickle.loads(pickled)
         self._mark, self._written = _mark(pickled), True
 
     def adopt(self, chains: Mapping[int, Sequence[bytes]], share: Share) -> None:
-        """Called by ``TaskState``: the chains of the tasks before, by their number. A value goes to the task of
-        its own number; those of tasks that are no more are merged into it. A new task begins with the default. One
-        that goes ``with_keys`` goes to all tasks that keys may go to."""
+        """Called by ``TaskState`` with the chains of the previous tasks, by their index. A value goes to the task
+        with its index; the values of removed tasks are merged into it, and a new task starts with the default. A
+        value created ``with_keys`` goes to all tasks to which keys may go."""
         found = {source: pickle.loads(pickled_value(parts[-1])) for source, parts in sorted(chains.items())}
         mine = [value for source, value in found.items() if self.with_keys or share.succeeds(source)]
         for value in mine[1:]:
@@ -60,7 +61,7 @@ class ValueState:
             elif dumps(value, self.name) != dumps(mine[0], self.name):
                 raise StateError(
                     f"state {self.name!r}",
-                    f"tasks that become one have different values, {mine[0]!r} and {value!r}, and it "
+                    f"tasks that are merged have different values, {mine[0]!r} and {value!r}, and the state "
                     "does not say how to merge them",
                     "Give it a merge: state.value(..., merge=operator.add).",
                 )
@@ -70,8 +71,8 @@ class ValueState:
             self._written = True
 
     def take(self, full: bool, compact: bool = True) -> StateChange | None:
-        """Called by ``TaskState``: the value, if its pickle changed since the last call, or ``full`` and there is
-        one to write. It is written whole in any case."""
+        """Called by ``TaskState``. Returns the value if its pickle changed since the last call, or if ``full`` and
+        there is a value. It is always written as a whole."""
         if not full and self.value is self._seen and is_plain(self.value):
             return None
         pickled = dumps(self.value, self.name)
@@ -84,14 +85,14 @@ class ValueState:
 
 @dataclass(frozen=True)
 class TaskSnapshot:
-    """A task's state, or what changed in it, at one moment. Later changes do not reach it.
+    """The state of a task, or its changes, at one moment. Later changes do not affect it.
 
-    Each snapshot must be written, in the order they were taken: changes are told once. If one is lost, the next
-    must be full.
+    Every snapshot must be written, in the order in which they were taken, because each change is contained in one
+    snapshot only. If one is lost, the next must be full.
     """
 
     full: bool
-    """It holds all there is, and needs nothing written before it."""
+    """The snapshot contains the complete state and needs no earlier snapshot."""
     changes: Mapping[str, StateChange]
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
 
@@ -99,8 +100,8 @@ class TaskSnapshot:
         return bool(self.changes)
 
     def encode(self) -> dict[str, tuple[str, int, bytes]]:
-        """State name → (``"full"`` or ``"delta"``, rows, bytes). Meant for another thread than the component's:
-        it touches nothing the component can reach."""
+        """State name → (``"full"`` or ``"delta"``, rows, bytes). Runs on another thread than the component, and
+        accesses nothing that the component can change."""
         encoded = {}
         for name, change in self.changes.items():
             data = change.encode()
@@ -110,57 +111,59 @@ class TaskSnapshot:
 
 
 class TaskState:
-    """Values and maps by name. What a component keeps here survives its process, from the delivery level at least
-    once on; at most once it is just memory.
+    """Values and maps by name. With at-least-once and exactly-once delivery they survive the process; with
+    at-most-once delivery they are plain memory.
 
-    Ask for states in ``open`` or ``prepare`` and keep them: a name gives the same object each time, holding what
-    was restored. A restored name that nobody asks for is kept as it is. All calls come from the task's own thread;
-    only ``TaskSnapshot.encode`` may run in another.
+    Get the states in ``open`` or ``prepare`` and keep them: a name always returns the same object, with its
+    restored content. A restored state that the component does not ask for is kept unchanged. All calls come from
+    the thread of the task; only ``TaskSnapshot.encode`` may run on another thread.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, ValueState | MapState] = {}
         self._unclaimed: dict[str, Sequence[bytes]] = {}
         self._inherited: dict[str, dict[int, Sequence[bytes]]] = {}
-        """Of the tasks before, where their number has changed: by their number, by name."""
+        """After a change of the number of tasks: the chains of the previous tasks, by state name and task
+        index."""
         self._share: Share | None = None
         self._sizes: dict[str, int] = {}
         self._owes_full = False
         self.counted = 0
-        """``keys`` at the last snapshot: for other threads, which must not touch the maps."""
+        """The value of ``keys`` at the last snapshot, for other threads, which must not access the maps."""
 
     def value(
         self, name: str, default: Any = None, merge: Merge | None = None, with_keys: bool = False
     ) -> ValueState:
-        """The value of that name; ``default`` until one is assigned. When the number of tasks is halved, ``merge``
-        makes one of two tasks' values; when it is doubled, the new tasks begin with the default. A value that says
-        something of the keys in the task's maps, as how far in time they are, goes ``with_keys``: each task begins
-        with the values, merged, of all tasks that had keys of its."""
+        """The value of this name, or ``default`` until one is assigned. If the number of tasks is halved,
+        ``merge`` combines the values of two tasks; if it is doubled, new tasks start with the default. Use
+        ``with_keys`` for a value that describes the keys in the task's maps, such as the time up to which they are
+        processed: each task then starts with the merged values of all tasks that had keys of it."""
         return self._claim(name, ValueState, "value", default, merge, with_keys)
 
     def map(
-        self, name: str, default: Any = _NONE, merge: Merge | None = None, owner: Owner | None = None
+        self, name: str, default: Any = NO_DEFAULT, merge: Merge | None = None, owner: Owner | None = None
     ) -> MapState:
-        """The map of that name. With ``default``, a plain value such as 0, missing keys read as that.
+        """The map of this name. With ``default``, an immutable value such as 0, missing keys read as that value.
 
-        When the number of tasks changes, keys go where the grouping of the bolt's input sends their tuples from
-        then on. A key is taken to be the value of the field it groups by, or, of several fields, a tuple that
-        begins with their values; else ``owner`` gives the value, or the tuple of values, for a key. Behind a
-        grouping by one field, keys that are tuples need ``owner``: it tells a value from a tuple that begins with
-        it. ``merge`` makes one of two values where two tasks have the same key and become one, as behind a
-        shuffle grouping."""
+        If the number of tasks changes, keys move to the task to which the grouping of the bolt's input sends their
+        tuples. By default a key is the value of the grouping field or, with several fields, a tuple that begins
+        with their values. Otherwise ``owner`` returns the value, or the tuple of values, for a key. With grouping
+        by one field, keys that are tuples require ``owner``, because such a tuple could be the value itself or
+        begin with it. ``merge`` combines two values if tasks with the same key are merged, as with shuffle
+        grouping.
+        """
         return self._claim(name, MapState, "map", default, merge, owner)
 
     def restore(self, parts: Mapping[str, Sequence[bytes]]) -> None:
-        """Called once, before the component opens: for each name its full part and the changes after it, oldest
-        first. The chains they come from must be the ones that later snapshots are added to
-        (``SnapshotWriter.adopt``), else the first snapshot must be full."""
+        """Called once, before the component opens, with the full part and the deltas of each state, oldest first.
+        Later snapshots must be added to the chains from which the parts came (``SnapshotWriter.adopt``); otherwise
+        the first snapshot must be full."""
         self._unclaimed.update({name: _kept(chain) for name, chain in parts.items() if chain})
         self._sizes.update({name: sum(map(len, chain)) for name, chain in self._unclaimed.items()})
 
     def inherit(self, parts: Mapping[int, Mapping[str, Sequence[bytes]]], share: Share) -> None:
-        """Called once instead of ``restore`` where the number of tasks has changed: what the tasks before had, by
-        their number; only ``share.sources`` are needed. The first snapshot is full."""
+        """Called once instead of ``restore`` if the number of tasks has changed, with the state of the previous
+        tasks by their index. Only those in ``share.sources`` are needed. The first snapshot is full."""
         for source, states in parts.items():
             for name, chain in states.items():
                 if chain:
@@ -168,17 +171,18 @@ class TaskState:
         self._share, self._owes_full = share, True
 
     def snapshot(self, full: bool = False, compact: bool = True) -> TaskSnapshot:
-        """What changed since the last snapshot, or everything. Called in the main loop, between two tuples. The
-        time it takes goes with the changes, not with the size of the state, save for full copies; mutable values
-        are pickled here, since the component may change them right after. Without ``compact`` only changes are
-        snapshotted, also where it would be time to write a whole map again: for the moment before a switch, when
-        others wait.
+        """Snapshot the changes since the last snapshot, or everything. Called in the main loop of the worker,
+        between two tuples. The time depends on the changes, not on the size of the state, except for full copies.
+        Mutable values are pickled here, because the component may change them immediately afterwards. Without
+        ``compact`` only changes are included, even if a full copy is due: for the moment before a replacement,
+        when other workers wait.
 
-        If it raises (a value that cannot be pickled), nothing is lost: the next snapshot is full.
+        If it raises (a value cannot be pickled), nothing is lost: the next snapshot is full.
         """
         full = full or self._owes_full
         self._owes_full = True
-        for name in list(self._inherited):  # nobody asked for it: it is kept all the same, as far as it is ours
+        # states that the component did not ask for are kept, as far as they belong to this task
+        for name in list(self._inherited):
             kind = form_of(next(iter(self._inherited[name].values()))[0])
             unasked = MapState(name) if kind == "map" else ValueState(name)
             self._inherit(name, unasked)
@@ -195,14 +199,15 @@ class TaskState:
 
     @property
     def keys(self) -> int:
-        """Entries of all maps, and one for each value. Rows, where nobody asked for a restored state yet."""
+        """The number of entries of all maps, plus one per value. Counts rows for a restored state that the
+        component has not asked for."""
         asked = sum(len(state) if isinstance(state, MapState) else 1 for state in self._states.values())
         return asked + sum(count_rows(part) for chain in self._unclaimed.values() for part in chain)
 
     @property
     def bytes(self) -> int:
-        """What the state takes in the store: each full part and the changes after it, as far as encoded."""
-        return sum(list(self._sizes.values()))  # the list: encode may add a name meanwhile
+        """The size of the state in the store: each full part and the deltas after it, as far as encoded."""
+        return sum(list(self._sizes.values()))  # a copy, because encode may add a name concurrently
 
     def _inherit(self, name: str, made: ValueState | MapState) -> None:
         assert self._share is not None

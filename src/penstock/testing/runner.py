@@ -26,7 +26,7 @@ from penstock.driver.commits import Commits
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.recovery import StateDirectory
 from penstock.driver.registry import WorkerRegistry
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SnapshotCorrupt
 from penstock.faults import CrashPoint, die
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
@@ -54,7 +54,7 @@ from penstock.topology.tuples import Tuple
 from penstock.worker.archive import WorkerArchive
 from penstock.worker.host import InlineJobs, WorkerHost
 from penstock.worker.message_board import CoordinatorMessageBoard
-from penstock.worker.phase import Phase
+from penstock.worker.phase import WorkerPhase
 from penstock.worker.worker import Worker
 
 _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
@@ -353,7 +353,7 @@ class LocalRunner:
         if slot.host is None:
             return 1.0
         worker = slot.host.worker
-        return _SLOWEST if worker.phase is Phase.STANDING_BY else self._pace[worker.id]
+        return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
 
     def _step(self, slot: _LocalSlot) -> None:
         """One step of the slot's worker, and its rows on their way."""
@@ -386,7 +386,7 @@ class LocalRunner:
         if host.failure is not None:
             raise host.failure
         if self.registry.corrupt:
-            raise PenstockError(f"topology '{self.plan.topology}'", self.registry.corrupt)
+            raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
 
     def _tell_all(self, command: Command) -> None:
         self.registry.send(command)

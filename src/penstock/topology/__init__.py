@@ -1,1 +1,2 @@
-"""What a user writes: components, streams, groupings and the builder. Inert data; nothing here runs."""
+"""The user API for describing a topology: components, streams, groupings and the builder. Everything here is inert
+data; nothing runs."""

@@ -1,4 +1,4 @@
-"""The topology builder: Storm's ``TopologyBuilder`` in Python, and the inert ``Topology`` it makes."""
+"""The topology builder (Storm's ``TopologyBuilder`` in Python) and the inert ``Topology`` it returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from penstock.topology.streams import DEFAULT_STREAM, OutputDeclarer, Stream
 
 @dataclass(frozen=True)
 class Subscription:
-    """One input of a bolt: a stream of another component, and how it is spread over the bolt's tasks."""
+    """One input of a bolt: a stream of another component, and the grouping that distributes it over the bolt's
+    tasks."""
 
     component: str
     stream: str
@@ -29,7 +30,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class TopologyNode:
-    """One component of a topology with everything that was said about it."""
+    """One component of a topology with its parallelism, streams, inputs and options."""
 
     id: str
     component: Component
@@ -39,9 +40,9 @@ class TopologyNode:
     inputs: tuple[Subscription, ...] = ()
     tick_interval: float | None = None
     max_rate: float = math.inf
-    """Tuples a second the tasks of a spout may emit together."""
+    """Maximum tuples per second that all tasks of a spout may emit together."""
     fixed: bool = False
-    """A bolt that never scales by itself: the user says so."""
+    """True: the scaling policy never changes the number of tasks of this bolt."""
     line: str = field(default="", compare=False)
 
     @property
@@ -51,7 +52,7 @@ class TopologyNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """A checked topology: data only. ``nodes`` keep the order in which they were set."""
+    """A validated topology: data only. ``nodes`` keeps the order in which the components were added."""
 
     name: str
     nodes: Mapping[str, TopologyNode]
@@ -61,7 +62,7 @@ class Topology:
         return self.nodes[component].streams[stream]
 
     def subscribers(self, stream: Stream) -> list[tuple[TopologyNode, Subscription]]:
-        """Who listens to a stream, in the order the components were set."""
+        """The components that subscribe to a stream, in the order in which they were added."""
         return [
             (node, subscription)
             for node in self.nodes.values()
@@ -70,9 +71,12 @@ class Topology:
         ]
 
     def scaled(self, parallelism: Mapping[str, int]) -> Topology:
-        """A copy, checked like the first, in which these bolts have so many executors. Where a bolt has more
-        tasks than executors, they grow and shrink by the same factor, rounded up. Spouts stay as they are, and so
-        does what is not named: a bolt fused with one that is scaled alone is fused no more."""
+        """Return a validated copy in which the named bolts have the given number of executors.
+
+        If a bolt has more tasks than executors, its number of tasks changes by the same factor, rounded up.
+        Components that are not named do not change. If only one of two fused bolts is scaled, they are no longer
+        fused. Raises ``TopologyError`` for an unknown component, a spout, or a parallelism below 1.
+        """
         from penstock.topology.validation import validate
 
         nodes = dict(self.nodes)
@@ -84,14 +88,14 @@ class Topology:
         return result
 
     def _scalable(self, id: str, new: int) -> TopologyNode:
-        from penstock.topology.validation import near
+        from penstock.topology.validation import suggestion
 
         node = self.nodes.get(id)
         if node is None:
             raise TopologyError(
                 f"topology '{self.name}'",
                 f"it has no component '{id}' to scale",
-                near(id, self.nodes, "components"),
+                suggestion(id, self.nodes, "components"),
             )
         where = f"component '{id}' ({node.line})" if node.line else f"component '{id}'"
         if node.is_spout:
@@ -107,7 +111,7 @@ class Topology:
 
 
 class _Declarer:
-    """What can be said of any component after it is set; each call returns the declarer."""
+    """Options that every component has. Each public method returns the declarer, so calls can be chained."""
 
     def __init__(self, id: str, component: Component, parallelism: int, line: str) -> None:
         self._id, self._component, self._parallelism, self._line = id, component, parallelism, line
@@ -154,16 +158,16 @@ class _Declarer:
 
 
 class SpoutDeclarer(_Declarer):
-    """Returned by ``set_spout``."""
+    """Sets the options of a spout. Returned by ``TopologyBuilder.set_spout``."""
 
     def set_num_tasks(self, tasks: int) -> SpoutDeclarer:
-        """Run more tasks than executors; the executors share them evenly."""
+        """Run more tasks than executors; the tasks are distributed evenly over the executors."""
         self._set_tasks(tasks)
         return self
 
     def set_max_rate(self, rate: float) -> SpoutDeclarer:
-        """Emit at most so many tuples a second, all tasks together. Can be changed while the topology runs, with
-        ``penstock set``."""
+        """Limit the tuples per second that all tasks of the spout emit together. ``penstock set`` changes the
+        limit while the topology runs."""
         if not isinstance(rate, int | float) or not rate > 0:
             raise TopologyError(
                 self._where(),
@@ -175,25 +179,26 @@ class SpoutDeclarer(_Declarer):
 
 
 class BoltDeclarer(_Declarer):
-    """Returned by ``set_bolt``: the groupings, one call per subscribed stream."""
+    """Sets the inputs and options of a bolt. Returned by ``TopologyBuilder.set_bolt``. Call one grouping method
+    per subscribed stream."""
 
     def set_num_tasks(self, tasks: int) -> BoltDeclarer:
-        """Run more tasks than executors; the executors share them evenly."""
+        """Run more tasks than executors; the tasks are distributed evenly over the executors."""
         self._set_tasks(tasks)
         return self
 
     def set_tick_interval(self, seconds: float) -> BoltDeclarer:
-        """Send each task of the bolt a tick tuple every so many seconds."""
+        """Send each task of the bolt a tick tuple at this interval."""
         self._set_tick(seconds)
         return self
 
     def set_fixed(self) -> BoltDeclarer:
-        """Never give the bolt more or fewer tasks by itself (setting ``scaling``). By hand it can be scaled."""
+        """Exclude the bolt from automatic scaling (``scaling.policy``). It can still be scaled manually."""
         self._fixed = True
         return self
 
     def grouping(self, component: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Subscribe with any grouping, one of your own included."""
+        """Subscribe with a grouping object, for example your own subclass of ``CustomGrouping``."""
         if not isinstance(grouping, Grouping):
             raise TopologyError(
                 self._where(),
@@ -204,59 +209,61 @@ class BoltDeclarer(_Declarer):
         return self
 
     def shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Even spread."""
+        """Distribute tuples evenly over the tasks."""
         return self.grouping(component, groupings.Shuffle(), stream)
 
     def fields_grouping(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Same key, same task."""
+        """Send all tuples with the same values in these fields to the same task."""
         return self.grouping(component, groupings.Fields(*fields), stream)
 
     def partial_key_grouping(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Two candidate tasks per key, the less loaded one gets the tuple."""
+        """Assign two candidate tasks to each key; each tuple goes to the one that received fewer tuples."""
         return self.grouping(component, groupings.PartialKey(*fields), stream)
 
     def all_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """A copy for every task."""
+        """Send a copy of each tuple to every task."""
         return self.grouping(component, groupings.All(), stream)
 
     def global_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Everything to the task with the lowest id."""
+        """Send every tuple to the task with the lowest id."""
         return self.grouping(component, groupings.Global(), stream)
 
     def none_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """You do not care; as shuffle."""
+        """Leave the distribution to Penstock. The same as shuffle grouping."""
         return self.grouping(component, groupings.NoneGrouping(), stream)
 
     def direct_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """The emitter names the task; the stream must be declared direct."""
+        """Let the emitter name the receiving task. The stream must be declared direct."""
         return self.grouping(component, groupings.Direct(), stream)
 
     def local_or_shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Tasks in the same worker, else on the same node, else shuffle. At equal parallelism the two
-        components are fused: no hop between them."""
+        """Send to tasks in the same worker if there are any, otherwise to tasks on the same node, otherwise to all
+        tasks. If both components have the same parallelism, they are fused and tuples pass between them in
+        memory."""
         return self.grouping(component, groupings.LocalOrShuffle(), stream)
 
 
 class TopologyBuilder:
-    """Collects spouts and bolts; ``build`` checks the whole and returns a ``Topology``."""
+    """Collects spouts and bolts; ``build`` validates them and returns a ``Topology``."""
 
     def __init__(self) -> None:
         self._declarers: dict[str, _Declarer] = {}
 
     def set_spout(self, id: str, spout: BaseSpout, parallelism: int = 1) -> SpoutDeclarer:
-        """Add a spout run by ``parallelism`` executors."""
+        """Add a spout that ``parallelism`` executors run."""
         declarer = SpoutDeclarer(*self._checked(id, spout, BaseSpout, parallelism))
         self._declarers[id] = declarer
         return declarer
 
     def set_bolt(self, id: str, bolt: BaseBolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt run by ``parallelism`` executors; say what it reads on the declarer returned."""
+        """Add a bolt that ``parallelism`` executors run. Call the grouping methods of the returned declarer to set
+        its inputs."""
         declarer = BoltDeclarer(*self._checked(id, bolt, BaseBolt, parallelism))
         self._declarers[id] = declarer
         return declarer
 
     def build(self, name: str, settings: Settings | None = None) -> Topology:
-        """The checked topology. Raises ``TopologyError`` on the first thing that is wrong."""
+        """Validate and return the topology. Raises ``TopologyError`` for the first mistake found."""
         from penstock.topology.validation import validate
 
         topology = Topology(
@@ -297,7 +304,7 @@ class TopologyBuilder:
 
 
 def _caller() -> str:
-    """``file:line`` of the user's code that called the builder."""
+    """Return ``file:line`` of the user code that called the builder."""
     here = os.path.dirname(__file__)
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:

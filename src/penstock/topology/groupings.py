@@ -1,8 +1,8 @@
-"""The eight groupings and custom ones (SPEC 1.5), on whole batches.
+"""Storm's eight groupings and custom groupings, implemented on whole batches.
 
-A ``Grouping`` is inert and travels with the topology. In a source task it makes a ``Router`` for each
-subscribing component, which splits every batch over the targets. Routers see only batches and target
-positions: no workers, no Spark, so the simulator drives the very same code.
+A ``Grouping`` is inert and is part of the topology. In a source task it creates one ``Router`` per subscribing
+component, which splits every batch over the target tasks. Routers only see batches and target positions, no
+workers and no Spark, so the simulator runs the same code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from penstock.columns import to_values
 from penstock.topology.hashing import check_keys, hash_fields
 
 Rows = slice | npt.NDArray[np.int64]
-"""Which rows of a batch: a slice where they are neighbours (no copy), else their indices in order."""
+"""The rows of a batch that one target gets: a slice if they are adjacent (no copy), otherwise their indices in
+order."""
 Split = list[tuple[int, Rows]]
-"""Pairs of target position and the rows it gets. Rows keep their order; a target comes at most once."""
+"""Pairs of target position and rows. Rows keep their order; a target occurs at most once."""
 
 ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What a router knows of the component it sends to. Positions count the tasks from the lowest id."""
+    """What a router knows about the component it sends to. Positions number the tasks from the lowest id."""
 
     tasks: tuple[int, ...]
     source_task: int = 0
@@ -43,14 +44,14 @@ class Targets:
 
 
 class Router(ABC):
-    """Splits batches of one source task over one component's tasks. May keep state between batches."""
+    """Splits the batches of one source task over the tasks of one component. May keep state between batches."""
 
     @abstractmethod
     def split(self, batch: pa.RecordBatch) -> Split: ...
 
 
 class Grouping(ABC):
-    """How one subscribed stream is spread over the subscriber's tasks."""
+    """Distributes one subscribed stream over the tasks of the subscriber."""
 
     name: str
 
@@ -58,7 +59,7 @@ class Grouping(ABC):
     def router(self, targets: Targets) -> Router: ...
 
     def key_fields(self) -> tuple[str, ...]:
-        """The fields the grouping reads; checked against the stream while the topology is built."""
+        """The fields that the grouping reads. Checked against the stream while the topology is built."""
         return ()
 
     def __str__(self) -> str:
@@ -67,10 +68,11 @@ class Grouping(ABC):
 
 
 def by_position(chosen: npt.NDArray[Any], targets: int) -> Split:
-    """Turn 'row i goes to position chosen[i]' into a Split."""
+    """Convert "row i goes to position chosen[i]" into a ``Split``."""
     if targets == 1:
         return [(0, ALL_ROWS)]
-    # A stable sort keeps the order of rows within each target; 16 bits sort by radix, in linear time.
+    # A stable sort keeps the order of the rows of each target. numpy sorts 16-bit integers by radix, in linear
+    # time.
     order = np.argsort(chosen.astype(np.uint16), kind="stable")
     edges = np.searchsorted(chosen[order], np.arange(targets + 1))
     return [
@@ -81,7 +83,8 @@ def by_position(chosen: npt.NDArray[Any], targets: int) -> Split:
 
 
 class _EvenRouter(Router):
-    """Equal neighbouring slices; the targets take turns at the odd ones, so counts differ by at most one."""
+    """Assigns slices of equal size. Surplus rows rotate over the targets, so their totals differ by at most
+    one."""
 
     def __init__(self, positions: Sequence[int], start: int) -> None:
         self._positions = positions
@@ -103,7 +106,7 @@ class _EvenRouter(Router):
 
 
 class Shuffle(Grouping):
-    """Even spread over the target tasks."""
+    """Distributes tuples evenly over the target tasks."""
 
     name = "shuffle"
 
@@ -112,13 +115,13 @@ class Shuffle(Grouping):
 
 
 class NoneGrouping(Shuffle):
-    """The user does not care: as shuffle."""
+    """The same as shuffle, for users who do not care about the distribution."""
 
     name = "none"
 
 
 class LocalOrShuffle(Grouping):
-    """Tasks in the same worker if there are any, else on the same node, else shuffle."""
+    """Prefers tasks in the same worker, then tasks on the same node; otherwise the same as shuffle."""
 
     name = "local_or_shuffle"
 
@@ -133,14 +136,15 @@ class _FieldsRouter(Router):
 
     def split(self, batch: pa.RecordBatch) -> Split:
         if self._count == 1:
-            check_keys(batch, self._fields)  # the bolt may have more tasks one day
+            check_keys(batch, self._fields)  # the bolt may get more tasks later
             return [(0, ALL_ROWS)]
         hashes = hash_fields(batch, self._fields)
         return by_position(hashes % np.uint64(self._count), self._count)
 
 
 class Fields(Grouping):
-    """Same key, same task. The index is hash mod tasks, so doubling moves half of the keys (SPEC 4)."""
+    """Sends equal keys to the same task. The position is ``hash % tasks``, so doubling the tasks moves half of the
+    keys."""
 
     name = "fields"
 
@@ -161,12 +165,12 @@ class _PartialKeyRouter(Router):
 
     def split(self, batch: pa.RecordBatch) -> Split:
         if self._count == 1:
-            check_keys(batch, self._fields)  # the bolt may have more tasks one day
+            check_keys(batch, self._fields)  # the bolt may get more tasks later
             return [(0, ALL_ROWS)]
         hashes = hash_fields(batch, self._fields)
         count = np.uint64(self._count)
         first = hashes % count
-        # The second candidate differs from the first: an offset of 1 .. count - 1 from the upper bits.
+        # An offset of 1 .. count - 1 from the upper bits makes the second candidate differ from the first.
         second = (first + np.uint64(1) + (hashes >> np.uint64(32)) % (count - np.uint64(1))) % count
         sent = self._sent
         chosen = []
@@ -178,7 +182,8 @@ class _PartialKeyRouter(Router):
 
 
 class PartialKey(Fields):
-    """Two candidate tasks per key; each tuple goes to the one this source has sent less to."""
+    """Assigns two candidate tasks to each key; a tuple goes to the one that this source task has sent fewer
+    tuples."""
 
     name = "partial_key"
 
@@ -195,7 +200,7 @@ class _FixedRouter(Router):
 
 
 class All(Grouping):
-    """Every target task gets a copy."""
+    """Sends a copy to every target task."""
 
     name = "all"
 
@@ -204,7 +209,7 @@ class All(Grouping):
 
 
 class Global(Grouping):
-    """The target task with the lowest id."""
+    """Sends everything to the target task with the lowest id."""
 
     name = "global"
 
@@ -213,7 +218,7 @@ class Global(Grouping):
 
 
 class Direct(Grouping):
-    """The emitter names the task (``emit_direct``); there is nothing left to choose."""
+    """The emitter names the task (``emit_direct``), so there is no router."""
 
     name = "direct"
 
@@ -222,22 +227,22 @@ class Direct(Grouping):
 
 
 class CustomGrouping(Grouping):
-    """Base of a user's own grouping, tuple at a time.
+    """Base class of groupings written by users, for single tuples.
 
-    ``prepare`` runs once per source task. ``choose`` returns the ids, out of ``targets.tasks``, of the tasks
-    that get the tuple: none, one or many. For speed override ``router`` and work on whole batches instead.
+    ``prepare`` runs once per source task. ``choose`` returns the ids (of ``targets.tasks``) of the tasks that get
+    the tuple: none, one or several. For more speed, override ``router`` and work on whole batches.
     """
 
     name = "custom"
 
     def prepare(self, targets: Targets) -> None:
-        """Keep what ``choose`` needs."""
+        """Store what ``choose`` needs."""
 
     @abstractmethod
     def choose(self, values: tuple[Any, ...]) -> Sequence[int]: ...
 
     def router(self, targets: Targets) -> Router:
-        own = copy.copy(self)  # one object serves all source tasks of a process; each prepares its own
+        own = copy.copy(self)  # all source tasks in a process share this object, and each prepares its own copy
         own.prepare(targets)
         return _CustomRouter(own, targets)
 

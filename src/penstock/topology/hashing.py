@@ -1,8 +1,8 @@
-"""A hash of Arrow columns that is the same in every process, on every machine, in every run.
+"""A hash of Arrow columns that is the same in every process, on every machine and in every run.
 
-Equal Python values hash equal whatever column type carries them (1, 1.0 and True are one key, as in a dict),
+Equal Python values have equal hashes, regardless of the column type (1, 1.0 and True are one key, as in a dict),
 because an untyped field may be inferred as int in one frame and as float in the next. All NaNs are one key.
-``penstock.topology.key_types`` says which types can be a key; the others raise ``KeyTypeError``.
+``penstock.topology.key_types`` defines which types can be a key; other types raise ``KeyTypeError``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0x6E756C6C)
-_SEQUENCE = 0x736571  # so that what is empty does not hash as the empty text
+_SEQUENCE = 0x736571  # so that an empty sequence and an empty text have different hashes
 _UNORDERED = np.uint64(0x736574)
 _NAN_BITS = np.uint64(0x7FF8000000000000)
 _MASK = 0xFFFFFFFFFFFFFFFF
-_INT64 = 2.0**63  # a float of this size or larger equals no 64-bit integer, save -2**63
+_INT64 = 2.0**63  # apart from -2**63, no float of this magnitude or larger equals a 64-bit integer
 _DAY = 86_400_000_000  # microseconds
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -40,26 +40,27 @@ _powers: U64 = np.ones(1, np.uint64)
 
 
 def hash_rows(columns: Sequence[pa.Array]) -> U64:
-    """One 64-bit hash per row over all the columns, the order of the columns included."""
+    """One 64-bit hash per row over all columns. The order of the columns matters."""
     return _combined([hash_column(column) for column in columns])
 
 
 def hash_fields(batch: pa.RecordBatch, fields: Sequence[str]) -> U64:
-    """``hash_rows`` of these fields. Raises ``KeyTypeError``, with the name of the field, for a value that cannot
-    be a key."""
+    """``hash_rows`` of these fields. Raises ``KeyTypeError`` with the name of the field if a value cannot be a
+    key."""
     return _combined([_hash_field(batch.column(field), field) for field in fields])
 
 
 def check_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> None:
-    """Raises as ``hash_fields`` would, and looks only at the columns that can hold such a value."""
+    """Raise the same errors as ``hash_fields``. Faster, because it only inspects columns that can hold such
+    values."""
     for field in fields:
         if is_pickled(batch.column(field)):
             _hash_field(batch.column(field), field)
 
 
 def hash_keys(keys: pa.Array, fields: int) -> U64:
-    """The hash that ``hash_rows`` gives the fields that a key stands for. Of one field the key is its value. Of
-    several the key is a tuple that begins with their values; ``LookupError`` where it has fewer."""
+    """The hash that ``hash_rows`` gives to the fields in a key. With one field, the key is the value of the field.
+    With several, the key is a tuple that starts with their values. Raises ``LookupError`` for a shorter tuple."""
     if fields == 1:
         return hash_column(keys)
     values = to_values(keys)
@@ -69,8 +70,8 @@ def hash_keys(keys: pa.Array, fields: int) -> U64:
 
 
 def rehash(hashes: U64, number: int) -> U64:
-    """Another hash of the same rows for each number, as good as independent of the first: for those that share out
-    what a grouping has shared out by the first already."""
+    """A second hash of the same rows, different for each ``number`` and practically independent of the first. For
+    dividing rows again that a grouping has already divided by the first hash."""
     return _mix(hashes ^ _mix(np.array([number], np.uint64) * _GOLDEN))
 
 
@@ -103,7 +104,7 @@ def hash_column(column: pa.Array) -> U64:
 
 
 def hash_values(values: Sequence[Any]) -> U64:
-    """One 64-bit hash per value, those of one type at once."""
+    """One 64-bit hash per value. Values of the same type are hashed together."""
     kinds = list(map(type, values))
     distinct = set(kinds)
     if len(distinct) == 1:
@@ -198,12 +199,13 @@ def _powers_up_to(length: int) -> U64:
 
 
 def _in_a_zone(kind: pa.DataType) -> bool:
-    """A time of a named zone is hashed as the Python value: in a repeated hour that is not the instant alone."""
+    """Whether a timestamp has a named time zone. Such values are hashed as Python values, because in a repeated
+    hour the instant alone does not determine equality."""
     return pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC") and kind.tz[:1] not in "+-"
 
 
 def _hash_moments(column: pa.Array) -> U64:
-    """Dates and times, as the sequences that ``key_types`` makes of Python's."""
+    """Hash dates and times as the sequences to which ``key_types`` reduces Python's date and time values."""
     kind = column.type
     if pa.types.is_date(kind):
         numbers = _filled(column.cast(pa.date32()).cast(pa.int32())).astype(np.int64)
@@ -226,7 +228,7 @@ def _hash_moments(column: pa.Array) -> U64:
 
 
 def _hash_tagged(tag: str, *numbers: npt.NDArray[np.int64]) -> U64:
-    """Sequences of a text and integers."""
+    """Hash sequences of one text and some integers."""
     total = np.full(len(numbers[0]), _SEQUENCE + len(numbers) + 1, np.uint64)
     for part in (np.repeat(_hash_texts([tag]), len(total)), *map(_hash_ints, numbers)):
         total = _mix(total * _GOLDEN + part)
@@ -259,8 +261,8 @@ def _hash_numbers(values: Sequence[Any]) -> U64:
 
 
 def _hash_number(value: Any) -> int:
-    """A number of any type: as the integer or float that equals it, else by Python's own rule for numbers, which
-    gives equal numbers of all types one hash, the same in every process."""
+    """Hash a number of any type like the integer or float that equals it. If there is none, use Python's own hash,
+    which is equal for equal numbers of all types and the same in every process."""
     if isinstance(value, complex) and not value.imag:
         value = value.real
     try:
@@ -293,7 +295,7 @@ def _hash_sequences(values: Sequence[Sequence[Any]]) -> U64:
 
 
 def _hash_unordered(values: Sequence[Sequence[Any]]) -> U64:
-    """Collections whose order does not count: by the sum of their elements' hashes."""
+    """Hash collections without order, by the sum of the hashes of their elements."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     sums = np.zeros(len(values), np.uint64)
     filled = lengths > 0

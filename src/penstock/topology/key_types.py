@@ -1,11 +1,11 @@
-"""Which types can be a key, and the plain value that stands for each of them when it is hashed.
+"""Which types can be a key, and the plain value to which each of them is reduced before hashing.
 
-Two keys that are equal in Python must have the same hash. So a type is accepted only if its equality is known.
-The class that defines ``__eq__`` decides: a subclass that does not change equality is treated as its base (an
-``IntEnum`` as an int, a named tuple as a tuple), one with an equality of its own is rejected.
+Two keys that are equal in Python must have the same hash, so a type is accepted only if its equality is known. The
+class that defines ``__eq__`` decides: a subclass that does not change equality is treated as its base class (an
+``IntEnum`` as an int, a named tuple as a tuple); a class with its own equality is rejected.
 
-Values are reduced to what ``penstock.topology.hashing`` can hash column by column: None, integers, floats, other
-numbers, texts, bytes, sequences and unordered collections of these.
+Values are reduced to the types that ``penstock.topology.hashing`` hashes column by column: None, integers, floats,
+other numbers, texts, bytes, and sequences and unordered collections of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.errors import KeyTypeError
 
 
 class Form(NamedTuple):
-    """How values of one type are hashed: as this kind of plain value, after ``reduce`` where there is one."""
+    """How the values of one type are hashed: as plain values of ``kind``, after ``reduce`` if it is set."""
 
     kind: str
     """``none``, ``int``, ``float``, ``number``, ``text``, ``bytes``, ``sequence``, ``unordered`` or ``any``."""
@@ -40,15 +40,16 @@ _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _MINUTE = dt.timedelta(minutes=1)
 ATTOSECONDS = 10**12
-"""In a microsecond. What is finer than a microsecond is given in these."""
-_FINER = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}  # numpy's units, and how many are in a microsecond
+"""Attoseconds per microsecond. Fractions of a microsecond are expressed in attoseconds."""
+_FINER = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}  # units of numpy, and how many are in a microsecond
 
 NAIVE, INSTANT, TIME, DURATION = "naive", "instant", "time", "duration"
-"""First parts of the sequences that stand for dates and times; ``hashing`` uses them for Arrow's columns too."""
+"""The first elements of the sequences that represent dates and times. ``hashing`` also uses them for Arrow
+columns."""
 
 
 def form_of(kind: type) -> Form:
-    """The form of a type. Raises ``KeyTypeError`` for one that cannot be a key."""
+    """The form of a type. Raises ``KeyTypeError`` if values of the type cannot be keys."""
     form = _known.get(kind)
     if form is None:
         form = _known[kind] = _find(kind)
@@ -56,7 +57,7 @@ def form_of(kind: type) -> Form:
 
 
 def rejected(name: str) -> KeyTypeError:
-    """The error for a key of the type of that name. Callers put the field in front."""
+    """The error for a key of this type. Callers add the name of the field."""
     return KeyTypeError(
         "key",
         f"a {name} cannot be a value that tuples are grouped by, because its equality is not known",
@@ -90,14 +91,14 @@ def _numpy(kind: type) -> Form:
         return Form("number", _shorter)
     if issubclass(kind, np.datetime64):
         return Form("sequence", _numpy_time)
-    # A numpy duration equals whole numbers, and which one depends on its unit.
+    # A numpy duration equals an integer, but which one depends on its unit.
     if issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64):
         return Form("any", methodcaller("item"))
     raise rejected(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _shorter(value: Any) -> Any:
-    """A long double as the number of half its size that equals it. Raises where there is none."""
+    """Convert a long double to the equal float of half its size. Raises if there is none."""
     short = complex(value) if isinstance(value, np.clongdouble) else float(value)
     if short == value or value != value:
         return short
@@ -105,7 +106,7 @@ def _shorter(value: Any) -> Any:
 
 
 def _compares_fields(owner: type) -> bool:
-    """Is this a dataclass whose equality is the generated one?"""
+    """Whether this is a dataclass with the generated ``__eq__``."""
     parameters = vars(owner).get("__dataclass_params__")
     code = getattr(vars(owner)["__eq__"], "__code__", None)
     return bool(parameters and parameters.eq and code is not None and code.co_filename == "<string>")
@@ -124,7 +125,7 @@ def _since_epoch(value: dt.datetime) -> int:
 
 
 def _datetime(value: dt.datetime) -> tuple[Any, ...]:
-    # Python compares two times of one zone without looking at fold; its own hash leaves it out as well.
+    # Python ignores fold when it compares or hashes two times of the same zone.
     value = value.replace(fold=0)
     offset = value.utcoffset()
     if offset is None:
@@ -159,13 +160,14 @@ def _moment(tag: str, microseconds: int, rest: int, per_microsecond: int) -> tup
 
 
 def _date(value: dt.date) -> tuple[Any, ...]:
-    # As its midnight: numpy has days that equal both.
+    # A date is reduced to its midnight, because a numpy day can equal both.
     return NAIVE, (value - _EPOCH.date()) // _MICROSECOND
 
 
 def _time(value: dt.time) -> tuple[Any, ...]:
     offset = value.replace(fold=0).utcoffset()
-    minutes = value.hour * 60 + value.minute - (0 if offset is None else offset // _MINUTE)  # as Python compares
+    # the rule by which Python compares times
+    minutes = value.hour * 60 + value.minute - (0 if offset is None else offset // _MINUTE)
     return TIME, (minutes * 60 + value.second) * 1_000_000 + value.microsecond
 
 
@@ -203,7 +205,8 @@ _BY_EQUALITY.update(
         if base is not object and "__eq__" in vars(base)
     }
 )
-_PANDAS: Mapping[tuple[str, str], Form] = {  # by name: pandas is slow to import, and not every process needs it
+# By name, because importing pandas is slow and most processes do not need it
+_PANDAS: Mapping[tuple[str, str], Form] = {
     ("pandas._libs.tslibs.timestamps", "_Timestamp"): Form("sequence", _pandas_time),
     ("pandas._libs.tslibs.timedeltas", "_Timedelta"): Form("sequence", _pandas_duration),
 }

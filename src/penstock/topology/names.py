@@ -1,15 +1,16 @@
-"""Names that users give: they become parts of paths, topics, metrics and lines of the terminal."""
+"""Rules for the names that users choose. They become parts of paths, topics, metrics and terminal output."""
 
 from __future__ import annotations
 
 from penstock.errors import TopologyError
 
 LONGEST_NAME = 100
-"""UTF-8 bytes. File systems allow 255 for a name, Kafka 249 for a topic, and ours contain several names."""
+"""In UTF-8 bytes. File systems limit a name to 255 bytes and Kafka a topic to 249, and Penstock joins several
+names."""
 
 
 def check_name(where: str, what: str, name: object) -> None:
-    """Raises ``TopologyError`` for what cannot be a component's id, a stream's id or a topology's name."""
+    """Raise ``TopologyError`` if ``name`` is not valid as a component id, a stream id or a topology name."""
     fits = (
         isinstance(name, str)
         and name.isprintable()

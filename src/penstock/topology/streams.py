@@ -1,4 +1,5 @@
-"""Streams: ⟨component id, stream id, fields⟩ (SPEC 1.1), and how a component declares them."""
+"""Streams, that is triples of component id, stream id and fields, and the declarer with which components declare
+them."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ _ARROW_TYPES: dict[type, pa.DataType] = {
     bytes: pa.binary(),
 }
 
-# Names a Tuple uses itself; a field of that name could not be read as an attribute.
+# Attributes of Tuple. A field with such a name could not be read as an attribute.
 RESERVED_FIELDS = frozenset({"fields", "value", "source_component", "source_stream", "source_task", "is_tick"})
 
 
 @dataclass(frozen=True)
 class Field:
-    """A named position of a tuple. ``type`` None means: inferred for each frame from the values."""
+    """One field of a stream. If ``type`` is None, the type is inferred for each frame from its values."""
 
     name: str
     type: pa.DataType | None = None
@@ -36,7 +37,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Stream:
-    """One declared output of one component."""
+    """One output stream that a component declared."""
 
     component: str
     name: str
@@ -52,14 +53,15 @@ class Stream:
 
 
 class OutputDeclarer:
-    """Handed to ``declare_output_fields``, once per component, while the topology is built."""
+    """Passed to ``declare_output_fields``, once per component, while the topology is built."""
 
     def __init__(self, component: str) -> None:
         self._component = component
         self.streams: dict[str, Stream] = {}
 
     def declare(self, *fields: FieldSpec, stream: str = DEFAULT_STREAM, direct: bool = False) -> None:
-        """Declare one stream. A field is a name, or a pair of name and type (``("count", int)``)."""
+        """Declare one stream. A field is a name, or a pair of name and type such as ``("count", int)``. Raises
+        ``TopologyError``."""
         where = f"component '{self._component}', stream '{stream}'"
         if stream in self.streams:
             raise TopologyError(where, "it is declared twice", "Drop one of the declarations.")

@@ -1,12 +1,12 @@
-"""Tuples as bolts see them: plain Python tuples whose fields can also be read by name.
+"""Tuples as bolts see them: Python tuples whose fields can also be read by name.
 
-A class is made per ⟨source task, stream⟩, so a whole frame becomes tuples in C
-(``map(cls, zip(*columns))``) and what is the same for all of them is stored once, on the class.
+There is one class per pair of source task and stream. It stores the attributes that all its tuples share, and a
+whole frame is converted to tuples in C (``map(cls, zip(*columns))``).
 """
 
 from __future__ import annotations
 
-from collections import _tuplegetter  # type: ignore[attr-defined] # what namedtuple reads its fields with
+from collections import _tuplegetter  # type: ignore[attr-defined] # namedtuple uses it to read fields
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -24,7 +24,8 @@ class Tuple(tuple[Any, ...]):
     source_task: ClassVar[int] = 0
     is_tick: ClassVar[bool] = False
 
-    # Lets type checkers accept ``tup.word``: the names are only known once the topology is built.
+    # Type checkers accept ``tup.word`` because of this method: field names are only known when the topology is
+    # built.
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"no field '{name}' in a tuple of {self.source_component}:{self.source_stream}; "
@@ -32,7 +33,7 @@ class Tuple(tuple[Any, ...]):
         )
 
     def value(self, field: str) -> Any:
-        """The value of a field by name; for names that are no Python identifiers."""
+        """The value of a field by name. Needed for field names that are not Python identifiers."""
         try:
             return self[self.fields.index(field)]
         except ValueError:
@@ -49,8 +50,8 @@ class Tuple(tuple[Any, ...]):
 
 @lru_cache(maxsize=4096)
 def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...], held: bool = False) -> type[Tuple]:
-    """The class of the tuples that ``task`` of ``component`` emits on ``stream``. ``held``: each has a
-    ``__dict__``, in which the runtime notes what it needs to ack it."""
+    """The class of the tuples that ``task`` of ``component`` emits on ``stream``. If ``held``, each tuple has a
+    ``__dict__`` in which the worker stores what it needs to ack the tuple."""
     attributes: dict[str, Any] = {
         **({} if held else {"__slots__": ()}),
         "fields": fields,

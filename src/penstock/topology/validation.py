@@ -1,4 +1,5 @@
-"""Build-time checks (SPEC 1.7): each finds one kind of mistake and names the component and the way out."""
+"""Validation of a topology when it is built. Each check finds one kind of mistake, names the component and says
+how to correct it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _CONTRACTS = (
     *(Component, BaseSpout, Spout, BatchSpout),
     *(BaseBolt, BasicBolt, RichBolt, BatchBolt, TransactionalSink),
 )
-"""The classes whose methods are called by the runtime."""
+"""The classes whose methods the worker calls."""
 _NOT_PLAIN = (
     (inspect.isasyncgenfunction, "an asynchronous generator function"),
     (inspect.iscoroutinefunction, "a coroutine function (async def)"),
@@ -53,7 +54,8 @@ def _named(topology: Topology) -> None:
 
 
 def _plain_functions(topology: Topology) -> None:
-    """A generator function or a coroutine function that is called runs nothing: what it emits would be lost."""
+    """Reject generator functions and coroutine functions: calling one runs nothing, so its output would be
+    lost."""
     for node in topology.nodes.values():
         kind = type(node.component).__name__
         for name in _called(node.component):
@@ -68,7 +70,7 @@ def _plain_functions(topology: Topology) -> None:
 
 
 def _signatures(topology: Topology) -> None:
-    """A method that cannot be called with the arguments it gets would fail for every tuple."""
+    """Reject methods with the wrong parameters: they would fail for every tuple."""
     for node in topology.nodes.values():
         component = type(node.component)
         for name in _called(node.component):
@@ -87,13 +89,14 @@ def _signatures(topology: Topology) -> None:
 
 
 def _called(component: Component) -> list[str]:
-    """What the runtime uses of it: the attributes of the contracts it fulfils."""
+    """The names of the attributes that the worker uses: those of the base classes that the component derives
+    from."""
     contracts = [base for base in _CONTRACTS if isinstance(component, base)]
     return sorted({name for base in contracts for name in vars(base) if not name.startswith("_")})
 
 
 def _takes(function: Any, arguments: int) -> bool:
-    """Also true where Python cannot tell."""
+    """Whether the function can be called with so many arguments. True if Python cannot tell."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -110,7 +113,7 @@ def _arguments(method: Any) -> int:
 
 
 def _shown(name: str, function: Any) -> str:
-    """As it was written, with self and without types."""
+    """The signature as the user wrote it, with self and without types."""
     signature = inspect.signature(getattr(function, "__func__", function))
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     return f"{name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
@@ -122,7 +125,7 @@ def _defined_at(function: Any) -> str:
 
 
 def _other_form(name: str, function: Any) -> str:
-    """The way out for a method that is right for another kind of component."""
+    """The hint for a method whose parameters fit another kind of component."""
     for base in (Spout, BatchSpout, BasicBolt, RichBolt, BatchBolt):
         method = vars(base).get(name)
         if method is not None and _takes(function, _arguments(method)):
@@ -140,7 +143,7 @@ def _reads(topology: Topology) -> None:
                         _at(node, subscription),
                         f"{type(node.component).__name__} reads field '{field}', which its input "
                         f"'{topology.stream(subscription.component, subscription.stream)}' does not have",
-                        near(field, names, "fields"),
+                        suggestion(field, names, "fields"),
                     )
 
 
@@ -175,7 +178,7 @@ def _subscription(topology: Topology, node: TopologyNode, subscription: Subscrip
         raise TopologyError(
             where,
             f"it reads from '{subscription.component}', which does not exist",
-            near(subscription.component, topology.nodes, "components"),
+            suggestion(subscription.component, topology.nodes, "components"),
         )
     stream = source.streams.get(subscription.stream)
     if stream is None:
@@ -202,7 +205,7 @@ def _subscription(topology: Topology, node: TopologyNode, subscription: Subscrip
                 where,
                 f"{subscription.grouping.name} grouping names field '{field}', which stream "
                 f"'{stream}' does not have",
-                near(field, stream.field_names, "fields"),
+                suggestion(field, stream.field_names, "fields"),
             )
     if isinstance(subscription.grouping, Direct) and not stream.direct:
         raise TopologyError(
@@ -247,10 +250,10 @@ def _acyclic(topology: Topology) -> None:
 
     def visit(id: str) -> None:
         if id in path:
-            circle = " -> ".join([*path[path.index(id) :], id])
+            cycle = " -> ".join([*path[path.index(id) :], id])
             raise TopologyError(
                 _at(topology.nodes[id]),
-                f"the groupings form a cycle, {circle}",
+                f"the groupings form a cycle, {cycle}",
                 "Remove one of these groupings; for feedback write to a queue that a spout reads.",
             )
         if id in done:
@@ -267,7 +270,7 @@ def _acyclic(topology: Topology) -> None:
 
 
 def _partials_meet(topology: Topology) -> None:
-    """Parts of one key that reach different tasks would never be merged."""
+    """Reject groupings by which partials of one key reach different tasks, where they would never be merged."""
     for node in topology.nodes.values():
         bolt = node.component
         if not isinstance(bolt, BaseBolt) or not bolt.merges_partials or bolt.emits_partials or node.tasks == 1:
@@ -284,7 +287,7 @@ def _partials_meet(topology: Topology) -> None:
 
 
 def _keys_meet(topology: Topology) -> None:
-    """Tuples that a bolt is to compare and that reach different tasks would never be compared."""
+    """Reject groupings by which tuples that a bolt compares reach different tasks."""
     for node in topology.nodes.values():
         bolt = node.component
         if not isinstance(bolt, BaseBolt) or not bolt.same_task or node.tasks == 1:
@@ -309,8 +312,8 @@ def _keys_meet(topology: Topology) -> None:
 
 
 def brings_together(component: Component, grouping: Grouping) -> bool:
-    """Whether a grouping sends tuples that agree in a bolt's ``same_task`` to one of its tasks. By exact type: one
-    of the user's, derived from these included, may send them anywhere."""
+    """Whether a grouping sends all tuples that agree in the bolt's ``same_task`` fields to the same task. Compares
+    exact types, because a user's subclass may route differently."""
     if not isinstance(component, BaseBolt) or not component.same_task:
         return True
     if type(grouping) is Fields:
@@ -339,8 +342,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return (difflib.get_close_matches(name, known, 1) or known)[0]
 
 
-def near(name: str, known: Iterable[str], what: str) -> str:
-    """The way out of a name that is not known: the one that was meant, or all there are."""
+def suggestion(name: str, known: Iterable[str], what: str) -> str:
+    """The hint for an unknown name: the most similar known name, or the list of all names."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"Did you mean '{near[0]}'?" if near else f"The {what} are: {', '.join(known)}."
+    similar = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean '{similar[0]}'?" if similar else f"The {what} are: {', '.join(known)}."

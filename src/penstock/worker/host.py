@@ -1,7 +1,7 @@
 """Drives a worker: commands, job results and frames go in, rows, events and jobs come out.
 
-A host knows a ``Transport``: on Spark a socket to the driver (``protocol.client``), in the local runner memory
-(``testing.memory``). Everything else is the same for both.
+A host knows a ``WorkerTransport``: on Spark a socket to the driver (``protocol.client``), in the local runner
+memory (``testing.memory``). Everything else is the same for both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.worker.worker import LONGEST_WAIT, Worker
 _READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
 
 
-class Transport(Protocol):
+class WorkerTransport(Protocol):
     """A worker's connection to the driver. Nothing here blocks, and any thread may call it."""
 
     @property
@@ -100,7 +100,7 @@ class WorkerHost:
     def __init__(
         self,
         worker: Worker,
-        transport: Transport,
+        transport: WorkerTransport,
         jobs: JobRunner,
         open_board: Callable[[Callable[[TaskMessage | TaskFlowState], None]], MessageBoard],
         clock: Clock,
@@ -155,6 +155,8 @@ class WorkerHost:
                 self._post_signals()
             for job in turn.jobs:
                 self._submit(job)
+            if self.worker.fatal is not None:
+                raise self.worker.fatal
         except BaseException as error:  # whatever it is, the driver must hear of it before the process ends
             self._fail(error)
             self._wake_at = self._now() + LONGEST_WAIT
@@ -165,7 +167,8 @@ class WorkerHost:
         return turn.rows
 
     def take_input(self) -> None:
-        """Give the worker what has come, without a turn."""
+        """Give the worker what has come, without a turn. The next step is due at once."""
+        self._wake_at = self._now()
         try:
             self._take_input()
         except BaseException as error:  # as in ``step``

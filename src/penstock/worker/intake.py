@@ -17,18 +17,18 @@ from penstock.worker.inbox import Inbox
 from penstock.worker.outgoing import Relay
 from penstock.worker.overload import OverloadDetectors
 from penstock.worker.parcel import Parcel
-from penstock.worker.phase import Phase
+from penstock.worker.phase import WorkerPhase
 
 _MOST_RELAYED = 16  # frames; without flow control more only hides the pressure of the stage that they are for
 _MOST_RELAYED_FLOWING = 256  # with it they leave at the next turn, which a slow execute may delay
-_NOT_OPEN = (Phase.CREATED, Phase.STANDING_BY)
+_NOT_OPEN = (WorkerPhase.CREATED, WorkerPhase.STANDING_BY)
 
 
 class Intake:
     """Takes the frames that arrive, and detects overload. ``offer`` is called by the reader thread, everything
     else by the worker's loop; ``take_message`` by both."""
 
-    def __init__(self, id: WorkerId, job: Job, clock: Clock, phase: Phase) -> None:
+    def __init__(self, id: WorkerId, job: Job, clock: Clock, phase: WorkerPhase) -> None:
         settings, stages = job.settings, job.plan.stages
         flowing = settings.flow.mode != "none"
         overflow = settings.flow.overflow_bytes if flowing else 0
@@ -39,7 +39,7 @@ class Intake:
         }
         self.upstream = stages[id.stage - 1].workers if id.stage else 0
         """Workers of the stage before."""
-        self.alignment = Alignment(self.upstream, 0 if phase is Phase.STANDING_BY else 1)
+        self.alignment = Alignment(self.upstream, 0 if phase is WorkerPhase.STANDING_BY else 1)
         self.relay = Relay(_MOST_RELAYED_FLOWING if flowing else _MOST_RELAYED)
         self.detectors = OverloadDetectors(job.plan, settings, clock, self.inboxes)
         self.last_epoch = 0
@@ -53,7 +53,7 @@ class Intake:
     def offer(self, frame: pa.Buffer) -> bool:
         """Take a frame that has arrived. False: there is no room; offer it again later."""
         header = unpack(memoryview(frame))
-        if self.phase is Phase.CLOSED:  # takes nothing more, and holds nobody up
+        if self.phase is WorkerPhase.CLOSED:  # takes nothing more, and holds nobody up
             if header.kind == Kind.LAST:
                 self._ended.add(header.source_worker)
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     """Where a worker is in its life."""
 
     CREATED = "waits for OpenTasks"
@@ -19,23 +19,23 @@ class Phase(Enum):
     @property
     def has_tasks(self) -> bool:
         """The tasks were opened, and turns run them."""
-        return self in (Phase.OPEN, Phase.LEAVING, Phase.LEFT)
+        return self in (WorkerPhase.OPEN, WorkerPhase.LEAVING, WorkerPhase.LEFT)
 
     @property
     def shares_input(self) -> bool:
         """Two workers receive this worker's input. What belongs to the one that continues is buffered here without
         a limit: the marker that ends this phase comes behind it, so the sender must not be held up."""
-        return self in (Phase.STANDING_BY, Phase.LEAVING, Phase.LEFT)
+        return self in (WorkerPhase.STANDING_BY, WorkerPhase.LEAVING, WorkerPhase.LEFT)
 
 
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.CREATED: frozenset({Phase.OPEN, Phase.CLOSED, Phase.FAILED}),
-    Phase.STANDING_BY: frozenset({Phase.OPEN, Phase.CLOSED, Phase.FAILED}),
-    Phase.OPEN: frozenset({Phase.LEAVING, Phase.CLOSED, Phase.FAILED}),
-    Phase.LEAVING: frozenset({Phase.OPEN, Phase.LEFT, Phase.CLOSED, Phase.FAILED}),
-    Phase.LEFT: frozenset({Phase.OPEN, Phase.CLOSED, Phase.FAILED}),
-    Phase.CLOSED: frozenset(),
-    Phase.FAILED: frozenset({Phase.CLOSED}),
+TRANSITIONS: dict[WorkerPhase, frozenset[WorkerPhase]] = {
+    WorkerPhase.CREATED: frozenset({WorkerPhase.OPEN, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.STANDING_BY: frozenset({WorkerPhase.OPEN, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.OPEN: frozenset({WorkerPhase.LEAVING, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.LEAVING: frozenset({WorkerPhase.OPEN, WorkerPhase.LEFT, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.LEFT: frozenset({WorkerPhase.OPEN, WorkerPhase.CLOSED, WorkerPhase.FAILED}),
+    WorkerPhase.CLOSED: frozenset(),
+    WorkerPhase.FAILED: frozenset({WorkerPhase.CLOSED}),
 }
 """The phases that may follow each phase."""
 
@@ -43,5 +43,5 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 class IllegalTransition(Exception):
     """A phase that may not follow the present one: an error in Penstock."""
 
-    def __init__(self, now: Phase, wanted: Phase) -> None:
+    def __init__(self, now: WorkerPhase, wanted: WorkerPhase) -> None:
         super().__init__(f"a worker that is {now.name} cannot become {wanted.name}")

@@ -23,7 +23,7 @@ from penstock.worker.archive import WorkerArchive
 from penstock.worker.host import ThreadedJobs, WorkerHost
 from penstock.worker.message_board import open_message_board
 from penstock.worker.outgoing import Row
-from penstock.worker.phase import Phase
+from penstock.worker.phase import WorkerPhase
 from penstock.worker.wake import Wake
 from penstock.worker.worker import LONGEST_WAIT, Worker
 
@@ -98,7 +98,7 @@ class Slot:
                 wait = host.wait()
                 if wait > 0:
                     wake.wait(wait)
-            if control.lost and worker.phase is not Phase.CLOSED:
+            if control.lost and worker.phase is not WorkerPhase.CLOSED:
                 reason = control.lost_because
                 raise ConnectionError(f"worker {worker.id} lost its connection to the driver. {reason}".rstrip())
             if worker.gone:

@@ -42,7 +42,7 @@ from penstock.worker.flow_control import FlowControl
 from penstock.worker.handover import restore_handover, take_handover
 from penstock.worker.intake import Intake
 from penstock.worker.outgoing import Outgoing, Row
-from penstock.worker.phase import TRANSITIONS, IllegalTransition, Phase
+from penstock.worker.phase import TRANSITIONS, IllegalTransition, WorkerPhase
 from penstock.worker.publisher import Publisher
 from penstock.worker.reports import Reporter
 from penstock.worker.sender import FrameSender
@@ -96,7 +96,7 @@ class Worker:
         self.id = id
         self.call = CurrentCall()
         """For the heartbeat thread."""
-        self._phase = Phase.STANDING_BY if assignment.takes_over else Phase.CREATED
+        self._phase = WorkerPhase.STANDING_BY if assignment.takes_over else WorkerPhase.CREATED
         self._job, self._clock, self._archive = job, clock, archive
         self.intake = Intake(id, job, clock, self._phase)
         """For the reader thread."""
@@ -160,10 +160,10 @@ class Worker:
 
     def fail(self, error: BaseException) -> list[Event]:
         """Something that the worker cannot recover from: tell the driver, once, and do nothing more."""
-        if self._phase is Phase.FAILED:
+        if self._phase is WorkerPhase.FAILED:
             return []
-        if self._phase is not Phase.CLOSED:
-            self._become(Phase.FAILED)
+        if self._phase is not WorkerPhase.CLOSED:
+            self._become(WorkerPhase.FAILED)
         ours = as_penstock_error(self.id, error)
         passing = isinstance(error, SinkRefused | FramesLost | StateUnavailable)  # the last commit is a way out
         return [self._report(), WorkerFailed(ours.where, ours.problem, ours.hint, passing)]
@@ -177,19 +177,17 @@ class Worker:
 
     def turn(self) -> Turn:
         """Do a moment's work. Raises what cannot be blamed on a tuple."""
-        runs = self._phase is Phase.OPEN or self._phase is Phase.LEAVING
+        runs = self._phase is WorkerPhase.OPEN or self._phase is WorkerPhase.LEAVING
         if runs:
             self._loop.run()
         events: list[Event] = [*self._acks.collect(self._tasks), *self._flow.take_states()]
         if len(self._said) < 2:
             events += self._say_once()
-        if self._phase is Phase.LEAVING and self.has_left:
+        if self._phase is WorkerPhase.LEAVING and self.has_left:
             events += self._leave()
-        if self._reporter.fatal is not None:
-            events += self.fail(self._reporter.fatal)
-        elif self._clock.monotonic() >= self._reporter.due:
+        if self._clock.monotonic() >= self._reporter.due:
             events.append(self._report())
-        rows = [] if self._phase is Phase.FAILED else self._out.take()
+        rows = [] if self._phase is WorkerPhase.FAILED else self._out.take()
         jobs, now = self._jobs(), self._clock.monotonic()
         wait = min(LONGEST_WAIT, self._reporter.due - now, self._publisher.wait())
         if runs and wait > 0:
@@ -222,13 +220,18 @@ class Worker:
     # ---- the life of a worker --------------------------------------------------------------------------
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> WorkerPhase:
         return self._phase
 
-    def _become(self, phase: Phase) -> None:
+    def _become(self, phase: WorkerPhase) -> None:
         if phase not in TRANSITIONS[self._phase]:
             raise IllegalTransition(self._phase, phase)
         self._phase = self.intake.phase = phase
+
+    @property
+    def fatal(self) -> PenstockError | None:
+        """An error of user code that is to end the topology (setting ``on_error``)."""
+        return self._reporter.fatal
 
     @property
     def has_left(self) -> bool:
@@ -239,7 +242,7 @@ class Worker:
     def gone(self) -> bool:
         """Its slot may have another worker: it was closed, and nobody sends to it any more, or it was never
         opened."""
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not WorkerPhase.CLOSED:
             return False
         return not self._tasks.is_open or (self.has_left and self.intake.ended)
 
@@ -248,10 +251,10 @@ class Worker:
         departure = self._epochs.departure
         assert self.intake.phase is self._phase
         assert not self._phase.has_tasks or self._tasks.is_open
-        if self._phase in (Phase.OPEN, Phase.LEAVING, Phase.LEFT):
-            assert departure.left == (self._phase is Phase.LEFT)
-            assert departure.requested == (self._phase is Phase.LEAVING)
-        assert not self._undelivered or self._phase in (Phase.LEFT, Phase.FAILED)
+        if self._phase in (WorkerPhase.OPEN, WorkerPhase.LEAVING, WorkerPhase.LEFT):
+            assert departure.left == (self._phase is WorkerPhase.LEFT)
+            assert departure.requested == (self._phase is WorkerPhase.LEAVING)
+        assert not self._undelivered or self._phase in (WorkerPhase.LEFT, WorkerPhase.FAILED)
 
     def inspect(self) -> Inspection:
         """By the loop's thread."""
@@ -270,7 +273,7 @@ class Worker:
         try:
             restored = {} if self._archive is None else self._archive.restore(command.tasks, command.generation)
         except SnapshotCorrupt as error:
-            self._become(Phase.FAILED)
+            self._become(WorkerPhase.FAILED)
             return [StateUnreadable(str(error))]
         nodes = {WorkerId.parse(name): node for name, node in command.nodes.items()}
         around = Surroundings(
@@ -294,12 +297,14 @@ class Worker:
             restore_handover(handover, self._tasks, self._flow, intake.detectors, self._sender)
             intake.alignment.take_over(first, intake.accept)
             self._reporter.report_load_soon()
-        self._become(Phase.OPEN)
+        self._become(WorkerPhase.OPEN)
         return None
 
     def _close(self, command: commands.CloseTasks) -> list[Event]:
-        """Close all tasks, also when one raises."""
-        self._become(Phase.CLOSED)
+        """Close all tasks, also when one raises. A second time nothing happens."""
+        if self._phase is WorkerPhase.CLOSED:
+            return []
+        self._become(WorkerPhase.CLOSED)
         failure: PenstockError | None = None
         try:
             self._tasks.deactivate()
@@ -318,14 +323,14 @@ class Worker:
     # ---- moving to another slot ------------------------------------------------------------------------
 
     def _prepare_to_leave(self, command: commands.PrepareToLeave) -> list[Event]:
-        if self._phase is not Phase.LEAVING:
-            self._become(Phase.LEAVING)
+        if self._phase is not WorkerPhase.LEAVING:
+            self._become(WorkerPhase.LEAVING)
         self._epochs.departure.request(command.commit, command.epoch)
         return [LeavePrepared(command.commit)]
 
     def _leave(self) -> list[Event]:
         """The last epoch has ended."""
-        self._become(Phase.LEFT)
+        self._become(WorkerPhase.LEFT)
         report = self._report()
         state = take_handover(
             self._epochs.number,
@@ -338,18 +343,18 @@ class Worker:
         return [report, WorkerLeft(state)]
 
     def _cancel_leave(self, command: commands.CancelLeave) -> None:
-        if self._phase not in (Phase.LEAVING, Phase.LEFT):
+        if self._phase not in (WorkerPhase.LEAVING, WorkerPhase.LEFT):
             return
         self._epochs.resume()
-        self._become(Phase.OPEN)
+        self._become(WorkerPhase.OPEN)
         messages, self._undelivered = self._undelivered, []
         for message in messages:
             self._flow.on_message(message)
 
     def _on_message(self, message: TaskMessage) -> list[Event] | None:
-        if self._phase is Phase.CLOSED and self.has_left:
+        if self._phase is WorkerPhase.CLOSED and self.has_left:
             return [message]  # for the worker that has the task now
-        if self._phase is Phase.LEFT:
+        if self._phase is WorkerPhase.LEFT:
             self._undelivered.append(message)
         else:
             self._flow.on_message(message)
