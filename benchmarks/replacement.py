@@ -164,9 +164,8 @@ def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tupl
         time.sleep(3)
         for number in range(replacements):
             handle.scale({"count": STEPS[number % len(STEPS)]})
-            say(
-                f"    {delivery}, {number + 1} of {replacements}: {handle.internals.replacements[-1].gap:.3f} s silent"
-            )
+            gap = handle.internals.replacements[-1].gap
+            say(f"    {delivery}, {number + 1} of {replacements}: {gap:.3f} s silent")
             time.sleep(1)
         end_input(folder)
         _await("the source must end", lambda: total(folder) is not None)
