@@ -120,7 +120,7 @@ def test_a_share_of_the_messages_are_copies_of_some_before(share):
 
 @pytest.mark.parametrize("conf", [{"duplicates": 1}, {"duplicates": -0.1}, {"scale": 0}])
 def test_a_share_or_a_scale_that_cannot_be(conf):
-    with pytest.raises(ComponentError, match=r"'source'.*conf.duplicates is at least 0 .*got.*Leave them out"):
+    with pytest.raises(ComponentError, match=r"'source'.*conf.duplicates must be at least 0 .*Leave them out"):
         emitted(Lines(), **conf)
 
 

@@ -73,7 +73,7 @@ def test_the_store_is_one_that_processors_may_race_for(tmp_path):
     assert one.progress("q") == ""
     one.write("q", table, "", "a", None)
     assert (other.progress("q"), rows_stored(tmp_path)) == ("a", 2)
-    with pytest.raises(Overtaken, match="one processor at a time"):
+    with pytest.raises(Overtaken, match="another processor also writes"):
         other.write("q", table, "", "b", None)
     assert not other._add(1, table, 2, "b"), "another was quicker since it looked"
     assert len(list((tmp_path / "store").iterdir())) == 1, "nothing staged is left"
