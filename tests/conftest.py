@@ -1,5 +1,5 @@
-"""Hypothesis draws the same examples in every run: a red test stays red until it is mended. Every test has a time
-limit. And servers that tests of several kinds want."""
+"""Settings and fixtures for all tests: Hypothesis generates the same examples in every run, so that a failure can
+be reproduced; every test has a time limit; servers for tests of several kinds."""
 
 import faulthandler
 import fcntl
@@ -19,17 +19,17 @@ from penstock.testing.servers.zookeeper import ZooKeeperServer
 settings.register_profile(
     "penstock",
     derandomize=True,
-    deadline=None,  # two slow cores, shared
+    deadline=None,  # the tests run on two slow, shared cores
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("penstock")
 
-# Seconds of one test with its fixtures, on two slow, shared cores. A server that is fetched on first use needs
-# minutes; ``pyproject.toml`` has the limit of all others.
+# Seconds for one test with its fixtures, on two slow, shared cores. A server that is fetched on first use needs
+# minutes. The limit of all other tests is in ``pyproject.toml``.
 _LIMITS = {"contract": 300, "consistency": 300, "integration": 300, "fault": 600}
-_FULL_LIMIT = 3600  # of a fault test over a long list of faults
-_GRACE = 60  # seconds after the limit until a process whose main thread hears no signal is ended
+_FULL_LIMIT = 3600  # seconds for a fault test with a long list of faults
+_GRACE = 60  # seconds after the limit until a process is killed whose main thread does not handle the signal
 
 
 def pytest_collection_modifyitems(config, items):
@@ -43,11 +43,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """pytest-timeout fails a test by a signal, which Python handles between two instructions of the main thread. A
-    call into C that never returns is ended here, with the whole process, by a thread that needs no Python."""
+    """pytest-timeout fails a test with a signal, which Python handles between two instructions of the main thread.
+    If a call into C never returns, this ends the whole process, from a thread that does not need Python."""
     marker = item.get_closest_marker("timeout")
     limit = float(marker.args[0] if marker else item.config.getini("timeout"))
-    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the one that is not captured
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the stream that is not captured
     faulthandler.dump_traceback_later(limit + _GRACE, exit=True, file=stderr)
     try:
         return (yield)
@@ -57,14 +57,15 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True, scope="session")
 def deployment_key(tmp_path_factory):
-    """Tests and the processes they start have a deployment key of their own, never the user's."""
+    """Give the tests and the processes they start their own deployment key instead of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_FILE, str(tmp_path_factory.mktemp("deployment") / "key"))
         yield
 
 
 def started(server):
-    """A server for a fixture that yields it: started, or the tests that want it are skipped; closed at the end."""
+    """Start a server for a fixture and close it at the end. If it cannot be started, the tests that use it are
+    skipped."""
     try:
         server.start()
     except EnvironmentFault as fault:
@@ -76,13 +77,13 @@ def started(server):
 
 @pytest.fixture(scope="module")
 def zookeeper_server():
-    """A ZooKeeper. A test that stops it starts it again."""
+    """A ZooKeeper server. A test that stops it must start it again."""
     yield from started(ZooKeeperServer())
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 4 MB. Needs the right to mount."""
+    """A file system of 4 MB. Needs the right to mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True)
@@ -94,7 +95,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def no_other_cluster():
-    """Of tests that run at a time, those that look for what clusters leave on the machine wait for each other."""
+    """Serializes tests that check what clusters leave behind on the machine, if tests run in parallel."""
     with open(Path(tempfile.gettempdir()) / f"penstock-test-clusters-{os.getuid()}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

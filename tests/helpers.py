@@ -1,4 +1,4 @@
-"""Small components and topologies that several tests share."""
+"""Small components and topologies shared by several tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 
 
 class Pass(BasicBolt):
-    """Emits what it gets."""
+    """Emits what it receives."""
 
     def __init__(self, *fields):
         self._fields = fields
@@ -23,7 +23,7 @@ class Pass(BasicBolt):
 
 
 class RichPass(RichBolt):
-    """Emits what it gets, anchored, and acks it."""
+    """Emits what it receives, anchored, and acks it."""
 
     def __init__(self, *fields):
         self._fields = fields
@@ -40,7 +40,7 @@ class RichPass(RichBolt):
 
 
 class BatchPass(BatchBolt):
-    """Emits what it gets, a batch at a time."""
+    """Emits what it receives, one batch at a time."""
 
     def __init__(self, *fields):
         self._fields = fields
@@ -53,7 +53,7 @@ class BatchPass(BatchBolt):
 
 
 class BatchFeeder(BatchSpout):
-    """Emits the batches it was made with, ``at_once`` of them in each call."""
+    """Emits the given batches, ``at_once`` of them in each call."""
 
     def __init__(self, *fields, batches, at_once=1):
         self._fields, self._batches, self._at_once = fields, deque(batches), at_once
@@ -70,7 +70,7 @@ class BatchFeeder(BatchSpout):
 
 
 class CaptureBatches(BatchBolt):
-    """Keeps every batch and where it came from."""
+    """Keeps every batch and its source."""
 
     def __init__(self):
         self.batches = []
@@ -92,7 +92,7 @@ def line_topology(spout, *bolts, settings=None, parallelism=1, local=False):
 
 
 def run_rows(fields, rows, bolt, settings=None, **options):
-    """Feed rows through ``bolt`` (component ``b1``) into a capture (``b2``); the runner, idle."""
+    """Feed rows through ``bolt`` (component ``b1``) into a capture bolt (``b2``). Returns the idle runner."""
     runner = LocalRunner(
         line_topology(FeederSpout(*fields, rows=rows), bolt, CaptureBolt(), settings=settings), **options
     )
@@ -101,18 +101,19 @@ def run_rows(fields, rows, bolt, settings=None, **options):
 
 
 def per_task(runner, component):
-    """What each task of a ``CaptureBolt`` got, as plain tuples, lowest task first."""
+    """The tuples that each task of a ``CaptureBolt`` received, as plain tuples, lowest task first."""
     return [[tuple(tup) for tup in bolt.tuples] for bolt in runner.component(component)]
 
 
 def workers_of(runner):
-    """The runner's workers by id, for what only the workers know: frames sent, published rows."""
+    """The runner's workers by id, for details that only workers have: frames sent, published rows."""
     return runner._workers
 
 
 def settings_with(**values):
-    """Settings by short names: a group's name for its first setting, else the setting's name. Where two groups
-    have it, the group comes first: ``settings_with(delivery="exactly_once", seed=3, scaling_window=1.0)``."""
+    """Settings by short names: a group's name stands for its first setting, otherwise the setting's name is used.
+    If two groups have it, the group is prefixed: ``settings_with(delivery="exactly_once", seed=3,
+    scaling_window=1.0)``."""
     return Settings().with_values({_dotted(name): value for name, value in values.items()})
 
 

@@ -1,4 +1,4 @@
-"""Snapshots that several tests of placement share."""
+"""Placement snapshots shared by several tests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FIGURE_2 = {
     "f2": ("h", "i"),
     "g": ("i",),
 }
-"""C's text gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and n2; the figure
-is not in the text, so the rest is a simple topology with these numbers."""
+"""The text of *Pu 2021* gives 11 executors, 20 edges, the children of a and b, and that i has parents on n1 and
+n2. The figure is not in the text, so the rest is a simple topology with these numbers."""
 
 ON_FIGURE_4 = ("a", "d1", "f2", "h")
 
 
 def c_example(cpu=None, places=None, limits=None, memory=None):
-    """C's figures 2 to 4; what lies on the critical path of figure 4 is the busiest."""
+    """*Pu 2021*, figures 2 to 4; the executors on the critical path of figure 4 are the busiest."""
     places = FIGURE_3 | (places or {})
     busy = {name: 0.5 if name in ON_FIGURE_4 else 0.1 for name in FIGURE_3} | (cpu or {})
     executors = tuple(
