@@ -1,4 +1,4 @@
-"""Workers are moved to other nodes while the topology runs; on several nodes, so in a session of its own."""
+"""Workers move to other nodes while the topology runs. Needs several nodes, so each test has its own session."""
 
 import re
 import subprocess
@@ -68,7 +68,7 @@ ONE_BY_ONE = """
     refuses = Path(sys.argv[1]) / "refuses"
 
     def other(running, worker):
-        slots = running.current.worker registry.slots.values()
+        slots = running.current.registry.slots.values()
         (node,) = {slot.hello.node for slot in slots} - {running.workers[worker].hello.node}
         return node
 
