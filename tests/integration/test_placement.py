@@ -89,7 +89,7 @@ ONE_BY_ONE = """
         )
         running = submit(builder.build(f"slots-{delivery}", settings), "local-cluster[2,16,1024]")
         try:
-            for worker in (WorkerId(2, 0), WorkerId(1, 0), WorkerId(2, 1), WorkerId(2, 0)):  # the first back again at last
+            for worker in (WorkerId(2, 0), WorkerId(1, 0), WorkerId(2, 1), WorkerId(2, 0)):  # and back
                 before = running.bus.totals()["count"].executed
                 node, done = moved(running, worker)
                 assert running.workers[worker].hello.node == node == done.target, done
