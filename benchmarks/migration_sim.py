@@ -60,7 +60,7 @@ def measure_sim(results: Results, options: argparse.Namespace) -> None:
         ]
         low, high = np.percentile(each, [25, 75])
         row: dict[str, Any] = {f"{name} s": round(value, 1) for name, value in seconds.items()}
-        row |= {"better %": better, "D's better %": theirs}
+        row |= {"better %": better, "Sun 2022 better %": theirs}
         note = (
             f"Sun 2022: {credit:.0f}, {migration:.0f} s; half of {len(seeds)} seeds {low:.1f} to {high:.1f} % "
             "better"
@@ -135,7 +135,7 @@ def _plot_grid(seconds: np.ndarray[Any, Any]) -> Path:
     """Our grid and the paper's with the same color scale."""
     figure, axes = _figure(columns=2)
     theirs = np.array([D_GRID[beta] for beta in BETAS])
-    for one, values, title in zip(axes, (seconds, theirs), ("simulated", "D table 1"), strict=True):
+    for one, values, title in zip(axes, (seconds, theirs), ("simulated", "Sun 2022, table 1"), strict=True):
         one.imshow(values, cmap="YlOrRd", aspect="auto", vmin=min(seconds.min(), theirs.min()), vmax=theirs.max())
         one.set(title=f"5 GB, s: {title}", xlabel="α", ylabel="β")
         one.set_xticks(range(len(ALPHAS)), _labels(ALPHAS))
