@@ -96,7 +96,7 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
                 tasks = ", ".join(f"{name} {count}" for name, count in each.parallelism.items())
                 say(f"    {tasks}; spouts silent {each.gap:.3f} s, took {each.seconds:.1f} s: {each.reason}")
             failures.update(handle.internals.bus)
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
     finally:
         handle.kill(drain=False)
     course = Course(load, arrivals(folder), failed=failures.total)
