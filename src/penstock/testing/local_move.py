@@ -40,8 +40,8 @@ class LocalMove:
         self._old.left = None
 
     def carry_out(self, patience: float, routes: Sequence[Command]) -> bool:
-        """False: the worker did not leave within ``patience`` seconds, and stays. ``routes``: migration routes, which
-        the new slot does not know yet."""
+        """False: the worker did not leave within ``patience`` seconds, and stays. ``routes``: migration routes,
+        which the new slot does not know yet."""
         registry, old, new = self._registry, self._old, self._new
         registry.stand_by(self._worker, self._spare)
         self._route([self._old_slot.index, self._spare.index])
