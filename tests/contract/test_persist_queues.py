@@ -877,7 +877,7 @@ def test_queues_travel_and_tell_no_passwords(queue):
         (MemcachedQueue("localhost:http"), "here: server is not a host and port of memcached.*Write Memcached"),
         (
             MemcachedQueue(max_bytes=1 << 40),
-            "here: max_bytes of MemcachedQueue is .*, which is more than .*Use RedisQueue",
+            "here: max_bytes of MemcachedQueue is .*more than .*Use RedisQueue",
         ),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""``penstock`` as a user meets it: in a process of its own, with its output and exit code."""
+"""``penstock`` as a user runs it: in its own process, with its output and exit code."""
 
 import os
 import re

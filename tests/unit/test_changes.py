@@ -23,8 +23,6 @@ class Scenario:
     """A change that is asked for in a world of its own."""
 
     kind, spare_slots = "replacement", 0
-    steps = {}
-    """By guarantee: the steps in order."""
 
     def __init__(self, folder, guarantee):
         self.folder, self.guarantee = folder, guarantee

@@ -981,7 +981,7 @@ def test_a_topology_that_ends_before_its_answer_leaves_no_request(tmp_path, monk
     store = StateStore(str(tmp_path / "state")).child("t")
     owner = Ownership("t", this_process())
     owner.claim(store)
-    monkeypatch.setattr(savepoint, "_LOOK", 0.0)
+    monkeypatch.setattr(savepoint, "_ALIVE_INTERVAL", 0.0)
     monkeypatch.setattr(savepoint.time, "sleep", lambda seconds: owner.release(store))
     with pytest.raises(NotRunning, match="it is not running"):
         ask_for_savepoint(tmp_path)
@@ -1003,6 +1003,6 @@ def test_who_is_interrupted_while_waiting_for_a_savepoint_leaves_no_request(tmp_
 
 
 def test_a_savepoint_of_an_unknown_topology_is_bad_input(tmp_path):
-    with pytest.raises(StateMissing, match=r"state holds no state of it\. Check the topology's name") as error:
+    with pytest.raises(StateMissing, match=r"state contains no state of it\. Check the topology's name") as error:
         ask_for_savepoint(tmp_path)
     assert error.value.exit_code == 2

@@ -11,7 +11,6 @@ from penstock.driver.lifecycle import (
     ChangeEnded,
     ChangeRequested,
     KillRequested,
-    LifecycleMachine,
     Refuse,
     RestartEnded,
     RestartQuery,
@@ -22,6 +21,7 @@ from penstock.driver.lifecycle import (
     SpoutsRequested,
     StartAgain,
     StartEnded,
+    TopologyLifecycle,
     TopologyPhase,
 )
 from penstock.driver.steps import Cause, Problem
@@ -36,7 +36,7 @@ def problem(cause=Cause.LOST, error=None):
 
 @pytest.fixture
 def life():
-    made = LifecycleMachine("words", max_restarts=3)
+    made = TopologyLifecycle("words", max_restarts=3)
     made.handle(StartEnded(None))
     yield made
     made.validate()
@@ -44,7 +44,7 @@ def life():
 
 def in_phase(phase):
     """A machine in a phase, by the shortest way there."""
-    made = LifecycleMachine("words", max_restarts=3)
+    made = TopologyLifecycle("words", max_restarts=3)
     ways = {
         TopologyPhase.STARTING: [],
         TopologyPhase.ACTIVE: [StartEnded(None)],
@@ -70,14 +70,14 @@ def test_every_phase_has_its_transitions_and_the_last_ones_none():
 
 
 def test_a_start_that_works():
-    made = LifecycleMachine("words", 3)
+    made = TopologyLifecycle("words", 3)
     assert made.state == "starting"
     assert made.handle(StartEnded(None)) is None
     assert (made.phase, made.state) == (TopologyPhase.ACTIVE, "active")
 
 
 def test_a_start_that_fails_ends_the_topology():
-    made, failed = LifecycleMachine("words", 3), problem(Cause.LOST)
+    made, failed = TopologyLifecycle("words", 3), problem(Cause.LOST)
     assert made.handle(StartEnded(failed)) == ShutDown(drain=False, running=False, error=failed.error)
     made.handle(ShutDownEnded(None))
     assert (made.state, made.error) == ("failed", failed.error)
@@ -85,7 +85,7 @@ def test_a_start_that_fails_ends_the_topology():
 
 
 def test_a_start_falls_back_where_a_snapshot_cannot_be_read():
-    made = LifecycleMachine("words", 3)
+    made = TopologyLifecycle("words", 3)
     assert made.handle(StartEnded(problem(Cause.UNREADABLE))) == StartAgain()
     assert (made.phase, made.restarts.count) == (TopologyPhase.STARTING, 1)
 

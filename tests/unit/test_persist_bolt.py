@@ -227,7 +227,7 @@ def test_a_worker_that_was_replaced_stops_instead_of_acking(start, tmp_path):
     spout = runner.component("numbers")[0]
     assert spout.acked == 1000
     spout.count = 2000
-    with pytest.raises(SinkRefused, match="another process has begun since"):
+    with pytest.raises(SinkRefused, match="another process has registered as"):
         runner.run(1.0)
     assert spout.acked == 1000
 

@@ -53,6 +53,7 @@ class Locally:
     def __init__(self, topology):
         self.topology, self.replacements, self.runner = topology, [], None
         self.internals = self
+        self.internals = self
         self.bus = SimpleNamespace(totals=self._totals)
         self._start()
 

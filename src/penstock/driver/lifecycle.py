@@ -175,7 +175,7 @@ class ShutDown:
 Decision = StartAgain | SetSpouts | CarryOut | Refuse | RestartQuery | ShutDown
 
 
-class LifecycleMachine:
+class TopologyLifecycle:
     """The machine of one topology. ``handle`` is called by one thread at a time; ``phase``, ``state`` and
     ``error`` may be read by any."""
 

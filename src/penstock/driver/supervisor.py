@@ -17,7 +17,7 @@ from penstock.driver.changes import Changes
 from penstock.driver.deployment import Deployment
 from penstock.driver.engine import Engine
 from penstock.driver.lease_thread import Lease
-from penstock.driver.lifecycle import Decision, Event, LifecycleMachine, TopologyPhase
+from penstock.driver.lifecycle import Decision, Event, TopologyLifecycle, TopologyPhase
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.load_sample import MonitorSample
 from penstock.driver.query_run import RunContext
@@ -53,7 +53,7 @@ class Supervisor:
         ``waiter``: tests have their own."""
         settings = deployment.topology.settings
         self.server, self.engine = server, engine
-        self.lifecycle = LifecycleMachine(deployment.topology.name, settings.lifecycle.max_restarts)
+        self.lifecycle = TopologyLifecycle(deployment.topology.name, settings.lifecycle.max_restarts)
         self.monitor = LoadMonitor(settings)
         """What executors, streams and nodes are up to, and the energy of that."""
         self.left_behind = ""
