@@ -75,9 +75,10 @@ def start(world, folder, tasks, seed=0, **more):
 
 
 def go_on(runner):
-    """Until an epoch more is committed, and then be killed with tuples under way. Returns the epoch."""
+    """Run until one more epoch is committed and the sinks have published it; then the runner is dropped, with
+    tuples under way, as if it were killed. Returns the epoch."""
     before = runner.commits.committed
-    run_until(runner, lambda: runner.commits.committed > before)
+    run_until(runner, lambda: runner.commits.published == runner.commits.committed > before)
     return runner.commits.committed
 
 
