@@ -1,1 +1,2 @@
-"""Benchmarks: the ladder, the papers' experiments, the peers. Run by ``penstock bench``."""
+"""The benchmarks of ``penstock bench``: microbenchmarks, the papers' experiments, and comparisons with other
+systems."""

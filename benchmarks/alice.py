@@ -1,8 +1,10 @@
-"""The word count from Kafka beside Storm's, both at least once (A 6.2): latency at a given rate, then a backlog
-worked off flat out. The systems take turns; ratios are taken within a repeat, their median is reported.
+"""The word count from Kafka compared with Storm's, both at least once (*Lu 2020*, section 6.2): latency at a given
+rate, then throughput with a backlog. The systems take turns. Ratios are computed within a repeat; their median is
+reported.
 
-A's spout puts the time into a line as it reads it from a full topic: its latency is the way through a topology
-that has all it can do. That is the backlog's. At a given rate latency counts from when the producer sent the line.
+The spout of *Lu 2020* adds the time to a line when it reads the line from a full topic, so its latency is measured
+under full load. The backlog measurement does the same. At a given rate, latency is measured from the producer's
+send.
 """
 
 from __future__ import annotations
@@ -32,39 +34,39 @@ from penstock.testing.servers.kafka import KafkaServer
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = ("penstock batch", "penstock tuple", "storm", "storm tuned")
 RATES = (2_000, 10_000)  # lines/s, of 11 words each
-PENDING = 5_000  # lines under way, for both systems, while a backlog is worked off
+PENDING = 5_000  # lines in flight, for both systems, while a backlog is processed
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a system is given."""
+    """The work given to a system."""
 
     bootstrap: str
     topic: str
     since: str
-    """What latency counts from: "sent", or "read" by the spout where lines wait in Kafka first, as in A."""
+    """Start of the latency measurement: "sent" by the producer, or "read" by the spout, as in *Lu 2020*."""
     words: int
-    """In the topic, after which the run ends; 0: no end."""
+    """Words in the topic, after which the run ends; 0: the run does not end by itself."""
     warm_up: int
-    """Seconds from the first word on, or a quarter of the words if that is sooner."""
+    """Seconds from the first word, or the time of a quarter of the words if that is shorter."""
     seconds: int
-    """Then measured for so long, or to the end of the words."""
+    """Length of the measurement after that, unless the words end before."""
     pending: int = 0
-    """Lines under way; 0: the system's own default."""
+    """Lines in flight; 0: the system's default."""
 
     @property
     def start(self) -> Literal["earliest", "latest"]:
-        """Where to begin: with the backlog, or with what comes once the system is up."""
+        """Where the spout begins: with the backlog, or with lines that arrive after the system has started."""
         return "earliest" if self.words else "latest"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What it did with it."""
+    """What a system did with its load."""
 
     words_per_s: float
     percentiles: npt.NDArray[np.float64]
-    """Latency of words, ms: 1st to 99th percentile."""
+    """Latency of words in ms: 1st to 99th percentile."""
     failed: int
 
     @property
@@ -77,7 +79,7 @@ class Outcome:
 
 
 def measure_alice(results: Results, options: argparse.Namespace) -> None:
-    """A part of ``penstock bench backpressure``; ``options.text`` is the book, see ``book``."""
+    """Part of ``penstock bench backpressure``. ``options.text`` is the book, see ``book``."""
     repeats = options.repeats or (1 if options.quick else 3)
     build_storm()
     curves: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
@@ -87,7 +89,7 @@ def measure_alice(results: Results, options: argparse.Namespace) -> None:
             curves[f"{rate:,} lines/s, since a line was sent"] = _curves(outcomes)
             report_latency(results, rate, outcomes)
         outcomes = _backlog(kafka, repeats, options)
-        curves["flat out, since the spout read a line"] = _curves(outcomes)
+        curves["full load, since the spout read a line"] = _curves(outcomes)
         report_backlog(results, outcomes, _words_a_line(options))
     draw(curves, Path(options.json).parent if options.json else Path("results"))
 
@@ -135,14 +137,14 @@ def _turns(what: str, repeats: int, turn: Callable[[str, int], Outcome]) -> Outc
 
 
 def run(system: str, load: Load) -> Outcome:
-    """One system, alone."""
+    """Run one system, with no other running."""
     with tempfile.TemporaryDirectory() as folder:
         if system.startswith("storm"):
             return _run_storm(system.endswith("tuned"), load, folder)
         try:
             return _run_penstock(system.endswith("batch"), load, folder)
         finally:
-            close_session()  # no JVM of ours may stand beside the next system's
+            close_session()  # no JVM of Penstock may run while the next system is measured
 
 
 def _run_storm(tuned: bool, load: Load, folder: str) -> Outcome:
@@ -158,11 +160,11 @@ def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
     settings = Settings(delivery=Delivery("at_least_once", state_dir=folder), conf=conf)
     if load.pending:
         settings = replace(settings, delivery=replace(settings.delivery, max_spout_pending=load.pending))
-    name = f"alice-{micros()}"  # of this run alone: so are its replay topics
+    name = f"alice-{micros()}"  # unique, so that the replay topics are too
     with running(kafka_word_count(load.bootstrap, load.topic, load.start, batch, settings, name)) as handle:
 
-        def come(least: int, seconds: float) -> bool:
-            """Wait for so many words, or so long."""
+        def wait_for(least: int, seconds: float) -> bool:
+            """Wait until this many words were persisted or the time is over. Returns whether the words came."""
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 if handle.internals.bus.totals()["persist"].executed >= least:
@@ -170,11 +172,11 @@ def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
                 time.sleep(0.02)
             return False
 
-        if not come(1, 60):
-            raise SystemExit(f"no word of {load.topic} within a minute")
-        come(load.words // 4 or sys.maxsize, load.warm_up)
+        if not wait_for(1, 60):
+            raise SystemExit(f"no word of {load.topic} arrived within a minute")
+        wait_for(load.words // 4 or sys.maxsize, load.warm_up)
         begun = micros()
-        come(load.words or sys.maxsize, load.seconds)
+        wait_for(load.words or sys.maxsize, load.seconds)
         ended = micros()
         failed = handle.internals.bus.totals()["lines"].failed
     since, came = np.load(times)
@@ -184,10 +186,10 @@ def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
 def judge(
     since: npt.NDArray[np.int64], came: npt.NDArray[np.int64], begun: int, ended: int, failed: int
 ) -> Outcome:
-    """The outcome of the words that came from ``begun`` to ``ended``, or to the last if that came before."""
+    """The outcome of the words that arrived between ``begun`` and ``ended``, or until the last word."""
     chosen = (came >= begun) & (came <= ended)
     if not chosen.any():
-        raise SystemExit("no word came while it was measured")
+        raise SystemExit("no word arrived during the measurement")
     waited = (came - since)[chosen] / 1000
     elapsed = (min(ended, int(came.max())) - begun) / 1e6
     return Outcome(float(chosen.sum() / elapsed), np.percentile(waited, range(1, 100)), failed)
@@ -195,8 +197,8 @@ def judge(
 
 @contextmanager
 def sending(bootstrap: str, topic: str, rate: int, text: str | None) -> Iterator[None]:
-    """A process that sends the book's lines, again and again, from the start of the block to its end. Says so at
-    the end if it fell behind."""
+    """Run a process that sends the book's lines repeatedly during the block. Prints a message if it was too
+    slow."""
     process = subprocess.Popen(
         [*_producer(bootstrap, topic, rate, text), "--linger", "1"],
         cwd=ROOT,
@@ -208,15 +210,15 @@ def sending(bootstrap: str, topic: str, rate: int, text: str | None) -> Iterator
     assert process.stdout is not None
     process.stdin.write("how many\n")
     process.stdin.flush()
-    before, begun = int(process.stdout.readline()), time.monotonic()  # answers when it is up
+    before, begun = int(process.stdout.readline()), time.monotonic()  # the producer answers when it is ready
     try:
         yield
     finally:
         took = time.monotonic() - begun
-        said, _ = process.communicate("how many\n", timeout=60)
-    achieved = (int(said) - before) / took
+        answer, _ = process.communicate("how many\n", timeout=60)
+    achieved = (int(answer) - before) / took
     if achieved < 0.95 * rate:
-        say(f"  the producer fell behind: {achieved:,.0f} lines/s and not {rate:,}")
+        say(f"  the producer was too slow: {achieved:,.0f} lines/s instead of {rate:,}")
 
 
 def _producer(bootstrap: str, topic: str, rate: int, text: str | None) -> list[str]:
@@ -250,7 +252,7 @@ def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) ->
         waits = _ratios(outcomes, system, lambda each: each.p50)
         rates = [each.words_per_s for each in found]
         results.row(
-            what="word count from Kafka, a backlog",
+            what="word count from Kafka, backlog",
             system=system,
             p50_ms=median([each.p50 for each in found]),
             p99_ms=median([each.p99 for each in found]),
@@ -261,12 +263,12 @@ def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) ->
             repeats=" ".join(f"{rate / 1e3:.0f}k" for rate in rates),
         )
         if system.startswith("penstock"):
-            results.bar(_name("throughput", system), ratios["storm"], "× storm, at least 1 wanted")
-            results.bar(_name("p50", system), waits["storm"], "× storm's p50, a full topic as in A; 0.8 wanted")
+            results.bar(_name("throughput", system), ratios["storm"], "× storm, target: at least 1")
+            results.bar(_name("p50", system), waits["storm"], "× storm's p50 with a full topic, target: 0.8")
 
 
 def _ratios(outcomes: Outcomes, system: str, value: Callable[[Outcome], float]) -> dict[str, float]:
-    """Beside each peer, within a repeat; the median."""
+    """The ratio to each Storm configuration: the median of the ratios within a repeat."""
     return {
         peer: median(
             [value(ours) / value(theirs) for ours, theirs in zip(outcomes[system], outcomes[peer], strict=True)]
@@ -276,8 +278,8 @@ def _ratios(outcomes: Outcomes, system: str, value: Callable[[Outcome], float]) 
 
 
 def _name(what: str, system: str) -> str:
-    """The batch form, which those who want speed write, has the plain name."""
-    return f"a62.vs_storm.{what}" + (".tuple" if system.endswith("tuple") else "")
+    """The name of a bar. The batch form, which is the fast one, has no suffix."""
+    return f"alice.vs_storm.{what}" + (".tuple" if system.endswith("tuple") else "")
 
 
 def _words_a_line(options: argparse.Namespace) -> float:
@@ -290,7 +292,7 @@ def _curves(outcomes: Outcomes) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def draw(curves: dict[str, dict[str, npt.NDArray[np.float64]]], folder: Path) -> None:
-    """The share of words that were persisted within so many ms: a panel for each load."""
+    """Draw the share of words persisted within a given time, one panel per load."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(curves), 4), layout="constrained")

@@ -1,5 +1,5 @@
-"""A's word count from Kafka (SPEC 7): lines → split 2 → count 4 → persist 1, in both forms. The Storm peer
-(``peers/storm``, KafkaWordCount) does the same with each line and each word."""
+"""The word count from Kafka of *Lu 2020*: lines → split 2 → count 4 → persist 1, with tuples and with batches. The
+Storm program (``peers/storm``, KafkaWordCount) does the same with each line and each word."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from penstock.connectors.kafka_replay import KafkaEden
 from penstock.replay import ReplaySpout
 from penstock.topology.streams import DEFAULT_STREAM
 
-_BUFFER = 65_536  # bytes of the persisted file's buffer, as in the peer
+_BUFFER = 65_536  # bytes of the output file's buffer, as in the Storm program
 
 
 def kafka_word_count(
     bootstrap: str, topic: str, start: Start, batch: bool, settings: Settings, name: str
 ) -> Topology:
-    """Begins with what comes (``start`` "latest") or with what is there ("earliest").
+    """``start``: "latest" begins with new lines, "earliest" with those already in the topic.
 
-    ``settings.conf``: ``since`` is what latency counts from, "sent" (the time in the line) or "read" (when the
-    spout emits it); ``out`` is the file of counts, ``times`` the one for the words' times."""
+    ``settings.conf``: ``since`` is the start of the latency measurement, "sent" (the time in the line) or "read"
+    (when the spout emits it); ``out`` is the output file, ``times`` the file with the words' times."""
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines(KafkaEden(bootstrap, topic, start=start)))
     add_bolts(builder, batch)
@@ -51,7 +51,7 @@ def kafka_word_count(
 
 
 def add_bolts(builder: TopologyBuilder, batch: bool) -> None:
-    """Behind a spout ``lines`` of ⟨line, read⟩."""
+    """Add the bolts after a spout ``lines`` that emits ⟨line, read⟩."""
     bolts: tuple[Any, Any, Any] = (
         (BatchSplit(), BatchCount(), BatchPersist()) if batch else (Split(), Count(), Persist())
     )
@@ -61,7 +61,7 @@ def add_bolts(builder: TopologyBuilder, batch: bool) -> None:
 
 
 class Lines(ReplaySpout):
-    """Replay with the time of emission behind each line, as A's spout adds it."""
+    """Replay spout that adds the time of emission to each line, like the spout of *Lu 2020*."""
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(("line", str), ("read", int))
@@ -71,7 +71,7 @@ class Lines(ReplaySpout):
 
 
 class _Stamping:
-    """A collector that adds the time."""
+    """A collector that adds the time of emission."""
 
     def __init__(self, collector: BatchSpoutCollector) -> None:
         self._collector = collector
@@ -86,7 +86,7 @@ class _Stamping:
     def emit_batch_direct(
         self, task: int, columns: Any, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:
-        raise NotImplementedError("lines go wherever there is room")
+        raise NotImplementedError("lines are not sent to a chosen task")
 
 
 # ---- tuple at a time -----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Count(BasicBolt):
 
 
 class Persist(BasicBolt):
-    """Writes each count to a file, and at the end since when and until when each word was under way."""
+    """Writes each count to a file, and at the end the time from which and until which each word was in flight."""
 
     plain_tuples = True
 
@@ -170,15 +170,15 @@ class BatchCount(BatchBolt):
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         words, since = batch.columns
-        counts, told = self._counts, []
+        counts, totals = self._counts, []
         for word in words.to_pylist():
             count = counts[word] = counts[word] + 1
-            told.append(count)
-        collector.emit_batch([words, pa.array(told, pa.int64()), since])
+            totals.append(count)
+        collector.emit_batch([words, pa.array(totals, pa.int64()), since])
 
 
 class BatchPersist(BatchBolt):
-    """The same file and times."""
+    """Like ``Persist``, in batches."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._file = open(str(conf["out"]), "w", _BUFFER)  # noqa: SIM115 - closed in cleanup
@@ -200,5 +200,5 @@ class BatchPersist(BatchBolt):
 
 
 def save_times(path: str, since: Any, came: Any) -> None:
-    """⟨since, came⟩ of each word, in microseconds since 1970, in the order they came."""
+    """Save ⟨since, arrived⟩ of each word in microseconds since 1970, in order of arrival."""
     np.save(path, np.array([since, came], np.int64))

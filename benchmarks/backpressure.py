@@ -1,5 +1,5 @@
-"""Flow control under overload: ``step`` against ``none``, ``spout`` and ``credit``; what it costs when nothing is
-overloaded; memory over ten minutes; and A's own experiments beside Storm."""
+"""Flow control under overload: ``step`` compared with ``none``, ``spout`` and ``credit``; its cost without
+overload; memory over ten minutes; and the experiments of *Lu 2020* compared with Storm."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ PARTS = ("uneven", "burst", "overhead", "memory", "words", "alice")
 MODES = ("step", "none", "spout", "credit")
 RESULTS = Path("results")
 
-RATE = (
-    20_000  # tuples a second of each branch; far from what the machine can do, so that only the slow bolt limits
-)
-SLOW = 1 / 2_000  # seconds a tuple of the slow bolt: a tenth of what it is sent
-WORK = 1 / 20_000  # seconds a tuple of the bolt in the burst: 20,000 a second
-BASE = 0.8 * 20_000  # tuples a second before and after the burst; twice as many in it
+RATE = 20_000  # tuples per second of each branch; far below the machine's limit, so that only the slow bolt limits
+SLOW = 1 / 2_000  # seconds per tuple of the slow bolt, which can process a tenth of its input
+WORK = 1 / 20_000  # seconds per tuple of the bolt in the burst experiment: 20,000 per second
+BASE = 0.8 * 20_000  # tuples per second before and after the burst; twice as many during it
 
 
 def main(options: argparse.Namespace) -> int:
@@ -53,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_uneven(results: Results, options: argparse.Namespace) -> None:
-    """Two branches on separate streams of one spout; the bolt of one takes a tenth of what it is sent."""
+    """Two branches on separate streams of one spout. The bolt of one can process a tenth of its input."""
     warm_up, seconds = (4, 8) if options.quick else (10, 30)
     rates: dict[str, dict[str, list[float]]] = {}
     series = {}
@@ -88,7 +86,8 @@ def measure_uneven(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_burst(results: Results, options: argparse.Namespace) -> None:
-    """Twice the rate for a while: latency from the spout's emit on, and what was done in that time."""
+    """Double the rate for a while, and measure the latency from the spout's emit and the throughput in that
+    time."""
     begin, length = (5.0, 8.0) if options.quick else (10.0, 30.0)
     series: dict[str, Sequence[dict[str, Any]]] = {}
     p99s: dict[str, list[float]] = {}
@@ -125,8 +124,8 @@ def measure_burst(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_overhead(results: Results, options: argparse.Namespace) -> None:
-    """The acked word count with and without flow control, side by side in one session and by turns: what the
-    machine does meanwhile happens to both."""
+    """Run the acked word count with and without flow control in one session, taking turns, so that disturbances of
+    the machine affect both."""
     turns, seconds = (6, 2.0) if options.quick else (40, 3.0)
     with tempfile.TemporaryDirectory() as folder:
         handles = {flow: _acked_words(flow, folder) for flow in ("none", "step")}
@@ -146,7 +145,7 @@ def _by_turns(handles: Mapping[str, RunningTopology], turns: int, seconds: float
             order = list(handles) if turn % 2 else list(reversed(list(handles)))
             for flow in order:
                 rate = _turn(handles[flow], seconds)
-                if turn >= 4:  # the first are the JVM's
+                if turn >= 4:  # during the first turns the JVM still compiles
                     rates[flow].append(rate)
         slowed = [
             stats.limit for stats in handles["step"].internals.bus.tasks().values() if stats.limit != math.inf
@@ -183,7 +182,7 @@ def _turn(handle: RunningTopology, seconds: float) -> float:
 
 
 def measure_memory(results: Results, options: argparse.Namespace) -> None:
-    """Resident memory of the driver, the JVM and the workers, with one branch overloaded tenfold all the time."""
+    """Resident memory of the driver, the JVM and the workers while one branch is overloaded tenfold."""
     minutes = 0.5 if options.quick else 10.0
     sizes: list[tuple[float, float]] = []
     with running(two_branches(SLOW, RATE, Settings())) as handle:

@@ -1,4 +1,5 @@
-"""D §3 on Spark: a source, three branches of different speed, a sink that merges."""
+"""The experiment of *Sun 2022*, section 3, on Spark: a source, three branches of different speed, a sink that
+merges."""
 
 from __future__ import annotations
 
@@ -35,20 +36,16 @@ from penstock import (
 )
 from penstock.topology.groupings import Split, by_position
 
-SPEEDS = (
-    50.0,
-    30.0,
-    20.0,
-)  # packets a second of the branches: 100 in all, so 5 GB in packets of 1 MB take a minute
-BURST = 400.0  # packets a second while the source sends
-ON, OFF = 0.5, 1.5  # seconds it sends and pauses: 100 a second in the mean, what the branches can take together
-HOT = 0.6  # share of a burst that one branch gets; the others share the rest. Which one is drawn for each burst
-PAYLOAD = 10_000  # bytes of a packet; D's has 1 MB
+SPEEDS = (50.0, 30.0, 20.0)  # packets per second of each branch, 100 in total: 5 GB in 1 MB packets take a minute
+BURST = 400.0  # packets per second while the source sends
+ON, OFF = 0.5, 1.5  # seconds it sends and pauses: 100 packets per second on average, the capacity of all branches
+HOT = 0.6  # share of a burst that goes to one randomly chosen branch; the others share the rest
+PAYLOAD = 10_000  # bytes of a packet; 1 MB in Sun 2022
 QUEUE = 40  # packets in a branch's queue
 
 
 class Packets(BatchSpout):
-    """``count`` packets in bursts, each with the branch it is bound for and a value to be summed."""
+    """Emits ``count`` packets in bursts, each with its branch and a value to be summed."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
@@ -77,7 +74,7 @@ class Packets(BatchSpout):
 
 
 def packets(count: int, seed: int) -> list[tuple[int, int]]:
-    """Branch and value of each packet: the same for every strategy."""
+    """Branch and value of each packet; the same for every strategy."""
     rng = random.Random(seed)
     result: list[tuple[int, int]] = []
     while len(result) < count:
@@ -90,7 +87,7 @@ def packets(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 class ByBranch(Grouping):
-    """To the branch the packet names."""
+    """Routes a packet to the branch that it names."""
 
     name = "by branch"
 
@@ -104,7 +101,8 @@ class _ByBranch(Router):
 
 
 class ByShare(Grouping):
-    """D's static allocation: shares fixed beforehand from the known speeds, whatever a packet names."""
+    """The static allocation of *Sun 2022*: shares are fixed beforehand by the known speeds, whatever a packet
+    names."""
 
     name = "by share"
 
@@ -126,7 +124,7 @@ class _ByShare(Router):
 
 
 class Work(BatchBolt):
-    """Takes its branch's time for a packet and hands on how many there were and their sum: parts to be merged."""
+    """Takes its branch's time per packet, and emits number and sum of the packets as partials."""
 
     emits_partials = True
 
@@ -142,7 +140,7 @@ class Work(BatchBolt):
 
 
 class Merge(BasicBolt):
-    """The output node."""
+    """The sink, which merges the partials."""
 
     merges_partials = True
 
@@ -161,7 +159,7 @@ def three_branches(count: int, seed: int, strategy: str, conf: dict[str, Any] | 
         flow=Flow(
             "step" if strategy == "migration" else "credit",
             inbox_capacity=QUEUE,
-            overflow_bytes=0,  # queues of a fixed length, as in D
+            overflow_bytes=0,  # queues of fixed length, as in Sun 2022
         ),
         migration=Migration(strategy == "migration", interval=0.2),
         transport=Transport(0.0, frame_bytes=2 * PAYLOAD),
@@ -176,6 +174,6 @@ def three_branches(count: int, seed: int, strategy: str, conf: dict[str, Any] | 
 
 
 def expected(count: int, seed: int) -> Sequence[int]:
-    """What the sink must come to."""
+    """The number and sum of the packets that the sink must reach."""
     chosen = packets(count, seed)
     return [len(chosen), sum(value for _, value in chosen)]

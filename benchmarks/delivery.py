@@ -1,4 +1,4 @@
-"""What guarantees cost: acks against Storm's, ack latency, epochs against none, Kafka to Kafka at 50,000/s."""
+"""The cost of delivery guarantees: acks compared with Storm's, ack latency, epochs, Kafka to Kafka at 50,000/s."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from penstock import (
 from penstock.spark.session import close_session
 
 PARTS = ("acked", "latency", "epochs", "kafka")
-PENDING = 5_000  # tuples under way, for both systems
-BATCH = 1_000  # sentences a batch: five of them fit into that
+PENDING = 5_000  # tuples in flight, for both systems
+BATCH = 1_000  # sentences per batch, so that five batches are in flight
 Times = npt.NDArray[np.float64]
 
 
@@ -54,7 +54,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_acked(results: Results, options: argparse.Namespace) -> None:
-    """FastWordCount 1/1/1 at least once, both with the same number of tuples under way; systems take turns."""
+    """FastWordCount 1/1/1 at least once, both systems with the same number of tuples in flight. They take
+    turns."""
     warm_up, seconds = (4, 4) if options.quick else (15, 10)
     repeats = options.repeats or (1 if options.quick else 3)
     build_storm()
@@ -92,14 +93,14 @@ def _acked_rate(system: str, warm_up: int, seconds: int) -> float:
                 assert totals.failed == 0, f"{totals.failed} tuples failed"
                 return rate
     finally:
-        close_session()  # no JVM of ours may stand beside the next system's
+        close_session()  # no JVM of Penstock may run while the next system is measured
 
 
 # ---- ack latency ---------------------------------------------------------------------------------------
 
 
 class PacedAcked(Spout):
-    """``rate`` tuples a second; notes when each was due and when it was acked."""
+    """Emits ``rate`` tuples per second. Records when each was due and when it was acked."""
 
     def __init__(self, rate: float) -> None:
         self._gap = 1.0 / rate
@@ -132,7 +133,7 @@ class Take(BasicBolt):
 
 
 def measure_latency(results: Results, options: argparse.Namespace) -> None:
-    """From when a tuple is due until its ack, over two hops as in the word count, at 1,000 a second."""
+    """Time from when a tuple is due to its ack, over two hops as in the word count, at 1,000 tuples per second."""
     seconds = 10 if options.quick else 60
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/acks.npy"
@@ -151,11 +152,11 @@ def measure_latency(results: Results, options: argparse.Namespace) -> None:
 
 # ---- epochs --------------------------------------------------------------------------------------------
 
-KEYS = 100_000  # of the stateful bolt in the latency run
+KEYS = 100_000  # keys of the stateful bolt in the latency measurement
 
 
 class StatefulCount(BasicBolt):
-    """The word count's, its counts in state."""
+    """The bolt of the word count, with its counts in state."""
 
     plain_tuples = True
 
@@ -167,7 +168,7 @@ class StatefulCount(BasicBolt):
 
 
 class StatefulBatchCount(BatchCount):
-    """The same in batches."""
+    """Like ``StatefulCount``, in batches."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         super().prepare(conf, context)
@@ -179,7 +180,8 @@ class StatefulBatchCount(BatchCount):
 
 
 class Timing(BasicBolt):
-    """Counts random keys in state; notes when each tuple was due and came, and when the state was snapshotted."""
+    """Counts random keys in state. Records when each tuple was due, when it arrived, and when the state was
+    snapshotted."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._counts = context.state.map("counts", 0)
@@ -202,7 +204,7 @@ class Timing(BasicBolt):
 
 
 class Paced(PacedAcked):
-    """Paced, not tracked."""
+    """Like ``PacedAcked``, without message ids."""
 
     def next_tuple(self) -> None:
         if time.time() >= self._due:
@@ -214,7 +216,7 @@ class Paced(PacedAcked):
 
 
 def measure_epochs(results: Results, options: argparse.Namespace) -> None:
-    """Exactly once with 10 s epochs against at most once: the same topologies."""
+    """Exactly once with epochs of 10 s compared with at most once, on the same topologies."""
     _measure_epoch_throughput(results, options)
     _measure_epoch_latency(results, options)
 
@@ -256,7 +258,7 @@ def _stateful_count(batch: bool, settings: Settings) -> Topology:
 
 
 def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> None:
-    """Tuples that come within 100 ms after a snapshot, against all others."""
+    """Latency of tuples that arrive within 100 ms after a snapshot, compared with all others."""
     seconds = 45 if options.quick else 300
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/times.npy"
@@ -273,11 +275,11 @@ def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> Non
     after, waited = came - last_snapshot < 0.1, (came - due) * 1000
     near, far = np.percentile(waited[after], 99), np.percentile(waited[~after], 99)
     results.row(
-        what="p99 at 1,000/s, within 100 ms after a marker / elsewhere",
-        markers=len(snapshots),
+        what="p99 at 1,000/s, within 100 ms after a snapshot / otherwise",
+        snapshots=len(snapshots),
         tuples=int(after.sum()),
         after_ms=float(near),
-        elsewhere_ms=float(far),
+        otherwise_ms=float(far),
     )
     results.bar("epochs.p99_ratio", float(near / far), "×")
 
@@ -285,8 +287,8 @@ def _measure_epoch_latency(results: Results, options: argparse.Namespace) -> Non
 # ---- Kafka to Kafka ------------------------------------------------------------------------------------
 
 
-class CountAndTell(BatchBolt):
-    """Counts words in its state, and says every second what the counts of the words seen since are."""
+class CountAndReport(BatchBolt):
+    """Counts words in its state, and every second emits the counts of the words seen since the last report."""
 
     tick_interval = 1.0
 
@@ -316,7 +318,8 @@ class CountAndTell(BatchBolt):
 
 
 def measure_kafka(results: Results, options: argparse.Namespace) -> None:
-    """Lines from Kafka, split, counted, counts to Kafka, at least once, at a steady rate: does the lag grow?"""
+    """Read lines from Kafka, split and count them, write counts to Kafka, at least once and at a steady rate. The
+    result is the growth of the lag."""
     from penstock.connectors.kafka import KafkaBolt, KafkaSpout
     from penstock.testing.servers.kafka import KafkaServer
 
@@ -327,7 +330,7 @@ def measure_kafka(results: Results, options: argparse.Namespace) -> None:
         builder = TopologyBuilder()
         builder.set_spout("lines", KafkaSpout(kafka.bootstrap, "lines"))
         builder.set_bolt("split", BatchSplit()).shuffle_grouping("lines")
-        builder.set_bolt("count", CountAndTell()).fields_grouping("split", "word")
+        builder.set_bolt("count", CountAndReport()).fields_grouping("split", "word")
         builder.set_bolt("sink", KafkaBolt(kafka.bootstrap, "counts")).shuffle_grouping("count")
         settings = Settings(delivery=Delivery("at_least_once", state_dir=folder))
         with running(builder.build("kafka-word-count", settings)) as handle:
@@ -353,11 +356,11 @@ def measure_kafka(results: Results, options: argparse.Namespace) -> None:
         largest_lag=float(lag.max()),
         failed=totals["lines"].failed,
     )
-    results.bar("kafka.lag_growth", slope, "lines/s (slope; the rate is 50,000)")
+    results.bar("kafka.lag_growth", slope, "lines/s (slope of the lag at 50,000 lines/s)")
 
 
 class _Producer:
-    """Lines at a steady rate, from a process of its own: the driver's interpreter has acks to serve."""
+    """Sends lines at a steady rate, from its own process, because the driver's interpreter must handle acks."""
 
     def __init__(self, bootstrap: str, rate: int) -> None:
         command = [sys.executable, "-m", "benchmarks.kafka_producer", bootstrap, str(rate)]
@@ -369,7 +372,7 @@ class _Producer:
         return self._ask("how many")
 
     def stop(self) -> tuple[int, float]:
-        """End; returns the lines sent, and how many that were a second."""
+        """Stop the producer. Returns the lines sent, and the lines per second."""
         sent = self.sent()
         seconds = time.monotonic() - self._begun
         self._process.communicate(timeout=60)
@@ -384,7 +387,7 @@ class _Producer:
 
 
 def _run(topology: Topology, seconds: float, path: str) -> Times:
-    """Run for so long; the times a component wrote at its end."""
+    """Run a topology for this long. Returns the times that a component wrote when it ended."""
     Path(path).unlink(missing_ok=True)
     with running(topology):
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Placement by ERDM (C §4): what it saves on a cluster of four nodes, how long it plans, what it saves in the
+"""Placement by ERDM (*Pu 2021*, section 4): savings on a cluster of four nodes, planning time, savings in the
 simulator."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sol on the cluster of four nodes and in the simulator. Service times and the delay of a hop are measured with
-the default placement, with many messages under way and with few; ERDM's are foretold.
+"""Compares Sol on a cluster of four nodes with the simulator. Service times and the delay between nodes are
+measured with the default placement, with many and with few messages in flight; the results of ERDM are predicted.
 
-With few, one batch of a spout, rates are not expected to agree: a spout waits for the last message of its batch
-before it emits the next, a simulated one emits for every ack."""
+With few messages in flight (one batch of a spout) the rates are not expected to agree: a real spout waits for the
+last message of its batch before it emits the next batch, a simulated one emits after every ack."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from penstock.sim.executor import SimComponent
 from penstock.sim.machine import MachineSpec
 from penstock.sim.outcome import ClusterSetUp
 
-FEWER = 50  # messages of a spout that may be under way: one batch
-SIMULATED = 60  # s
-_BEGIN = 20  # s of these until it is at rest
+FEWER = 50  # messages in flight per spout: one batch
+SIMULATED = 60  # seconds
+_BEGIN = 20  # seconds of the simulation that are skipped, until the rates are steady
 _SEED = 1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one tuple, where all cores are busy."""
+    """Costs per tuple, measured while all cores were busy."""
 
     services: dict[str, float]
-    """Core seconds by component; its share of the nodes' JVMs, which move what it takes, included. What spouts do
-    is mostly done when a tuple has been emitted, to send it and to hear of it: it counts with the next."""
+    """Core seconds by component, including its share of the nodes' JVMs, which transfer its input. Most of a
+    spout's work, sending the tuple and handling its ack, happens after the emit, so it is counted with the next
+    component."""
     sizes: dict[str, float]
-    """Bytes it emits."""
+    """Bytes per emitted tuple, by component."""
     cores: float
-    """All nodes together had: the machine's, without what driver and kernel take."""
+    """Cores that all nodes had together: the machine's cores without the share of driver and kernel."""
 
     @classmethod
     def of(cls, sample: MonitorSample, rate: float) -> Measured:
@@ -53,8 +54,8 @@ class Measured:
         return cls(services, sizes, sum(cpu.values()) + moving)
 
     def set_up(self, nodes: int, pending: int, delay: float = 0.0) -> ClusterSetUp:
-        """``delay`` of a hop between nodes. All nodes are on one machine, so each has an equal part of its cores,
-        however many there are."""
+        """The simulated cluster. ``delay`` is that between nodes. All nodes are on one machine, so each has an
+        equal share of its cores, however many nodes there are."""
         slower = nodes / self.cores
         names = list(self.services)
         components = []
@@ -75,7 +76,7 @@ class Measured:
             MachineSpec(cores=1, delay=delay),
             machines=nodes,
             workers=nodes,
-            ackers=0,  # beside the coordinator, which has a link without limit
+            ackers=0,  # the driver counts acks, over a link without limit
             max_pending=pending,
         )
 
@@ -96,10 +97,10 @@ def measure_energy_calibration(results: Results, options: argparse.Namespace) ->
             phases[pending] = default, watch.measure("erdm", seconds)
     measured = Measured.of(samples[many], phases[many][0].rate)
     delay = _delay(measured, phases[few][0], few)
-    say(f"  a hop between nodes takes {1e3 * delay:.1f} ms")
+    say(f"  the delay between nodes is {1e3 * delay:.1f} ms")
     worst = {"rate": 0.0, "latency": 0.0}
     for pending, (default, erdm) in phases.items():
-        for what, phase in (("default, measured", default), ("ERDM, foretold", erdm)):
+        for what, phase in (("default, measured", default), ("ERDM, predicted", erdm)):
             rate, latency = _simulated(measured.set_up(phase.nodes, pending, delay))
             off = {"rate": 100 * (rate / phase.rate - 1), "latency": 100 * (latency / phase.mean - 1)}
             if pending == many:
@@ -119,17 +120,17 @@ def measure_energy_calibration(results: Results, options: argparse.Namespace) ->
             )
             say(f"  {what}: {phase.rate:,.0f}/s, simulated {rate:,.0f}; {phase.mean:.3f} s, {latency:.3f}")
     for name, off_by in worst.items():
-        results.bar(f"sim.calibration.{name}", off_by, f"% off at most, with {many} pending")
+        results.bar(f"sim.calibration.{name}", off_by, f"% largest deviation with {many} pending")
 
 
 def _simulated(set_up: ClusterSetUp) -> tuple[float, float]:
-    """Messages a second, and their mean latency."""
+    """Messages per second and their mean latency."""
     outcome = run(set_up, seed=_SEED)
     return outcome.mean_rate(_BEGIN, SIMULATED) / (LEVELS - 1), outcome.mean_latency(_BEGIN, SIMULATED)
 
 
 def _delay(measured: Measured, phase: Phase, pending: int) -> float:
-    """Of a hop, so that the simulator has the latency that was measured; by halving."""
+    """The delay between nodes with which the simulator has the measured latency, found by bisection."""
     low, high = 0.0, phase.mean
     for _ in range(8):
         middle = (low + high) / 2

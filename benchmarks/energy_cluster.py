@@ -1,6 +1,6 @@
-"""ERDM on a cluster of four nodes with links of 100 Mb/s: default placement and ERDM's by turns in one run (C
-figures 7 to 15), what moving costs while results are counted, and a filter of duplicates. All watts and joules are
-modelled."""
+"""ERDM on a cluster of four nodes with links of 100 Mb/s: default placement and ERDM by turns in one run (*Pu
+2021*, figures 7 to 15), the cost of moves while results are counted, and a filter for duplicates. All watts and
+joules are computed by the power model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.book import micros
+from benchmarks.energy_figures import plot_phases
 from benchmarks.erdm_topologies import FOUR_NODES, sol, word_count
 from benchmarks.harness import Results, median, say
 from benchmarks.replacement_figures import longest_gap, lost, wrong_keys
@@ -30,21 +31,20 @@ from penstock.spark.submit import submit
 from penstock.testing.servers.cluster import SparkCluster
 from penstock.topology.builder import Topology
 
-FOLDER = Path("results")
 NODES, LINK, BANDWIDTH = 4, "100mbit", 25e6
-"""``BANDWIDTH``: bytes a second, both ways together."""
-SLOTS = 64  # of a node: old and new topology stand side by side, and may stand on two nodes
-CORES = 2.0  # of a node: all nodes are on one machine, and each may use all of its cores
-WINDOW = 10.0  # s of the load monitor
-ROUNDS = 4  # windows in a row after which ERDM has done what it can
-MESSAGE_SCALE = 1.0  # C's sizes: 2,000 bytes a message of Sol
-UNLIMITED = 1e9  # messages a second: the spouts wait for acks, 200 messages each (C table 3)
+"""``BANDWIDTH``: bytes per second, both directions together."""
+SLOTS = 64  # per node: old and new topology run side by side, possibly on two nodes only
+CORES = 2.0  # per node: all nodes are on one machine, and each may use all of its cores
+WINDOW = 10.0  # seconds of a load sample
+ROUNDS = 4  # consecutive load samples, after which ERDM has nothing left to do
+MESSAGE_SCALE = 1.0  # the sizes of Pu 2021: 2,000 bytes per message of Sol
+UNLIMITED = 1e9  # messages per second: the spouts are limited by acks only, 200 messages each (Pu 2021, table 3)
 MOVED_RATE, MOVED_KEYS, MOVED_TASKS = 1_000, 10_000, 6
-MOVED_SPARE = 1  # slot kept free on each node for each stage of bolts, to move into
+MOVED_SPARE = 1  # spare slots on each node for each stage of bolts, as targets of moves
 DUPLICATES, DUPLICATE_RATE = 0.5, 400.0
-_PATIENCE = 180.0  # s for whatever should take seconds
-_CATCH_UP = 1.0  # s behind a move that still count as its own
-_WARM = 15.0  # s after a start or a move that are not measured: cold code
+_PATIENCE = 180.0  # seconds; time limit for everything that should take seconds
+_CATCH_UP = 1.0  # seconds after a move that still belong to it
+_WARM = 15.0  # seconds after a start or a move that are not measured, because the code is not warm yet
 
 
 Span = tuple[int, int]
@@ -53,33 +53,33 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """A second of a run."""
+    """One second of a run."""
 
     time: float
     """Seconds since the beginning."""
     acked: int
     sent: int
-    """Bytes over the nodes' links, so far both."""
+    """Bytes over the nodes' links so far, in both directions."""
     p50: float | None
-    """Seconds, of what was acked lately."""
+    """Seconds, of recently acked messages."""
     base: float
     dynamic: float
-    """Watts, modelled."""
+    """Watts, by the power model."""
     nodes: int
     phase: str
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Samples of one placement at rest."""
+    """Measurements of one placement in a steady state."""
 
     name: str
     rate: float
     bytes: float
-    """Over links, for each tuple."""
+    """Bytes over links per tuple."""
     p50: float
     mean: float
-    """Seconds from emission to ack, as p50."""
+    """Seconds from emission to ack; so is p50."""
     watts: float
     nodes: int
     use: Mapping[str, float]
@@ -87,12 +87,12 @@ class Phase:
 
     @property
     def joules(self) -> float:
-        """For a tuple."""
+        """Joules per tuple."""
         return self.watts / self.rate
 
 
 class Watch:
-    """Samples a running topology once a second, in a thread of its own."""
+    """Samples a running topology once a second, on its own thread."""
 
     def __init__(self, handle: RunningTopology, cluster: SparkCluster, spout: str = "source") -> None:
         self.samples: list[Sample] = []
@@ -132,7 +132,7 @@ class Watch:
         )
 
     def measure(self, name: str, seconds: float) -> Phase:
-        """From now on, at rest."""
+        """Measure from now on. The topology must be in a steady state."""
         time.sleep(_WARM)
         self.phase, first = name, len(self.samples)
         before = self._handle.internals.bus.totals()[self._spout].latency
@@ -158,8 +158,8 @@ class Watch:
 
 
 def measure_energy_cluster(results: Results, options: argparse.Namespace) -> None:
-    """Both placements of one running topology by turns: default, ERDM, default, ERDM … Each turn is a replacement,
-    so both sides are as warm as the other."""
+    """Measure both placements of one running topology by turns: default, ERDM, default, ERDM … Each turn is a
+    replacement, so that both are equally warm."""
     turns = options.repeats or (1 if options.quick else 3)
     seconds = 10.0 if options.quick else 30.0
     pairs: dict[str, list[tuple[Phase, Phase]]] = {}
@@ -171,7 +171,7 @@ def measure_energy_cluster(results: Results, options: argparse.Namespace) -> Non
         for pair in pairs[name]:
             for phase in pair:
                 _report(results, name, phase)
-        say(f"  {_plot(name, watch.samples, pairs[name])}")
+        say(f"  {plot_phases(name, watch.samples, pairs[name], NODES)}")
     bars(results, pairs)
 
 
@@ -189,8 +189,9 @@ def _turn(handle: RunningTopology, watch: Watch, seconds: float, what: str) -> t
 
 
 def rearranged(handle: RunningTopology, spans: dict[str, list[Span]] | None = None) -> int:
-    """Have ERDM place the workers, window by window, until it finds nothing more to do; how often it did, and
-    when, a second of catching up included: workers that ``moved`` one by one, and those that were ``replaced``."""
+    """Let ERDM place the workers, one load sample after the other, until it decides nothing more. Returns the
+    times of its actions, including a second to catch up: workers ``moved`` one by one, and topologies
+    ``replaced``."""
     moved = idle = 0
     seen: object = handle.internals.monitor.sample
     while idle < ROUNDS // 2 and moved < ROUNDS:
@@ -211,12 +212,12 @@ def rearranged(handle: RunningTopology, spans: dict[str, list[Span]] | None = No
 
 
 def _next_sample(handle: RunningTopology, last: object) -> object:
-    """Of the start that runs now."""
+    """The newest load sample of the current query run."""
 
     def newest() -> object:
         return handle.internals.monitor.newest(handle.internals.bus)
 
-    _await("a window must end", lambda: newest() not in (None, last))
+    _await("a load sample should end", lambda: newest() not in (None, last))
     return newest()
 
 
@@ -244,7 +245,7 @@ def _report(results: Results, name: str, phase: Phase) -> None:
 
 def bars(results: Results, pairs: Mapping[str, Sequence[tuple[Phase, Phase]]]) -> None:
     def change(of: Callable[[Phase], float], name: str) -> float:
-        """Percent, the median of the turns."""
+        """Change in percent: the median of the turns."""
         return 100 * (median([of(erdm) / of(default) for default, erdm in pairs[name]]) - 1)
 
     for name, turns in pairs.items():
@@ -252,7 +253,7 @@ def bars(results: Results, pairs: Mapping[str, Sequence[tuple[Phase, Phase]]]) -
         results.bar(f"erdm.internode_bytes.{name}", -change(lambda p: p.bytes, name), "% fewer a tuple")
         results.bar(f"erdm.rate.{name}", change(lambda p: p.rate, name), "% above default")
         results.bar(f"erdm.p50.{name}", -change(lambda p: p.p50, name), "% below default")
-        results.bar(f"erdm.nodes_released.{name}", released, f"of {NODES}, the fewest of {len(turns)} turns")
+        results.bar(f"erdm.nodes_released.{name}", released, f"of {NODES}, the minimum of {len(turns)} turns")
         results.bar(f"erdm.energy.{name}", -change(lambda p: p.joules, name), "% less a tuple, modelled")
 
 
@@ -260,9 +261,9 @@ def bars(results: Results, pairs: Mapping[str, Sequence[tuple[Phase, Phase]]]) -
 
 
 def measure_energy_moves(results: Results, options: argparse.Namespace) -> None:
-    """ERDM moves executors one by one, then leaves nodes by a replacement, they are taken back, and so on, while
-    keys are counted exactly once; then the input ends and all counts are compared. The gap is that of the last
-    bolt's output."""
+    """ERDM moves executors one by one, then releases nodes by a replacement, then takes them back, repeatedly,
+    while keys are counted exactly once. Then the input ends and all counts are compared. Gaps are measured at the
+    last bolt's output."""
     turns = options.repeats or (1 if options.quick else 4)
     gaps, gone = _moves_timed(turns)
     for what, seen in gaps.items():
@@ -270,18 +271,18 @@ def measure_energy_moves(results: Results, options: argparse.Namespace) -> None:
         results.row(what=what, case="exactly once", times=len(seen), gaps=shown)
     moved, replaced = gaps["moved"], gaps["replaced"]
     results.bar("erdm.longest_gap_s", max(moved), f"s without output while executors moved, {len(moved)} times")
-    results.bar("erdm.release_gap_s", max(replaced), f"s, while nodes were left, {len(replaced)} times")
-    results.bar("erdm.longest_gap_back_s", max(gaps["taken back"]), "s, while nodes join and are used again")
+    results.bar("erdm.release_gap_s", max(replaced), f"s while nodes were released, {len(replaced)} times")
+    results.bar("erdm.longest_gap_back_s", max(gaps["taken back"]), "s while released nodes were used again")
     results.bar("erdm.nodes_released.moves", gone, f"of {NODES}")
     wrong, inputs, moves = _moves_counted(turns)
     results.row(what="counted", case="exactly once", times=moves, inputs=inputs, **{"keys wrong": wrong})
     results.bar(
-        "erdm.wrong", wrong, f"keys of {MOVED_KEYS:,} with another count, {inputs:,} inputs, {moves} moves"
+        "erdm.wrong", wrong, f"keys of {MOVED_KEYS:,} with a wrong count, {inputs:,} inputs, {moves} moves"
     )
 
 
 def _moves_timed(turns: int) -> tuple[dict[str, list[float]], int]:
-    """The longest gap each time executors moved, nodes were left or taken back, and of times without either."""
+    """The longest gap of each move of executors, release and return of nodes, and of times without any."""
     spans: dict[str, list[Span]] = {"moved": [], "replaced": [], "taken back": [], "at rest": []}
     gone = 0
     with tempfile.TemporaryDirectory(prefix="penstock-moves-") as root:
@@ -310,7 +311,7 @@ def _moves_counted(turns: int) -> tuple[int, int, int]:
                 if handle.internals.placing.nodes_away:
                     _spread(handle)
             end_input(folder)
-            _await("the source must end", lambda: total(folder) is not None)
+            _await("the source should end", lambda: total(folder) is not None)
             inputs = total(folder) or 0
             _await("all must arrive", lambda: not lost(committed(folder)[0], inputs))
             handle.kill()
@@ -334,7 +335,7 @@ def _numbered(folder: Path, commits: bool) -> Topology:
 
 
 def measure_energy_dedup(results: Results, options: argparse.Namespace) -> None:
-    """Lines of which half are copies, so many a second, with a ``DedupBolt`` behind the spouts and without."""
+    """Lines, half of them copies, at a given rate, with and without a ``DedupBolt`` after the spouts."""
     seconds = 10.0 if options.quick else 30.0
     found = {}
     for dedup in (False, True):
@@ -354,7 +355,9 @@ def measure_energy_dedup(results: Results, options: argparse.Namespace) -> None:
         without, with_ = found[False][place], found[True][place]
         for what, of in (("bytes", "bytes"), ("p50", "p50"), ("energy", "joules")):
             change = 100 * (getattr(with_, of) / getattr(without, of) - 1)
-            results.bar(f"dedup.{what}.{name}", change, f"% with DedupBolt, {DUPLICATES:.0%} of the lines copies")
+            results.bar(
+                f"dedup.{what}.{name}", change, f"% with DedupBolt, {DUPLICATES:.0%} of the lines are copies"
+            )
 
 
 # ---- the cluster ---------------------------------------------------------------------------------------
@@ -364,7 +367,7 @@ def measure_energy_dedup(results: Results, options: argparse.Namespace) -> None:
 def submitted(
     topology: Topology, conf: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[RunningTopology, SparkCluster]]:
-    """On a cluster of its own, with the load monitor on."""
+    """Run a topology on its own cluster, with the load monitor."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-energy-") as state,
         _on_cluster(topology, state, conf) as found,
@@ -398,57 +401,5 @@ def _await(rule: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"{rule}, and did not within {_PATIENCE:g} s")
+            raise SystemExit(f"{rule}, but did not within {_PATIENCE:g} s")
         time.sleep(0.2)
-
-
-# ---- plots ---------------------------------------------------------------------------------------------
-
-
-def _plot(name: str, samples: Sequence[Sample], pairs: Sequence[tuple[Phase, Phase]]) -> Path:
-    """C figures 7 to 13: rate, latency, power and nodes over time; use of the nodes before and after."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 11), layout="constrained")
-    rate, latency, power, nodes, use = figure.subplots(5, 1)
-    times = [sample.time for sample in samples]
-    acked = [sample.acked for sample in samples]
-    rate.plot(times[1:], np.diff(acked) / np.diff(times))
-    latency.plot(times, [float("nan") if each.p50 is None else 1e3 * each.p50 for each in samples])
-    power.plot(times, [each.base + each.dynamic for each in samples], label="base and dynamic")
-    power.plot(times, [each.base for each in samples], label="base")
-    nodes.step(times, [each.nodes for each in samples], where="post")
-    for panel, text in (
-        (rate, "tuple/s"),
-        (latency, "p50, ms"),
-        (power, "W, modelled"),
-        (nodes, "nodes in use"),
-    ):
-        panel.set(ylabel=text, ylim=(0, None))
-        panel.grid(alpha=0.3)
-        for marked, colour in (("default", "tab:orange"), ("erdm", "tab:green")):
-            panel.fill_between(
-                times,
-                0,
-                1,
-                where=[each.phase == marked for each in samples],
-                color=colour,
-                alpha=0.15,
-                transform=panel.get_xaxis_transform(),
-            )
-    rate.set(title=f"{name}: orange default, green ERDM")
-    power.legend()
-    nodes.set(xlabel="s")
-    for place, phase in enumerate(pairs[-1]):
-        use.bar(
-            [index + 0.4 * place for index in range(len(phase.use))],
-            [100 * share for share in phase.use.values()],
-            0.38,
-            label=phase.name,
-        )
-    use.set(ylabel="CPU in use, %", xlabel="node", xticks=range(NODES), xticklabels=range(1, NODES + 1))
-    use.legend()
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"energy_{name}.png"
-    figure.savefig(path, dpi=100)
-    return path

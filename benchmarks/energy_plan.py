@@ -1,4 +1,4 @@
-"""How long ERDM plans, and how that grows with the cluster (SPEC 6.4: O(n))."""
+"""Planning time of ERDM, and its growth with the size of the cluster, which should be linear."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SIZES = (2_500, 5_000, 10_000, 20_000)
 """Executors, on a tenth as many nodes."""
 JUDGED = 10_000
 FILL = 0.95
-"""Without it nearly all executors find no room, with it a third of them move: the longer of both."""
+"""Share of the limits that may be used. With it a third of the executors move; without it nearly all find no room.
+The former takes longer."""
 RUNS = 3
 
 
@@ -26,7 +27,7 @@ def measure_energy_plan(results: Results, options: argparse.Namespace) -> None:
         drawn = large(executors, executors // 10)
         times[executors], found = plan_seconds(drawn, FILL)
         results.row(
-            what="ERDM's plan",
+            what="planning time of ERDM",
             executors=executors,
             nodes=len(drawn.nodes),
             streams=len(drawn.streams),
@@ -40,14 +41,12 @@ def measure_energy_plan(results: Results, options: argparse.Namespace) -> None:
     )
     least, most = min(times), max(times)
     growth = times[most] / times[least] / (most / least)
-    results.bar(
-        "erdm.plan_growth", growth, f"× the time over × the size, {least:,} to {most:,} executors (1: a line)"
-    )
+    results.bar("erdm.plan_growth", growth, f"× time / × size, {least:,} to {most:,} executors (1: linear)")
 
 
 def plan_seconds(drawn: PlacementSnapshot, fill: float | None, runs: int = RUNS) -> tuple[float, PlacementPlan]:
-    """The median of a few runs, the snapshot's own checks included. CPU time: the plan is one thread that waits
-    for nothing, and other processes of the machine are not its business."""
+    """The median CPU time of a few runs, including the checks of the snapshot. CPU time, because planning is one
+    thread that never waits, and other processes of the machine should not count."""
     times = []
     for _ in range(runs):
         gc.collect()

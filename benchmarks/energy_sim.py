@@ -1,5 +1,6 @@
-"""C's experiment in the simulator: ERDM against Storm's default and the strategies C compares with, on sixteen
-machines; and how planning and the simulator itself grow to 100 and 1,000. All watts and joules are modelled."""
+"""The experiment of *Pu 2021* in the simulator: ERDM compared with Storm's default and the paper's other
+strategies on sixteen machines; and the growth of planning and simulation time to 100 and 1,000 machines. All watts
+and joules are computed by the power model."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
+from benchmarks.energy_figures import plot_course, plot_energy, plot_use
 from benchmarks.harness import Results, run_parts, say
 from penstock.control.energy import PowerModel
 from penstock.control.erdm import InterNode, inter_node
@@ -21,28 +22,27 @@ from penstock.sim.outcome import ClusterOutcome, ClusterSetUp, ClusterTick
 from penstock.sim.storm_benchmarks import BENCHMARKS, PUBLISHED, STRATEGIES, erdm
 
 PARTS = ("sim", "sim-seeds", "sim-scale")
-FOLDER = Path("results")
 SEED = 1
 SEEDS = (1, 2, 3)
-"""Of the part sim-seeds; all others have the first."""
+"""For the part sim-seeds; all other parts use the first one."""
 FOR_RATE = ("default", "erdm", "tmsh")
-"""C figures 10 to 12; all others on RollingCount only, as in C figures 13 and 14."""
+"""*Pu 2021*, figures 10 to 12; the other strategies on RollingCount only, as in its figures 13 and 14."""
 TUPLES = 15e6
-"""C figures 14 and 15."""
-C_WATTS = {"default": 1_063.15, "erdm": 1_065.37, "dvrnp": 1_045.32, "dvrcp": 1_023.17, "leedsp": 1_073.71}
-C_KILOJOULES = {"default": 7_270.3, "erdm": 5_286.8, "dvrnp": 6_317.3, "dvrcp": 6_031.5, "leedsp": 5_934.7}
-C_SECONDS = {"default": 300.0, "erdm": 216.0}
+"""*Pu 2021*, figures 14 and 15."""
+PUBLISHED_WATTS = {"default": 1_063.15, "erdm": 1_065.37, "dvrnp": 1_045.32, "dvrcp": 1_023.17, "leedsp": 1_073.71}
+PUBLISHED_KILOJOULES = {"default": 7_270.3, "erdm": 5_286.8, "dvrnp": 6_317.3, "dvrcp": 6_031.5, "leedsp": 5_934.7}
+PUBLISHED_SECONDS = {"default": 300.0, "erdm": 216.0}
 SETTLED = 45.0
-"""Seconds after the switch from which on the figures at rest are taken; C's peaks are over after 30."""
+"""Seconds after the switch from which the steady state is measured; the paper's peaks end after 30."""
 USES = (0.45, 0.475, 0.5, 0.55, 0.6, 0.7)
-"""Of all resources under the default strategy, for which ERDM's saving is worked out."""
+"""Utilization of all resources with the default strategy, for which ERDM's saving is computed."""
 SIZES = {100: (6, 20), 1_000: (62, 12)}
-"""Machines: copies of RollingCount, seconds that are simulated."""
+"""Machines: copies of RollingCount, simulated seconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One strategy's run of one benchmark."""
+    """One run of a benchmark with one strategy."""
 
     name: str
     strategy: str
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def cost(self) -> InterNode:
-        """What goes between machines before and after the moves, by what the monitor saw before."""
+        """Communication between machines before and after the moves, by the load sample taken before."""
         switch = self.outcome.switch
         assert switch is not None, "the strategy was asked"
         graph = switch.snapshot.graph
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def joules_a_tuple(self) -> float:
-        """At rest after the switch."""
+        """Begin and end of the steady state after the switch."""
         return self.outcome.mean_power(*self.after) / self.outcome.mean_rate(*self.after)
 
 
@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
-    """C figures 7 to 15, and the table of SPEC 6.7."""
+    """*Pu 2021*, figures 7 to 15, and the table that compares its results with ours."""
     ordered: list[bool] = []
     for name, set_up in BENCHMARKS.items():
         chosen = list(STRATEGIES) if name == "rollingcount" else list(FOR_RATE)
@@ -95,17 +95,17 @@ def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
             rates["tmsh"] > rates["default"],
             rates["tmsh"] > rates["erdm"],
         ]
-        say(f"  {_plot_course(name, cases)}, {_plot_use(name, cases)}")
+        say(f"  {plot_course(name, cases, FOR_RATE)}, {plot_use(name, cases)}")
         if name == "rollingcount":
             _energy(results, cases, TUPLES * (0.2 if options.quick else 1.0))
-    note = f"of {len(ordered)}: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in C"
+    note = f"of {len(ordered)}: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in Pu 2021"
     results.bar("sim.c.order.rate", sum(ordered), note)
     for use in USES:
-        results.row(what="worked out: 16 machines at this use, the same rate", **at_use(use))
+        results.row(what="computed: 16 machines at this utilization, the same rate", **at_use(use))
 
 
 def measure_energy_sim_seeds(results: Results, options: argparse.Namespace) -> None:
-    """How much the seed changes, at rest: medians of shorter runs."""
+    """The influence of the seed on the steady state: medians of shorter runs."""
     above: list[bool] = []
     for name, whole in BENCHMARKS.items():
         found: dict[str, list[float]] = {}
@@ -128,15 +128,17 @@ def measure_energy_sim_seeds(results: Results, options: argparse.Namespace) -> N
             results.bar(f"sim.c.{name}.seeds.{what}", statistics.median(values), spread)
         ours, theirs = (statistics.median(found[f"{each}.rate"]) for each in ("erdm", "tmsh"))
         above += [ours > 0, theirs > 0, theirs > ours]
-    note = f"of {len(above)}, medians: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in C"
+    note = (
+        f"of {len(above)}, medians: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in Pu 2021"
+    )
     results.bar("sim.c.order.rate_of_seeds", sum(above), note)
 
 
 def at_use(
     use: float, machines: int = 16, fill: float = 0.95 * 0.95, model: PowerModel | None = None
 ) -> dict[str, Any]:
-    """What ERDM can save at most with this use of all three resources and the same rate: machines that are left
-    are filled so far, and what each was doing goes on elsewhere."""
+    """What ERDM can save at most at this utilization of all three resources and the same rate: the remaining
+    machines are filled to the limit and take over the work of the released ones."""
     model = model or PowerModel()
     left = math.ceil(machines * use / fill)
     dynamic = machines * model.dynamic(use, use, use)
@@ -152,7 +154,8 @@ def at_use(
 
 
 def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> None:
-    """How long a plan and a run take. Copies of RollingCount, each on sixteen machines in a row; ERDM once."""
+    """CPU time of a plan and of a run: copies of RollingCount, each on sixteen consecutive machines; ERDM decides
+    once."""
     for machines, (copies, seconds) in SIZES.items():
         if options.quick and machines > 100:
             continue
@@ -191,7 +194,7 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
         note = f"{len(switch.carried)} moves, {len(switch.proposal.releases)} machines to be released"
         results.row(what=f"simulated, {machines} machines", **row, note=note)
         results.bar(f"sim.scale.{machines}.plan", planned[0], "CPU s of ERDM's plan")
-        results.bar(f"sim.scale.{machines}.run", cpu / seconds, "CPU s for each simulated second")
+        results.bar(f"sim.scale.{machines}.run", cpu / seconds, "CPU s per simulated second")
         say(f"  {machines} machines: {note}, plan {planned[0]:.2f} s, run {wall:.1f} s")
 
 
@@ -201,7 +204,7 @@ MEASURES = (measure_energy_sim, measure_energy_sim_seeds, measure_energy_sim_sca
 def _length(name: str, set_up: ClusterSetUp, quick: bool) -> ClusterSetUp:
     if quick:
         return replace(set_up, seconds=120, switch=40.0, sample_seconds=20.0, frame=20)
-    # Long enough for C's tuples from the switch on.
+    # Long enough to process the number of tuples in Pu 2021 from the switch on.
     return replace(set_up, seconds=420) if name == "rollingcount" else set_up
 
 
@@ -262,64 +265,87 @@ def _bars(results: Results, name: str, cases: Mapping[str, Case]) -> None:
     latency = ours.outcome.mean_latency(*ours.after) / default.outcome.mean_latency(*ours.after)
     switch = ours.outcome.switch
     assert switch is not None
-    sooner = "no figure in C" if there.sooner is None else f"C: −{there.sooner}"
+    sooner = "no figure in Pu 2021" if there.sooner is None else f"Pu 2021: −{there.sooner}"
     share = 100 * len(switch.carried) / len(switch.snapshot.executors)
-    in_c = f"C: {100 * there.moved / there.executors:.1f}"
-    results.bar(f"sim.c.{name}.released", len(ours.outcome.released), f"machines of 16 (C: {there.released})")
-    results.bar(f"sim.c.{name}.moved", share, f"% of executors ({in_c})")
+    published = f"Pu 2021: {100 * there.moved / there.executors:.1f}"
     results.bar(
-        f"sim.c.{name}.communication", 100 * ours.cost.saved, f"% saved between machines (C: {there.saved})"
+        f"sim.pu2021.{name}.released", len(ours.outcome.released), f"machines of 16 (Pu 2021: {there.released})"
     )
-    results.bar(f"sim.c.{name}.rate", 100 * (rate / base - 1), f"% above default (C: +{there.faster})")
-    results.bar(f"sim.c.{name}.default_rate", base, f"tuple/s (C: {there.default_rate:,.0f}; set up to meet it)")
-    results.bar(f"sim.c.{name}.latency", 100 * (latency - 1), f"% against default ({sooner})")
+    results.bar(f"sim.pu2021.{name}.moved", share, f"% of executors ({published})")
+    results.bar(
+        f"sim.pu2021.{name}.communication",
+        100 * ours.cost.saved,
+        f"% saved between machines (Pu 2021: {there.saved})",
+    )
+    results.bar(f"sim.pu2021.{name}.rate", 100 * (rate / base - 1), f"% above default (Pu 2021: +{there.faster})")
+    results.bar(
+        f"sim.pu2021.{name}.default_rate",
+        base,
+        f"tuple/s (Pu 2021: {there.default_rate:,.0f}; set up to match it)",
+    )
+    results.bar(f"sim.pu2021.{name}.latency", 100 * (latency - 1), f"% relative to default ({sooner})")
     for when, span in (("before", ours.before), ("after", ours.after)):
         means = _use(ours, span)
         bounds = "50 to 70" if when == "before" else "80 to 100"
-        results.bar(f"sim.c.{name}.use_{when}", 100 * sum(means) / len(means), f"% in the mean (C: {bounds})")
+        results.bar(
+            f"sim.pu2021.{name}.use_{when}", 100 * sum(means) / len(means), f"% on average (Pu 2021: {bounds})"
+        )
     per_tuple = 100 * (1 - ours.joules_a_tuple / default.joules_a_tuple)
-    results.bar(f"sim.c.{name}.energy_a_tuple", per_tuple, "% below default, at rest after the switch")
+    results.bar(f"sim.pu2021.{name}.energy_a_tuple", per_tuple, "% below default, steady state after the switch")
     peak = max(tick.latency or 0.0 for tick in ours.outcome.between(ours.before[1], ours.after[0]))
     results.bar(
-        f"sim.c.{name}.latency_peak", peak / ours.outcome.mean_latency(*ours.before), "× before, by moving"
+        f"sim.pu2021.{name}.latency_peak", peak / ours.outcome.mean_latency(*ours.before), "× before, during moves"
     )
 
 
 def _energy(results: Results, cases: Mapping[str, Case], tuples: float) -> None:
-    """C figures 13 to 15: so many tuples at rest, from the switch on, and from the beginning on."""
+    """*Pu 2021*, figures 13 to 15: a number of tuples in the steady state, from the switch, and from the
+    beginning."""
     joules: dict[str, dict[str, float]] = {"": {}, "_from_switch": {}, "_from_0": {}}
     for strategy, case in cases.items():
         spans = {"_from_0": case.outcome.until(tuples), "_from_switch": case.outcome.until(tuples, case.before[1])}
         rest = tuples / case.outcome.mean_rate(*case.after), tuples * case.joules_a_tuple
         watts = case.outcome.mean_power(0, case.outcome.set_up.seconds)
         row: dict[str, Any] = {"benchmark": "rollingcount", "strategy": strategy, "W": round(watts, 1)}
-        row["C's W"] = C_WATTS.get(strategy, "")
+        row["Pu 2021 W"] = PUBLISHED_WATTS.get(strategy, "")
         for name, found in {"": rest, **spans}.items():
             if found is not None:
                 joules[name][strategy] = found[1]
                 when = name.replace("_", " ") or " at rest"
                 row |= {f"s{when}": round(found[0], 1), f"kJ{when}": round(found[1] / 1e3, 1)}
-        row |= {"C's s": C_SECONDS.get(strategy, ""), "C's kJ": C_KILOJOULES.get(strategy, "")}
+        row |= {
+            "Pu 2021 s": PUBLISHED_SECONDS.get(strategy, ""),
+            "Pu 2021 kJ": PUBLISHED_KILOJOULES.get(strategy, ""),
+        }
         results.row(what=f"{tuples / 1e6:g} M tuples, modelled", **row)
     for name, by_strategy in joules.items():
         for strategy, found_joules in by_strategy.items():
             if strategy == "default":
                 continue
-            theirs = C_KILOJOULES.get(strategy)
-            in_c = "no figure in C" if theirs is None else f"C: {100 * (1 - theirs / C_KILOJOULES['default']):.1f}"
+            theirs = PUBLISHED_KILOJOULES.get(strategy)
+            saving = None if theirs is None else 100 * (1 - theirs / PUBLISHED_KILOJOULES["default"])
+            published = "no figure in Pu 2021" if saving is None else f"Pu 2021: {saving:.1f}"
             below = 100 * (1 - found_joules / by_strategy["default"])
-            when = name.strip("_").replace("_", " ") or "at rest after the switch"
+            when = name.strip("_").replace("_", " ") or "steady state after the switch"
             results.bar(
-                f"sim.c.rollingcount.energy{name}.{strategy}", below, f"% below default, {when}, modelled ({in_c})"
+                f"sim.pu2021.rollingcount.energy{name}.{strategy}",
+                below,
+                f"% below default, {when}, modelled ({published})",
             )
-        pairs = list(combinations([each for each in C_KILOJOULES if each in by_strategy], 2))
-        same = [(by_strategy[a] < by_strategy[b]) == (C_KILOJOULES[a] < C_KILOJOULES[b]) for a, b in pairs]
-        results.bar(f"sim.c.order.energy{name}", sum(same), f"of {len(same)} pairs of strategies in C's order")
-    say(f"  {_plot_energy(cases)}")
+        pairs = list(combinations([each for each in PUBLISHED_KILOJOULES if each in by_strategy], 2))
+        same = [
+            (by_strategy[a] < by_strategy[b]) == (PUBLISHED_KILOJOULES[a] < PUBLISHED_KILOJOULES[b])
+            for a, b in pairs
+        ]
+        results.bar(
+            f"sim.pu2021.order.energy{name}", sum(same), f"of {len(same)} pairs of strategies in the paper's order"
+        )
+    say(f"  {plot_energy(cases)}")
 
 
 def _use(case: Case, span: tuple[float, float]) -> list[float]:
-    """For each machine with executors at the end of it, the mean of its three resources (C figures 8 and 9)."""
+    """For each machine with executors at the end, the mean utilization of its three resources (*Pu 2021*, figures
+    8 and 9)."""
     ticks = case.outcome.between(*span)
     machines = [index for index, share in enumerate(ticks[-1].memory) if share]
     return [
@@ -340,89 +366,9 @@ def _unsteady(ticks: Sequence[ClusterTick]) -> float:
     return float(spread**0.5 / mean)
 
 
-# ---- plots ------------------------------------------------------------------------------------------------
-
-
-def _plot_course(name: str, cases: Mapping[str, Case]) -> Path:
-    """C figures 10 to 12."""
-    figure, (above, below) = _figure(2)
-    for strategy in FOR_RATE:
-        ticks = cases[strategy].outcome.ticks
-        times = [tick.time for tick in ticks]
-        above.plot(
-            times,
-            [float("nan") if tick.latency is None else 1000 * tick.latency for tick in ticks],
-            label=strategy,
-        )
-        below.plot(times, [tick.processed for tick in ticks], label=strategy)
-    above.set(ylabel="latency, ms", title=f"{name}, simulated; dotted: the switch")
-    below.set(xlabel="s", ylabel="tuple/s")
-    _finish((above, below), cases)
-    return _save(figure, f"energy_sim_{name}.png")
-
-
-def _plot_use(name: str, cases: Mapping[str, Case]) -> Path:
-    """C figures 7 to 9: a machine without bars was released."""
-    figure, axes = _figure(2)
-    case = cases["erdm"]
-    for one, span, title in zip(axes, (case.before, case.after), ("before", "after ERDM's moves"), strict=True):
-        ticks = case.outcome.between(*span)
-        count = len(ticks[0].cpu)
-        for place, resource in enumerate(("cpu", "memory", "bandwidth")):
-            means = [100 * sum(getattr(t, resource)[index] for t in ticks) / len(ticks) for index in range(count)]
-            one.bar([index + 1 + 0.27 * (place - 1) for index in range(count)], means, 0.25, label=resource)
-        one.set(ylabel="% in use", ylim=(0, 100), title=f"{name}, {title}", xlabel="machine")
-        one.set_xticks(range(1, count + 1))
-    axes[0].legend()
-    return _save(figure, f"energy_sim_{name}_use.png")
-
-
-def _plot_energy(cases: Mapping[str, Case]) -> Path:
-    """C figures 13 to 15."""
-    figure, (above, middle, below) = _figure(3)
-    for strategy, case in cases.items():
-        ticks, tick = case.outcome.ticks, case.outcome.set_up.tick
-        above.plot([each.time for each in ticks], [each.power.total for each in ticks], label=strategy)
-        tuples, joules, done, used = [], [], 0, 0.0
-        for each in ticks:
-            done += each.processed
-            used += each.power.total * tick
-            tuples.append(done / 1e6)
-            joules.append(used / 1e3)
-        middle.plot(tuples, joules, label=strategy)
-        below.plot(tuples, [each.time for each in ticks], label=strategy)
-    above.set(xlabel="s", ylabel="W, modelled", title="rollingcount, simulated")
-    middle.set(xlabel="million tuples", ylabel="kJ, modelled")
-    below.set(xlabel="million tuples", ylabel="s")
-    above.legend(ncols=3)
-    for one in (above, middle, below):
-        one.grid(alpha=0.3)
-    return _save(figure, "energy_sim_energy.png")
-
-
-def _figure(rows: int) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 2.6 * rows), layout="constrained")
-    return figure, figure.subplots(rows, 1)
-
-
-def _finish(panels: Sequence[Any], cases: Mapping[str, Case]) -> None:
-    for panel in panels:
-        panel.grid(alpha=0.3)
-        panel.axvline(cases["default"].outcome.set_up.switch, color="grey", linewidth=0.8, linestyle=":")
-        panel.legend()
-
-
-def _save(figure: Any, name: str) -> Path:
-    FOLDER.mkdir(exist_ok=True)
-    figure.savefig(FOLDER / name, dpi=80)
-    return FOLDER / name
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="shorter runs in coarser frames")
+    parser.add_argument("--quick", action="store_true", help="shorter runs with larger frames")
     parser.add_argument("--only", action="append", choices=PARTS, help="one part")
-    parser.add_argument("--json", help="write rows and bars there")
+    parser.add_argument("--json", help="write rows and bars to this file")
     raise SystemExit(main(parser.parse_args()))

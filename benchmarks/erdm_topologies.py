@@ -1,23 +1,24 @@
-"""C's four benchmarks (C table 3, SPEC 6.7): each spends another thing most.
+"""The four benchmarks of *Pu 2021*, table 3. Each stresses another resource.
 
-| topology | spends | spout → bolts |
+| topology | resource | spout → bolts |
 |---|---|---|
 | ``word_count`` | CPU | lines → split → count by word |
-| ``sol`` | network | messages → as many bolts that pass them on as there are levels after the first |
+| ``sol`` | network | messages → bolts that pass them on, one per level after the first |
 | ``rolling_sort`` | memory | messages → the newest chunk of them, sorted every 10 s |
-| ``rolling_count`` | some of each | lines → split → count by word over 150 s, told every 30 s |
+| ``rolling_count`` | all of them | lines → split → count by word over 150 s, emitted every 30 s |
 
-Run one by its function, with the machine that is at hand:
+Run one of them by its function, sized for the machine:
 
     penstock run benchmarks/erdm_topologies.py:sol --set conf.scale=0.5
     penstock set erdm-sol source.max_rate=5000
 
-``conf.scale`` is the share of C's sizes and times: message, chunk, window, the time between two results; 1 is as
-in C, 0.1 unless said. ``conf.duplicates`` is the share of messages that are copies of one before; ``dedup=True``
-puts a ``DedupBolt`` behind the spouts, which drops them. ``conf.seed`` gives other messages. How many tasks there
-are is a ``Shape``: ``LAPTOP`` unless said, ``FOUR_NODES``, or ``FULL``, as in C, for a simulator.
+``conf.scale`` is the share of the paper's sizes and times: message, chunk, window, the time between two results. 1
+is as in the paper; the default is 0.1. ``conf.duplicates`` is the share of messages that are copies of an earlier
+one; ``dedup=True`` adds a ``DedupBolt`` after the spouts, which drops them. ``conf.seed`` gives other messages.
+The number of tasks is a ``Shape``: ``LAPTOP`` (the default), ``FOUR_NODES``, or ``FULL`` as in the paper, for a
+simulator.
 
-Needs nothing of this folder, so that it can be run as any topology of a user's.
+The file imports nothing from this folder, so that it can be run like a user's topology.
 """
 
 from __future__ import annotations
@@ -59,41 +60,41 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a topology is."""
+    """The size of a topology."""
 
     spouts: int
     bolts: int
     """Tasks of each bolt."""
     nodes: int
-    """It is meant for so many workers."""
+    """Number of workers it is meant for."""
     ackers: int
-    """For simulators: here the acker is beside the coordinator."""
+    """For simulators; here the driver tracks acks."""
     pending: int = 200
-    """Messages of a spout task that may be under way."""
+    """Messages in flight per spout task."""
 
 
 FULL = Shape(50, 100, 16, 16)
-"""C table 3."""
+"""*Pu 2021*, table 3."""
 FOUR_NODES = Shape(4, 8, 4, 4)
-"""Two tasks of each bolt a node, two for each spout as in C: 20 to 28 workers."""
+"""Two tasks of each bolt per node, two of each spout as in the paper: 20 to 28 workers."""
 LAPTOP = Shape(1, 2, 1, 1)
 
-LEVELS = 3  # of Sol; the spouts are the first
+LEVELS = 3  # of Sol; the spouts are the first level
 SOL_MESSAGE = 2_000  # bytes
 SORT_MESSAGE = 100_000  # bytes
 CHUNK = 2_000_000
-"""Bytes of messages that a sort task keeps: 20 of them. In the benchmark that C took, chunk.size counts messages;
-two million of these would be 200 GB a task, on nodes with 8 GB."""
-SORT_EVERY = 10.0  # s
-WINDOW, COUNT_EVERY = 150.0, 30.0  # s
+"""Bytes of messages that a sort task keeps: 20 messages. In the benchmark that the paper uses, chunk.size is a
+number of messages; two million would be 200 GB per task, on nodes with 8 GB."""
+SORT_EVERY = 10.0  # seconds
+WINDOW, COUNT_EVERY = 150.0, 30.0  # seconds
 SCALE = 0.1
 
-_TICK = 0.1  # s: the shortest time between two sorts
-_BATCH_BYTES = 100_000  # about a frame
-_MOST = 50  # messages in a batch: 200 may be under way
-_VOCABULARY, _LINES, _WORDS = 5_000, 2_000, 10  # of the text: different words, different lines, words a line
-_PLACES = 10_000  # in a text of random letters at which a message may begin
-_LOOK_BACK = 100  # messages: how far before its copy an original is, at most
+_TICK = 0.1  # seconds: the shortest time between two sorts
+_BATCH_BYTES = 100_000  # bytes of a batch: about one frame
+_MOST = 50  # messages per batch: 200 may be in flight
+_VOCABULARY, _LINES, _WORDS = 5_000, 2_000, 10  # of the text: different words, different lines, words per line
+_PLACES = 10_000  # positions in a text of random letters at which a message may begin
+_LOOK_BACK = 100  # messages: the largest distance between a copy and its original
 
 
 # ---- topologies ----------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ def word_count(shape: Shape = LAPTOP, rate: float = 2_000.0, dedup: bool = False
 
 
 def sol(shape: Shape = LAPTOP, rate: float = 2_000.0, dedup: bool = False, levels: int = LEVELS) -> Topology:
-    """Speed of light: messages through so many levels that do nothing with them."""
+    """Speed of light: messages through several levels that only pass them on."""
     builder = _begin(Messages(SOL_MESSAGE), shape, rate, dedup)
     before = _first(dedup)
     for level in range(2, levels + 1):
@@ -118,15 +119,15 @@ def sol(shape: Shape = LAPTOP, rate: float = 2_000.0, dedup: bool = False, level
 
 
 def rolling_sort(shape: Shape = LAPTOP, rate: float = 200.0, dedup: bool = False) -> Topology:
-    """Each task keeps the newest messages up to a chunk and emits them, sorted, every so often."""
+    """Each task keeps the newest messages up to a chunk, and emits them sorted at intervals."""
     builder = _begin(Messages(SORT_MESSAGE), shape, rate, dedup)
     builder.set_bolt("sort", SortChunk(), shape.bolts).shuffle_grouping(_first(dedup))
     return builder.build("erdm-rolling-sort", _settings(shape))
 
 
 def rolling_count(shape: Shape = LAPTOP, rate: float = 2_000.0, dedup: bool = False) -> Topology:
-    """Words counted over a sliding window. "parts" shares the tasks' workers with "split": C's benchmark has no
-    such bolt, and so no more workers than this."""
+    """Counts words over a sliding window. "parts" is fused with "split", because the paper's benchmark has no such
+    bolt and should not need more workers here."""
     counts = Reduce("word", count=Count()).window("time", WINDOW, COUNT_EVERY)
     builder = _begin(Lines(), shape, rate, dedup)
     builder.set_bolt("split", Split(), shape.bolts).shuffle_grouping(_first(dedup))
@@ -143,13 +144,13 @@ def _begin(source: Generated, shape: Shape, rate: float, dedup: bool) -> Topolog
     builder.set_spout("source", source, shape.spouts).set_max_rate(rate)
     if dedup:
         once = DedupBolt(*source.FIELDS, by="id", lossy=True)
-        # One task for four spouts: it has little to do, and each more cuts what is behind it into smaller frames.
+        # One task per four spouts: it has little to do, and more tasks would make the frames after it smaller.
         builder.set_bolt("once", once, max(1, shape.spouts // 4)).fields_grouping("source", "id")
     return builder
 
 
 def _first(dedup: bool) -> str:
-    """What the first bolt reads."""
+    """The component that the first bolt reads."""
     return "once" if dedup else "source"
 
 
@@ -165,11 +166,12 @@ def scale_of(conf: Conf) -> float:
 
 
 class Generated(BatchSpout):
-    """Messages made from their numbers. Message n of a task is the same whenever it is made: so what failed is
-    made again, and a restart goes on with the first that was not acked. ``id`` says which are copies."""
+    """Emits messages computed from their numbers. Message n of a task is always the same, so a failed one can be
+    computed again, and after a restart the spout continues with the first message that was not acked. ``id`` is
+    the same for copies."""
 
     FIELDS: tuple[tuple[str, type], ...] = (("id", int), ("message", str), ("time", float))
-    """``time``: when it was emitted, in C's seconds: while one passes, 1 / ``conf.scale`` of them do."""
+    """``time``: when it was emitted, in the paper's seconds, which pass 1 / ``conf.scale`` times as fast."""
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(*self.FIELDS)
@@ -194,7 +196,7 @@ class Generated(BatchSpout):
         self.make(self._seed, self._scale)
 
     def make(self, seed: int, scale: float) -> None:
-        """Make what all tasks draw their messages from."""
+        """Create the data from which all tasks take their messages."""
         raise NotImplementedError
 
     def drawn(self, draws: npt.NDArray[np.uint64]) -> Sequence[str]:
@@ -203,7 +205,7 @@ class Generated(BatchSpout):
 
     @property
     def batch(self) -> int:
-        """Messages in a batch."""
+        """Messages per batch."""
         return _MOST
 
     def next_batch(self) -> None:
@@ -222,7 +224,7 @@ class Generated(BatchSpout):
         self._collector.emit_batch([pa.array(ids), pa.array(messages), pa.array(times)], msg_ids=msg_ids)
 
     def originals(self, numbers: IntArray) -> IntArray:
-        """Of each message the one it is a copy of, or itself."""
+        """The number of each message's original, or its own number."""
         while True:
             draws = rehash(numbers.astype(np.uint64), -self._seed & 0xFFFF_FFFF)
             copies = ((draws >> np.uint64(11)) * 2.0**-53 < self._share) & (numbers > 0)
@@ -243,7 +245,7 @@ class Generated(BatchSpout):
 
 
 class Lines(Generated):
-    """Ten words a line. A few words are frequent, as in a text: the nth is drawn 1/n as often as the first."""
+    """Ten words per line. As in a text, the nth word is 1/n as frequent as the first."""
 
     def make(self, seed: int, scale: float) -> None:
         rng = np.random.default_rng(seed)
@@ -258,7 +260,7 @@ class Lines(Generated):
 
 
 class Messages(Generated):
-    """Random letters, so many bytes a message at scale 1."""
+    """Random letters, with a given number of bytes per message at scale 1."""
 
     def __init__(self, size: int) -> None:
         self._full_size = size
@@ -292,7 +294,7 @@ class Split(BatchBolt):
 
 
 class CountWords(BatchBolt):
-    """Emits ⟨word, count⟩ for each word of a batch. The counts survive, and go where their words go."""
+    """Emits ⟨word, count⟩ for each word of a batch. The counts are in state, partitioned by word."""
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(("word", str), ("count", int))
@@ -316,7 +318,7 @@ class PassOn(BatchBolt):
 
 
 class SortChunk(BatchBolt):
-    """Emits ⟨rank, message⟩ for all it keeps, every 10 s at scale 1. What it keeps survives."""
+    """Emits ⟨rank, message⟩ for all messages it keeps, every 10 s at scale 1. The messages are in state."""
 
     tick_interval = _TICK
 

@@ -1,5 +1,6 @@
-"""A's throughput experiment (A 6.1): FastWordCount in its four cases, at least once with replay and the default
-flow control, beside Storm as it comes with acks. The systems take turns; ratios are taken within a repeat."""
+"""The throughput experiment of *Lu 2020*, section 6.1: FastWordCount in its four cases, at least once with replay
+and default flow control, compared with Storm's defaults with acks. The systems take turns; ratios are computed
+within a repeat."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from penstock.replay.progress import ReadProgress
 from penstock.spark.session import close_session
 
 SYSTEMS = ("penstock batch", "penstock tuple", "storm")
-PENDING = 5_000  # sentences under way, for both systems, as in the benchmark of delivery
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / the golden ratio: spreads neighbouring positions over the pool
+PENDING = 5_000  # sentences in flight, for both systems, as in the delivery benchmark
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads neighbouring positions over the pool
 
 
 class RandomSentences(Eden):
-    """Random sentences of 50-100 bytes without end: what a position holds can be made again, so it can be read
-    again, which is all that replay asks."""
+    """An endless source of random sentences of 50-100 bytes. The sentence at a position can be computed again, so
+    it can be read again, as replay requires."""
 
     fields = (("sentence", str),)
 
@@ -50,7 +51,7 @@ class RandomSentences(Eden):
 
 
 def replayed_word_count(case: tuple[int, int, int], batch: bool, settings: Settings) -> Topology:
-    """``fast_word_count`` with a replay spout; the queues are embedded ones, on local disk."""
+    """``fast_word_count`` with a replay spout whose queues are embedded, on local disk."""
     spouts, splits, counts = case
     parts: tuple[Any, Any] = (BatchSplit(), BatchCount()) if batch else (Split(), Count())
     builder = TopologyBuilder()
@@ -61,7 +62,7 @@ def replayed_word_count(case: tuple[int, int, int], batch: bool, settings: Setti
 
 
 def measure_fast_word_count(results: Results, options: argparse.Namespace) -> None:
-    """A part of ``penstock bench backpressure``; ``--quick`` takes the first case only."""
+    """Part of ``penstock bench backpressure``. ``--quick`` measures the first case only."""
     warm_up, seconds = (4, 4) if options.quick else (15, 10)
     repeats = options.repeats or (1 if options.quick else 3)
     build_storm()
@@ -86,11 +87,11 @@ def measure_fast_word_count(results: Results, options: argparse.Namespace) -> No
             )
             if system.startswith("penstock"):
                 form = ".tuple" if system.endswith("tuple") else ""
-                results.bar(f"a61.{name}.vs_storm{form}", ratio, "× storm with acks")
+                results.bar(f"fast_words.{name}.vs_storm{form}", ratio, "× storm with acks")
 
 
 def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seconds: int) -> tuple[float, int]:
-    """Words a second that the counting end takes, and how many sentences failed."""
+    """Words per second at the counting bolts, and the number of failed sentences."""
     if system == "storm":
         more = {"acks": "true", "max-pending": PENDING}
         found = run_storm(case, False, warm_up, seconds, **more)
@@ -102,4 +103,4 @@ def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seco
                 rate = rate_of(handle, "count", warm_up, seconds)
                 return rate, handle.internals.bus.totals()["sentences"].failed
     finally:
-        close_session()  # no JVM of ours may stand beside the next system's
+        close_session()  # no JVM of Penstock may run while the next system is measured

@@ -1,4 +1,4 @@
-"""Starts a topology of 4 workers from nothing and ends with its first result: what a cold start costs."""
+"""Starts a topology of 4 workers and exits after its first result, to measure a cold start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> None:
         handle = submit(paced(100, 3, f"{folder}/latency.npy"))
         handle.internals.server.wait(lambda: "sink" in handle.internals.bus.published(), 60)
         print('{"first": true}', flush=True)
-        # The clock stops with this process; an orderly stop of Spark is not part of a start.
+        # The measured time ends with this process; stopping Spark in order is not part of a start.
         os._exit(0)
 
 

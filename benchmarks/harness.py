@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine, medians, progress, a table on the terminal and JSON in a file."""
+"""Shared parts of all benchmarks: machine, medians, progress, a table on the terminal and a JSON file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ console = Console(stderr=True)
 
 @dataclass
 class Results:
-    """Rows (what was measured) and bars (what is judged, by the names of the issues)."""
+    """Rows (all measurements) and bars (the values that are judged, by name)."""
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Results:
         self.bars.append({"name": name, "value": round(value, 4), "unit": unit})
 
     def finish(self, options: argparse.Namespace) -> int:
-        """Print the table, write the JSON."""
+        """Print the table and write the JSON file."""
         out = Console(width=max(120, Console().width))
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
         table = Table(*columns, title=f"penstock bench {self.name}", title_justify="left")
@@ -72,7 +72,7 @@ class Results:
 def run_parts(
     name: str, parts: Mapping[str, Callable[[Results, argparse.Namespace], None]], options: argparse.Namespace
 ) -> int:
-    """A benchmark in parts: all of them, or those that ``--only`` names."""
+    """Run all parts of a benchmark, or those named by ``--only``."""
     results = Results(name)
     machine()
     for part, measure in parts.items():
@@ -84,7 +84,7 @@ def run_parts(
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from."""
+    """The machine and versions on which the values were measured."""
     cpu = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -112,13 +112,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     console.print(text, highlight=False)
 
 
 @contextmanager
 def running(topology: Topology) -> Iterator[RunningTopology]:
-    """A topology on Spark, without waiting for a flooded one to drain at the end."""
+    """Run a topology on Spark. It is stopped without draining, because a flooded one would take long."""
     handle = submit(topology)
     try:
         yield handle
@@ -127,7 +127,7 @@ def running(topology: Topology) -> Iterator[RunningTopology]:
 
 
 def rate_of(handle: RunningTopology, component: str, warm_up: float, seconds: float) -> float:
-    """Tuples a second a component executes, after a warm-up."""
+    """Tuples per second that a component executes, after a warm-up."""
     time.sleep(warm_up)
     before, begun = handle.internals.bus.totals()[component], time.monotonic()
     time.sleep(seconds)
@@ -136,7 +136,7 @@ def rate_of(handle: RunningTopology, component: str, warm_up: float, seconds: fl
 
 
 def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
-    """This process, the JVM below it and the topology's workers, by a name to print."""
+    """This process, its JVM and the topology's workers, by name."""
     me = psutil.Process()
     jvm = next(child for child in me.children(recursive=True) if child.name() == "java")
     found = {"driver": me, "jvm": jvm}
@@ -158,7 +158,7 @@ def cpu_seconds(chosen: dict[str, psutil.Process]) -> float:
 
 
 def run_json(command: Sequence[str], **kwargs: Any) -> dict[str, Any]:
-    """Run a program that prints one line of JSON last."""
+    """Run a program whose last line of output is JSON."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:

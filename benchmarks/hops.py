@@ -1,4 +1,5 @@
-"""Components that isolate one cost each: a paced or flooding spout, bolts that do nothing, a sink that times."""
+"""Components that isolate one cost each: paced and flooding spouts, bolts that do nothing, a sink that
+measures."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ BATCH = 4_096
 
 
 class Flood(Spout):
-    """Numbers as fast as they are taken."""
+    """Emits numbers as fast as possible."""
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(("n", int))
@@ -45,7 +46,7 @@ class Flood(Spout):
 
 
 class BatchFlood(BatchSpout):
-    """The same, in batches."""
+    """Like ``Flood``, in batches."""
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(("n", int))
@@ -60,7 +61,8 @@ class BatchFlood(BatchSpout):
 
 
 class Paced(Spout):
-    """``rate`` tuples a second, each with the wall time it was due at: a late one counts as late."""
+    """Emits ``rate`` tuples per second, each with the wall time at which it was due, so that lateness counts as
+    latency."""
 
     def __init__(self, rate: float) -> None:
         self._gap = 1.0 / rate
@@ -91,7 +93,7 @@ class Silent(Spout):
 
 
 class Null(BasicBolt):
-    """Takes a tuple and does nothing."""
+    """Receives tuples and does nothing."""
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
         pass
@@ -103,7 +105,7 @@ class BatchNull(BatchBolt):
 
 
 class Identity(BasicBolt):
-    """Emits what it gets."""
+    """Emits what it receives."""
 
     def __init__(self, field: str, kind: type) -> None:
         self._field, self._kind = field, kind
@@ -124,7 +126,7 @@ class BatchIdentity(BatchBolt):
 
 
 class LatencySink(BasicBolt):
-    """Notes when each tuple was due and when it came; written to ``conf["result"]`` at the end."""
+    """Records when each tuple was due and when it arrived. Writes the times to ``conf["result"]`` at the end."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._path = str(conf["result"])
@@ -143,14 +145,14 @@ class LatencySink(BasicBolt):
 
 
 class SlowSink(BasicBolt):
-    """A bolt that cannot keep up: 1 ms a tuple."""
+    """A bolt that is too slow: 1 ms per tuple."""
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
         time.sleep(0.001)
 
 
 def flood(batch: bool, bolts: int, hops: bool, settings: Settings) -> Topology:
-    """A flooding spout and so many bolts, the last of them null; without hops they are fused."""
+    """A flooding spout and this many bolts, the last of which does nothing; without hops they are fused."""
     builder = TopologyBuilder()
     builder.set_spout("spout", BatchFlood() if batch else Flood())
     last = "spout"
@@ -169,7 +171,7 @@ def flood(batch: bool, bolts: int, hops: bool, settings: Settings) -> Topology:
 
 
 def paced(rate: float, hops: int, result: str) -> Topology:
-    """A paced spout, then so many hops, the last into the timing sink."""
+    """A paced spout and this many hops, the last one to the measuring sink."""
     builder = TopologyBuilder()
     builder.set_spout("spout", Paced(rate))
     last = "spout"

@@ -1,5 +1,5 @@
-"""Writes lines to a topic: at a steady rate until its input ends, and answers every line on its input with the
-number sent so far; or a given number of lines. ``python -m benchmarks.kafka_producer --help``"""
+"""Writes lines to a topic: at a steady rate until its input ends, answering every input line with the number sent
+so far; or a given number of lines. See ``python -m benchmarks.kafka_producer --help``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import confluent_kafka
 from benchmarks.book import book, micros, stamped
 from benchmarks.words import sentences
 
-PAUSE = 0.001  # s between two looks at what is due: short beside the latencies that are measured
+PAUSE = 0.001  # seconds between two checks of what is due: short compared with the measured latencies
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("bootstrap")
-    parser.add_argument("rate", type=int, help="lines a second; 0: as fast as it can")
+    parser.add_argument("rate", type=int, help="lines per second; 0: as fast as possible")
     parser.add_argument("--topic", default="lines")
-    parser.add_argument("--book", nargs="?", const="", metavar="PATH", help="a book's lines, with time stamps")
-    parser.add_argument("--lines", type=int, help="end after so many")
-    parser.add_argument("--linger", type=float, default=20, help="ms a line waits for company")
+    parser.add_argument("--book", nargs="?", const="", metavar="PATH", help="send a book's lines with time stamps")
+    parser.add_argument("--lines", type=int, help="end after this many lines")
+    parser.add_argument("--linger", type=float, default=20, help="ms that a line may wait for a batch")
     options = parser.parse_args()
     producer = confluent_kafka.Producer(
         {
@@ -54,11 +54,11 @@ def main() -> None:
         producer.poll(0)
     left = producer.flush(60)
     if left:
-        raise SystemExit(f"Kafka did not take {left} lines")
+        raise SystemExit(f"Kafka did not accept {left} lines")
 
 
 def _sender(producer: confluent_kafka.Producer, topic: str, text: str | None) -> Callable[[int], None]:
-    """Sends the line of a number; beyond the last it begins again."""
+    """Sends lines by number; after the last line it begins again with the first."""
     lines = sentences() if text is None else book(text or None)
 
     def send(number: int) -> None:
@@ -68,7 +68,7 @@ def _sender(producer: confluent_kafka.Producer, topic: str, text: str | None) ->
             try:
                 producer.produce(topic, value)
                 return
-            except BufferError:  # the client's queue is full: let it send
+            except BufferError:  # the client's queue is full: let it send first
                 producer.poll(0.1)
 
     return send

@@ -1,4 +1,5 @@
-"""The ladder: one cost at a time, from a spout alone to a word count; then latency, start, idling, overload."""
+"""Microbenchmarks that add one cost at a time, from a single spout to a word count; then latency, start time, idle
+CPU and overload."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_rates(results: Results, options: argparse.Namespace) -> None:
-    """Tuples a second, flat out, each rung adding one cost."""
+    """Tuples per second at full speed; each step adds one cost."""
     repeats = options.repeats or (1 if options.quick else 3)
     warm_up, seconds = (1.5, 2.0) if options.quick else (5.0, 5.0)
     plain = Settings()
@@ -83,7 +84,7 @@ def measure_hops3(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_single(results: Results, options: argparse.Namespace) -> None:
-    """A single tuple into an idle topology: one every half second over three hops, the slowest counts."""
+    """Latency of a single tuple in an idle topology: one every half second over three hops; the slowest counts."""
     due, came = _timed(2.0, 3, 12.0 if options.quick else 40.0)
     latency = np.sort((came - due)[4:]) * 1e3
     results.row(what="single tuple, idle topology", p50_ms=float(np.median(latency)), max_ms=float(latency[-1]))
@@ -91,7 +92,7 @@ def measure_single(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_start(results: Results, options: argparse.Namespace) -> None:
-    """From nothing, and with Spark up, to the first result of a topology of 4 workers."""
+    """Time to the first result of a topology of 4 workers, from nothing and with Spark already running."""
     repeats = options.repeats or (1 if options.quick else 3)
     cold = []
     for _ in range(repeats):
@@ -113,7 +114,7 @@ def measure_start(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_idle(results: Results, options: argparse.Namespace) -> None:
-    """CPU of all processes while a topology of 4 workers has nothing to do."""
+    """CPU of all processes while a topology of 4 workers has no input."""
     builder = TopologyBuilder()
     builder.set_spout("spout", Silent())
     for name, source in (("a", "spout"), ("b", "a0"), ("c", "b0")):
@@ -129,14 +130,14 @@ def measure_idle(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_overload(results: Results, options: argparse.Namespace) -> None:
-    """A flooding spout against a sink that takes 1,000 tuples/s: what grows?"""
+    """Memory and queues with a flooding spout and a sink that processes 1,000 tuples/s."""
     seconds = 15 if options.quick else 120
     builder = TopologyBuilder()
     builder.set_spout("spout", Flood())
     builder.set_bolt("null", Identity("n", int)).shuffle_grouping("spout")
     builder.set_bolt("sink", SlowSink()).shuffle_grouping("null")
     with running(builder.build("overload")) as handle:
-        time.sleep(max(8.0, seconds / 10))  # let the buffers fill and the JVM settle
+        time.sleep(max(8.0, seconds / 10))  # until the buffers are full and the JVM is warm
         chosen = processes(handle)
         first = {name: process.memory_info().rss for name, process in chosen.items()}
         with console.status("overloading …"):
@@ -147,7 +148,7 @@ def measure_overload(results: Results, options: argparse.Namespace) -> None:
     for name in first:
         results.row(what=f"overload: {name}", rss_mb=round(last[name] / 1e6), growth_mb=round(growth[name], 1))
     results.row(what="overload: queued at the sink", queued=queued["sink"], seconds=seconds)
-    results.bar("overload.rss_growth_mb", max(growth.values()), "MB, the process that grew most")
+    results.bar("overload.rss_growth_mb", max(growth.values()), "MB, of the process that grew most")
 
 
 def _timed(rate: float, hops: int, seconds: float) -> tuple[Times, Times]:

@@ -1,4 +1,4 @@
-"""A snapshot of a large cluster, for what measures plans: the benchmark and the tests."""
+"""A snapshot of a large cluster, for measuring plans in benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 from penstock.control.placement import ExecutorStream, PlacedExecutor, PlacementNode, PlacementSnapshot, Use
 
 NODE = Use(cpu=4.0, memory=8e9, bandwidth=12.5e6)
-"""C table 1: four cores, 8 GB, 100 Mb/s."""
+"""*Pu 2021*, table 1: four cores, 8 GB, 100 Mb/s."""
 
 
 def large(executors: int, nodes: int, components: int = 4, fan_out: int = 10, seed: int = 1) -> PlacementSnapshot:
-    """Executors spread round robin, each with ``fan_out`` readers; nodes at about 60 % CPU."""
+    """Executors placed round robin, each with ``fan_out`` receivers; nodes at about 60 % CPU."""
     draw, each = random.Random(seed), executors // components
     share = 0.6 * NODE.cpu * nodes / executors
     return PlacementSnapshot(

@@ -1,5 +1,5 @@
-"""Data migration against credits and a static allocation (D §3): three branches of different speed, bursty and
-skewed packets; on Spark, and in the simulator."""
+"""Data migration compared with credits and a static allocation (*Sun 2022*, section 3): three branches of
+different speed, bursty and skewed packets; on Spark and in the simulator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from benchmarks.migration_sim import measure_sim, measure_sim_grid
 PARTS = ("spark", "spark-grid", "sim", "sim-grid")
 STRATEGIES = ("credit", "static", "migration")
 SIZES = {"500MB": 500, "1GB": 1_000, "2GB": 2_000, "5GB": 5_000}
-"""Packets. D's have 1 MB; here they are a hundredth of that, and the branches ten times as fast in packets."""
-IN_D = {"500MB": 5.1, "1GB": 13.6, "2GB": 16.0, "5GB": 15.3}
-"""Percent that migration was better than credits."""
+"""Packets. Those of *Sun 2022* have 1 MB; these are a hundredth of that, and the branches ten times as fast in
+packets."""
+PUBLISHED_GAIN = {"500MB": 5.1, "1GB": 13.6, "2GB": 16.0, "5GB": 15.3}
+"""Percent by which migration is better than credits in *Sun 2022*."""
 ALPHAS, BETAS = (0.1, 0.3, 0.5, 0.7, 0.9), (0.3, 0.5, 0.7, 1.0, 2.0)
 RESULTS = Path("results")
-_PATIENCE = 600.0  # seconds; none comes near
+_PATIENCE = 600.0  # seconds; far more than any run needs
 
 Curve = list[tuple[float, float]]
-"""Seconds, share completed."""
+"""⟨seconds, completed share⟩"""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -34,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_spark(results: Results, options: argparse.Namespace) -> None:
-    """All sizes, the strategies by turns, each on the same packets."""
+    """All sizes; the strategies take turns, each with the same packets."""
     sizes = {"500MB": 500} if options.quick else SIZES
     repeats = options.repeats or (1 if options.quick else 3)
     for size, count in sizes.items():
@@ -50,7 +51,7 @@ def measure_spark(results: Results, options: argparse.Namespace) -> None:
             where="spark",
             size=size,
             **{f"{strategy} s": median(values) for strategy, values in times.items()},
-            **{"better than credit %": median(better) * 100, "in D %": IN_D[size]},
+            **{"better than credit %": median(better) * 100, "Sun 2022 %": PUBLISHED_GAIN[size]},
         )
         draw(RESULTS / f"migration-spark-{size}.png", size, curves)
         results.bar(f"migration.vs_credit.{size}", median(better) * 100, "% less time")
@@ -68,7 +69,7 @@ def measure_spark_grid(results: Results, options: argparse.Namespace) -> None:
 
 
 def complete(count: int, seed: int, strategy: str, conf: Mapping[str, Any] | None = None) -> tuple[float, Curve]:
-    """Seconds until the sink has merged every packet, and the share completed on the way."""
+    """Seconds until the sink has merged every packet, and the completed share over time."""
     curve: Curve = []
     with running(three_branches(count, seed, strategy, dict(conf or {}))) as handle:
         begun = time.monotonic()
@@ -83,7 +84,7 @@ def complete(count: int, seed: int, strategy: str, conf: Mapping[str, Any] | Non
 
 
 def draw(path: Path, size: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Share completed over time."""
+    """Draw the completed share over time."""
     import matplotlib
 
     matplotlib.use("Agg")

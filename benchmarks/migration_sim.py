@@ -1,4 +1,5 @@
-"""D's experiment in the simulator: migration against credits and static shares, and the grid of α and β."""
+"""The experiment of *Sun 2022* in the simulator: migration compared with credits and static shares, and the grid
+of α and β."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ FOLDER = Path("results")
 SIZES = {"500MB": 500, "1GB": 1_024, "2GB": 2_048, "5GB": 5_120}
 """Packets of 1 MB."""
 D_SECONDS = {"500MB": (55.37, 52.55), "1GB": (113.94, 98.41), "2GB": (257.35, 216.08), "5GB": (634.78, 537.92)}
-"""D table 2: credit, migration."""
+"""*Sun 2022*, table 2: credit, migration."""
 ALPHAS, BETAS = (0.1, 0.3, 0.5, 0.7, 0.9), (0.3, 0.5, 0.7, 1.0, 2.0)
 D_GRID = {
     0.3: (544.94, 542.89, 538.62, 540.91, 544.77),
@@ -28,9 +29,9 @@ D_GRID = {
     1.0: (564.91, 559.38, 561.85, 566.02, 561.75),
     2.0: (629.84, 631.78, 627.52, 622.23, 628.43),
 }
-"""D table 1: by β, for each α."""
+"""*Sun 2022*, table 1: by β, for each α."""
 FIRST_SEED = 100
-"""Not among those the set-up was calibrated with."""
+"""Not among the seeds with which the set-up was calibrated."""
 STRATEGIES: Mapping[str, Callable[[], BranchingStrategy]] = {
     "credit": CreditStrategy,
     "static": StaticStrategy,
@@ -43,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_sim(results: Results, options: argparse.Namespace) -> None:
-    """D table 2, figures 7 and 8. Every run's merged result is compared with the packets merged one by one."""
+    """*Sun 2022*, table 2, figures 7 and 8. The merged result of every run is compared with a sequential merge."""
     seeds = range(FIRST_SEED, FIRST_SEED + (5 if options.quick else 21))
     differences = []
     for size, count in SIZES.items():
@@ -59,28 +60,34 @@ def measure_sim(results: Results, options: argparse.Namespace) -> None:
         ]
         low, high = np.percentile(each, [25, 75])
         row: dict[str, Any] = {f"{name} s": round(value, 1) for name, value in seconds.items()}
-        row |= {"better %": better, "D's better %": theirs}
-        note = f"D {credit:.0f}, {migration:.0f} s; half of {len(seeds)} seeds {low:.1f} to {high:.1f} % better"
+        row |= {"better %": better, "Sun 2022 better %": theirs}
+        note = (
+            f"Sun 2022: {credit:.0f}, {migration:.0f} s; half of {len(seeds)} seeds {low:.1f} to {high:.1f} % "
+            "better"
+        )
         results.row(what=f"simulated, {size}", **row, note=note)
-        results.bar(f"migration.sim.vs_credit.{size}", better, f"% faster than credit (D: {theirs:.1f})")
+        results.bar(f"migration.sim.vs_credit.{size}", better, f"% faster than credit (Sun 2022: {theirs:.1f})")
         plotted = _plot_shares(size, {name: runs[0] for name, runs in outcomes.items()})
         say(f"  {size}: credit {seconds['credit']:.1f} s, migration {seconds['migration']:.1f} s; {plotted}")
     worst = min(differences)
-    note = "points: our improvement less D's, in the row where that is least; above 0: better than D"
+    note = "points: our improvement minus the paper's, the lowest of four sizes; above 0: better than the paper"
     results.row(what="simulated, worst row", **{"better %": worst}, note=note)
-    results.bar("migration.sim.vs_credit", worst, "points (the least of: our improvement − D's, four sizes)")
+    results.bar(
+        "migration.sim.vs_credit", worst, "points (the lowest of our improvement − the paper's, four sizes)"
+    )
 
 
 def measure_sim_grid(results: Results, options: argparse.Namespace) -> None:
-    """D table 1: seconds at 5 GB for each α and β.
+    """*Sun 2022*, table 1: seconds at 5 GB for each α and β.
 
-    D's spread of 17 % does not come out. The heavy branch is no candidate, so the score chooses between two,
-    and in 56 of 69 migrations looked at one of them had an empty queue that did not grow: it scores 0 whatever
-    α and β. Nor does the choice matter much: sending to the branch with the *most* pressure cost 0.4 %, always
-    to the widest nothing, always to the narrowest 1.7 %. In some 60 other set-ups (speeds, bandwidths, queues
-    of 10 to 120 packets, looks every 1 to 5 s, bursts of all branches at once, saturated sources) β = 2 was
-    between 4.5 % faster and 0.8 % slower than β = 0.5; D's formula without our normalisation, and routes kept
-    until recovery, changed as little. What made it matter in D is not known.
+    The paper's spread of 17 % is not reproduced. The overloaded branch is no candidate, so the score chooses
+    between two branches, and in 56 of 69 migrations one of them had an empty queue that did not grow: it scores 0
+    for every α and β. The choice also matters little: sending to the branch with the *highest* pressure cost 0.4
+    %, always to the widest link nothing, always to the narrowest 1.7 %. In some 60 other set-ups (speeds,
+    bandwidths, queues of 10 to 120 packets, load samples of 1 to 5 s, bursts of all branches at once, saturated
+    sources) β = 2 was between 4.5 % faster and 0.8 % slower than β = 0.5. The paper's formula without our
+    normalization, and routes kept until recovery, changed as little. We do not know what made the difference in
+    the paper.
     """
     seeds = range(FIRST_SEED, FIRST_SEED + (2 if options.quick else 7))
     count = SIZES["5GB"]
@@ -98,7 +105,7 @@ def measure_sim_grid(results: Results, options: argparse.Namespace) -> None:
     results.bar(
         "migration.sim.grid.default_vs_best", 100 * (chosen / seconds.min() - 1), "% slower than the grid's best"
     )
-    results.bar("migration.sim.grid.spread", spread, "% between best and worst (D: 17.6)")
+    results.bar("migration.sim.grid.spread", spread, "% between best and worst (Sun 2022: 17.6)")
     say(f"  {_plot_grid(seconds)}")
 
 
@@ -106,13 +113,13 @@ def _checked(strategy: BranchingStrategy, count: int, seed: int) -> BranchingOut
     outcome = run(strategy, count, seed)
     if outcome.totals != oracle(count, seed):
         raise AssertionError(
-            f"{type(strategy).__name__}, seed {seed}: the merged result is not that of the packets"
+            f"{type(strategy).__name__}, seed {seed}: the merged result differs from the sequential merge"
         )
     return outcome
 
 
 def _plot_shares(size: str, outcomes: Mapping[str, BranchingOutcome]) -> Path:
-    """D figures 7 and 8, of the first seed."""
+    """Like *Sun 2022*, figures 7 and 8, for the first seed."""
     figure, axes = _figure()
     for name, outcome in outcomes.items():
         shares = [0.0, *(100 * share for share in outcome.shares)]
@@ -125,10 +132,10 @@ def _plot_shares(size: str, outcomes: Mapping[str, BranchingOutcome]) -> Path:
 
 
 def _plot_grid(seconds: np.ndarray[Any, Any]) -> Path:
-    """Ours and D's in the same colours, so that a second does not look like a hundred."""
+    """Our grid and the paper's with the same color scale."""
     figure, axes = _figure(columns=2)
     theirs = np.array([D_GRID[beta] for beta in BETAS])
-    for one, values, title in zip(axes, (seconds, theirs), ("simulated", "D table 1"), strict=True):
+    for one, values, title in zip(axes, (seconds, theirs), ("simulated", "Sun 2022, table 1"), strict=True):
         one.imshow(values, cmap="YlOrRd", aspect="auto", vmin=min(seconds.min(), theirs.min()), vmax=theirs.max())
         one.set(title=f"5 GB, s: {title}", xlabel="α", ylabel="β")
         one.set_xticks(range(len(ALPHAS)), _labels(ALPHAS))
@@ -165,5 +172,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer seeds")
     parser.add_argument("--only", action="append", choices=PARTS, help="one part")
-    parser.add_argument("--json", help="write rows and bars there")
+    parser.add_argument("--json", help="write rows and bars to this file")
     raise SystemExit(main(parser.parse_args()))

@@ -1,6 +1,6 @@
-"""What the load monitor costs (C table 4): bytes that workers tell it, CPU on both sides, time on a frame's way,
-all without Spark: the reports are real, of a topology as large as C's; what they say is made up. And on Spark the
-delay."""
+"""Cost of the load monitor (*Pu 2021*, table 4): bytes that workers report, CPU on both sides, time per frame.
+These are measured without Spark, with real reports of a topology as large as the paper's and invented numbers. The
+delay of tuples is measured on Spark."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from penstock.topology.builder import Topology
 from penstock.worker.reports import REPORTS_PER_SAMPLE
 from penstock.worker.sender import StreamCounts
 
-WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; C's
+WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; those of Pu 2021
 NODES = 16
-LINK = 12.5e6  # bytes a second: C's 100 Mb/s
-DELAY_RATE = 300.0  # lines a second for the delay: a machine with time to spare
+LINK = 12.5e6  # bytes per second: the 100 Mb/s of Pu 2021
+DELAY_RATE = 300.0  # lines per second for the delay, so that the machine is mostly idle
 
 
 class Forward(CaptureBolt):
@@ -42,7 +42,7 @@ class Forward(CaptureBolt):
 
 
 def topology(spouts: int, bolts: int) -> Topology:
-    """C's word count: every spout sends to every split, every split to every count."""
+    """The word count of *Pu 2021*: every spout sends to every split, every split to every count."""
     builder = TopologyBuilder()
     builder.set_spout("lines", FeederSpout("word"), spouts)
     builder.set_bolt("split", Forward(), bolts).shuffle_grouping("lines")
@@ -52,12 +52,12 @@ def topology(spouts: int, bolts: int) -> Topology:
 
 @dataclass
 class Cluster:
-    """The reports of one moment, by worker; as large as after some hours of work."""
+    """The reports of all workers at one time, with counters as large as after some hours."""
 
     plan: Plan
     plain: dict[WorkerId, WorkerReport]
     full: dict[WorkerId, WorkerReport]
-    """The same with what only the monitor wants."""
+    """The same reports with what only the load monitor needs."""
 
     @property
     def connections(self) -> dict[WorkerId, WorkerConnection]:
@@ -89,7 +89,7 @@ def cluster(spouts: int, bolts: int) -> Cluster:
 
 
 def measure_reports(results: Results, options: argparse.Namespace) -> None:
-    """Bytes a second on a node's link, and CPU of the workers and of the driver."""
+    """Bytes per second on a node's link, and CPU of the workers and of the driver."""
     repeats = options.repeats or (1 if options.quick else 3)
     found = cluster(*((10, 20) if options.quick else (50, 100)))
     workers = len(found.full)
@@ -109,14 +109,15 @@ def measure_reports(results: Results, options: argparse.Namespace) -> None:
     taken = median([_seconds(take) for _ in range(repeats)])
     sampling = median([_sampling_cost(found) for _ in range(repeats)])
     say(
-        f"  {workers} workers: {full / workers:,.0f} bytes with streams, {plain / workers:,.0f} without; sampling {sampling:.3f} s"
+        f"  {workers} workers: {full / workers:,.0f} bytes with streams, {plain / workers:,.0f} without; "
+        f"sampling {sampling:.3f} s"
     )
     interval = Settings().lifecycle.metrics_interval
     for window in WINDOWS:
         told = REPORTS_PER_SAMPLE / window
         more = (full - plain) * told / NODES
         results.row(
-            what=f"window of {window:g} s",
+            what=f"load samples of {window:g} s",
             workers=workers,
             monitor_bytes_s_node=more,
             other_reports_bytes_s_node=plain / interval / NODES,
@@ -125,12 +126,12 @@ def measure_reports(results: Results, options: argparse.Namespace) -> None:
             driver_cpu=taken * told + sampling / window,
         )
     at = REPORTS_PER_SAMPLE / Settings().monitor.window
-    results.bar("monitor.bytes_share", (full - plain) * at / NODES / LINK, "of a 100 Mb/s link, windows of 30 s")
-    results.bar("monitor.driver_cpu", taken * at + sampling / Settings().monitor.window, "cores, windows of 30 s")
+    results.bar("monitor.bytes_share", (full - plain) * at / NODES / LINK, "of a 100 Mb/s link, samples of 30 s")
+    results.bar("monitor.driver_cpu", taken * at + sampling / Settings().monitor.window, "cores, samples of 30 s")
 
 
 def _sampling_cost(found: Cluster) -> float:
-    """CPU seconds until a window is made and in SQLite."""
+    """CPU seconds to build a load sample and store it in SQLite."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(monitor=Monitor(str(Path(folder) / "load.sqlite")))
         clock = SimulatedClock(0.0)
@@ -149,12 +150,13 @@ def _sampling_cost(found: Cluster) -> float:
         monitor.close()
         spent = time.process_time() - begun
     if made is None or len(made.executors) != len(found.full):
-        raise SystemExit("no window was made of all executors")
+        raise SystemExit("no load sample contained all executors")
     return spent
 
 
 def measure_frame(results: Results, options: argparse.Namespace) -> None:
-    """What counting adds to a frame's way, whatever the window: a worker counts each frame it sends."""
+    """Time that counting adds to each frame, whatever the length of the load sample: a worker counts each frame it
+    sends."""
     frames = 20_000 if options.quick else 200_000
     streams = StreamCounts()
 
@@ -169,22 +171,22 @@ def measure_frame(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_delay(results: Results, options: argparse.Namespace) -> None:
-    """What tuples wait longer, on Spark: word count at a steady rate without the monitor and with windows of 10 to
-    50 s, by turns. p50 from emission to ack, the mean of a look a second."""
+    """Additional latency on Spark: the word count at a steady rate without the monitor and with load samples of 10
+    to 50 s, by turns. p50 from emission to ack, as the mean of values taken every second."""
     turns = options.repeats or (1 if options.quick else 3)
     windows = (30.0,) if options.quick else WINDOWS
     found: dict[float, list[float]] = {window: [] for window in (0.0, *windows)}
     for turn in range(turns):
         for window in found:
             found[window].append(_p50(window, 5.0 if options.quick else max(15.0, window / 2)))
-            say(f"  {turn + 1} of {turns}, window of {window:g} s: {1e3 * found[window][-1]:.2f} ms")
+            say(f"  {turn + 1} of {turns}, load samples of {window:g} s: {1e3 * found[window][-1]:.2f} ms")
     off = median(found[0.0])
     for window, seen in found.items():
         added = 1e3 * (median(seen) - off)
-        what = f"window of {window:g} s" if window else "off"
+        what = f"load samples of {window:g} s" if window else "off"
         results.row(what=what, p50_ms=1e3 * median(seen), added_ms=added, worst_ms=1e3 * max(seen))
         if window:
-            results.bar(f"monitor.delay_ms.{window:g}", added, "ms more at p50 than without")
+            results.bar(f"monitor.delay_ms.{window:g}", added, "ms more at p50 than without the monitor")
 
 
 def _p50(window: float, seconds: float) -> float:
@@ -193,7 +195,7 @@ def _p50(window: float, seconds: float) -> float:
     topology = replace(topology, settings=topology.settings.with_values(settings))
     seen = []
     with running(topology) as handle:
-        time.sleep(8.0)  # cold code
+        time.sleep(8.0)  # until the code is warm
         for _ in range(round(seconds)):
             time.sleep(1.0)
             view = next(each for each in handle.internals.bus.view() if each.component == "source")
@@ -202,7 +204,7 @@ def _p50(window: float, seconds: float) -> float:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """Of CPU: what others do on the machine meanwhile does not count."""
+    """CPU seconds, so that other programs on the machine do not count."""
     begun = time.process_time()
     action()
     return time.process_time() - begun

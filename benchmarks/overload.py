@@ -1,4 +1,4 @@
-"""Topologies with a bolt too slow for what it is sent, for the benchmarks of flow control."""
+"""Topologies with a bolt that is too slow for its input, for the flow control benchmarks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from penstock import (
 )
 
 PAYLOAD = "x" * 92
-"""With the number, a tuple of 100 bytes."""
-_MOST = 1_000  # tuples in a batch of the spout
-_CATCH_UP = 2.0  # a source that was held back delivers at most at twice its rate until it has caught up
+"""Together with the number, a tuple has 100 bytes."""
+_MOST = 1_000  # tuples per batch of the spout
+_CATCH_UP = 2.0  # a source that was held back emits at most at twice its rate until it has caught up
 
 
 class PacedSpout(BatchSpout):
-    """Offers each of its streams ``rate`` tuples a second, ``burst`` times as many between two moments of the run.
-    It asks whether a stream is ready, so one whose receivers are overloaded does not stop the others."""
+    """Offers ``rate`` tuples per second on each of its streams, and ``burst`` times as many between two times of
+    the run. It asks whether a stream is ready, so that a stream with overloaded receivers does not stop the
+    others."""
 
     def __init__(
         self, streams: tuple[str, ...], rate: float, burst: tuple[float, float, float] = (1, 0, 0)
@@ -65,8 +66,8 @@ class PacedSpout(BatchSpout):
 
 
 class TakesTime(BatchBolt):
-    """Waits so long for each tuple, as for a database; it costs no CPU, so nothing but the waiting is measured.
-    What a sleep takes too long is made up for in the next: small batches must not take longer than large ones."""
+    """Waits for each tuple, as for a database. Waiting costs no CPU, so only the waiting is measured. If a sleep
+    takes too long, the next one is shorter, so that small batches do not take longer than large ones."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -83,8 +84,8 @@ class TakesTime(BatchBolt):
 
 
 def two_branches(slow: float, rate: float, settings: Settings) -> Topology:
-    """A spout with two streams of ``rate`` tuples a second each; one ends in a bolt that takes ``slow`` seconds a
-    tuple, the other in one that takes none."""
+    """A spout with two streams of ``rate`` tuples per second each. One ends in a bolt that takes ``slow`` seconds
+    per tuple, the other in a bolt that takes none."""
     builder = TopologyBuilder()
     builder.set_spout("source", PacedSpout(("left", "right"), rate))
     builder.set_bolt("slow", TakesTime(slow)).shuffle_grouping("source", "left")
@@ -93,7 +94,8 @@ def two_branches(slow: float, rate: float, settings: Settings) -> Topology:
 
 
 def one_branch(seconds: float, rate: float, burst: tuple[float, float, float], settings: Settings) -> Topology:
-    """A spout that sends ``rate`` tuples a second, more in the burst; the bolt takes ``seconds`` for each."""
+    """A spout that emits ``rate`` tuples per second, more in the burst, and a bolt that takes ``seconds`` per
+    tuple."""
     builder = TopologyBuilder()
     builder.set_spout("source", PacedSpout(("default",), rate, burst))
     builder.set_bolt("work", TakesTime(seconds)).shuffle_grouping("source")

@@ -1,5 +1,5 @@
-"""The delayed persistent queue: latency and memory while the store sleeps (A 6.3), what a kill costs, rows a
-second into each store, and what the queues take."""
+"""The delayed persistent queue: latency and memory with a slow store (*Lu 2020*, section 6.3), losses at a kill,
+rows per second into each store, and throughput of the queues."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from penstock.persist.spec import find
 from penstock.spark.submit import submit
 
 PARTS = ("sleep", "kill", "stores", "queues")
-RATE = 2_000  # results a second
+RATE = 2_000  # results per second
 HOPELESS = ("direct", "inner")
-"""Cases whose results would need an hour to get to the store."""
-_PATIENCE = 60.0  # s for whatever should take a moment
-_SPEAK = 30  # s between two lines of progress
+"""Cases whose results would take an hour to reach the store."""
+_PATIENCE = 60.0  # seconds; time limit for everything that should take a moment
+_SPEAK = 30  # seconds between two lines of progress
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,25 +58,25 @@ def main(options: argparse.Namespace) -> int:
 
 @dataclass
 class Course:
-    """One case over time."""
+    """Measurements of one case over time."""
 
     seconds: Floats = field(default_factory=lambda: np.empty(0))
-    """Since it began to count, a number for each second in which results were persisted."""
+    """Seconds since the measurement began in which results were persisted."""
     p50: Floats = field(default_factory=lambda: np.empty(0))
-    """ms from when a result's line was due until it was persisted, of the results of that second."""
+    """ms from when a result's line was due until it was persisted, for the results of that second."""
     p95: Floats = field(default_factory=lambda: np.empty(0))
     in_store: Floats = field(default_factory=lambda: np.empty(0))
-    """ms until a result was in the store, p95 of those that came there in a second."""
+    """ms until a result was in the store: p95 of those that arrived there in a second."""
     points: list[dict[str, float]] = field(default_factory=list)
-    """About once a second: seconds, MB of the worker and of the processor, rows not in the store."""
+    """About once a second: seconds, MB of the worker and of the processor, rows that are not in the store."""
 
     def series(self, name: str) -> tuple[Floats, Floats]:
         return np.array([point["seconds"] for point in self.points]), np.array([p[name] for p in self.points])
 
 
 def measure_sleep(results: Results, options: argparse.Namespace) -> None:
-    """2,000 results a second into a store that takes 50 ms for a write. ``delayed`` and ``instant`` by turns, for
-    their ratio; then every case alone, over time."""
+    """2,000 results per second into a store that takes 50 ms per write. ``delayed`` and ``instant`` take turns,
+    for their ratio; then every case alone, over time."""
     warm_up, seconds = (3, 12) if options.quick else (10, 120)
     with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:
         p95s = _by_turns(Path(root), options)
@@ -95,25 +95,27 @@ def measure_sleep(results: Results, options: argparse.Namespace) -> None:
                 courses[case], wrong = _alone(case, folder, mrwq, warm_up, seconds)
                 _row(results, case, courses[case], wrong)
                 if case == "delayed":
-                    results.bar("delayed.rows_wrong", wrong, "results missing or doubled in the store at the end")
+                    results.bar(
+                        "delayed.rows_wrong", wrong, "results missing or duplicated in the store at the end"
+                    )
     ratio = median([ours / theirs for ours, theirs in zip(p95s["delayed"], p95s["instant"], strict=True)])
     turns = {case: " ".join(f"{value:.1f}" for value in values) for case, values in p95s.items()}
     results.row(
         what="by turns", case="delayed", **{"p95 ms": median(p95s["delayed"]), "×": ratio}, turns=turns["delayed"]
     )
     results.row(what="by turns", case="instant", **{"p95 ms": median(p95s["instant"])}, turns=turns["instant"])
-    results.bar("delayed.p95_vs_instant", ratio, "× the p95 with an instant store")
+    results.bar("delayed.p95_vs_instant", ratio, "× the p95 with a fast store")
     for case in ("delayed", "direct"):
         results.bar(f"{case}.p95_slope", rise(courses[case]), "% a minute")
-    results.bar("direct.p95_growth", growth(courses["direct"].p95), "× its first, at the end")
+    results.bar("direct.p95_growth", growth(courses["direct"].p95), "× the first p95, at the end")
     for case in ("delayed", "inner"):
         results.bar(f"{case}.worker_growth", slope(*courses[case].series("worker MB")) * 60, "MB a minute")
     draw(courses, Path(options.json).parent if options.json else Path("results"))
 
 
 def _by_turns(root: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """p95 of each turn, ms. Both topologies are up all the time, one is active: what the machine does meanwhile
-    happens to both."""
+    """p95 of each turn in ms. Both topologies run all the time and one is active, so that disturbances of the
+    machine affect both."""
     settle, seconds = (1.0, 5.0) if options.quick else (2.0, 10.0)
     turns = options.repeats or (2 if options.quick else 12)
     p95s: dict[str, list[float]] = {"delayed": [], "instant": []}
@@ -126,7 +128,7 @@ def _by_turns(root: Path, options: argparse.Namespace) -> dict[str, list[float]]
         for turn in range(turns + 1):
             for case in list(p95s) if turn % 2 else reversed(list(p95s)):
                 value = _turn(handles[case], folders[case], settle, seconds)
-                if turn:  # the first are the JVM's
+                if turn:  # during the first turn the JVM still compiles
                     p95s[case].append(value)
             if turn:
                 say(f"  turn {turn} of {turns}: " + ", ".join(f"{c} p95 {v[-1]:.1f} ms" for c, v in p95s.items()))
@@ -152,7 +154,8 @@ def _turn(handle: RunningTopology, folder: Path, settle: float, seconds: float) 
 def _alone(
     case: str, folder: Path, mrwq: PersistentQueue | None, warm_up: float, seconds: float
 ) -> tuple[Course, int]:
-    """A case over time, and how many acked results are missing from the store, or doubled there, in the end."""
+    """Run a case. Returns its course, and how many acked results are missing from the store or duplicated
+    there."""
     course = Course()
     say(f"  {case}: {warm_up + seconds:g} s")
     handle = submit(words_to_store(case, _made(folder), RATE, mrwq))
@@ -182,7 +185,7 @@ def _look(handle: RunningTopology, folder: Path) -> dict[str, float]:
     worker = psutil.Process(_persist_pid(handle))
     found = {"worker MB": worker.memory_info().rss / 2**20, "processor MB": 0.0}
     for child in worker.children():
-        with contextlib.suppress(psutil.Error):  # it may end just now
+        with contextlib.suppress(psutil.Error):  # the process may just have ended
             if "penstock.persist.process" in child.cmdline():
                 found["processor MB"] = child.memory_info().rss / 2**20
     emitted = handle.internals.bus.totals()["count"].emitted  # as last reported: the store may be ahead of it
@@ -216,8 +219,7 @@ def _row(results: Results, case: str, course: Course, wrong: int) -> None:
 
 
 def measure_kill(results: Results, options: argparse.Namespace) -> None:
-    """The worker with the persist bolt is killed under load: results that were acked before and never reach the
-    store."""
+    """Kill the worker with the persist bolt under load, and count acked results that never reach the store."""
     seconds = 5 if options.quick else 20
     kills = options.repeats or (1 if options.quick else 3)
     for case in ("delayed", "inner"):
@@ -232,7 +234,7 @@ def measure_kill(results: Results, options: argparse.Namespace) -> None:
 
 
 def _killed(case: str, folder: Path, seconds: float) -> tuple[int, int]:
-    """Results acked before the kill, and those of them that are not in the store in the end."""
+    """Results acked before the kill, and those of them that are not in the store at the end."""
     handle = submit(words_to_store(case, folder, RATE))
     try:
         time.sleep(seconds)
@@ -243,7 +245,7 @@ def _killed(case: str, folder: Path, seconds: float) -> tuple[int, int]:
             lambda: handle.internals.restarts > restarts and handle.state == "active", _PATIENCE
         )
         if not up:
-            raise SystemExit(f"{case}: the topology did not start again within {_PATIENCE:g} s")
+            raise SystemExit(f"{case}: the topology did not restart within {_PATIENCE:g} s")
         time.sleep(seconds / 2)
         handle.deactivate()
         handle.drain(_PATIENCE)
@@ -260,8 +262,8 @@ def _killed(case: str, folder: Path, seconds: float) -> tuple[int, int]:
 def by_second(
     since: IntArray, came: IntArray, begun: int, ended: int, percents: tuple[int, ...]
 ) -> tuple[Floats, list[Floats]]:
-    """Percentiles, in ms, of what came in each whole second from ``begun`` to ``ended``; a second in which nothing
-    came is left out."""
+    """Percentiles in ms of what arrived in each whole second from ``begun`` to ``ended``, without empty
+    seconds."""
     chosen = (came >= begun) & (came < ended)
     seconds, waited = (came[chosen] - begun) // 1_000_000, (came - since)[chosen] / 1000
     kept = [second for second in range((ended - begun) // 1_000_000) if (seconds == second).any()]
@@ -270,35 +272,35 @@ def by_second(
 
 
 def slope(x: Floats, y: Floats) -> float:
-    """How much y grows for one x: the median over all pairs (Theil and Sen), which outliers do not bend."""
+    """Slope of y over x: the median over all pairs (Theil-Sen), which outliers do not affect."""
     i, j = np.triu_indices(len(x), 1)
     return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else 0.0
 
 
 def rise(course: Course) -> float:
-    """Of the p95, % of its median a minute."""
+    """Growth of the p95 per minute, in % of its median."""
     return slope(course.seconds, course.p95) * 60 / median(list(course.p95)) * 100
 
 
 def growth(values: Floats) -> float:
-    """The last tenth against the first."""
+    """Ratio of the last tenth to the first."""
     tenth = max(1, len(values) // 10)
     return float(np.median(values[-tenth:]) / np.median(values[:tenth]))
 
 
 def results_of(lines: IntArray) -> IntArray:
-    """The numbers of the results that come of these lines."""
+    """The numbers of the results of these lines."""
     return (np.unique(lines)[:, None] * WORDS + np.arange(WORDS)).ravel()
 
 
 def wrong_results(lines: IntArray, rows: IntArray) -> int:
-    """Results of these lines that the rows lack, and rows there are too many."""
+    """Number of results of these lines that the rows lack, and of rows that are duplicates."""
     wanted = results_of(lines)
     return len(np.setdiff1d(wanted, rows)) + len(rows) - len(np.intersect1d(wanted, rows))
 
 
 def draw(courses: Mapping[str, Course], folder: Path) -> None:
-    """Latency over time (A figure 16), and memory and what waits."""
+    """Draw latency over time (*Lu 2020*, figure 16), memory and backlog."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -327,12 +329,13 @@ def draw(courses: Mapping[str, Course], folder: Path) -> None:
 
 
 def _empty_queue(handle: RunningTopology, folder: Path) -> None:
-    """What ``penstock drain`` does, for a machine so busy that the end of the topology was too short for it."""
+    """Do what ``penstock drain`` does, because on a busy machine the topology may end before its queue is
+    empty."""
     clock = SystemClock()
     for spec in find(str(folder / "state"), handle.internals.topology.name):
         processor = spec.processor(clock)
         if not drained(processor, clock.monotonic() + _PATIENCE, clock, time.sleep):
-            raise SystemExit(f"results left in the queue: {processor.status.trouble}")
+            raise SystemExit(f"results remain in the queue: {processor.status.trouble}")
         processor.close()
 
 

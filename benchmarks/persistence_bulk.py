@@ -1,5 +1,5 @@
-"""The delayed persistent queue without a topology: rows a second into each store, in bulk and row by row, and what
-the queues take. No Spark."""
+"""The delayed persistent queue without a topology and without Spark: rows per second into each store, in bulk and
+row by row, and throughput of the queues."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from penstock.testing.servers.memcached import MemcachedServer
 from penstock.testing.servers.postgres import PostgresServer
 from penstock.testing.servers.redis import RedisServer
 
-ENTRY_ROWS = 1_000  # rows a writer puts at a time; a bolt with all it can do puts 16,384
-_PATIENCE = 600.0  # s; none comes near
-_SMALL = 2_048  # bytes of an entry whose put is timed
+ENTRY_ROWS = 1_000  # rows a writer puts at a time; a bolt under full load puts 16,384
+_PATIENCE = 600.0  # seconds; far more than any run needs
+_SMALL = 2_048  # bytes of an entry whose put is measured
 
 Row = tuple[str, int, float]
 
@@ -48,22 +48,22 @@ Row = tuple[str, int, float]
 
 @dataclass(frozen=True)
 class Target:
-    """A table or folder, new each time ``store`` is called, and the way a plain user writes it one by one."""
+    """A kind of store: creates new tables or folders, and writes rows one by one as a plain user would."""
 
     name: str
     keyed: bool
     store: Callable[[str], Store]
-    """Of a name of its own."""
+    """Creates a store with a new name."""
     one_by_one: Callable[[str, Sequence[Row]], float]
-    """Write rows to the place of that name, each on its own and durable; seconds it took."""
+    """Writes rows to the place with this name, each durably on its own. Returns the seconds."""
 
     def __str__(self) -> str:
         return f"{self.name}, {'upsert' if self.keyed else 'append'}"
 
 
 def measure_stores(results: Results, options: argparse.Namespace) -> None:
-    """The way through the queue against a transaction for each row, by turns. Delayed counts all of it, one after
-    the other: putting the rows in an embedded queue, and a processor that empties it."""
+    """Compare writing through the queue with one transaction per row, by turns. The time through the queue is the
+    sum of putting the rows into an embedded queue and of a processor that empties it."""
     many, few = (20_000, 200) if options.quick else (200_000, 2_000)
     repeats = options.repeats or (1 if options.quick else 5)
     ratios: dict[str, float] = {}
@@ -89,13 +89,11 @@ def measure_stores(results: Results, options: argparse.Namespace) -> None:
             results.row(what=str(target), case="row by row", **{"rows/s": median(single)})
     if dsn is not None:
         worst = min(ratios["PostgreSQL, upsert"], ratios["PostgreSQL, append"])
-        results.bar(
-            "delayed.vs_row_by_row", worst, "× row by row into PostgreSQL, the lesser of upsert and append"
-        )
+        results.bar("delayed.vs_row_by_row", worst, "× row by row into PostgreSQL, the lower of upsert and append")
 
 
 def targets(root: Path, dsn: str | None) -> Iterator[Target]:
-    """All there are; those of PostgreSQL if there is a server."""
+    """All stores; those of PostgreSQL only if there is a server."""
     partial = functools.partial
     for key in (("word",), ()):
         keyed = bool(key)
@@ -103,7 +101,7 @@ def targets(root: Path, dsn: str | None) -> Iterator[Target]:
         if dsn is not None:
             store, one_by_one = partial(_postgres_store, dsn, key), partial(_postgres_rows, dsn, keyed)
             yield Target("PostgreSQL", keyed, store, one_by_one)
-    # One file a row knows no keys.
+    # One file per row cannot have keys.
     yield Target("Parquet", False, lambda name: ParquetStore(root / name), partial(_parquet_rows, root))
 
 
@@ -116,7 +114,7 @@ def _postgres_store(dsn: str, key: Sequence[str], name: str) -> Store:
 
 
 def delayed(folder: Path, store: Store, count: int) -> float:
-    """Seconds for so many rows through the queue into the store."""
+    """Seconds for this many rows through the queue into the store."""
     spec = ProcessorSpec("bench", "persist", EmbeddedQueue(), store, str(folder), str(folder), 1.0, 10_000, 60.0)
     clock, source = SystemClock(), rows()
     tables = [_table(list(itertools.islice(source, ENTRY_ROWS))) for _ in range(count // ENTRY_ROWS)]
@@ -128,7 +126,7 @@ def delayed(folder: Path, store: Store, count: int) -> float:
     writer.close()
     processor = spec.processor(clock)
     if not drained(processor, clock.monotonic() + _PATIENCE, clock, time.sleep):
-        raise SystemExit(f"{store}: not all rows after {_PATIENCE:g} s: {processor.status.trouble}")
+        raise SystemExit(f"{store}: not all rows written after {_PATIENCE:g} s: {processor.status.trouble}")
     took = time.perf_counter() - begun
     processor.close()
     if processor.status.written != len(tables) * ENTRY_ROWS:
@@ -137,7 +135,7 @@ def delayed(folder: Path, store: Store, count: int) -> float:
 
 
 def rows() -> Iterator[Row]:
-    """⟨word, count, time⟩ of a word count, without end."""
+    """⟨word, count, time⟩ of a word count, endless."""
     words = " ".join(made_lines()).split(" ")
     counts: dict[str, int] = {}
     for word in itertools.cycle(words):
@@ -155,7 +153,7 @@ _UPSERT = " ON CONFLICT (word) DO UPDATE SET count = excluded.count, time = excl
 
 def _sqlite_rows(root: Path, keyed: bool, name: str, part: Sequence[Row]) -> float:
     connection = sqlite3.connect(root / f"{name}.db", isolation_level=None)  # each statement is a transaction
-    connection.execute("PRAGMA journal_mode = WAL")  # as SQLiteStore has it: the quickest that is durable
+    connection.execute("PRAGMA journal_mode = WAL")  # as in SQLiteStore: the fastest durable mode
     connection.execute("PRAGMA synchronous = FULL")
     key = "PRIMARY KEY" if keyed else ""
     connection.execute(f"CREATE TABLE results (word TEXT {key}, count INTEGER, time REAL)")
@@ -197,8 +195,8 @@ def _parquet_rows(root: Path, name: str, part: Sequence[Row]) -> float:
 
 
 def measure_queues(results: Results, options: argparse.Namespace) -> None:
-    """How long a put of 2 KB takes, as a bolt waits for it; and MB a second in large entries, in and out."""
-    puts, large = (200, 16) if options.quick else (5_000, 48)  # 24 MB: memcached's queue takes 32
+    """Duration of a put of 2 KB, during which a bolt waits; and MB per second with large entries, in and out."""
+    puts, large = (200, 16) if options.quick else (5_000, 48)  # 24 MB: memcached's queue holds 32
     repeats = options.repeats or (1 if options.quick else 3)
     with tempfile.TemporaryDirectory(prefix="penstock-queues-") as root, queue_servers() as servers:
         queues: dict[str, PersistentQueue] = {"embedded": EmbeddedQueue(), **servers}
@@ -217,8 +215,8 @@ def measure_queues(results: Results, options: argparse.Namespace) -> None:
 
 
 def queue_speed(mrwq: PersistentQueue, folder: str, puts: int, large: int) -> tuple[float, float, float, float]:
-    """Put latency, p50 and p95 in ms; then so many entries of the largest size: MB/s put, MB/s read and
-    released."""
+    """p50 and p95 of the put latency in ms; then, with this many entries of the largest size, MB/s put, and MB/s
+    read and released."""
     client = mrwq.open(os.path.basename(folder), folder)
     entry, took = os.urandom(_SMALL), []
     for _ in range(puts):
@@ -239,7 +237,7 @@ def queue_speed(mrwq: PersistentQueue, folder: str, puts: int, large: int) -> tu
 
 
 def _empty(mrwq: PersistentQueue, folder: str) -> float:
-    """Read and release all that is there; seconds."""
+    """Read and release all entries. Returns the seconds."""
     client = mrwq.open(os.path.basename(folder), folder)
     begun = time.perf_counter()
     while found := client.read(32):
@@ -251,7 +249,7 @@ def _empty(mrwq: PersistentQueue, folder: str) -> float:
 
 @contextlib.contextmanager
 def queue_servers() -> Iterator[dict[str, PersistentQueue]]:
-    """Queues on servers started for it, by name. Without one that cannot be had here: it says so."""
+    """Queues by name, on servers started for them. Prints which servers are not available."""
     from penstock.persist.memcached import MemcachedQueue
     from penstock.persist.redis import RedisQueue
 

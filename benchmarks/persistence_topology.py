@@ -1,6 +1,6 @@
-"""A's experiment on persistence (A 6.3): a word count whose results go to a store that takes its time. Four ways
-there: through the delayed queue, into a store that sleeps or one that does not; directly; and through a queue
-inside the worker, A's first attempt (A figure 10)."""
+"""The persistence experiment of *Lu 2020*, section 6.3: a word count whose results go to a slow store. There are
+four ways: through the delayed queue into a slow or a fast store; directly; and through a queue inside the worker,
+the first attempt of *Lu 2020* (figure 10)."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from penstock.persist.bolt import PersistBolt
 from penstock.persist.queues import PersistentQueue
 from penstock.persist.stores import Overtaken, Reject, Store, StoreClient
 
-WORDS = 10  # a line has; a result is known by its line's number times this plus its place in the line
-SLEEP = 0.05  # s a write takes
-_MOST = 1_000  # lines in a batch of the spout
-_PATIENCE = 3600.0  # s; the direct way is late by minutes: failing by time-out would only hide how late
+WORDS = 10  # words per line; the number of a result is its line's number times this plus its position in the line
+SLEEP = 0.05  # seconds per write
+_MOST = 1_000  # lines per batch of the spout
+_PATIENCE = 3600.0  # seconds; the message timeout. The direct way is minutes late, which timeouts would hide
 _FIELDS: tuple[tuple[str, type], ...] = (("result", int), ("word", str), ("count", int), ("since", int))
 
 IntArray = npt.NDArray[np.int64]
 
 
 def words_to_store(case: str, folder: Path, rate: float, mrwq: PersistentQueue | None = None) -> Topology:
-    """Lines at a rate of ``rate`` words a second → split → count → persist in one of four ways: delayed
-    (by any queue), instant, direct, inner. All it leaves is in
-    ``folder``: see ``acked``, ``times``, ``times_stored`` and ``stored``."""
+    """Lines at a rate of ``rate`` words per second → split → count → persist in one of four ways: delayed (with
+    any queue), instant, direct, inner. All files are in ``folder``: see ``acked``, ``times``, ``times_stored`` and
+    ``stored``."""
     store = SleepingStore(str(folder / "store"), 0.0 if case == "instant" else SLEEP)
     others: dict[str, Any] = {"direct": DirectBolt, "inner": InnerQueueBolt}
     builder = TopologyBuilder()
@@ -74,22 +74,22 @@ def words_to_store(case: str, folder: Path, rate: float, mrwq: PersistentQueue |
 
 
 def acked(folder: Path) -> IntArray:
-    """The numbers of the lines that were acked, in that order."""
+    """The numbers of the acked lines, in the order of the acks."""
     return _numbers(folder / "acked")
 
 
 def times(folder: Path) -> tuple[IntArray, IntArray]:
-    """Of each result, in microseconds: when its line was due, and when it was persisted, that is acked."""
+    """For each result in microseconds: when its line was due, and when it was persisted, that is acked."""
     since, came = _numbers(folder / "persisted").reshape(-1, 2).T
     return since, came
 
 
 def times_stored(folder: Path) -> tuple[IntArray, IntArray]:
-    """The same, until it was in the store."""
+    """Like ``times``, until the result was in the store."""
     since, came = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for path in _files(str(folder / "store")):
         since.append(_open(path).read_all()["since"].to_numpy())
-        # A file system's clock moves by ticks of milliseconds, so a file may seem older than what is in it.
+        # The clock of a file system ticks in milliseconds, so a file may appear older than its content.
         came.append(np.maximum(since[-1], os.stat(path).st_mtime_ns // 1000))
     return np.concatenate(since), np.concatenate(came)
 
@@ -102,7 +102,7 @@ def stored(folder: Path) -> IntArray:
 
 
 def rows_stored(folder: Path) -> int:
-    """How many there are: quick, for those who ask every second."""
+    """The number of results in the store; fast enough to ask every second."""
     return _newest(str(folder / "store"))[1]
 
 
@@ -111,7 +111,7 @@ def _numbers(path: Path) -> IntArray:
 
 
 class Notes:
-    """Numbers in a file, not in memory, which is measured, and which a kill takes away."""
+    """A file of numbers. They are not kept in memory, because memory is measured and a kill would lose them."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -120,7 +120,7 @@ class Notes:
         os.write(self._file, numbers.tobytes())
 
     def came(self, since: Any) -> None:
-        """Now: all those of these times."""
+        """Append these numbers with the current time."""
         since = np.asarray(since, np.int64)
         self.add(np.stack([since, np.full(len(since), micros())], axis=1))
 
@@ -129,8 +129,8 @@ class Notes:
 
 
 class SleepingStore(Store):
-    """A folder with a file for each write, which takes ``seconds``. The file says how many rows there are now and
-    what the queue's progress is."""
+    """A folder with one file per write, which takes ``seconds``. The file contains the total number of rows and
+    the queue's progress."""
 
     key = ()
 
@@ -138,14 +138,14 @@ class SleepingStore(Store):
         self.folder, self.seconds = folder, seconds
 
     def check(self, where: str) -> None:
-        """Needs nothing."""
+        """Nothing to open."""
 
     def open(self) -> SleepingClient:
         os.makedirs(self.folder, exist_ok=True)
         return SleepingClient(self.folder, self.seconds)
 
     def __str__(self) -> str:
-        return f"a store that takes {self.seconds * 1000:g} ms for a write"
+        return f"a store that takes {self.seconds * 1000:g} ms per write"
 
 
 class SleepingClient(StoreClient):
@@ -162,7 +162,7 @@ class SleepingClient(StoreClient):
             raise Overtaken(self._folder, f"another processor also writes for '{queue}'")
 
     def keep(self, row: Sequence[Any]) -> None:
-        """Write one result, without a queue whose progress there would be to record."""
+        """Write one result without recording a queue's progress."""
         table = pa.table({name: [value] for (name, _), value in zip(_FIELDS, row, strict=True)})
         self.write("", table, "", "", lambda rejected: None)
 
@@ -170,7 +170,7 @@ class SleepingClient(StoreClient):
         pass
 
     def _add(self, number: int, rows: pa.Table, total: int, progress: str) -> bool:
-        """Whole, or not at all; False: another process has added a file of that number."""
+        """Add a file atomically. Returns False if another process has added a file with that number."""
         staged = f"{self._folder}/.{secrets.token_hex(8)}"
         rows = rows.replace_schema_metadata({"total": str(total), "progress": progress})
         with pa.OSFile(staged, "wb") as file, pa.ipc.new_file(file, rows.schema) as out:
@@ -194,7 +194,7 @@ def _open(path: str) -> pa.ipc.RecordBatchFileReader:
 
 
 def _newest(folder: str) -> tuple[int, int, str]:
-    """The number of the newest file, the rows in it and all before, the progress."""
+    """The number of the newest file, the total number of rows, and the progress."""
     files = _files(folder)
     if not files:
         return 0, 0, ""
@@ -206,9 +206,8 @@ def _newest(folder: str) -> tuple[int, int, str]:
 
 
 class PacedLines(BatchSpout):
-    """``rate`` lines a second of ``WORDS`` words each, with their numbers and the times they were due at: one that
-    is held back counts as late. Notes what is acked in a file, at once, so that a new process emits just what
-    is not."""
+    """Emits ``rate`` lines per second of ``WORDS`` words each, with their numbers and due times, so that lateness
+    counts as latency. Writes acks to a file at once, so that a new process emits exactly what was not acked."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -287,7 +286,7 @@ class CountWords(BatchBolt):
 
 
 class TimedPersistBolt(PersistBolt):
-    """The delayed persistent queue. A result is persisted once it is in the queue: then it is acked."""
+    """The delayed persistent queue. A result is persisted, and acked, when it is in the queue."""
 
     def connect(self, conf: Conf, context: Context) -> None:
         super().connect(conf, context)
@@ -307,7 +306,7 @@ class TimedPersistBolt(PersistBolt):
 
 
 class DirectBolt(BasicBolt):
-    """Writes each result and waits for it: what A calls D."""
+    """Writes each result and waits for it: case D of *Lu 2020*."""
 
     def __init__(self, store: SleepingStore) -> None:
         self._store = store
@@ -322,7 +321,7 @@ class DirectBolt(BasicBolt):
 
 
 class InnerQueueBolt(BatchBolt):
-    """A queue without bounds inside the worker and a thread that writes row by row (A figure 10). Results are
+    """An unbounded queue inside the worker and a thread that writes row by row (*Lu 2020*, figure 10). Results are
     acked when they are in that queue."""
 
     def __init__(self, store: SleepingStore) -> None:

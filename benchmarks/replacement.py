@@ -1,5 +1,5 @@
-"""A topology that is replaced while it runs: how long nothing comes out, with 100 k and a million keys; whether
-results stay right; and A's scaling experiment (A 6.4) beside Storm's rebalance, and simulated."""
+"""Replacing a running topology: the interruption of its output with 100,000 and a million keys, the correctness of
+results, and the scaling experiment of *Lu 2020* (section 6.4) compared with Storm's rebalance, and simulated."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from penstock.spark.submit import submit
 
 PARTS = ("gap", "gap-1m", "correct", "scaling", "sim")
 DELIVERIES = ("exactly_once", "at_least_once")
-RATE = 3_000  # tuples a second: a frame every few ms, so that a gap shows; two cores have time to start a query
+RATE = 3_000  # tuples per second: a frame every few ms, so that gaps show; leaves CPU to start a query
 KEYS, MANY_KEYS, FEW_KEYS = 100_000, 1_000_000, 10_000
-HOURS = 3 * 3600.0  # s of input; the runs are shorter
+HOURS = 3 * 3600.0  # seconds of input; the runs are shorter
 STEPS = (2, 4, 2, 1)
-"""Tasks of ``count`` for the replacements whose results are compared, over and over."""
-_CATCH_UP = 1.0  # s behind a replacement that still count as its own: the backlog, cold code
-_REST = 1.0  # s between a replacement and its undisturbed time
-_PATIENCE = 180.0  # s for whatever should take seconds
-_LATE = 60.0  # s for the last results; longer than a message time-out, behind which a lost one comes again
+"""Numbers of tasks of ``count``, in turn, for the replacements whose results are compared."""
+_CATCH_UP = 1.0  # seconds after a replacement that still belong to it: backlog, cold code
+_REST = 1.0  # seconds between a replacement and the undisturbed time it is compared with
+_PATIENCE = 180.0  # seconds; time limit for everything that should take seconds
+_LATE = 60.0  # seconds for the last results; longer than the message timeout, after which lost ones come again
 
 
 def main(options: argparse.Namespace) -> int:
@@ -49,14 +49,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_gap(results: Results, options: argparse.Namespace) -> None:
-    """Doublings and halvings by turns under a steady load, all keys loaded."""
+    """Double and halve the tasks by turns under a steady load, with all keys loaded."""
     worst = _gaps(results, options, KEYS)
     results.bar("replace.longest_gap_s", worst["exactly_once"], f"s without output, {KEYS:,} keys, exactly once")
-    results.bar("replace.longest_gap_acked_s", worst["at_least_once"], "s, the same at least once")
+    results.bar("replace.longest_gap_acked_s", worst["at_least_once"], "s, at least once")
 
 
 def measure_gap_1m(results: Results, options: argparse.Namespace) -> None:
-    """The same with ten times the keys."""
+    """The same with ten times as many keys."""
     worst = _gaps(results, options, MANY_KEYS)
     results.bar(
         "replace.gap_1m_keys_s", worst["exactly_once"], f"s without output, {MANY_KEYS:,} keys, exactly once"
@@ -64,9 +64,9 @@ def measure_gap_1m(results: Results, options: argparse.Namespace) -> None:
 
 
 def _gaps(results: Results, options: argparse.Namespace, keys: int) -> dict[str, float]:
-    """The longest gap of all replacements, by delivery."""
+    """The longest gap of all replacements, by delivery guarantee."""
     turns = options.repeats or (2 if options.quick else 8)
-    settle = 3.0 if options.quick else 12.0  # s; a snapshot of all keys falls into the longer one
+    settle = 3.0 if options.quick else 12.0  # seconds; the longer one includes a snapshot of all keys
     worst = {}
     for delivery in DELIVERIES:
         with tempfile.TemporaryDirectory(prefix="penstock-replacement-") as root:
@@ -104,14 +104,14 @@ def _loaded_and_replaced(
         time.sleep(settle)
         for number in range(turns):
             seen.append(_turn(handle, 1 if number % 2 else 2))
-            say(f"    {number + 1} of {turns}: {seen[-1].seconds:.1f} s, spouts silent {seen[-1].silent:.3f} s")
+            say(f"    {number + 1} of {turns}: {seen[-1].seconds:.1f} s, spouts paused {seen[-1].silent:.3f} s")
     finally:
         handle.kill(drain=False)
     return seen, arrivals(folder)
 
 
 def _turn(handle: Any, tasks: int) -> Turn:
-    """A replacement, and as long without one."""
+    """Replace the topology, then observe it as long without a replacement."""
     begin = micros()
     replaced = handle.scale({"count": tasks})
     time.sleep(_CATCH_UP)
@@ -126,7 +126,7 @@ def _turn(handle: Any, tasks: int) -> Turn:
 
 
 def measure_correct(results: Results, options: argparse.Namespace) -> None:
-    """Replacements one after the other under load; then the input ends and all results are compared."""
+    """Replace the topology repeatedly under load; then the input ends and all results are compared."""
     replacements = options.repeats or (4 if options.quick else 10)
     for delivery in DELIVERIES:
         exact = delivery == "exactly_once"
@@ -143,13 +143,15 @@ def measure_correct(results: Results, options: argparse.Namespace) -> None:
             **{"keys wrong": wrong},
         )
         if exact:
-            results.bar("replace.wrong", wrong, f"keys of {FEW_KEYS:,} with another count than a sequential run's")
+            results.bar(
+                "replace.wrong", wrong, f"keys of {FEW_KEYS:,} with a count that differs from a sequential run"
+            )
         else:
             results.bar("replace.lost", missing, f"of {inputs:,} inputs, at least once")
 
 
 def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tuple[Any, Any, int]:
-    """What came out, and how much went in."""
+    """The results, and the number of inputs."""
     exact = delivery == "exactly_once"
     schedule = Schedule(((HOURS, RATE),))
 
@@ -168,12 +170,12 @@ def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tupl
             say(f"    {delivery}, {number + 1} of {replacements}: {gap:.3f} s silent")
             time.sleep(1)
         end_input(folder)
-        _await("the source must end", lambda: total(folder) is not None)
+        _await("the source should end", lambda: total(folder) is not None)
         inputs = total(folder) or 0
         try:
             _await("all must arrive", lambda: not lost(came()[0], inputs), _LATE)
         except SystemExit as late:
-            say(f"    {late}")  # what is missing is what is measured
+            say(f"    {late}")  # no error: missing results are what is measured
         handle.kill()
     finally:
         handle.kill(drain=False)
@@ -184,5 +186,5 @@ def _await(rule: str, condition: Callable[[], bool], patience: float = _PATIENCE
     deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"{rule}, and did not within {patience:g} s")
+            raise SystemExit(f"{rule}, but did not within {patience:g} s")
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Figures out of what arrived: gaps, latency over time, and what differs from a run without replacements."""
+"""Computes figures from arrivals: gaps, latency over time, and differences from a run without replacements."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from penstock.sim.scaling import BoltSpec, ScalingChange, ScalingOutcome, Scalin
 
 
 def longest_gap(came: IntArray, begin: int, end: int) -> float:
-    """Seconds: the longest time between ``begin`` and ``end`` in which nothing came; ``came`` ascends. Its part
-    outside does not count."""
+    """The longest time in seconds between ``begin`` and ``end`` in which nothing arrived; ``came`` is sorted. Time
+    outside the interval does not count."""
     inside = came[np.searchsorted(came, begin) : np.searchsorted(came, end, "right")]
     return float(np.diff(np.concatenate([[begin], inside, [end]])).max()) / 1e6
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One replacement and a time of equal length without one, right behind it; microseconds since 1970."""
+    """One replacement and an equally long time without one after it; in microseconds since 1970."""
 
     begin: int
     end: int
-    """Behind what the new topology had to catch up with."""
+    """After the new topology had caught up."""
     quiet: int
-    """When the undisturbed time began."""
+    """Begin of the undisturbed time."""
     tasks: int
     silent: float
-    """Seconds in which neither spout was active, as the replacement tells it."""
+    """Seconds in which no spout was active, as the replacement reports it."""
     seconds: float
-    """The replacement took."""
+    """Duration of the replacement."""
 
     def gap(self, came: IntArray) -> float:
         return longest_gap(came, self.begin, self.end)
@@ -51,8 +51,8 @@ class Turn:
 
 
 def wrong_keys(numbers: IntArray, counts: IntArray, total: int, keys: int) -> int:
-    """Keys of the numbers below ``total`` with results other than a sequential count's: each number once, and of a
-    key with n of them the counts 1 to n."""
+    """Number of keys whose results differ from a sequential count of the numbers below ``total``, in which each
+    number occurs once, and a key with n numbers has the counts 1 to n."""
     wanted = np.arange(total)
     strange = _differ(numbers, wanted)
     wrong = set(key_of(strange, keys).tolist())
@@ -66,7 +66,7 @@ def wrong_keys(numbers: IntArray, counts: IntArray, total: int, keys: int) -> in
 
 
 def _differ(some: IntArray, others: IntArray) -> IntArray:
-    """The values that are not equally often in both."""
+    """The values that do not occur equally often in both."""
     values, places = np.unique(np.concatenate([some, others]), return_inverse=True)
     times = np.bincount(places[: len(some)], minlength=len(values))
     differing: IntArray = values[times != np.bincount(places[len(some) :], minlength=len(values))]
@@ -83,13 +83,13 @@ def lost(numbers: IntArray, total: int) -> int:
 
 @dataclass
 class Course:
-    """One run under a load in steps. Seconds count from when the first line was due."""
+    """One run with a load in steps. Seconds are counted from when the first line was due."""
 
     schedule: Schedule
     arrived: Arrivals
     changes: list[ScalingChange] = field(default_factory=list)
     failed: int = 0
-    """Time-outs."""
+    """Number of timeouts."""
 
     @property
     def begun(self) -> int:
@@ -101,17 +101,17 @@ class Course:
 
     @property
     def outcome(self) -> ScalingOutcome:
-        """For steps and overshoot as the simulation has them: by its very code."""
+        """For steps and overshoot, computed by the code of the simulation."""
         came, gap = len(self.arrived), self.longest_gap()
         return ScalingOutcome(set_up(self.schedule), (), tuple(self.changes), gap, came, came, self.failed, 0)
 
     def longest_gap(self) -> float:
-        """In the whole run."""
+        """The longest gap in the whole run."""
         return longest_gap(self.arrived.came, self.begun, self.begun + self.seconds * 1_000_000)
 
     def gaps(self, tail: float) -> list[float]:
-        """The longest of each replacement, from the decision to ``tail`` seconds behind its end, or to the end of
-        the input."""
+        """The longest gap of each replacement, from the decision to ``tail`` seconds after its end, or to the end
+        of the input."""
         found = []
         for change in self.changes:
             if change.decided < self.seconds:
@@ -120,7 +120,7 @@ class Course:
         return found
 
     def latency(self, *percents: int) -> list[Floats]:
-        """ms from when a line was due until its words arrived, by second; nan where none did."""
+        """Percentiles in ms from when a line was due until its words arrived, by second; nan if none arrived."""
         end = self.begun + self.seconds * 1_000_000
         seconds, found = by_second(self.arrived.since, self.arrived.came, self.begun, end, percents)
         result = []
@@ -136,7 +136,7 @@ class Course:
         return np.bincount(seconds[seconds < self.seconds], minlength=self.seconds)
 
     def tasks(self, component: str) -> IntArray:
-        """At the end of each second."""
+        """Number of tasks at the end of each second."""
         found = np.ones(self.seconds, np.int64)
         for change in self.changes:
             if component in change.scale.parallelism and change.done < self.seconds:
@@ -165,7 +165,7 @@ class Course:
 
 
 def set_up(schedule: Schedule) -> ScalingSetUp:
-    """The slow word count as the simulation knows it: what is enough, and which phase is which."""
+    """The slow word count as a set-up of the simulation, which knows the phases and the necessary tasks."""
     load = tuple((float(begin), rate) for begin, (_, rate) in zip(schedule.ends, schedule.steps, strict=False))
     bolts = (BoltSpec("split", SPLIT, emits=WORDS), BoltSpec("count", COUNT, fields=True))
     return ScalingSetUp(bolts, load, int(schedule.ends[-1]))
@@ -178,7 +178,7 @@ def rises(schedule: Schedule) -> list[int]:
 
 
 def right_changes(schedule: Schedule, noticed: float) -> list[ScalingChange]:
-    """What somebody does who knows the load: enough tasks, so many seconds after each step."""
+    """The changes by somebody who knows the load: enough tasks, a given time after each step."""
     wanted = set_up(schedule)
     now, found = {bolt.name: bolt.parallelism for bolt in wanted.bolts}, []
     for begin, _, rate in wanted.phases:
@@ -192,7 +192,7 @@ def right_changes(schedule: Schedule, noticed: float) -> list[ScalingChange]:
 
 
 def draw(courses: Mapping[str, Course], path: Path) -> None:
-    """Latency over time (A figure 17), what arrived, and tasks."""
+    """Draw latency (*Lu 2020*, figure 17), arrivals and tasks over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 9), layout="constrained")
@@ -205,7 +205,7 @@ def draw(courses: Mapping[str, Course], path: Path) -> None:
         (line,) = above.plot(seconds, p95 / 1000, label=f"{case}, p95")
         above.plot(seconds, p50 / 1000, color=line.get_color(), alpha=0.4, linestyle=":")
         middle.plot(seconds, course.rate(), color=line.get_color(), alpha=0.8, label=case)
-        lift = 1.02**place  # so that equal lines can be told apart
+        lift = 1.02**place  # so that equal lines can be distinguished
         below.step(seconds, course.tasks("count") * lift, where="post", color=line.get_color(), label=case)
     if schedule is not None:
         _mark(schedule, (above, middle, below))

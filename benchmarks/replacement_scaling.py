@@ -1,5 +1,6 @@
-"""A's scaling experiment (A 6.4): split and count slowed, one task each, a load that rises in steps and falls
-again. Penstock scales itself, by time-outs or by rates; Storm is rebalanced by somebody who knows the load."""
+"""The scaling experiment of *Lu 2020*, section 6.4: slowed split and count with one task each, and a load that
+rises in steps and falls again. Penstock scales itself, by timeouts or by rates; Storm is rebalanced by a script
+that knows the load."""
 
 from __future__ import annotations
 
@@ -25,24 +26,26 @@ from penstock.spark.session import close_session
 from penstock.spark.submit import submit
 
 LOAD = Schedule(((30, 65), (60, 130), (60, 260), (60, 130), (60, 65)))
-"""Lines a second. One task bears 100: 1, 2, 4, 2, 1 tasks are enough, each about 0.65 of its time busy."""
+"""Lines per second. One task processes 100, so 1, 2, 4, 2, 1 tasks are enough, each busy about 65 % of its
+time."""
 QUICK_LOAD = Schedule(((10, 65), (30, 130), (20, 65)))
 POLICIES = ("failures", "rate")
 STORM: dict[str, int | None] = {"storm, wait 1 s": 1, "storm, default wait": None}
-"""What a rebalance waits before the stop. Its default is the message time-out, 30 s; A saw stops of 22 s."""
-NOTICED = 5.0  # s after a change of the load until somebody rebalances Storm: about when ``rate`` decides
+"""Seconds that a rebalance waits before the stop. Storm's default is the message timeout, 30 s; *Lu 2020* measured
+stops of 22 s."""
+NOTICED = 5.0  # seconds after a change of the load until Storm is rebalanced: about when ``rate`` decides
 MOST = 8  # tasks of a bolt
-TIME_OUT = 5.0  # s, as simulated
-PENDING = 2_000  # lines, as simulated: they wait 20 s for one task, so with too few of them lines time out
-_TAIL = 2.0  # s behind a replacement that still count as its own
-_STORM_TAIL = 20.0  # the same after Storm's wait: the workers stop and start
-_TIME_OUT_STORM = 30.0  # s, Storm's default
-_LATE = 10  # s after the end for what is late
-_LOOK = 0.1  # s
+TIME_OUT = 5.0  # seconds, as in the simulation
+PENDING = 2_000  # lines, as in the simulation: they wait 20 s for one task, so with too few tasks lines time out
+_TAIL = 2.0  # seconds after a replacement that still belong to it
+_STORM_TAIL = 20.0  # seconds, the same after Storm's wait: the workers stop and start
+_TIME_OUT_STORM = 30.0  # seconds, Storm's default
+_LATE = 10  # seconds after the end of the input for late results
+_POLL_INTERVAL = 0.1  # seconds
 
 
 def measure_scaling(results: Results, options: argparse.Namespace) -> None:
-    """Each policy and each way to rebalance once, over time."""
+    """Run each policy and each way to rebalance once, over time."""
     load = QUICK_LOAD if options.quick else LOAD
     folder = Path(options.json).parent if options.json else Path("results")
     courses: dict[str, Course] = {}
@@ -51,7 +54,7 @@ def measure_scaling(results: Results, options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="penstock-replacement-") as root:
             courses[policy] = _scales_itself(Path(root), load, policy)
         _report(results, policy, courses[policy])
-    close_session()  # no JVM of ours may stand beside Storm
+    close_session()  # no JVM of Penstock may run while Storm is measured
     build_storm()
     for case, wait in list(STORM.items())[: 1 if options.quick else None]:
         say(f"  {case}: {load.ends[-1]:g} s")
@@ -67,14 +70,14 @@ def measure_scaling(results: Results, options: argparse.Namespace) -> None:
 
 
 def settings_of(policy: str) -> dict[str, Any]:
-    """As simulated, so that the two can be compared."""
+    """The policy with the values of the simulation, so that both can be compared."""
     interval = SIMULATED.sample_interval
     return {
         "scaling": policy,
         "scaling.window": interval,
         "scaling.cool_down": COOL_DOWN
         if policy == "rate"
-        else 6 * interval,  # the ring of ``failures`` has six windows
+        else 6 * interval,  # ``failures`` looks at six load samples
         "scaling.most": MOST,
         "delivery.message_timeout": TIME_OUT,
         "delivery.max_spout_pending": PENDING,
@@ -93,7 +96,7 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
                 tasks = ", ".join(f"{name} {count}" for name, count in each.parallelism.items())
                 say(f"    {tasks}; spouts silent {each.gap:.3f} s, took {each.seconds:.1f} s: {each.reason}")
             failures.update(handle.internals.bus)
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
     finally:
         handle.kill(drain=False)
     course = Course(load, arrivals(folder), failed=failures.total)
@@ -102,7 +105,7 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
 
 
 def _changes(replaced: Sequence[tuple[int, Any]], begun: int) -> list[ScalingChange]:
-    """Replacements as they were seen, in seconds since the load began."""
+    """The replacements in seconds since the load began."""
     found = []
     for seen, each in replaced:
         done = (seen - begun) / 1e6
@@ -111,7 +114,7 @@ def _changes(replaced: Sequence[tuple[int, Any]], begun: int) -> list[ScalingCha
 
 
 class _Failures:
-    """Time-outs of all buses a topology had: each replacement brings a new one."""
+    """Timeouts counted by all buses of a topology: each replacement creates a new bus."""
 
     def __init__(self) -> None:
         self._before, self._now = 0, 0
@@ -148,8 +151,8 @@ def _report(results: Results, policy: str, course: Course) -> None:
         },
     )
     most = max(outcome.steps(phase) for phase in up)
-    results.bar(f"replace.{policy}.steps", most, "replacements after one rise of the load, at most")
-    results.bar(f"replace.{policy}.overshoot", overshoot, "× the tasks that are enough")
+    results.bar(f"replace.{policy}.steps", most, "replacements after one increase of the load, at most")
+    results.bar(f"replace.{policy}.overshoot", overshoot, "× the tasks needed")
     results.bar(f"replace.{policy}.gap_s", max(gaps, default=0.0), "s without output at a replacement, longest")
 
 

@@ -1,5 +1,6 @@
-"""What is replaced while it runs: a word count whose source is paced by the wall clock, goes on where it was in a
-new process, and knows what was due while no spout was active; and the same with slow bolts (A 6.4)."""
+"""Topologies for the replacement benchmarks: a word count whose source is paced by the wall clock, continues in a
+new process where the last one stopped, and counts what was due while no spout was active; and the same with slow
+bolts (*Lu 2020*, section 6.4)."""
 
 from __future__ import annotations
 
@@ -37,19 +38,19 @@ from penstock import (
 )
 from penstock.connectors.parquet import ParquetSink
 
-WORDS = 4  # a line of the slow word count has
-SPLIT = 0.010  # s a line takes there
-COUNT = 0.0025  # s a word takes: a task of either bolt bears 100 lines a second
+WORDS = 4  # words per line of the slow word count
+SPLIT = 0.010  # seconds per line there
+COUNT = 0.0025  # seconds per word: a task of either bolt processes 100 lines per second
 SLOW_KEYS = 10_000
-_MOST = 1_000  # tuples in a batch of the spout
-_COLUMNS = 4  # of a note: when it arrived, when it was due, its number, its count
+_MOST = 1_000  # tuples per batch of the spout
+_COLUMNS = 4  # of a record: when it arrived, when it was due, its number, its count
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What comes to the source: steps of ⟨seconds, tuples a second⟩, and nothing after the last."""
+    """The load of the source: steps of ⟨seconds, tuples per second⟩, and nothing after the last step."""
 
     steps: tuple[tuple[float, float], ...]
 
@@ -60,25 +61,26 @@ class Schedule:
 
     @cached_property
     def totals(self) -> Floats:
-        """Tuples by then."""
+        """Tuples due at the end of each step."""
         return np.cumsum([0.0, *(seconds * rate for seconds, rate in self.steps)])
 
     def due(self, elapsed: float) -> int:
-        """How many are due by then: number 0 at once."""
+        """How many tuples are due by this time; number 0 is due at once."""
         return min(int(np.interp(elapsed, self.ends, self.totals)) + 1, round(float(self.totals[-1])))
 
     def when(self, numbers: IntArray) -> Floats:
-        """Seconds from the beginning at which each is due."""
+        """Seconds from the beginning at which each tuple is due."""
         return np.interp(numbers, self.totals, self.ends)
 
     @property
     def text(self) -> str:
-        """As Storm's peer takes it."""
+        """As an option of the Storm program."""
         return ",".join(f"{seconds:g}:{rate:g}" for seconds, rate in self.steps)
 
 
 def key_of(numbers: IntArray, keys: int) -> IntArray:
-    """The key of each number: the first ``keys`` have one each, later ones are spread evenly (splitmix64)."""
+    """The key of each number: the first ``keys`` numbers have one key each, later ones are spread evenly
+    (splitmix64)."""
     mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -92,9 +94,9 @@ def key_of(numbers: IntArray, keys: int) -> IntArray:
 def word_count(
     folder: Path, delivery: str, keys: int, schedule: Schedule, *, load: bool = True, commits: bool = False
 ) -> Topology:
-    """Numbers → count by key, in task state → what arrives is noted in ``folder``, see ``arrivals``; with
-    ``commits`` it goes to Parquet files instead, visible epoch by epoch, see ``committed``. ``load``: first each
-    key once, as fast as may be. The last bolt has one task, whatever is scaled."""
+    """Numbers → count by key, in task state → a bolt that records arrivals in ``folder``, see ``arrivals``; with
+    ``commits`` results go to Parquet files instead, visible epoch by epoch, see ``committed``. ``load``: first
+    emit each key once, as fast as possible. The last bolt always has one task."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", PacedNumbers(schedule, keys, keys if load else 0))
     builder.set_bolt("count", CountNumbers()).fields_grouping("numbers", "word")
@@ -112,7 +114,7 @@ def word_count(
 
 
 def slow_word_count(folder: Path, schedule: Schedule, settings: Mapping[str, Any] | None = None) -> Topology:
-    """Lines → split → count → arrivals, all with one task; split and count take their time (A 6.4)."""
+    """Lines → split → count → arrivals, with one task each; split and count are slow (*Lu 2020*, section 6.4)."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", PacedNumbers(schedule, SLOW_KEYS, 0))
     builder.set_bolt("split", SplitNumbers(SPLIT)).shuffle_grouping("numbers")
@@ -131,7 +133,7 @@ def slow_word_count(folder: Path, schedule: Schedule, settings: Mapping[str, Any
 
 @dataclass(frozen=True)
 class Arrivals:
-    """One of each per tuple at the last bolt, in the order they came; times in microseconds since 1970."""
+    """One entry per tuple at the last bolt, in order of arrival; times in microseconds since 1970."""
 
     came: IntArray
     since: IntArray
@@ -144,7 +146,7 @@ class Arrivals:
 
 
 def arrivals(*paths: Path) -> Arrivals:
-    """What the last bolt noted, in however many processes: of folders, or of files such as Storm's peer leaves."""
+    """The records of the last bolt from all processes: from folders, or from files of the Storm program."""
     files = [each for path in paths for each in (sorted(path.glob("arrivals-*")) if path.is_dir() else [path])]
     rows = np.concatenate([np.empty((0, _COLUMNS), np.int64), *map(_whole_rows, files)])
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -152,13 +154,13 @@ def arrivals(*paths: Path) -> Arrivals:
 
 
 def _whole_rows(path: Path) -> IntArray:
-    """All but the last, where that is being written just now."""
+    """All records but the last if that is just being written."""
     numbers = np.fromfile(path, "<i8")
     return numbers[: len(numbers) // _COLUMNS * _COLUMNS].reshape(-1, _COLUMNS)
 
 
 def committed(folder: Path) -> tuple[IntArray, IntArray]:
-    """Numbers and their counts, as far as they were committed."""
+    """Committed numbers and their counts."""
     path = folder / "committed"
     if not any(path.glob("*.parquet")):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -167,12 +169,12 @@ def committed(folder: Path) -> tuple[IntArray, IntArray]:
 
 
 def end_input(folder: Path) -> None:
-    """Nothing more comes to the source from now on."""
+    """End the input of the source."""
     (folder / "end").touch()
 
 
 def total(folder: Path) -> int | None:
-    """How many numbers there were in all; None until the spout has seen that it is the end."""
+    """The total of the numbers; None until the spout has seen the end."""
     path = folder / "total"
     return int(path.read_text()) if path.exists() else None
 
@@ -181,9 +183,9 @@ def total(folder: Path) -> int | None:
 
 
 class PacedNumbers(BatchSpout):
-    """Numbers from 0 on, with their keys and the times they were due at. What falls due while no spout is active
-    is emitted as soon as one is, and counts as late. Its state is where it was; at least once also what was under
-    way, which the next process emits again."""
+    """Emits numbers from 0 on, with keys and due times. What falls due while no spout is active is emitted as soon
+    as one is, and counts as late. Its state is its position; at least once also what was in flight, which the next
+    process emits again."""
 
     def __init__(self, schedule: Schedule, keys: int, loaded: int) -> None:
         """``loaded``: numbers that are due at once. The schedule begins when they are emitted."""
@@ -244,7 +246,7 @@ class PacedNumbers(BatchSpout):
         return due if self._total is None else min(due, self._total)
 
     def _end(self) -> int:
-        """Write down how many there were, whole or not at all."""
+        """Write the total to a file, atomically."""
         staged = self._folder / f".total-{os.getpid()}"
         staged.write_text(str(self._next))
         staged.rename(self._folder / "total")
@@ -252,7 +254,7 @@ class PacedNumbers(BatchSpout):
 
 
 class SplitNumbers(BatchBolt):
-    """A line into ``WORDS`` words; a word's number is its line's times that plus its place."""
+    """Splits a line into ``WORDS`` words. A word's number is its line's number times that plus its position."""
 
     def __init__(self, seconds: float) -> None:
         self._slow = TakesTime(seconds)
@@ -270,7 +272,7 @@ class SplitNumbers(BatchBolt):
 
 
 class CountNumbers(BatchBolt):
-    """Counts in the task's state, where a replacement finds it."""
+    """Counts in the task's state, which a replacement restores."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._slow = TakesTime(seconds)
@@ -291,7 +293,7 @@ class CountNumbers(BatchBolt):
 
 
 class NoteArrivals(BatchBolt):
-    """The last bolt: notes what arrives in a file of this process."""
+    """The last bolt: records arrivals in a file of this process."""
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._notes = Notes(Path(conf["folder"]) / f"arrivals-{os.getpid()}-{context.task}-{time.time_ns()}")

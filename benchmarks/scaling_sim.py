@@ -1,5 +1,6 @@
-"""A topology that scales itself, simulated: the policies ``rate`` and ``failures`` against none, and against stops
-as long as those of Storm's rebalance in A (A §6.4). Steps, overshoot, latency and gaps; the load grows eightfold.
+"""A topology that scales itself, simulated: the policies ``rate`` and ``failures`` compared with none, and with
+interruptions as long as those of Storm's rebalance in *Lu 2020*, section 6.4. Steps, overshoot, latency and gaps;
+the load grows eightfold.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from penstock.sim.scaling import WORDS, ScalingOutcome, ScalingSetUp, run
 PARTS = ("sim",)
 FOLDER = Path("results")
 RISE = 1
-"""The phase in which the load is eight times what it was."""
+"""The phase in which the load is eight times the initial load."""
 COOL_DOWN = 20.0
-"""Seconds; works off what piles up during a replacement. ``failures`` has its ring's length."""
+"""Seconds; enough to process the backlog of a replacement. For ``failures`` it is the time of its load samples."""
 STORM_STOP = 22.0
-"""Seconds without output at a rebalance, as A measured them."""
+"""Seconds without output at a rebalance, as measured in *Lu 2020*."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,15 @@ def failures() -> ScalingPolicy:
 CASES: Sequence[Case] = (
     Case("off", lambda: None),
     Case("rate", rate),
-    Case("rate, not told", rate, replace(WORDS, reports_lag=False), plotted=False),
-    Case("rate, not told, held back", rate, replace(WORDS, reports_lag=False, max_pending=100), plotted=False),
+    Case("rate, no lag", rate, replace(WORDS, reports_lag=False), plotted=False),
+    Case("rate, no lag, held back", rate, replace(WORDS, reports_lag=False, max_pending=100), plotted=False),
     Case("failures", failures),
     Case("failures, 1,000 pending", failures, replace(WORDS, max_pending=1_000), plotted=False),
     Case("failures, held back", failures, replace(WORDS, max_pending=100), plotted=False),
     Case("rate, Storm's stop", rate, replace(WORDS, prepare=0.0, hand_over=STORM_STOP)),
 )
-"""Held back: few pending tuples, so that the backlog is in the source. Not told: the source does not say how much
-comes to it."""
+"""Held back: few pending tuples, so that the backlog is in the source. No lag: the source does not report how many
+tuples arrive."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -59,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_scaling_sim(results: Results, options: argparse.Namespace) -> None:
-    """Medians over seeds; steps also as the least and the most, for a policy that is right on average is not."""
+    """Medians over seeds; for steps also minimum and maximum, because being right on average is not enough."""
     seeds = range(1 if options.quick else 11)
     plotted = {}
     rate_steps: list[int] = []
@@ -98,7 +99,7 @@ def _check(outcomes: Sequence[ScalingOutcome]) -> None:
 
 
 def _peak(outcome: ScalingOutcome) -> float:
-    """The worst second's mean latency."""
+    """The mean latency of the worst second."""
     return max(tick.latency for tick in outcome.ticks if tick.latency is not None)
 
 
@@ -107,7 +108,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _plot(outcomes: Mapping[str, ScalingOutcome]) -> Path:
-    """Latency and tasks over time, of the first seed."""
+    """Draw latency and tasks over time for the first seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -137,5 +138,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer seeds")
     parser.add_argument("--only", action="append", choices=PARTS, help="one part")
-    parser.add_argument("--json", help="write rows and bars there")
+    parser.add_argument("--json", help="write rows and bars to this file")
     raise SystemExit(main(parser.parse_args()))

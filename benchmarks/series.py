@@ -1,4 +1,4 @@
-"""A running topology over time: rates, queue lengths and latencies of its components, and their figures."""
+"""Rates, queue lengths and latencies of a running topology's components over time, and their figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _STEP = 0.5  # seconds between two points
 
 
 class Series:
-    """Looks at a topology from a thread of its own, between ``with`` and its end."""
+    """Samples a topology on its own thread, inside its ``with`` block."""
 
     def __init__(self, handle: RunningTopology) -> None:
         self.points: list[dict[str, Any]] = []
-        """One per component and moment: seconds, component, rate, queued, limit; p50 and p99 since the last."""
+        """One per component and time: seconds, component, rate, queued, limit; p50 and p99 since the last
+        point."""
         self._handle = handle
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="series", daemon=True)
@@ -34,7 +35,7 @@ class Series:
         self._thread.join()
 
     def mean_rate(self, component: str, begin: float, end: float) -> float:
-        """Tuples a second a component executed between two moments."""
+        """Tuples per second that a component executed between two times."""
         rates = [p["rate"] for p in self.points if p["component"] == component and begin <= p["seconds"] < end]
         return sum(rates) / len(rates) if rates else 0.0
 
@@ -60,7 +61,7 @@ class Series:
 
 
 def plot(path: Path, title: str, runs: Mapping[str, Sequence[dict[str, Any]]], components: Sequence[str]) -> None:
-    """Rate, queue length and p99 over time, a column for each run."""
+    """Draw rate, queue length and p99 over time, one column per run."""
     import matplotlib
 
     matplotlib.use("Agg")

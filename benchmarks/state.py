@@ -1,4 +1,4 @@
-"""Task state: what a snapshot of the changes costs against a full one, and what a map costs against a dict."""
+"""Task state: the cost of an incremental snapshot compared with a full one, and of a map compared with a dict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_incremental(results: Results, options: argparse.Namespace) -> None:
-    """A full snapshot of a million counts on local disk against one of the 1 % that changed."""
+    """A full snapshot of a million counts on local disk compared with one of the 1 % that changed."""
     keys = 1_000_000
     repeats = options.repeats or (3 if options.quick else 7)
     state, chance = TaskState(), random.Random(1)
@@ -58,7 +58,7 @@ def measure_incremental(results: Results, options: argparse.Namespace) -> None:
         restored = again.map("counts")
         restore = time.perf_counter() - begun
     if restored != counts:
-        raise SystemExit("what was restored is not what was kept")
+        raise SystemExit("the restored state differs from the original")
     medians = {}
     for what, runs in (("full", full), ("1 % changed", delta)):
         medians[what] = {name: median([run[name] for run in runs]) for name in runs[0]}
@@ -76,12 +76,11 @@ def measure_incremental(results: Results, options: argparse.Namespace) -> None:
 
 
 def measure_increment(results: Results, options: argparse.Namespace) -> None:
-    """Nanoseconds per ``counts[word] += 1``, with a snapshot after each pass so that changes are really
-    followed."""
+    """Nanoseconds per ``counts[word] += 1``, with a snapshot after each pass, so that changes are tracked."""
     repeats = options.repeats or (5 if options.quick else 15)
     chance = random.Random(1)
     words = [f"word-{number}" for number in range(10_000)]
-    # As in a text: few words make up most of it.
+    # As in a text, few words make up most of it.
     stream = [words[min(int(chance.paretovariate(0.6)) - 1, len(words) - 1)] for _ in range(300_000)]
     state, plain = TaskState(), dict.fromkeys(words, 0)
     counts, columns = state.map("counts", default=0), state.map("columns", default=0)
@@ -98,7 +97,7 @@ def measure_increment(results: Results, options: argparse.Namespace) -> None:
         times["add_columns, batches of 4,096"].append((time.perf_counter() - begun) / len(stream))
         state.snapshot()
     if not (dict(counts) == plain == dict(columns)):
-        raise SystemExit("the three did not count the same")
+        raise SystemExit("the three counts differ")
     base = median(times["dict"])
     for what, seconds in times.items():
         nanoseconds = median(seconds) * 1e9

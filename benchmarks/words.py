@@ -1,4 +1,4 @@
-"""FastWordCount (SPEC 7): random sentences of 50-100 bytes, split, counted. Batch and tuple-at-a-time forms."""
+"""FastWordCount: random sentences of 50-100 bytes, split and counted, with batches and with tuples."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from penstock import (
 )
 
 SENTENCES = 1_000
-BATCH = 2_000  # sentences a batch: about 150 KB, in the knee of cost per byte
+BATCH = 2_000  # sentences per batch: about 150 KB; larger batches reduce the cost per byte only a little
 
 
 def sentences(seed: int = 1) -> list[str]:
-    """The pool the spouts draw from: words of 3-8 letters, 50-100 bytes a sentence."""
+    """The pool the spouts draw from: words of 3-8 letters, 50-100 bytes per sentence."""
     rng = random.Random(seed)
     pool = []
     for _ in range(SENTENCES):
@@ -78,10 +78,10 @@ class BatchSplit(BatchBolt):
 
 
 class BatchCount(BatchBolt):
-    """Counts in Arrow: words wait in columns and are folded into the counts a quarter million at a time, so that
-    Python touches each distinct word once per fold."""
+    """Counts in Arrow: words are collected in columns and merged into the counts a quarter million at a time, so
+    that Python handles each distinct word once per merge."""
 
-    FOLD = 262_144  # words, about 3 MB
+    FOLD = 262_144  # words per merge, about 3 MB
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._counts: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class BatchCount(BatchBolt):
             self.counts()
 
     def counts(self) -> Counter[str]:
-        """The counts, everything seen so far included."""
+        """The counts of everything received so far."""
         if self._columns:
             found = pa.chunked_array(self._columns).value_counts()
             words, times = found.field(0).to_pylist(), found.field(1).to_pylist()
@@ -143,7 +143,7 @@ class Count(BasicBolt):
 
 
 def fast_word_count(spouts: int, splits: int, counts: int, batch: bool, settings: Settings) -> Topology:
-    """The topology of A's throughput experiment."""
+    """The topology of the throughput experiment of *Lu 2020*."""
     parts: tuple[Any, Any, Any] = (
         (BatchSentences(), BatchSplit(), BatchCount()) if batch else (Sentences(), Split(), Count())
     )

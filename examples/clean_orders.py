@@ -1,7 +1,8 @@
-"""Orders that a shop's servers send twice now and then: the second is dropped before it is counted.
+"""Removes duplicate orders. A shop's servers sometimes send an order twice; the second one is dropped before
+counting.
 
-The bolt "once" remembers the orders of the last minute, and takes one new order in a thousand for an old one at
-worst. What it dropped is in the live view.
+The bolt "once" remembers the orders of the last minute. At worst it mistakes one new order in a thousand for a
+known one. The live view shows how many it has dropped.
 """
 
 import random
@@ -11,7 +12,7 @@ from penstock.aggregates import Count, Sum
 
 
 class Orders(Spout):
-    """About 500 a second, every fifth a copy of one of the last hundred."""
+    """Emits about 500 orders per second; every fifth is a copy of one of the last hundred."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("order", int), ("customer", str), ("cents", int))

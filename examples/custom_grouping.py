@@ -1,4 +1,4 @@
-"""A grouping of your own: readings go to the task that looks after their region, the odd ones to everybody."""
+"""A custom grouping: readings go to the task responsible for their region, extreme ones to all tasks."""
 
 import random
 
@@ -9,12 +9,12 @@ REGIONS = ["north", "east", "south", "west"]
 
 class ByRegion(CustomGrouping):
     def prepare(self, targets):
-        self.tasks = targets.tasks  # ids of the tasks that subscribe, lowest first
+        self.tasks = targets.tasks  # ids of the subscribing tasks, lowest first
 
     def choose(self, values):
         region, degrees = values
         if degrees > 45:
-            return self.tasks  # an alarm: every task gets a copy
+            return self.tasks  # an alarm: every task receives a copy
         return [self.tasks[REGIONS.index(region) % len(self.tasks)]]
 
 

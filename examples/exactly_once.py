@@ -1,9 +1,10 @@
-"""Exactly once from end to end: orders from a file, totals in state, rows in Parquet files, epoch by epoch.
+"""Exactly once from end to end: orders from a file, totals in state, rows in Parquet files, committed epoch by
+epoch.
 
     penstock run examples/exactly_once.py --set delivery=exactly_once --set delivery.epoch_interval=2
 
-Kill it in any way, start it again with the same command: it goes on where the last commit left it, and
-``exactly-once-demo/orders`` holds every order once. The file of orders is made on the first start.
+Kill it in any way and start it again with the same command: it continues from the last commit, and
+``exactly-once-demo/orders`` contains every order once. The first start creates the file of orders.
 """
 
 import random
@@ -33,7 +34,8 @@ class Parse(BasicBolt):
 
 
 class Totals(BasicBolt):
-    """What each customer has spent so far. The map survives: it is committed with the epoch."""
+    """The amount that each customer has spent. The map is state: it is committed with the epoch and survives a
+    crash."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("order", int), ("customer", str), ("amount", int), ("total", int))

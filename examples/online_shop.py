@@ -1,5 +1,5 @@
-"""An online shop: ⟨user, product, action, time⟩ becomes counts per action, unique visitors and the top products of
-the last ten seconds."""
+"""An online shop: from events ⟨user, product, action, time⟩ it computes counts per action, unique visitors and the
+top products of the last ten seconds."""
 
 import random
 import time
@@ -11,7 +11,8 @@ ACTIONS = ["view", "view", "view", "view", "cart", "cart", "buy"]
 
 
 class Clicks(Spout):
-    """Stands in for the shop's web servers: about 2,000 clicks a second, some products far more wanted."""
+    """Simulates the shop's web servers: about 2,000 clicks per second; some products are far more popular than
+    others."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("user", int), ("product", str), ("action", str), ("time", float))
@@ -32,7 +33,7 @@ class Clicks(Spout):
 
 
 class ActionCount(BasicBolt):
-    """How often each action happened. Partial key grouping: two tasks may hold a partial of each count."""
+    """Counts actions. With partial key grouping, two tasks may each hold a partial of a count."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("action", str), ("count", int))
@@ -50,7 +51,7 @@ class ActionCount(BasicBolt):
 
 
 class Total(BasicBolt):
-    """Adds up the partials."""
+    """Merges the partials."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("name", str), ("count", int))
@@ -64,7 +65,7 @@ class Total(BasicBolt):
 
 
 class UniqueVisitors(BasicBolt):
-    """Each user belongs to one task (fields grouping), so what the tasks find new adds up."""
+    """Counts new users. Each user belongs to one task (fields grouping), so the tasks' counts can be added."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("name", str), ("new", int))
@@ -83,7 +84,7 @@ class UniqueVisitors(BasicBolt):
 
 
 class TopProducts(BasicBolt):
-    """Counts per product over a sliding window: one bucket per tick, the oldest falls out."""
+    """Counts purchases per product over a sliding window: one bucket per tick; the oldest is dropped."""
 
     def __init__(self, buckets=10):
         self.buckets = buckets

@@ -1,7 +1,7 @@
-"""Rolling count: how often each word came in the last ten seconds, told every two seconds.
+"""Rolling count: how often each word occurred in the last ten seconds, emitted every two seconds.
 
-The words are counted as partials: any task may count any word, and "total" puts the partials together. So a task
-that cannot keep up with a popular word can hand some of its tuples to another, and the counts stay exact.
+The words are counted as partials: any task may count any word, and "total" merges the partials. So a task that
+cannot keep up with a popular word can pass some of its tuples to another task, and the counts stay exact.
 """
 
 import random
@@ -12,7 +12,7 @@ from penstock.aggregates import Count
 
 
 class Words(Spout):
-    """About 2,000 words a second, some of them far more popular, each with the time at which it was said."""
+    """Emits about 2,000 words per second, some far more frequent than others, each with its time."""
 
     def declare_output_fields(self, declarer):
         declarer.declare(("word", str), ("time", float))

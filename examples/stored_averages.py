@@ -1,6 +1,6 @@
-"""Sensor readings, an average a minute for each sensor, kept in SQLite without ever waiting for it.
+"""Averages sensor readings per sensor and minute, and stores them in SQLite without waiting for the database.
 
-The rows wait in a queue on disk and are written in bulk. Watch them arrive:
+The rows are put into a queue on disk and written in bulk. Watch them arrive:
     sqlite3 averages.db 'SELECT * FROM averages ORDER BY minute DESC LIMIT 5'
 """
 

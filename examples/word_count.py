@@ -1,4 +1,5 @@
-"""Word count: sentences, split into words, counted as partials, added up; the most frequent words are shown."""
+"""Word count: sentences are split into words, counted as partials and merged; the most frequent words are
+shown."""
 
 import random
 

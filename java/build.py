@@ -21,7 +21,7 @@ _DATE = (2026, 1, 1, 0, 0, 0)
 
 
 def source_hash() -> str:
-    """Of all sources, in the order of their names."""
+    """A hash of all sources, in the order of their names."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*.java")):
         digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

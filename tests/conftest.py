@@ -19,7 +19,7 @@ from penstock.testing.servers.zookeeper import ZooKeeperServer
 settings.register_profile(
     "penstock",
     derandomize=True,
-    deadline=None,  # two slow cores, shared
+    deadline=None,  # the tests run on two slow, shared cores
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )

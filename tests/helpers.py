@@ -1,4 +1,4 @@
-"""Small components and topologies that several tests share."""
+"""Small components and topologies shared by several tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots that several tests of placement share."""
+"""Placement snapshots shared by several tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock bench peers``: FastWordCount (SPEC 7) beside Apache Storm and plain PySpark micro-batches."""
+"""``penstock bench peers``: FastWordCount compared with Apache Storm and plain PySpark micro-batches."""
 
 from benchmarks.peers.bench import main
 

@@ -1,7 +1,8 @@
-"""FastWordCount at four parallelisms: Penstock in both forms, Storm as it comes and tuned, PySpark micro-batch.
+"""FastWordCount at four parallelisms: Penstock with tuples and batches, Storm with default and tuned settings,
+PySpark with micro-batches.
 
-The systems take turns within each repeat, so that a slow minute of the machine hits all of them; ratios are
-taken within a repeat and their median is reported.
+The systems take turns within each repeat, so that a disturbance of the machine affects all of them. Ratios are
+computed within a repeat; their median is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SYSTEMS = ("penstock batch", "penstock tuple", "storm", "storm tuned", "pyspark 
 
 
 def main(options: argparse.Namespace) -> int:
-    """``penstock bench peers``; ``--only`` takes a case such as 1/1/1 or a system."""
+    """``penstock bench peers``. ``--only`` takes a case such as 1/1/1 or a system."""
     only = options.only or []
     cases = [case for case in CASES if _name(case) in only] or (CASES[:1] if options.quick else CASES)
     systems = [system for system in SYSTEMS if system in only] or (SYSTEMS[:4] if options.quick else SYSTEMS)
@@ -49,14 +50,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seconds: int) -> float:
-    """Words a second that the counting end takes."""
+    """Words per second at the counting bolts."""
     if system.startswith("penstock"):
         try:
             topology = fast_word_count(*case, system.endswith("batch"), Settings())
             with running(topology) as handle:
                 return rate_of(handle, "count", warm_up, seconds)
         finally:
-            close_session()  # no JVM of ours may stand beside the next system's
+            close_session()  # no JVM of Penstock may run while the next system is measured
     if system.startswith("storm"):
         return float(run_storm(case, system.endswith("tuned"), warm_up, seconds)["words_per_s"])
     command = [sys.executable, "-m", "benchmarks.peers.microbatch", str(warm_up), str(seconds)]
@@ -64,23 +65,25 @@ def words_per_second(system: str, case: tuple[int, int, int], warm_up: int, seco
 
 
 def build_storm() -> None:
-    """Fetch Storm and compile the peer, where its sources are newer than what was built."""
+    """Fetch Storm and compile the Storm program, if its sources are newer than the build."""
     built = STORM / "target" / "built"
     sources = [STORM / "pom.xml", *(STORM / "src").rglob("*.*")]
     if built.exists() and all(each.stat().st_mtime < built.stat().st_mtime for each in sources):
         return
     if shutil.which("mvn") is None:
         raise EnvironmentFault(
-            "penstock bench peers", "Maven, which builds Storm's peer, is not on the PATH", "Install maven."
+            "penstock bench peers",
+            "Maven, which builds the Storm program, is not on the PATH",
+            "Install maven.",
         )
-    say("building Storm's peer; the first time fetches Storm 2.8.2, about 150 MB …")
-    shutil.rmtree(STORM / "target", ignore_errors=True)  # libraries of an older pom would stay
+    say("building the Storm program; the first time fetches Storm 2.8.2, about 150 MB …")
+    shutil.rmtree(STORM / "target", ignore_errors=True)  # otherwise libraries of an older pom would stay
     subprocess.run(["mvn", "-q", "-B", "-Dstyle.color=never", "-f", str(STORM / "pom.xml"), "package"], check=True)
     built.touch()
 
 
 def run_storm(case: tuple[int, int, int], tuned: bool, warm_up: int, seconds: int, **more: Any) -> dict[str, Any]:
-    """One run of Storm. Tuned: the collector and settings that made it fastest on two cores (its README)."""
+    """Run Storm once. Tuned: the collector and settings that made it fastest on two cores (see its README)."""
     options: dict[str, Any] = dict(zip(("spouts", "splits", "counts"), case, strict=True))
     return _run_java(
         "FastWordCount", tuned, {"acks": "false", "warmup": warm_up, "seconds": seconds, **options, **more}
@@ -90,14 +93,14 @@ def run_storm(case: tuple[int, int, int], tuned: bool, warm_up: int, seconds: in
 def run_storm_kafka(
     bootstrap: str, topic: str, tuned: bool, warm_up: int, seconds: int, **more: Any
 ) -> dict[str, Any]:
-    """One run of Storm's word count from Kafka, acked; ``more`` as in the Java program's options."""
+    """Run Storm's word count from Kafka once, with acks. ``more`` are options of the Java program."""
     options = {"bootstrap": bootstrap, "topic": topic, "warmup": warm_up, "seconds": seconds, **more}
     return _run_java("KafkaWordCount", tuned, options)
 
 
 def run_storm_rebalance(schedule: str, changes: str, out: Path, wait: int | None, **more: Any) -> dict[str, Any]:
-    """One run of Storm that is rebalanced; the arrivals are in ``out``. ``wait``: seconds between deactivation and
-    the stop; None leaves Storm its own, the message time-out."""
+    """Run Storm once with rebalances; the arrivals are written to ``out``. ``wait``: seconds between deactivation
+    and stop; None is Storm's default, the message timeout."""
     options = {"schedule": schedule, "changes": changes, "out": out, "wait": -1 if wait is None else wait, **more}
     return _run_java("Rebalance", False, options)
 

@@ -1,4 +1,4 @@
-"""The same word count as plain PySpark Structured Streaming in micro-batches: Python makes and splits the
+"""The same word count in plain PySpark Structured Streaming with micro-batches: Python creates and splits the
 sentences, Spark counts. Prints one line of JSON."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from benchmarks.words import SENTENCES, sentences
 from penstock.spark.java import ensure_java
 
-ROWS_PER_BATCH = 400_000  # sentences; about a second of work, which keeps the cost of a batch in proportion
+ROWS_PER_BATCH = 400_000  # sentences; about a second of work, so that the cost of a batch is small
 
 
 def split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _sentences(query) -> int:  # type: ignore[no-untyped-def]
-    """Sentences in the batches done so far; the batch under way does not count."""
+    """Sentences in the completed batches; the current batch does not count."""
     last = query.lastProgress
     return 0 if last is None else (last["batchId"] + 1) * ROWS_PER_BATCH
 

@@ -95,7 +95,7 @@ class PrivateFolder:
         seen = os.fstat(descriptor)
         if seen.st_uid != os.getuid() or seen.st_mode & _OTHERS:
             os.close(descriptor)
-            raise _not_private(path, seen, "nobody else can read or write what is in it")
+            raise _not_private(path, seen, "nobody else can read or write its content")
         return cls(path, descriptor)
 
     def close(self) -> None:
@@ -130,7 +130,12 @@ class PrivateFolder:
             seen = os.fstat(descriptor)
             plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink <= 1  # 0: removed after it was opened
             if not plain or seen.st_uid != os.getuid() or seen.st_mode & _OTHERS_WRITE:
-                raise _not_private(self.path / name, seen, "nobody else can have written to it")
+                raise EnvironmentFault(
+                    f"file {self.path / name}",
+                    "it must be a plain file that nobody else can have written to, but its owner is "
+                    f"{seen.st_uid}, its mode {stat.filemode(seen.st_mode)} and its link count {seen.st_nlink}",
+                    "Find out who created it, and remove it.",
+                )
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise EnvironmentFault(
@@ -185,7 +190,7 @@ def _above(path: Path) -> Iterator[int]:
         seen = os.fstat(above)
         protected = not seen.st_mode & _OTHERS_WRITE or seen.st_mode & stat.S_ISVTX
         if seen.st_uid not in (os.getuid(), 0) or not protected:
-            raise _not_private(path.parent, seen, "nobody else can replace what is in it")
+            raise _not_private(path.parent, seen, "nobody else can replace its content")
         yield above
     finally:
         os.close(above)
@@ -204,10 +209,10 @@ def _opened(path: Path, above: int | None, flags: int) -> int:
         ) from error
 
 
-def _not_private(path: Path, seen: os.stat_result, why: str) -> EnvironmentFault:
+def _not_private(path: Path, seen: os.stat_result, purpose: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"{path}",
-        f"it must belong to this user alone, so that {why}, but its owner is "
-        f"{seen.st_uid} and its mode {stat.S_IMODE(seen.st_mode):o}",
+        f"it must belong to this user alone, so that {purpose}, but its owner is {seen.st_uid} and its mode "
+        f"{stat.S_IMODE(seen.st_mode):o}",
         "Find out who created it, and remove it, or set XDG_RUNTIME_DIR to a folder of your own.",
     )

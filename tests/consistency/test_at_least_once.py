@@ -25,6 +25,7 @@ from tests.consistency.components import (
     key_of,
     run_until_idle,
 )
+from tests.helpers import executors_of
 
 COUNT, TASKS = 80, 2
 
@@ -153,8 +154,9 @@ def test_a_sinks_own_commits_have_growing_numbers():
     numbers = []
     sink.prepare_commit = numbers.append
     runner.run(3 * INTERVAL)
-    runner.close()
-    runner.close()
+    (executor,) = [executor for executor in executors_of(runner) if executor.component is sink]
+    executor.close()
+    executor.close()
     assert len(numbers) >= 4
     assert numbers == sorted(set(numbers))
     del WORLDS["often"]

@@ -1,4 +1,4 @@
-"""One real server of each kind for all tests that want one. A test that stops it starts it again."""
+"""One real server of each kind for all tests that need one. A test that stops a server restarts it."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def memcached_server():
 
 @pytest.fixture(scope="module")
 def postgres():
-    """Of each module its own: some kill it."""
+    """One server per module, because some tests kill it."""
     try:
         server = PostgresServer()
     except EnvironmentFault as fault:
@@ -42,7 +42,7 @@ def postgres():
 
 @pytest.fixture
 def topic(kafka):
-    """Creates topics with names no other test has: ``topic()``, ``topic(partitions=4)``."""
+    """Creates topics with unique names: ``topic()``, ``topic(partitions=4)``."""
 
     def create(partitions=1):
         name = f"topic-{next(_numbers)}"

@@ -1,4 +1,4 @@
-"""Writing and reading topics, and a spout driven by hand."""
+"""Functions that write and read topics, and a spout driven without an executor."""
 
 import time
 
@@ -10,7 +10,7 @@ from penstock.state.values import TaskState
 from penstock.topology.components import Context, Source
 
 SOURCE = Source("up", "default", 1)
-PATIENCE = 60.0  # seconds: a broker that was killed is back in 6
+PATIENCE = 60.0  # seconds; a broker that was killed is back within 6 s
 
 
 def write(kafka, topic, values, partition=0, keys=None):
@@ -21,8 +21,8 @@ def write(kafka, topic, values, partition=0, keys=None):
 
 
 def read(kafka, topic, isolation="read_committed", under_way=False):
-    """All records there are now, as ⟨key, value⟩, in order of partition and offset. Kafka acknowledges a commit
-    before its markers are in the partitions: they are waited for, unless a transaction is ``under_way``."""
+    """All present records as ⟨key, value⟩, in order of partition and offset. Kafka acknowledges a commit before
+    its markers are in the partitions; this function waits for them, unless a transaction is ``under_way``."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap,
@@ -70,7 +70,7 @@ def _await_markers(kafka, consumer, partitions):
 
 def context(delivery="at_most_once", index=0, parallelism=1, state=None, component="kafka", **more):
     tasks = {component: tuple(range(10, 10 + parallelism))}
-    state = TaskState() if state is None else state  # an empty one is false
+    state = TaskState() if state is None else state  # an empty state is falsy
     return Context("topology", component, 10 + index, index, tasks, delivery=delivery, state=state, **more)
 
 
@@ -134,7 +134,7 @@ class Driven:
         return restarted(self.state)
 
     def idle(self, calls=200):
-        """Call it for a while (a fifth of a second); nothing may come."""
+        """Calls the spout for a fifth of a second; it must emit nothing."""
         before = len(self.caught.rows)
         for _ in range(calls):
             self.spout.next_batch()

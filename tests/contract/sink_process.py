@@ -1,7 +1,7 @@
-"""A process with one sink task and a small coordinator of its own, for ``test_sinks`` to kill.
+"""A process with one sink task and a small coordinator, which ``test_sinks`` kills.
 
-It writes rows 0, 1, 2 … for ever, commits in epochs, says every step on standard output, and starts where the last
-manifest says.
+It writes rows 0, 1, 2 … without end, commits in epochs, reports every step on standard output, and starts from the
+newest manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.topology.components import Context, Source
 
-ROWS = 7  # an epoch's
+ROWS = 7  # rows per epoch
 
 
 def main(job: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def batch(**columns):
 
 
 def until_taken(writer, epoch, seconds=60.0):
-    """As the executor does: the same call again while the sink is busy. Returns what it said at first."""
+    """Repeats the call while the sink is busy, as the executor does. Returns the first error message."""
     said = ""
     deadline = time.monotonic() + seconds
     while True:
@@ -149,7 +149,7 @@ def test_a_broker_that_is_down_is_waited_for(kafka, topic, bolt):
     for writer in (short, patient):
         writer.write(batch(line=["in the outage"]), SOURCE)
     for writer in (short, patient):
-        with pytest.raises(SinkBusy, match="Kafka accepts every record"):
+        with pytest.raises(SinkBusy, match="Kafka did not accept every record"):
             writer.prepare_commit(2)
     kafka.start()
     for writer in (short, patient):

@@ -1,4 +1,4 @@
-"""ReplaySpout with all its queues on a real Kafka."""
+"""ReplaySpout with all its queues on a real Kafka broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(kafka, topic, lines):
 
 
 class Bench:
-    """Tasks of a ReplaySpout over a topic, one process after another."""
+    """The tasks of a ReplaySpout that reads a topic, one process after another."""
 
     def __init__(self, kafka, name, tasks=1):
         self.kafka, self.name, self.tasks = kafka, name, tasks
@@ -70,7 +70,7 @@ class Bench:
             assert time.monotonic() < end
 
     def snapshot(self):
-        """What a committed snapshot leaves for the next process."""
+        """The state that a committed snapshot leaves for the next process."""
         self.spout.before_snapshot()
         parts = {name: [data] for name, (_, _, data) in self.state.snapshot(full=True).encode().items()}
         self.state = TaskState()
@@ -129,10 +129,10 @@ def test_a_process_that_dies_loses_nothing(bench, kafka):
     bench.spout.fail(rows[1][0], Failure("split", "boom"))
     back = bench.await_rows(1)
     bench.snapshot()
-    dead = bench.spout  # no close: it is gone, with 1 and 3 to 5 on their way
+    dead = bench.spout  # not closed: the process died with tuples 1 and 3 to 5 in flight
     bench.start()
     again = bench.await_rows(4)
-    assert values(again) == ["1", "3", "4", "5"]  # what had failed comes first
+    assert values(again) == ["1", "3", "4", "5"]  # failed tuples come first
     assert bench.spout._pending[again[0][0]].record.attempts == 1
     assert values(back) == ["1"]
     dead.close()
@@ -164,7 +164,7 @@ def test_topics_are_made_once_with_a_partition_for_each_task(bench, kafka):
     assert [len(found[name].partitions) for name in names] == [2, 2, 2]
     bench.tasks = 3  # a later run with more tasks
     other = store.open(bench.context(2))
-    assert other.from_.empty  # each task has a partition of its own
+    assert other.from_.empty  # each task has its own partition
     assert not other.pointer.load()
     other.close()
     assert [len(admin.list_topics(timeout=10).topics[name].partitions) for name in names] == [3, 3, 3]
@@ -176,7 +176,7 @@ def test_topics_are_made_once_with_a_partition_for_each_task(bench, kafka):
 
 def test_another_source_may_keep_its_queues_on_kafka(bench, kafka, tmp_path):
     spout = ReplaySpout(QueueEden(tmp_path, ("line",)), store=KafkaStore(kafka.bootstrap))
-    spout.open({}, bench.context(), bench)  # the task's folder is an URL: fine here
+    spout.open({}, bench.context(), bench)  # the task's folder is a URL, which is allowed here
     assert KafkaStore("x").topics("shop", "lines")["from"] == "shop.lines.from"
 
 
@@ -191,7 +191,7 @@ def test_a_record_that_cannot_be_read_is_set_aside_alone(bench, kafka, capsys, m
     bad = [b"J{", None, b"Pcos\nsystem\n."]
     good = [encode(ReplayRecord(("a",))), encode(ReplayRecord(("b",)))]
     broker.produce(topics["from"], 0, [good[0], *bad, good[1]])
-    broker.produce(topics["dead"], 0, [None])  # a stranger's: no list may fail on it
+    broker.produce(topics["dead"], 0, [None])  # a record of another program; listing must not fail because of it
     rows = bench.await_rows(2)
     assert values(rows) == ["a", "b"]
     bench.spout.ack_many([id for id, _ in rows])

@@ -1,4 +1,4 @@
-"""KafkaSink against a real broker: an epoch is there once or not at all, whatever dies in between."""
+"""KafkaSink against a real broker: an epoch is published once or not at all, whichever process dies."""
 
 import json
 import secrets
@@ -116,7 +116,7 @@ def test_a_crash_around_the_transactions_commit(kafka, sink, death):
     if death == "after commit":
         assert lines(kafka, sink) == ["a", "b"]
     else:
-        assert lines(kafka, sink, "read_uncommitted") == ["a", "b"]  # they are there, but nobody sees them
+        assert lines(kafka, sink, "read_uncommitted") == ["a", "b"]  # in the topic, but not visible
         assert lines(kafka, sink, under_way=True) == []
     sink([json.loads(done.stdout)])
     assert lines(kafka, sink) == ["a", "b"]
@@ -187,7 +187,7 @@ SOON_BACK = {"reconnect.backoff.max.ms": 100}
 
 
 def until_answered(call, *args):
-    """Call as the runtime does: what raises is tried again, unless it is refused."""
+    """Calls as the runtime does: an error is retried unless it is a SinkRefused."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
@@ -198,7 +198,7 @@ def until_answered(call, *args):
 
 
 def timed_out(kafka, sink, gap):
-    """A sink whose commit of epoch 1 was not answered, and the token; the broker is back."""
+    """A sink whose commit of epoch 1 was not answered, and its token; the broker is back."""
     one = sink(timeout=2.0, options=SOON_BACK)
     token = epoch(one, 1, ["a", "b"])
     if gap == "before the rows are sent":
@@ -213,7 +213,7 @@ def timed_out(kafka, sink, gap):
             insist(call, deadline)
 
         one._retry_until = kill_first
-    with pytest.raises(EnvironmentFault, match="Kafka takes an epoch within 2 s"):
+    with pytest.raises(EnvironmentFault, match="Kafka did not accept an epoch within 2 s"):
         one.commit(token)
     kafka.start()
     return one, token
@@ -236,13 +236,13 @@ def test_an_epoch_that_timed_out_is_gone_on_with(kafka, sink, gap):
 @GAPS
 def test_a_zombie_whose_epoch_timed_out_does_not_fence_its_successor(kafka, sink, gap):
     zombie, token = timed_out(kafka, sink, gap)
-    rows = zombie._read(token)  # as it had when its successor removed them
+    rows = zombie._read(token)  # the rows it had read before its successor removed them
     live = sink([token])
     try:
         until_answered(zombie.publish, 1, rows)
     except SinkRefused:
         pass
-    else:  # nothing of its transaction had reached Kafka: it looked again, and found its successor's
+    else:  # nothing of its transaction had reached Kafka: it read the epochs again and found its successor's
         assert zombie.published() == 1
     with pytest.raises(SinkRefused):
         until_answered(zombie.publish, 2, rows)
@@ -273,7 +273,7 @@ def test_a_broker_that_restarts_is_waited_for(kafka, sink):
     one.commit(token)
     back.join()
     expected = sorted(["a", *(f"{n}" for n in range(1000))])
-    # Kafka answers a commit before all its partitions show it: a broker that has just started takes a moment.
+    # Kafka answers a commit before all partitions show it: a broker that has just started takes a moment.
     deadline = time.monotonic() + PATIENCE
     while (found := lines(kafka, sink)) != expected and time.monotonic() < deadline:
         pass
@@ -298,7 +298,7 @@ def test_a_broker_that_dies_in_the_middle_of_a_transaction(kafka, sink):
     one.commit(token)
     back.join()
     expected = sorted(["a", *(f"{n}" for n in range(1000))])
-    # Kafka answers a commit before all its partitions show it: a broker that has just started takes a moment.
+    # Kafka answers a commit before all partitions show it: a broker that has just started takes a moment.
     deadline = time.monotonic() + PATIENCE
     while (found := lines(kafka, sink)) != expected and time.monotonic() < deadline:
         pass
@@ -334,7 +334,7 @@ def test_records_that_the_broker_rejects_are_dead_letters_alone(kafka, strict_to
     more = {"add_dead_letters": add, "report": reported.append, "folder": str(tmp_path)}
     one.prepare({}, context(delivery, component=strict_topic, **more))
     one.recover([])
-    # Eight that fit alone and not together, two that are too large, one without a key.
+    # Eight records that fit on their own but not together, two that are too large, one without a key.
     fit = [(f"k{n}", secrets.token_hex(300)) for n in range(8)]
     large = [(f"large{n}", secrets.token_hex(2000)) for n in range(2)]
     rows = [*fit[:3], large[0], *fit[3:5], (None, "no key"), *fit[5:], large[1]]

@@ -18,7 +18,7 @@ from tests.contract.kafka_helpers import PATIENCE, Catch, Driven, context, write
 
 @pytest.fixture
 def drive(kafka):
-    """Opens spouts and closes them in the end."""
+    """Opens spouts and closes them at the end of the test."""
     opened = []
 
     def open(*args, **options):
@@ -122,7 +122,7 @@ def test_a_crash_before_the_first_commit_loses_nothing(kafka, topic, drive, tmp_
     for _ in range(2):
         state = again.snapshot()
         again.spout.after_commit()
-    assert list(tmp_path.iterdir()) == []  # the offsets are in the committed state now
+    assert list(tmp_path.iterdir()) == []  # the offsets are now in the committed state
     write(kafka, name, ["later"])
     assert drive(name, delivery, start=start, folder=tmp_path, state=state).until_rows(1).caught.lines == ["later"]
 
@@ -154,7 +154,7 @@ def test_exactly_once_the_group_is_not_told_of_an_epoch_that_is_still_open(kafka
     driven.snapshot()
     write(kafka, name, ["b"])
     driven.until_rows(2)
-    driven.snapshot()  # of the next epoch, before the first is committed
+    driven.snapshot()  # the snapshot of the next epoch, before the first is committed
     driven.spout.after_commit()
     driven.until(lambda: _committed(kafka, group, name) == 1)
 
@@ -202,7 +202,7 @@ def test_a_restored_state_gives_no_gap_and_no_double(kafka, topic, drive, delive
     if delivery == "at_least_once":
         first.spout.ack_many(first.caught.ids)
     state = first.snapshot()
-    first.until_rows(1000)  # read, but after the snapshot: it comes again
+    first.until_rows(1000)  # read after the snapshot: emitted again
     second = drive(name, delivery, state=state)
     second.until_rows(1000 - len(before))
     assert sorted(before + second.caught.lines) == sorted(lines)
@@ -242,7 +242,7 @@ def test_a_failed_tuple_comes_again_until_it_is_acked(kafka, topic, drive):
 
 
 def test_a_tuple_is_given_up_after_its_last_attempt(kafka, topic, drive):
-    """To the user's function, or to the dead letters where there is none or it raises."""
+    """A record is given up to the user's function, or to the dead letters if there is none or it raises."""
     name = topic()
     write(kafka, name, ["bad", "good"])
     given_up, dead, reported = [], [], []
@@ -337,7 +337,8 @@ def test_a_topic_that_was_made_anew_is_refused(kafka, topic, drive):
 
 
 class Gathered:
-    """A consumer that hands over, in one go and errors first, what came until there are so many of each kind."""
+    """A consumer that returns, in one call and with errors first, all messages once it has the given number of
+    each kind."""
 
     def __init__(self, consumer, errors, records):
         self.consumer, self.errors, self.records = consumer, errors, records
@@ -358,7 +359,7 @@ class Gathered:
 def test_what_is_wrong_with_some_partitions_costs_no_record_of_another(kafka, topic, drive):
     name = topic(partitions=3)
     state = drive(name).snapshot()
-    for partition in range(2):  # both shorter than they were
+    for partition in range(2):  # both topics are shorter than before
         write(kafka, name, ["only one"], partition)
         state.map("offsets")[f"{name}/{partition}"] = 1000
     write(kafka, name, ["a", "b"], 2)

@@ -1,4 +1,4 @@
-"""What every queue of results keeps, with real servers; and what each of the three survives."""
+"""The contract of every queue of results, with real servers, and what each of the three kinds survives."""
 
 import contextlib
 import fcntl
@@ -33,14 +33,14 @@ from penstock.testing.servers import debian
 from penstock.testing.servers.memcached import MEMCACHED, MemcachedServer
 from penstock.testing.servers.redis import RedisServer
 
-PATIENCE = 30.0  # seconds; a loaded machine
-SOME_SECONDS = 8.0  # within which a hung server is noticed
+PATIENCE = 30.0  # seconds; the machine may be busy
+SOME_SECONDS = 8.0  # seconds within which a hanging server is detected
 _numbers = itertools.count(1)
 _fork = multiprocessing.get_context("fork")
 
 
 class Place:
-    """Where queues are kept. ``name`` is one that no other test has."""
+    """A place for queues. ``name`` is unique to the test."""
 
     def __init__(self, queue, folder="", server=None):
         self.queue, self.folder, self.server = queue, str(folder), server
@@ -53,7 +53,7 @@ class Place:
         return client
 
     def reader(self, clock):
-        """A client that waits for holes by this clock, where there can be any."""
+        """A client that waits for holes by this clock, if the kind of queue has holes."""
         client = self.open()
         client._clock = clock
         return client
@@ -95,7 +95,7 @@ def place(request):
 
 @pytest.fixture(params=["on_redis", "in_memcached"])
 def served(request):
-    """Those of a server."""
+    """The settings of a queue on a server."""
     return request.getfixturevalue(request.param)
 
 
@@ -108,12 +108,12 @@ def positions(found):
 
 
 def drain(client):
-    """Everything there is to read."""
+    """Everything that can be read."""
     return list(itertools.chain.from_iterable(iter(lambda: client.read(7), [])))
 
 
 def persistently(ask, *arguments):
-    """Ask until the queue is there."""
+    """Repeats the call until the queue is available."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -124,7 +124,7 @@ def persistently(ask, *arguments):
 
 
 def put_until_refused(client, size):
-    """Entries that begin with their number; how many went in, and the error."""
+    """Puts entries that begin with their number. Returns how many were put, and the error."""
     for count in range(10_000):
         try:
             client.put([b"%d " % count + bytes(size)])
@@ -133,7 +133,7 @@ def put_until_refused(client, size):
     raise AssertionError("it has room for all")
 
 
-# ---- reading and releasing -------------------------------------------------------------------------------
+# -- reading and releasing
 
 
 def test_what_is_put_is_read_in_order_and_whole(place):
@@ -185,7 +185,7 @@ def test_reading_goes_on_while_others_release(place):
     client.put([b"%d" % number for number in range(10)])
     other.release(positions(other.read(3))[-1])
     assert entries(client.read(2)) == [b"3", b"4"]
-    other.release(positions(other.read(4))[-1])  # also past the other's cursor
+    other.release(positions(other.read(4))[-1])  # also beyond the cursor of the other client
     assert entries(drain(client))[-3:] == [b"7", b"8", b"9"]
 
 
@@ -199,7 +199,7 @@ def test_releasing_never_goes_back(place):
         client.release(positions(found)[5])
         client.rewind()
         assert entries(drain(client)) == [b"6", b"7"]
-    place.open().release(positions(found)[6])  # one that has read nothing
+    place.open().release(positions(found)[6])  # by a client that has read nothing
     one.release(positions(found)[5])
     assert entries(drain(place.open())) == [b"7"]
     one.release(positions(found)[7])
@@ -216,7 +216,7 @@ def test_what_waits_is_known_to_all(place):
         writer.put([bytes(size)])
 
     def about(expected):
-        return pytest.approx(expected, abs=1_100 * len(sizes))  # a KiB more of each entry
+        return pytest.approx(expected, abs=1_100 * len(sizes))  # each entry counts up to a KiB more
 
     assert onlooker.waiting() == about(sum(sizes))
     found = processor.read(4)
@@ -235,7 +235,7 @@ def test_what_waits_is_known_to_all(place):
 
 
 def test_what_waits_is_exact_over_many_segments_and_readers(embedded):
-    """Segments are of 64 KiB here."""
+    """Segments have 64 KiB here."""
     writer, processor = embedded.open(), embedded.open()
     draw = random.Random(7)
     waiting = 0
@@ -289,7 +289,7 @@ def test_queues_of_different_names_have_nothing_in_common(place):
         assert client.waiting() == 0
 
 
-# ---- writers ---------------------------------------------------------------------------------------------
+# -- writers
 
 
 def test_incarnations_grow(place, monkeypatch):
@@ -301,13 +301,13 @@ def test_incarnations_grow(place, monkeypatch):
     assert all(before <= incarnation <= int(time.time() * 1000) for incarnation in odd), (
         "writers have nothing in common"
     )
-    monkeypatch.setattr("time.time", lambda: 1.0)  # a clock that was put back
+    monkeypatch.setattr("time.time", lambda: 1.0)  # a clock that was set back
     assert client.register("writer") == incarnations[2] + 1
     assert place.open().register("writer") == incarnations[2] + 2
 
 
 def _write(place, writer, count):
-    """A writer's process: entries in batches, named by writer and number."""
+    """The process of a writer: puts entries in batches, named by writer and number."""
     client = place.open()
     number = 0
     while number < count:
@@ -344,7 +344,7 @@ def test_several_writers_at_once_and_one_reader(place):
 
 
 def _write_and_tell(place, writer, pipe):
-    """As fast as it goes, until it is killed; tells what was acknowledged."""
+    """Puts entries as fast as possible until it is killed, and reports which ones were acknowledged."""
     client = place.open()
     for number in itertools.count():
         client.put([b"%d %d " % (writer, number) + bytes(random.Random(number).randrange(30_000))])
@@ -372,17 +372,17 @@ def test_writers_killed_at_work_lose_and_block_nothing(place):
     clock = SimulatedClock()
     client = place.reader(clock)
     found = []
-    for _ in range(4):  # a hole of each, at most
+    for _ in range(4):  # at most one hole per writer
         found += [name_of(entry) for entry in entries(drain(client))]
         clock.advance(HOLE_SECONDS)
     for writer, last in acknowledged.items():
         numbers = [number for who, number in found if who == writer]
-        assert numbers in (list(range(last + 1)), list(range(last + 2)))  # the one in flight may be there
+        assert numbers in (list(range(last + 1)), list(range(last + 2)))  # the entry in flight may have been put
     assert found[-1] == (9, 0)
     assert client.losses == 0
 
 
-# ---- servers that go away --------------------------------------------------------------------------------
+# -- unavailable servers
 
 
 def test_a_server_that_is_gone_and_comes_back(served):
@@ -400,9 +400,7 @@ def test_a_server_that_is_gone_and_comes_back(served):
         lambda: served.open().put([b"x"]),
     ]
     for ask in asked:
-        with pytest.raises(
-            QueueUnavailable, match=f"queue '{served.name}' .*Error.*t (?:then )?goes on by itself"
-        ):
+        with pytest.raises(QueueUnavailable, match=f"queue '{served.name}' .*Error.*ueue (?:then )?continues"):
             ask()
     processor.close()
     served.server.start()
@@ -450,16 +448,16 @@ def test_a_server_that_hangs(served):
         served.server.resume()
     persistently(writer.put, [b"b"])
     persistently(writer.put, [b"c"])
-    processor._clock = clock = SimulatedClock()  # a number may have been taken for the one in vain
+    processor._clock = clock = SimulatedClock()  # a number may have been taken for the failed put
     found = entries(drain(processor))
     clock.advance(HOLE_SECONDS)
     found += entries(drain(processor))
     clock.advance(HOLE_SECONDS)
     found += entries(drain(processor))
-    assert list(dict.fromkeys(found)) == [b"b", b"c"]  # the one that was put twice may be there twice
+    assert list(dict.fromkeys(found)) == [b"b", b"c"]  # an entry that was put twice may be read twice
 
 
-# ---- the embedded queue ----------------------------------------------------------------------------------
+# -- the embedded queue
 
 
 def folder_of(place):
@@ -499,12 +497,12 @@ def test_a_full_disk(small_disk):
     writer, processor = place.open(), place.open()
     count, error = put_until_refused(writer, 50_000)
     assert 60 < count < 90
-    assert "the queue cannot append ([Errno 28] No space left on device). Free some space" in str(error)
+    assert "the queue cannot append ([Errno 28] No space left on device). Free disk space" in str(error)
     with contextlib.suppress(OSError), open(small_disk / "others", "wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
     found = processor.read(1)
-    processor.release(found[0][0])  # with not a byte left
+    processor.release(found[0][0])  # while the disk is completely full
     while more := processor.read(1):
         found += more
         processor.release(more[0][0])
@@ -523,8 +521,8 @@ def test_the_embedded_queue_wants_a_local_folder(tmp_path):
     with pytest.raises(EnvironmentFault) as caught:
         EmbeddedQueue().check("component 'store'", "s3://bucket/state")
     assert str(caught.value) == (
-        "component 'store': the embedded queue needs a folder on a local path; got 's3://bucket/state'. Give it "
-        "one: EmbeddedQueue(folder=...), or set delivery.state_dir. Or take RedisQueue, which needs none."
+        "component 'store': the embedded queue needs a folder on a local path, not 's3://bucket/state'. Give it "
+        "one: EmbeddedQueue(folder=...), or set delivery.state_dir. Or use RedisQueue, which needs none."
     )
     with pytest.raises(EnvironmentFault, match="and has none"):
         EmbeddedQueue().check("component 'store'", "")
@@ -534,7 +532,7 @@ def test_the_embedded_queue_wants_a_local_folder(tmp_path):
     client.close()
 
 
-# ---- on Redis --------------------------------------------------------------------------------------------
+# -- Redis
 
 
 def test_weak_settings_of_redis_are_told():
@@ -543,7 +541,7 @@ def test_weak_settings_of_redis_are_told():
         assert client.warning == ""
         client.put([b"a"])
         assert client.warning == (
-            f"queue 'q' on Redis at {server.address}/0: a crash of Redis loses results, for it runs with "
+            f"queue 'q' on Redis at {server.address}/0: a crash of Redis loses results, because it runs with "
             "appendfsync everysec. Set appendonly yes and appendfsync always."
         )
         client.close()
@@ -553,12 +551,12 @@ def test_weak_settings_of_redis_are_told():
         control.config_set("maxmemory", 100 << 20)
         client = RedisQueue(server.url).open("q", "")
         client.waiting()
-        assert "maxmemory-policy allkeys-lru. Set it to noeviction" in client.warning
+        assert "maxmemory-policy is allkeys-lru. Set it to noeviction" in client.warning
         client.close()
         control.acl_setuser("clerk", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config"])
         client = RedisQueue(f"redis://clerk:secret@{server.address}").open("q", "")
         assert entries(client.read(5)) == [b"a"]
-        assert "could not look whether appendonly is yes" in client.warning
+        assert "could not check whether appendonly is yes" in client.warning
         assert "secret" not in client.warning
         client.close()
         control.close()
@@ -602,11 +600,11 @@ def test_a_redis_that_was_emptied_hides_nothing_new(on_redis):
     assert writer.waiting() == 2
 
 
-# ---- in memcached ----------------------------------------------------------------------------------------
+# -- memcached
 
 
 def interrupt(client, step, action):
-    """Do something right before the client's next call of that name, for an entry."""
+    """Runs a function right before the client's next call of that name for an entry."""
     calls, original = [], getattr(client._server, step)
 
     def interrupted(key, *arguments, **options):
@@ -685,7 +683,7 @@ def test_a_writer_that_stalls_with_a_number_takes_a_new_one(in_memcached, releas
 
 
 def test_the_processor_and_a_writer_meet_at_a_hole(in_memcached):
-    """The entry comes right before the tombstone would."""
+    """The entry arrives right before the tombstone would be added."""
     writer, clock = in_memcached.open(), SimulatedClock()
     processor = in_memcached.reader(clock)
 
@@ -712,7 +710,7 @@ def test_a_restarted_memcached_is_noticed(in_memcached):
     assert persistently(idle.waiting) == 0
     assert idle.losses == 8, "as far as it knows"
     persistently(writer.put, [b"a", b"b"])
-    persistently(processor.release, positions(found)[3])  # of the queue that was
+    persistently(processor.release, positions(found)[3])  # a position of the previous queue
     after = persistently(processor.read, 5)
     assert entries(after) == [b"a", b"b"]
     assert processor.losses == 6, "four it had read"
@@ -834,8 +832,8 @@ def test_an_entry_memcached_never_takes_is_an_error(in_memcached):
         in_memcached.open().put([bytes(1 << 20)])
     assert not isinstance(caught.value, QueueUnavailable)
     assert str(caught.value) == (
-        f"queue '{in_memcached.name}' in memcached at {in_memcached.server.address}: an entry of 1048576 "
-        "bytes is larger than memcached takes, 1048576 bytes. Start it with a larger -I, or use RedisQueue or "
+        f"queue '{in_memcached.name}' in memcached at {in_memcached.server.address}: an entry has 1048576 "
+        "bytes, but memcached accepts at most 1048576. Start it with a larger -I, or use RedisQueue or "
         "EmbeddedQueue."
     )
 
@@ -858,7 +856,7 @@ def test_what_waits_survives_the_end_of_its_range(in_memcached):
     assert writer.waiting() == pytest.approx(10_000, abs=1_100)
 
 
-# ---- before they run -------------------------------------------------------------------------------------
+# -- settings that are rejected
 
 
 @pytest.mark.parametrize(
@@ -875,9 +873,12 @@ def test_queues_travel_and_tell_no_passwords(queue):
 @pytest.mark.parametrize(
     ("queue", "message"),
     [
-        (RedisQueue("localhost:6379"), "here: the URL .* is not one of a Redis.*Write RedisQueue"),
-        (MemcachedQueue("localhost:http"), "here: server is not a memcached's host and port.*Write Memcached"),
-        (MemcachedQueue(max_bytes=1 << 40), "here: max_bytes of MemcachedQueue is at most .*Take RedisQueue"),
+        (RedisQueue("localhost:6379"), "here: the URL .* is not a Redis URL.*Write RedisQueue"),
+        (MemcachedQueue("localhost:http"), "here: server is not a host and port of memcached.*Write Memcached"),
+        (
+            MemcachedQueue(max_bytes=1 << 40),
+            "here: max_bytes of MemcachedQueue is .*more than .*Use RedisQueue",
+        ),
     ],
     ids=str,
 )
@@ -889,7 +890,7 @@ def test_wrong_places_are_refused(queue, message):
 @pytest.mark.parametrize(("queue", "library"), [(RedisQueue(), "redis"), (MemcachedQueue(), "pymemcache")])
 def test_a_missing_library_is_named(queue, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(EnvironmentFault, match=rf"{library} talks to .*not installed.*pip install \"penstock\["):
+    with pytest.raises(EnvironmentFault, match=rf"{library} is not installed.*pip install \"penstock\["):
         queue.check("here", "")
 
 
@@ -898,7 +899,7 @@ def test_no_server_and_no_way_to_fetch_one_is_told(monkeypatch):
     with pytest.raises(EnvironmentFault) as caught:
         MEMCACHED.command()
     assert str(caught.value) == (
-        "memcached for tests: memcached is not installed, and neither is apt-get, which would fetch it. "
+        "memcached for tests: memcached is not installed, and neither is apt-get, which is needed to fetch it. "
         "Install it (on Debian: apt-get install memcached)."
     )
 
@@ -917,7 +918,7 @@ def test_who_was_replaced_puts_nothing_more(place):
     first = old.register("store/0")
     old.put([b"1"], "store/0", first)
     second = new.register("store/0")
-    with pytest.raises(WriterSuperseded, match="'store/0' is the newest of its name to put"):
+    with pytest.raises(WriterSuperseded, match="another process has registered as 'store/0' since"):
         old.put([b"late"], "store/0", first)
     new.put([b"2"], "store/0", second)
     old.put([b"3"], "store/1", old.register("store/1"))
@@ -968,7 +969,7 @@ def test_embedded_a_process_that_stands_still_with_the_lock_is_not_waited_for_wi
 
 
 class Killed(BaseException):
-    """What a crash looks like from inside."""
+    """Stands for the end of the process."""
 
 
 def test_rows_are_written_once_though_the_server_has_lost_its_memory_meanwhile(served, tmp_path):
@@ -997,7 +998,7 @@ def test_rows_are_written_once_though_the_server_has_lost_its_memory_meanwhile(s
     else:
         served.server.kill()
         served.server.start()
-    put("before", 1)  # the writer did not hear that it had arrived
+    put("before", 1)  # the writer did not learn that it had arrived
     put("after", 2)
     killing.append(True)
     with pytest.raises(Killed):

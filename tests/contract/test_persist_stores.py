@@ -1,6 +1,7 @@
-"""What every store of the delayed persistent queue promises, in one suite over all of them.
+"""The contract of every store of the delayed persistent queue, as one suite over all of them.
 
-A store joins by a ``Target``: how to make one, as the user would, and how an outsider reads what is visible.
+A store takes part by a ``Target``, which defines how a user creates it and how an outside reader reads the visible
+rows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ FORKS.set_forkserver_preload([__name__])
 
 
 class Target:
-    """A place to write to; ``columns`` is what ``visible`` shows."""
+    """A place to write to; ``columns`` are the columns that ``visible`` shows."""
 
     columns: Sequence[str] = ("word", "count")
 
@@ -54,7 +55,7 @@ class Target:
         raise NotImplementedError
 
     def visible(self) -> list[Row]:
-        """The rows any reader sees, in the order they were appended; with a key, sorted."""
+        """The rows that any reader sees, in the order in which they were appended; with a key, sorted."""
         raise NotImplementedError
 
 
@@ -76,7 +77,7 @@ class SQLiteTarget(Target):
 
 
 class PostgresTarget(Target):
-    """A schema of its own: tests share the server."""
+    """A separate schema, because the tests share the server."""
 
     def __init__(self, server: PostgresServer, table: str) -> None:
         self.server, self.table = server, table
@@ -104,7 +105,7 @@ class ParquetTarget(Target):
         self.folder = folder / "new" / "folder"
 
     def store(self, **options: Any) -> Store:
-        options.pop("timeout", None)  # it waits for nobody
+        options.pop("timeout", None)  # this store waits for nobody
         return ParquetStore(self.folder, **options)
 
     def visible(self) -> list[Row]:
@@ -122,7 +123,7 @@ def quoted(name: str) -> str:
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """A target of some kind, with a place of its own."""
+    """A target of some kind, with its own place."""
 
     def target(kind: str, table: str = "") -> Target:
         table = table or f"t{uuid.uuid4().hex}"
@@ -143,7 +144,7 @@ def target(request: pytest.FixtureRequest, make: Any) -> Target:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[Store], StoreClient]]:
-    """Open a store as the processor does, from a pickle."""
+    """Opens a store as the processor does, from a pickle."""
     clients = []
 
     def open_it(store: Store) -> StoreClient:
@@ -165,14 +166,14 @@ def no_reject(rejected: Sequence[Rejected]) -> None:
 
 
 def write(client: StoreClient, rows: pa.Table, before: str, after: str, queue: str = "q") -> list[Rejected]:
-    """Write; what was rejected."""
+    """Writes rows and returns those that were rejected."""
     calls: list[Sequence[Rejected]] = []
     client.write(queue, rows, before, after, calls.append)
     assert len(calls) <= 1
     return list(calls[0]) if calls else []
 
 
-# ---- rows and progress
+# -- rows and progress
 
 
 def test_rows_and_progress_are_written_together(target: Target, opened: Any) -> None:
@@ -225,7 +226,8 @@ def test_who_was_overtaken_writes_nothing(target: Target, opened: Any) -> None:
 
 def test_of_two_at_the_same_moment_one_writes(target: Target, opened: Any) -> None:
     rounds, together = 40, threading.Barrier(2, timeout=60)
-    assert opened(target.store()).progress("q") == ""  # two that make the file at once may both have to come again
+    # The file is created before, because two processes that create it at the same time may both have to retry.
+    assert opened(target.store()).progress("q") == ""
 
     def work() -> list[str]:
         client, outcomes = target.store(timeout=30).open(), []
@@ -249,7 +251,7 @@ def test_of_two_at_the_same_moment_one_writes(target: Target, opened: Any) -> No
 
 
 def take_turns(store: Store, queue: str, rounds: int) -> None:
-    """Write round after round, as a processor that is not alone: after trouble it asks how far the queue is."""
+    """Writes repeatedly, as one of several processors: after an error it reads the queue's progress."""
     client = store.open()
     while True:
         with contextlib.suppress(Overtaken, StoreUnavailable):
@@ -263,7 +265,7 @@ def take_turns(store: Store, queue: str, rounds: int) -> None:
 
 
 def test_processes_write_each_row_once_two_for_a_queue(target: Target) -> None:
-    """Two queues go to one place, each by two processes."""
+    """Two queues write to one place, each by two processes."""
     processes = [FORKS.Process(target=take_turns, args=(target.store(), queue, 30)) for queue in "vwvw"]
     for process in processes:
         process.start()
@@ -274,7 +276,7 @@ def test_processes_write_each_row_once_two_for_a_queue(target: Target) -> None:
         assert [row for row in target.visible() if row[0] == queue] == [(queue, n) for n in range(60)]
 
 
-# ---- append and upsert
+# -- append and upsert
 
 
 def test_of_each_key_the_row_put_last_is_there(target: Target, opened: Any) -> None:
@@ -304,7 +306,7 @@ def test_a_key_of_several_columns_and_of_all_columns(make: Any, opened: Any) -> 
 
 
 def test_a_key_of_lists_is_slow_but_right(target: Target, opened: Any) -> None:
-    """Arrow does not group by them, and a nested value is no key in every database."""
+    """Arrow does not group by them, and not every database supports a nested value as a key."""
     client = opened(target.store(key=["word"]))
     lists = pa.table({"word": [[1], [2], [1]], "count": [1, 2, 3]})
     if isinstance(target, ParquetTarget):
@@ -315,11 +317,11 @@ def test_a_key_of_lists_is_slow_but_right(target: Target, opened: Any) -> None:
     assert sorted(count for _, count in target.visible()) == [2, 3]
 
 
-# ---- rows that are never taken
+# -- rejected rows
 
 
 def half(rows: Sequence[tuple[str, float]]) -> pa.Table:
-    """The column is of integers since the first write: what has a fraction does not go in."""
+    """The column has integers since the first write, so a value with a fraction is rejected."""
     return words(*((word, float(count)) for word, count in rows))
 
 
@@ -407,14 +409,14 @@ def test_nothing_is_written_when_the_rejected_rows_cannot_be_kept(target: Target
     assert target.visible() == [("a", 0), ("b", 1)]
 
 
-# ---- a process killed in mid write
+# -- a process killed during a write
 
 
-ROWS, KEYS = 20, 7  # of the process that is killed: in a write, and different ones
+ROWS, KEYS = 20, 7  # of the process that is killed: rows per write, and different keys
 
 
 def written_by(number: int) -> list[tuple[str, float]]:
-    """The rows of write ``number``: after the first some are bad."""
+    """The rows of write ``number``; after the first write some are bad."""
     rows = range(number * ROWS, (number + 1) * ROWS)
     return [(f"w{n % KEYS}", n + 0.5 if number and n % 9 == 4 else n) for n in rows]
 
@@ -433,8 +435,8 @@ def keep_writing(store: Store, heard: Connection) -> None:
 
 @pytest.mark.parametrize("key", [(), ("word",)], ids=["append", "upsert"])
 def test_a_writer_killed_anywhere_leaves_whole_writes(target: Target, opened: Any, key: tuple[str, ...]) -> None:
-    """kill -9 in mid write, again and again: after each, rows and progress agree, and nothing that was said to be
-    written is missing."""
+    """kill -9 during a write, repeatedly. After each kill, rows and progress agree, and nothing that was
+    acknowledged is missing."""
     store = target.store(key=key)
     draw = random.Random(11)
     expected: list[tuple[str, float]] = []
@@ -446,7 +448,7 @@ def test_a_writer_killed_anywhere_leaves_whole_writes(target: Target, opened: An
         theirs.close()
         for _ in range(draw.randrange(1, 9)):
             said, at_least = ours.recv()
-        process.join(draw.uniform(0, 0.012))  # for a moment, to be somewhere in the next step
+        process.join(draw.uniform(0, 0.012))  # for a random moment, to hit any step of the next write
         process.kill()
         process.join()
         with contextlib.suppress(EOFError):
@@ -465,7 +467,7 @@ def test_a_writer_killed_anywhere_leaves_whole_writes(target: Target, opened: An
     assert number > 15
 
 
-# ---- values
+# -- values
 
 
 MOMENT = datetime.datetime(2024, 2, 29, 12, 30, 15, 123456)
@@ -525,7 +527,7 @@ def test_nan_is_nan_where_there_is_one(target: Target, opened: Any) -> None:
 
 def test_a_nul_character_is_kept_or_its_row_rejected(target: Target, opened: Any) -> None:
     rejected = write(opened(target.store()), words(("a", 1), ("x\0y", 2), ("b", 3)), "", "one")
-    if isinstance(target, PostgresTarget):  # PostgreSQL has no such text
+    if isinstance(target, PostgresTarget):  # PostgreSQL does not support this character
         assert [each.row for each in rejected] == [1]
         assert target.visible() == [("a", 1), ("b", 3)]
     else:
@@ -538,7 +540,7 @@ def test_a_field_of_nothing_but_none_gets_its_values_later(target: Target, opene
     client.write("q", words(("a", None)), "", "one", no_reject)
     client.write("q", words(("b", "x")), "one", "two", no_reject)
     client.write("q", words(("c", None)), "two", "three", no_reject)
-    if isinstance(target, ParquetTarget):  # a reader that unites the schemas, as of any field that came later
+    if isinstance(target, ParquetTarget):  # merges the schemas, as a reader does for a field that was added later
         files = sorted(pyarrow.dataset.dataset(target.folder, format="parquet").files)
         rows = pa.concat_tables(map(pq.read_table, files), promote_options="default")
         assert rows.to_pydict() == {"word": ["a", "b", "c"], "count": [None, "x", None]}
@@ -582,7 +584,7 @@ def test_columns_choose_and_rename(make: Any, opened: Any, kind: str) -> None:
     assert client.progress("q") == "two"
 
 
-# ---- a store that is away
+# -- unavailable stores
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -648,7 +650,7 @@ def test_a_lock_held_by_another_program_is_waited_for_and_then_the_store_is_away
 
 @contextlib.contextmanager
 def files_no_larger_than(size: int) -> Iterator[None]:
-    """What writes beyond it fails, as on a full disk."""
+    """Writes beyond this size fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -681,7 +683,7 @@ def test_a_full_disk_leaves_nothing_and_is_tried_again(
 
 @contextlib.contextmanager
 def without_rights(path: Path) -> Iterator[None]:
-    """This process may not write there; root would all the same, so it becomes nobody for a while."""
+    """This process may not write there; since root may, it becomes the user nobody for a while."""
     mode = path.stat().st_mode
     path.chmod(0o500)
     if os.geteuid() == 0:
@@ -723,7 +725,7 @@ def test_a_path_that_is_something_else_is_named(tmp_path: Path, opened: Any) -> 
             opened(store).write("q", words(("a", 1)), "", "one", no_reject)
 
 
-# ---- PostgreSQL's own ways to be away
+# -- unavailable PostgreSQL servers
 
 
 @pytest.fixture
@@ -738,7 +740,7 @@ def test_a_server_killed_in_mid_write_and_started_again(table: PostgresTarget, o
     rows = half([("b", 1), ("c", 1.5)])
     try:
         with pytest.raises(
-            StoreUnavailable, match=r"at 127\.0\.0\.1:\d+/postgres: PostgreSQL did not take the rows"
+            StoreUnavailable, match=r"at 127\.0\.0\.1:\d+/postgres: PostgreSQL did not accept the rows"
         ):
             client.write("q", rows, "one", "two", lambda _: table.server.kill())
         for _ in range(2):
@@ -779,7 +781,7 @@ def test_a_server_that_hangs_is_left_in_time_and_gone_back_to(
         pids = [table.server._server.pid, *_children(table.server._server.pid)]
     with paused(pids):
         begin = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=r"each statement within 0\.5 s \(no answer"):
+        with pytest.raises(StoreUnavailable, match=r"within 0\.5 s per statement \(no answer"):
             client.write("q", words(("b", 2)), "one", "two", no_reject)
         assert time.monotonic() - begin < 2
         if whole:
@@ -793,7 +795,7 @@ def test_a_server_that_hangs_is_left_in_time_and_gone_back_to(
 
 
 def test_a_server_that_hangs_in_the_middle_of_copy_is_left_in_time(table: PostgresTarget, opened: Any) -> None:
-    """The session stops after the lock was taken: the client hangs while it sends."""
+    """The session is suspended after it has taken the lock: the client hangs while it sends."""
     client = opened(table.store(timeout=1.0))
     client.write("q", words(("a", 0)), "", "one", no_reject)
     query = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COMMIT%'"
@@ -805,7 +807,7 @@ def test_a_server_that_hangs_in_the_middle_of_copy_is_left_in_time(table: Postgr
     table.execute(
         f"CREATE TRIGGER stop_here BEFORE INSERT ON {table.table} FOR EACH ROW EXECUTE FUNCTION stop_here()"
     )
-    many = words(*((f"{n:0100}", n) for n in range(100_000)))  # more than the sockets' buffers hold
+    many = words(*((f"{n:0100}", n) for n in range(100_000)))  # more than the buffers of the sockets hold
     with psycopg.connect(table.dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(4711)")
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -914,7 +916,7 @@ def test_missing_rights_on_a_table_wait_for_the_operator(table: PostgresTarget, 
 
 
 def test_a_widened_column_takes_at_once_what_it_refused(table: PostgresTarget, opened: Any) -> None:
-    """The staging table is made after the table as it is now."""
+    """The temporary table has the columns that the table has now."""
     client = opened(table.store(key=["word"]))
     client.write("q", pa.table({"word": ["a"], "count": pa.array([1], pa.int32())}), "", "one", no_reject)
     rows = words(("b", 2**40))

@@ -1,4 +1,4 @@
-"""PostgresSink against a real PostgreSQL: servers killed in mid commit, types, upserts, refusals."""
+"""PostgresSink against a real PostgreSQL: servers killed during a commit, types, upserts, rejected rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table() -> str:
 
 @pytest.fixture
 def start(tmp_path: Any) -> Iterator[Any]:
-    """Start a task with this sink, as a new process would."""
+    """Starts a task with this sink, as a new process would."""
     started = []
     topology = uuid.uuid4().hex
 
@@ -78,7 +78,8 @@ def committed(sink: PostgresSink, epoch: int, **columns: Any) -> None:
 
 
 class KilledInMidTransaction(PostgresSink):
-    """The server is killed when the rows of an epoch are in it, but not committed; then it is started again."""
+    """The server is killed after it received the rows of an epoch, before it committed them; then it is
+    restarted."""
 
     server: PostgresServer
     kills = 2
@@ -91,7 +92,7 @@ class KilledInMidTransaction(PostgresSink):
 
 
 class KilledAfterCommit(PostgresSink):
-    """The server is killed after it committed, before it could say so: the sink cannot know."""
+    """The server is killed after it committed and before it answered, so the sink does not know the outcome."""
 
     server: PostgresServer
     kills = 1
@@ -101,7 +102,7 @@ class KilledAfterCommit(PostgresSink):
         if self.kills:
             self.kills -= 1
             self.server.restart()
-            connection.execute("SELECT 1")  # raises: the connection is gone
+            connection.execute("SELECT 1")  # raises, because the connection is lost
 
 
 @pytest.mark.parametrize("kind", [KilledInMidTransaction, KilledAfterCommit])
@@ -133,7 +134,7 @@ def test_a_server_that_stays_away_is_reported_and_nothing_is_lost(
     message = str(caught.value)
     assert message.startswith(f"component 'sink' (task 1), table '{table}' at 127.0.0.1:")
     assert "PostgreSQL did not answer within 0.2 s" in message
-    assert "nothing is lost, the rows are staged" in message
+    assert "No rows are lost" in message
     assert "geheim" not in message
     start(PostgresSink(server.dsn, table), token)
     assert query(server, f"SELECT * FROM {table}") == [("a", 1)]
@@ -213,7 +214,8 @@ def test_upsert_of_nothing_but_the_key_keeps_one_row_each(server: PostgresServer
 def test_tasks_that_update_the_same_rows_do_not_lock_each_other_out(
     server: PostgresServer, table: str, start: Any
 ) -> None:
-    """Many keys in opposite orders, at the same time: without an order of their own they would deadlock."""
+    """Two sinks upsert many keys in opposite orders at the same time. Without a fixed order they would
+    deadlock."""
     keys = list(range(2000))
     sinks = [start(PostgresSink(server.dsn, table, mode="upsert", key=["k"]), index=index) for index in (0, 1)]
 
@@ -234,7 +236,7 @@ def test_tasks_that_update_the_same_rows_do_not_lock_each_other_out(
     assert query(server, f"SELECT count(*), sum(v) FROM {table}") == [(2000, sum(keys))]
     assert [sink.published() for sink in sinks] == [5, 5]
     for sink in sinks:
-        sink.cleanup()  # a session reports its figures when it ends
+        sink.cleanup()  # a session reports its statistics when it ends
     assert query(server, deadlocks) == before
 
 
@@ -274,12 +276,12 @@ def refusal(sink: PostgresSink, **columns: Any) -> str:
 
 @pytest.fixture
 def dead() -> list[tuple[Any, str]]:
-    """Dead letters: rows, and why."""
+    """Dead letters: rows and errors."""
     return []
 
 
 def rejecting(sink: PostgresSink, dead: list[tuple[Any, str]]) -> PostgresSink:
-    """Collect what the sink gives up."""
+    """Collects the dead letters of the sink."""
 
     def add(rows: Any, failures: Any, *, once: str) -> None:
         dead.extend((row, failure.error) for row, failure in zip(rows, failures, strict=True))
@@ -297,7 +299,7 @@ def test_a_value_of_the_wrong_type_is_a_dead_letter_that_names_table_and_column(
     assert query(server, f"SELECT * FROM {table} ORDER BY word") == [("a", 1), ("c", 3)]
     ((row, message),) = dead
     assert row == ("b", "two")
-    assert f"table '{table}': the rows of an epoch fit the table's columns, types and constraints" in message
+    assert f"table '{table}': the rows of an epoch do not fit the table" in message
     assert 'invalid input syntax for type bigint: "two"' in message
     assert "column count" in message
     assert "alter the table" in message
@@ -307,8 +309,8 @@ def test_a_value_of_the_wrong_type_is_a_dead_letter_that_names_table_and_column(
 def test_rows_that_postgresql_never_takes_are_dead_letters_and_no_restart_fails(
     server: PostgresServer, table: str, start: Any, dead: Any, mode: str
 ) -> None:
-    """A NUL character, a missing value, a broken constraint, one that is checked at COMMIT. The epoch is
-    committed: every start has to publish it."""
+    """A NUL character, a missing value, a violated constraint, and a constraint checked at COMMIT. The epoch is
+    committed, so every run has to publish it."""
     execute(server, f"CREATE TABLE {table}_words (word text PRIMARY KEY); INSERT INTO {table}_words VALUES ('a')")
     execute(
         server,
@@ -377,11 +379,11 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: Any, tmp_path: Any) -> 
     ("options", "rule"),
     [
         ({"mode": "merge"}, "mode is 'merge', neither 'insert' nor 'upsert'"),
-        ({"mode": "upsert"}, "mode='upsert' has a key"),
-        ({"key": ["word"]}, "mode='insert' has none"),
+        ({"mode": "upsert"}, "mode='upsert' does not fit"),
+        ({"key": ["word"]}, "mode='insert' does not fit"),
         ({"mode": "upsert", "key": "word"}, r"Name the columns that tell one row from another: key=\('word',\)"),
         ({"columns": "word"}, "columns is 'word', neither a sequence nor a mapping"),
-        ({"columns": ["n"], "mode": "upsert", "key": ["word"]}, "the key's columns are among the columns"),
+        ({"columns": ["n"], "mode": "upsert", "key": ["word"]}, "names columns that are not among"),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_written(options: Any, rule: str) -> None:

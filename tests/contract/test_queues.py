@@ -1,4 +1,4 @@
-"""What every replay queue, pointer and store of dead letters must do."""
+"""The contract of every replay queue, pointer and store of dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.replay.queues import Pointer, ReplayQueue, ReplayRecord
 
 @dataclass
 class Place:
-    """Opens the same queue, pointer or dead letters again and again, as one process after another would."""
+    """Opens the same queue, pointer or dead letters repeatedly, as one process after another would."""
 
     queue: Callable[[], ReplayQueue]
     pointer: Callable[[], Pointer]
@@ -111,7 +111,7 @@ def test_the_position_passes_a_record_only_when_all_before_it_are_done(place: Pl
     second.release(second.position)
     second.close()
     third = place.queue()
-    third.seek(position[1])  # from an older state: it is released since
+    third.seek(position[1])  # a position from an older state, which has been released since
     assert payloads(third.read(10)) == [2, 3, 4, 5]
     third.close()
 
@@ -141,7 +141,7 @@ def test_release_gives_back_space_but_keeps_what_comes_after(place: Place) -> No
     queue.append(records(*range(20)))
     found = queue.read(20)
     queue.done([position for position, _ in found])
-    queue.append(records(20))  # by someone else, just before
+    queue.append(records(20))  # another process appends just before
     queue.release(found[15][0])
     assert not queue.empty
     queue.close()

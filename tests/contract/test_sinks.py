@@ -1,7 +1,8 @@
-"""What every transactional sink promises, in one suite over all of them.
+"""The contract of every transactional sink, as one suite over all of them.
 
-A sink joins by a ``Target``: how to make an instance, as a new process would unpickle it; how an outsider reads
-what is visible; and the methods that make up its commit, so that the suite can crash between any two.
+A sink takes part by a ``Target``, which defines how to create an instance (as a new process would unpickle it),
+how an outside reader reads the visible rows, and which methods its commit calls, so that the suite can crash
+between any two.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class Target:
     """An outside system with one place to write to."""
 
     steps: tuple[str, ...] = ()
-    """The methods that ``commit`` goes through, in order."""
+    """The methods that ``commit`` calls, in order."""
 
     def __init__(self) -> None:
         self.topology = f"t{uuid.uuid4().hex}"  # the targets of all tests share one server
 
     def sink(self) -> TransactionalSink:
-        """An instance that writes to this place."""
+        """A sink instance that writes to this place."""
         module, kind, arguments, options = self.recipe()
         sink: TransactionalSink = getattr(importlib.import_module(module), kind)(*arguments, **options)
         return sink
@@ -64,11 +65,11 @@ class Target:
         )
 
     def recipe(self) -> list[Any]:
-        """Module, class, arguments and keywords: to make the same sink in another process."""
+        """Module, class, arguments and keywords, to create the same sink in another process."""
         raise NotImplementedError
 
     def visible(self) -> list[Row]:
-        """The rows any reader sees, sorted."""
+        """The rows that any reader sees, sorted."""
         raise NotImplementedError
 
 
@@ -144,7 +145,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Any) -> Target:
 
 @pytest.fixture
 def start(target: Target, tmp_path: Any) -> Iterator[Any]:
-    """Start a task of the sink as a new process would, with the tokens its manifest holds."""
+    """Starts a task of the sink as a new process would, with the tokens in its manifest."""
     started: list[TransactionalSink] = []
 
     def make(
@@ -175,7 +176,7 @@ def batch(rows: list[Row]) -> pa.RecordBatch:
 
 
 def prepared(sink: TransactionalSink, epoch: int, rows: list[Row]) -> Any:
-    """Write rows and prepare them; the token as it comes back from a manifest."""
+    """Writes rows and prepares them. Returns the token as it is read from a manifest."""
     sink.write(batch(rows), SOURCE)
     return json.loads(json.dumps(sink.prepare_commit(epoch)))
 
@@ -255,9 +256,9 @@ def test_recovery_of_several_epochs_commits_each_once(target: Target, start: Any
 
 def test_tasks_do_not_disturb_each_other(target: Target, start: Any) -> None:
     one, two = start(index=0), start(index=1)
-    named_alike = start(index=0, component="sink-0")  # 'sink-0' task 0 against 'sink' task 0
+    named_alike = start(index=0, component="sink-0")  # 'sink-0' task 0 and 'sink' task 0 must not be confused
     first, second, third = prepared(one, 1, A), prepared(two, 1, B), prepared(named_alike, 1, C)
-    one = start(index=0)  # recovers, and drops its own
+    one = start(index=0)  # recovers and removes its own files
     assert target.visible() == []
     two.commit(second)
     named_alike.commit(third)
@@ -278,7 +279,7 @@ def test_a_run_from_scratch_counts_epochs_anew_and_adds_to_the_old(target: Targe
 
 
 def test_a_process_that_counts_from_one_again_loses_nothing(target: Target, start: Any) -> None:
-    """At least once each process counts its own commits, and the folder stays."""
+    """With at-least-once delivery each process counts its own commits, and the folder is kept."""
     for n in range(3):
         sink = start(delivery="at_least_once", generation=n)
         for epoch in (1, 2):
@@ -287,7 +288,7 @@ def test_a_process_that_counts_from_one_again_loses_nothing(target: Target, star
 
 
 def test_without_a_folder_a_task_commits_all_the_same(target: Target, start: Any) -> None:
-    """At most once: nothing survives the process, and nothing has to."""
+    """With at-most-once delivery nothing survives the process, and nothing has to."""
     for n in range(2):
         sink = start(state="", delivery="at_most_once", generation=0)
         for k in (1, 2, 3):
@@ -296,7 +297,7 @@ def test_without_a_folder_a_task_commits_all_the_same(target: Target, start: Any
 
 
 def test_commits_run_beside_writes(target: Target, start: Any) -> None:
-    """Exactly once the two are calls of different threads."""
+    """With exactly-once delivery the two methods are called by different threads."""
     sink = start()
     tokens: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -314,13 +315,13 @@ def test_commits_run_beside_writes(target: Target, start: Any) -> None:
 
 
 def test_a_stalled_process_that_goes_on_takes_no_rows_from_its_successor(target: Target, start: Any) -> None:
-    """At least once each process numbers its commits by its own clock: a larger number of another process does not
-    mean that mine is done."""
+    """With at-least-once delivery each process numbers its commits by its own clock: a larger number of another
+    process does not mean that this commit is done."""
     stalled = start(delivery="at_least_once", generation=1)
     stalled.commit(prepared(stalled, 1000, A))
     successor = start(delivery="at_least_once", generation=2)
     token = prepared(successor, 2000, B)
-    with contextlib.suppress(SinkRefused):  # to say that it is superseded is right too
+    with contextlib.suppress(SinkRefused):  # it may also report that it is superseded
         stalled.commit(prepared(stalled, 3000, [("late", 9)]))
     successor.commit(token)
     assert [row for row in target.visible() if row[0] != "late"] == sorted(A + B)
@@ -329,7 +330,7 @@ def test_a_stalled_process_that_goes_on_takes_no_rows_from_its_successor(target:
 
 
 def test_two_processes_with_the_same_number_write_both(target: Target, start: Any) -> None:
-    """A worker that moves goes on in another process of the same start, whose clock may stand behind."""
+    """A worker that moves continues in another process of the same query run, whose clock may be behind."""
     first = start(delivery="at_least_once", generation=1)
     first.commit(prepared(first, 1000, A))
     second = start(delivery="at_least_once", generation=1)
@@ -348,7 +349,7 @@ def test_a_superseded_start_that_opens_late_removes_nothing(target: Target, star
 
 
 def test_a_superseded_start_that_recovers_late_removes_nothing(target: Target, start: Any) -> None:
-    """It was the newest when it began, and stalled between ``prepare`` and ``recover``."""
+    """It was the newest process when it began, and stalled between ``prepare`` and ``recover``."""
     late = start(generation=2, recover=False)
     newest = start(generation=3)
     token = prepared(newest, 7, B)
@@ -401,7 +402,7 @@ def test_a_crash_while_recovering_is_recovered_from(target: Target, start: Any, 
 
 
 def test_a_process_killed_anywhere_loses_and_doubles_nothing(target: Target, tmp_path: Any) -> None:
-    """A real process with a real kill -9, many times: its manifests say what must be there."""
+    """A real process is killed with kill -9 many times; its manifests determine which rows must be visible."""
     manifest = tmp_path / "manifest.json"
     folder = str(tmp_path / "state")
     job = {"recipe": target.recipe(), "topology": target.topology, "folder": folder, "manifest": str(manifest)}
@@ -423,7 +424,7 @@ def test_a_process_killed_anywhere_loses_and_doubles_nothing(target: Target, tmp
 
 
 class Numbers(Spout):
-    """Emits ⟨word, n⟩ for each n below the limit, and knows after a restart where it was."""
+    """Emits ⟨word, n⟩ for each n below the limit, and resumes at its position after a restart."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -472,11 +473,11 @@ def test_in_a_topology_that_dies_at_any_step_of_a_commit(target: Target, tmp_pat
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 def crash_at(sink: Any, step: str, after: bool) -> None:
-    """Let the process end before or after the next call of a method."""
+    """Ends the process before or after the next call of a method."""
     method = getattr(sink, step)
 
     def crash(*arguments: Any) -> None:

@@ -1,14 +1,14 @@
-"""Campaigns of the chaos tests. A campaign is data: a seed says which topology runs and what happens to it, when
-and to whom. This module only draws campaigns; ``chaos_run`` carries them out."""
+"""Campaigns of the chaos tests. A campaign is data: a seed determines the topology and the events, their times and
+their targets. This module only generates campaigns; ``chaos_run`` carries them out."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-EVENTS = 12  # of a whole campaign: 20 seeds make 240 events, of which a few find nothing to happen to
+EVENTS = 12  # events of a whole campaign: 20 seeds make 240 events, a few of which find no target
 _SETTLED = 0.35  # share of the events before which the topology must have committed something new
-_HEAVY = 2  # events of a campaign after which another driver has to start, which takes about ten seconds
+_HEAVY = 2  # events per campaign after which another driver must start, which takes about ten seconds
 _SHORT, _LONG = (0.5, 3.0), (8.0, 11.0)
 """Seconds of a stop: shorter and longer than the setting ``lifecycle.heartbeat_timeout`` of the campaigns (6
 s)."""
@@ -60,12 +60,12 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens to a running topology."""
+    """An event that affects a running topology."""
 
     kind: str
     form: str
     pause: float
-    """Seconds since the event before."""
+    """Seconds since the previous event."""
     settled: bool
     """It waits until something new is committed."""
     seconds: float

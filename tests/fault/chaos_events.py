@@ -1,5 +1,5 @@
-"""What the events of a campaign do. Each function takes the run, the event and the record of it in the report, and
-returns a few words on what it did; ``Skipped`` where there was nobody to do it to."""
+"""The events of a campaign. Each function takes the run, the event and its record in the report, and returns a
+short description of what it did. It raises ``Skipped`` if there was no target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.cli import savepoint as savepoint_command
 from penstock.errors import PenstockError
 from penstock.protocol.requests import OperatorRequest
 
-_ANSWER = 120.0  # seconds within which a command is answered, whatever happens to the topology
+_ANSWER = 120.0  # seconds within which a command must be answered, whatever happens to the topology
 _SECOND_DRIVER = 130.0  # seconds for a second driver to run or to end
 
 

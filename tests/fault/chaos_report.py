@@ -1,4 +1,4 @@
-"""The report of the chaos tests: ``results/chaos.json`` for programs, ``results/chaos.md`` for people."""
+"""The report of the chaos tests: ``results/chaos.json`` for programs, ``results/chaos.md`` for readers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Carries out a campaign: keeps a driver running, as an operator would, lets the events happen to it, and at the
-end compares what the sink holds with what went in."""
+"""Carries out a campaign: keeps a driver running, as an operator would, applies the events, and at the end
+compares the sink's content with the input."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.fault.harness import ROOT, Run, has_mark, marked, started_by
 from tests.fault.oracle import ORIGINS, Verdict, judge, judge_savepoint
 
 HARD_LIMIT = 480.0  # seconds for a whole campaign; one takes about 80 on two cores
-PROGRESS = 150.0  # seconds within which something new is committed, whatever happened; a driver starts in ten
-_SETTLING = 150.0  # seconds for all input to come through when nothing happens any more
-_ENDING = 60.0  # seconds for a driver to end, and for what it started to be gone
-_STARTS = 8  # of drivers, one after the other, that never came to run
-_RATE = 300  # records a second, so that the input outlasts the events
-_ROWS = 30_000  # of each origin
-_TAIL = 6_000  # characters of a log in a failure's account
+PROGRESS = 150.0  # seconds within which something new must be committed after any event; a driver starts in ten
+_SETTLING = 150.0  # seconds for all input to be processed after the last event
+_ENDING = 60.0  # seconds for a driver and its child processes to end
+_STARTS = 8  # failed starts of drivers in a row, after which the campaign fails
+_RATE = 300  # records per second, so that the input outlasts the events
+_ROWS = 30_000  # records of each origin
+_TAIL = 6_000  # characters of a log in the report of a failure
 _LOGS = Path("results/chaos-logs")
 
 
 class Failed(AssertionError):
-    """The campaign came to no end."""
+    """The campaign did not complete."""
 
 
 class Driver:
@@ -248,7 +248,7 @@ class ChaosRun(Run):
                 raise Failed(f"the campaign took longer than {HARD_LIMIT:.0f} s")
             if now > until:
                 return False
-            time.sleep(0.1)  # other processes: there is nothing to wait on
+            time.sleep(0.1)  # polls, because other processes cannot be waited for
 
     def must(self, what, condition, limit):
         if not self.until(condition, limit):
@@ -323,7 +323,7 @@ class ChaosRun(Run):
             run = self.driver.run()
             if run is not None:
                 return run
-            time.sleep(0.2)  # another process: there is nothing to wait on
+            time.sleep(0.2)  # polls, because another process cannot be waited for
         return None
 
     # ---- the end ---------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class ChaosRun(Run):
             if time.monotonic() > until:
                 self.complaints.append(f"processes of drivers that ended: {list(map(_command, orphans))}")
                 return
-            time.sleep(0.1)  # other processes: there is nothing to wait on
+            time.sleep(0.1)  # polls, because other processes cannot be waited for
 
     def _judge_savepoints(self):
         for url in self.savepoints:

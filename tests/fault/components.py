@@ -1,4 +1,4 @@
-"""Components of the fault tests: what goes in is numbered, so that what comes out can be compared with it."""
+"""Components of the fault tests. The input is numbered, so that the output can be compared with it."""
 
 import faulthandler
 import fcntl

@@ -1,5 +1,5 @@
-"""Fault tests have a short form, inside ``make test``, and a full one, ``make fault``, which also writes a report
-of all seeds."""
+"""Fault tests have a short form, in ``make test``, and a full one, ``make fault``, which also writes a report of
+all seeds."""
 
 import json
 import subprocess

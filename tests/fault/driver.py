@@ -1,5 +1,5 @@
-"""The driver of the fault tests, a process of its own so that it can be killed: runs a topology until it finds the
-stop file, and keeps a status file of whom there is to kill.
+"""The driver of the fault tests, in its own process so that it can be killed: runs a topology until it finds the
+stop file, and maintains a status file with the processes that a test may kill.
 
 ``python -m tests.fault.driver CONFIG.json``
 """

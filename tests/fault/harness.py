@@ -1,4 +1,4 @@
-"""Runs the driver of the fault tests, kills what a seed says, and compares what came out with what went in."""
+"""Runs the driver of the fault tests, kills processes as the seed says, and compares the output with the input."""
 
 import contextlib
 import glob
@@ -130,7 +130,7 @@ class Run:
                 raise AssertionError(f"the driver ended while waiting for {what}\n{self.story()}")
             if time.monotonic() > self.deadline:
                 raise AssertionError(f"seed {self.seed}: waited too long for {what}\n{self.story()}")
-            time.sleep(0.05)  # another process: there is nothing to wait on
+            time.sleep(0.05)  # polls, because another process cannot be waited for
 
     def story(self):
         return f"seed {self.seed}, faults {self.faults}, status {self.status()}\n{self.log.read_text()[-3000:]}"

@@ -280,7 +280,7 @@ class PersistRun:
         while not condition():
             self.keep()
             assert time.monotonic() < self.deadline, f"waited too long for {what}\n{self.story()}"
-            time.sleep(0.01)  # other processes: there is nothing to wait on
+            time.sleep(0.01)  # polls, because other processes cannot be waited for
 
     def processors(self):
         """Those of the worker of now."""

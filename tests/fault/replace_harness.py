@@ -1,4 +1,4 @@
-"""A topology under fire while it is replaced again and again, and a watch over who owns its state."""
+"""A topology that is replaced repeatedly while processes are killed, and a check of who owns its state."""
 
 import itertools
 import json
@@ -141,7 +141,7 @@ class ReplaceRun(Run):
         until = time.monotonic() + 30
         while alive := started_by(str(self.folder)):
             assert time.monotonic() < until, f"orphans of a dead driver: {alive}"
-            time.sleep(0.05)  # other processes: there is nothing to wait on
+            time.sleep(0.05)  # polls, because other processes cannot be waited for
 
     def settled(self, kind, struck):
         """Note a fault once the replacement it fell into has come to an end, one way or the other, and there is

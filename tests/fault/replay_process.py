@@ -1,4 +1,4 @@
-"""A topology with a ReplaySpout in a process of its own, for tests that kill it: python -m … FOLDER."""
+"""A topology with a ReplaySpout in its own process, for tests that kill it: python -m … FOLDER."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In the driver of the fault tests: replaces the topology or moves its workers again and again, and strikes where
-an ambush is laid."""
+"""Part of the fault tests' driver: replaces the topology or moves its workers repeatedly, and kills a process at
+the step that the ambush file names."""
 
 import contextlib
 import itertools

@@ -1,5 +1,5 @@
-"""Campaigns of random events on Spark: nothing is lost and nothing is wrong, whatever dies, stalls, fills up or is
-changed meanwhile.
+"""Campaigns of random events on Spark: nothing is lost and nothing is wrong, whatever is killed, stopped, filled
+up or changed.
 
 A seed that fails is run again alone: ``pytest tests/fault/test_chaos.py --seed 7``, with ``-s`` to watch it. The
 events are the same; the moments at which they strike depend on the machine.

@@ -1,4 +1,4 @@
-"""A topology on a standalone cluster whose executors die and whose nodes come, are drained and are lost."""
+"""A topology on a standalone cluster whose executors are killed and whose nodes are added, drained and lost."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_exactly_once_over_an_executors_death_other_numbers_and_nodes_that_come_
 
         drained = penstock("cluster", "drain", "node-1")
         assert "removed node-1" in drained.stdout, drained.stdout + drained.stderr + run.story()
-        assert "'faults' has left node-1" in drained.stdout
+        assert "of 'faults' off node-1" in drained.stdout
         assert cluster.nodes == ["node-2", added.name]
         assert "node-1" not in nodes()
         assert run.status()["restarts"] == restarts, "nothing was lost on the way"

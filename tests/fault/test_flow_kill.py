@@ -1,4 +1,4 @@
-"""Workers killed while data is migrated, exactly once: the merged totals equal a sequential run."""
+"""Workers are killed during data migration, exactly once: the merged totals equal a sequential run."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Kafka to Kafka while the broker is killed: nothing lost, and exactly once nothing doubled."""
+"""Kafka to Kafka while the broker is killed: nothing is lost, and exactly once nothing is duplicated."""
 
 import contextlib
 import threading

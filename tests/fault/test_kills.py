@@ -1,5 +1,5 @@
-"""Whatever is killed under load, and whenever: at least once every input is in the output, exactly once the output
-and the counts equal a sequential run."""
+"""Processes are killed under load at random times: at least once every input is in the output, exactly once the
+output and the counts equal a sequential run."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Results that were acknowledged reach the store, once and in order, whatever is killed and whenever."""
+"""Acknowledged results reach the store, once and in order, whichever process is killed and when."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A topology is replaced again and again while it, what replaces it, or the driver is killed: always one owner,
-and at least once nothing is lost, exactly once the results equal a sequential run."""
+"""A topology is replaced repeatedly while it, its replacement or the driver is killed: the state always has one
+owner, at least once nothing is lost, exactly once the results equal a sequential run."""
 
 import pytest
 

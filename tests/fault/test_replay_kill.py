@@ -1,4 +1,4 @@
-"""A topology with replay is killed again and again: in the end every line is done with, or dead."""
+"""A topology with replay is killed repeatedly: at the end every line is processed or a dead letter."""
 
 from __future__ import annotations
 

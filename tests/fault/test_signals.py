@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment of ``penstock run``: no traceback, and nothing is left behind."""
+"""Ctrl-C and SIGTERM at various times of ``penstock run``: no traceback, and nothing is left behind."""
 
 import os
 import shutil

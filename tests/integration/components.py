@@ -1,4 +1,4 @@
-"""Components of the integration tests. They travel to the workers as a user's module would."""
+"""Components of the integration tests. They are shipped to the workers like a user's module."""
 
 import json
 from collections import defaultdict

@@ -1,5 +1,5 @@
-"""Spark for the integration tests: one session, opened once, closed at the end; in this process, or with
-``--cluster`` on a cluster of two nodes."""
+"""Spark for the integration tests: one session for all tests, in this process or, with ``--cluster``, on a cluster
+of two nodes."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def run(spark, tmp_path):
             return running
 
         def witnessed(self, component):
-            """What each task of a witness wrote, lowest task first."""
+            """The records of each task of a witness, lowest task first."""
             found = {}
             for path in Path(tmp_path).glob(f"{component}-*.json"):
                 found[int(path.stem.rpartition("-")[2])] = json.loads(path.read_text())

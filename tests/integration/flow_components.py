@@ -1,5 +1,5 @@
-"""Components of the tests of flow control: a source that offers more than a bolt can take, until a test says
-otherwise. Tests and components talk through files in ``conf["folder"]`` and through what is published."""
+"""Components of the flow control tests: a source that offers more than a bolt can process, until the test changes
+that. Tests and components communicate through files in ``conf["folder"]`` and through published results."""
 
 import os
 import time
@@ -15,12 +15,13 @@ SPEEDS = (200.0, 1_000.0, 600.0)  # tuples a second of three branches; the first
 
 
 def key_of(n):
-    """Most tuples have the first key."""
+    """The key of a number; most tuples have the first key."""
     return f"key-{max(0, n % KEYS - HOT + 1)}"
 
 
 class Switch:
-    """Off until the test makes the file of that name. Looks once in a while: a spout asks very often."""
+    """False until the test creates the file with this name. Checks at intervals, because a spout asks very
+    often."""
 
     def __init__(self, conf, name):
         self._path, self._on, self._look = os.path.join(conf["folder"], name), False, 0.0

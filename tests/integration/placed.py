@@ -1,4 +1,4 @@
-"""Components of the tests of placement."""
+"""Components of the placement tests."""
 
 from pathlib import Path
 

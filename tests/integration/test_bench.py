@@ -1,4 +1,4 @@
-"""The short form of the benchmarks: they run, and their JSON has what readers of it rely on."""
+"""The short form of the benchmarks runs, and its JSON contains what readers rely on."""
 
 import json
 import subprocess

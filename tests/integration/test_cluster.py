@@ -1,4 +1,4 @@
-"""A standalone cluster with a network of its own: what runs on it, what its links let through, what it leaves."""
+"""A standalone cluster with its own network: running topologies, link rates, and cleanup."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = [
 
 MBIT = 100
 PAYLOAD = 4_000_000  # bytes: a third of a second at that rate
-PATIENCE = 90.0  # seconds; a busy machine
+PATIENCE = 90.0  # seconds; enough on a busy machine
 
 # Bytes from one node to another, or to itself; the receiver says how many came and how long it took.
 RECEIVE = """
@@ -83,13 +83,13 @@ def test_what_a_killed_start_leaves_is_removed(tmp_path, monkeypatch, how):
         while (found := record.load()) is None or not any(node.process for node in found.nodes):
             assert time.monotonic() < deadline
             assert process.poll() is None
-            time.sleep(0.02)  # another process: there is nothing to wait on
+            time.sleep(0.02)  # polls, because another process cannot be waited for
         process.kill()
     assert traces() != before
     assert not found.ready
     refused = penstock("cluster", "up")
     assert refused.returncode == 3
-    assert "not completely up. Use it" in refused.stderr
+    assert "whose start did not complete. Use it" in refused.stderr
     assert manage.down()
     assert traces() == before
     assert not manage.down()

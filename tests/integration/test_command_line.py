@@ -1,4 +1,4 @@
-"""``penstock`` as a user meets it: in a process of its own, with its output and exit code."""
+"""``penstock`` as a user runs it: in its own process, with its output and exit code."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def test_a_typo_in_the_topology_names_component_line_and_way_out():
 def test_an_unknown_setting():
     done = penstock("run", EXAMPLE, "--set", "lingr=3")
     assert done.returncode == 2
-    assert "setting lingr: no such setting. Did you mean transport.linger?" in done.stderr
+    assert "setting lingr: there is no such setting. Did you mean transport.linger?" in done.stderr
 
 
 @pytest.mark.parametrize(

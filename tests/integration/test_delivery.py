@@ -1,4 +1,4 @@
-"""What arrives on Spark: everything, once, in order between two tasks; whatever the shape of the topology."""
+"""Delivery on Spark: every tuple arrives once and in order between two tasks, for every shape of topology."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What goes wrong on Spark, and what the user is told."""
+"""Failures on Spark, and the messages the user gets."""
 
 import logging
 import os

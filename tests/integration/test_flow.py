@@ -1,4 +1,4 @@
-"""Overload on Spark: who is slowed, who is not, what comes back when it ends; and that nothing is lost by it."""
+"""Overload on Spark: which senders are slowed, how rates recover, and that nothing is lost."""
 
 import math
 from collections import Counter
@@ -11,14 +11,14 @@ from tests.integration.flow_components import Offers, Takes, branches_with_parti
 
 pytestmark = pytest.mark.spark
 
-RATE = 1_500  # tuples a second of each stream
-SLOW = 0.004  # seconds a tuple: a sixth of what the bolt is offered
-CAPACITY = 200  # tuples; an overloaded inbox is full in a moment
-PATIENCE = 30.0  # seconds; on a busy machine
+RATE = 1_500  # tuples per second of each stream
+SLOW = 0.004  # seconds per tuple: the bolt can process a sixth of its input
+CAPACITY = 200  # tuples; so that an overloaded inbox is full at once
+PATIENCE = 30.0  # seconds; enough on a busy machine
 
 
 class Running:
-    """A running topology as these tests look at it."""
+    """A running topology with what these tests observe."""
 
     def __init__(self, run, topology):
         self.folder = run.folder

@@ -83,7 +83,7 @@ class Process:
         while not condition():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, f"{what}\n{self.log.read_text()[-3000:]}"
-            time.sleep(0.1)  # another process: there is nothing to wait on
+            time.sleep(0.1)  # polls, because another process cannot be waited for
 
     def rate(self):
         """Tuples a second the bolt gets, over the last three; 0 while nothing can be asked."""

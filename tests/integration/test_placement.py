@@ -1,4 +1,4 @@
-"""Workers are moved to other nodes while the topology runs; on several nodes, so in a session of its own."""
+"""Workers move to other nodes while the topology runs. Needs several nodes, so each test has its own session."""
 
 import re
 import subprocess

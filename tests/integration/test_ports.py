@@ -1,4 +1,4 @@
-"""The listening sockets of a run, and what strangers can do there."""
+"""The listening sockets of a run, and what other processes can do there."""
 
 import contextlib
 import os

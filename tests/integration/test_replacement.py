@@ -1,5 +1,5 @@
-"""A running topology is replaced by another form of itself: same results, one owner, and the old one goes on where
-the new one cannot run."""
+"""A running topology is replaced by another form of itself: same results, one owner of the state, and the old form
+continues if the new one cannot run."""
 
 import math
 import os
@@ -20,8 +20,8 @@ from tests.helpers import settings_with
 
 pytestmark = pytest.mark.spark
 
-PATIENCE = 90.0  # seconds; a busy machine
-SLOW = 500  # tuples a second: the input outlasts any replacement
+PATIENCE = 90.0  # seconds; enough on a busy machine
+SLOW = 500  # tuples per second, so that the input outlasts any replacement
 LEVELS = pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once", "exactly_once"])
 
 

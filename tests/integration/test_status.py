@@ -1,4 +1,4 @@
-"""A topology in a process of its own, seen and steered from this one."""
+"""A topology in another process, observed and controlled from this one."""
 
 import json
 import logging
@@ -96,7 +96,7 @@ class Process:
                 return status
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, f"{what}\n{status}\n{self.log.read_text()[-3000:]}"
-            time.sleep(0.1)  # another process: there is nothing to wait on
+            time.sleep(0.1)  # polls, because another process cannot be waited for
 
     def end(self):
         """kill -9, where a test failed on the way."""

@@ -1,4 +1,4 @@
-"""Bloom filters: never a no for what they hold, a yes for what they do not as often as was asked for."""
+"""Bloom filters never miss a key they contain, and report others at most at the requested rate."""
 
 import math
 
@@ -11,22 +11,23 @@ from penstock.bolts.bloom import BloomFilter, BloomShape
 from penstock.bolts.recent_keys import RecentKeys, join
 
 keys = st.lists(st.integers(0, 2**64 - 1), max_size=200, unique=True).map(lambda found: np.array(found, np.uint64))
-SIX_SIGMA = 6  # one test in a billion fails by chance; the seeds are fixed, so none does
+SIX_SIGMA = 6  # one test in a billion would fail by chance; the seeds are fixed, so the result does not vary
 
 
 def draw(count, seed, tasks=1):
-    """Hashes of different keys as a fields grouping sends them to the first of so many tasks."""
+    """Hashes of different keys, as a fields grouping sends them to the first of ``tasks`` tasks."""
     hashes = np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64)
     return np.unique(hashes // np.uint64(tasks) * np.uint64(tasks))
 
 
 def most(rate, trials):
-    """What a count of rare events stays below: mean and six standard deviations of a binomial."""
+    """An upper bound of a count of rare events: the mean plus six standard deviations of a binomial
+    distribution."""
     return trials * rate + SIX_SIGMA * math.sqrt(trials * rate * (1 - rate))
 
 
 @given(st.integers(1, 100_000), st.floats(1e-9, 0.5))
-@example(10_000, 0.36)  # log2 is 1.47, and yet two places for a key are better than one
+@example(10_000, 0.36)  # log2 is 1.47, but two probes per key are better than one
 def test_a_shape_is_large_enough_and_hardly_larger(count, rate):
     shape = BloomShape.fit(count, rate)
     assert shape.bits % 8 == 0
@@ -68,7 +69,7 @@ def test_a_full_filter_is_wrong_as_often_as_was_asked_for(count, rate, tasks):
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=30), max_size=20), st.sets(st.integers(0, 19)))
 def test_a_memory_drops_exactly_what_its_two_generations_hold(columns, rotations):
-    """Against sets; with an error rate at which none of these few keys is mistaken."""
+    """Compares with sets, at an error rate at which none of these few keys is mistaken."""
     memory, now, before = RecentKeys(25, 1e-9), set(), set()
     for number, column in enumerate(columns):
         if number in rotations:

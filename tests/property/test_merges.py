@@ -1,4 +1,4 @@
-"""However values are split into partials, and however partials are merged, the result is the sequential one."""
+"""However values are split into partials and partials are merged, the result equals the sequential one."""
 
 import copy
 import functools
@@ -63,7 +63,7 @@ CASES = {
 
 
 def is_same(name, result, expected):
-    """To the last bit, except for the one that says otherwise."""
+    """Equal to the last bit, except for the merge that documents a tolerance."""
     if name != "variance" or expected is None:
         return result == expected and type(result) is type(expected)
     return math.isclose(result, expected, rel_tol=1e-9, abs_tol=1e-9)  # values are up to 1e6, squares 1e12
@@ -74,7 +74,7 @@ def by_pickle(partials):
 
 
 def by_frame(partials):
-    """As a field without a type travels between workers."""
+    """A value as an untyped field transfers it between workers."""
     batch = pa.RecordBatch.from_arrays([to_column(partials, None)], names=["part"])
     frame = codec.encode(Header(Kind.DATA, 0, 0, 0, 0), batch, None)
     return to_values(codec.decode(unpack(frame), pa.py_buffer(frame), None).column(0))
@@ -82,7 +82,7 @@ def by_frame(partials):
 
 @st.composite
 def splits(draw, values):
-    """The values in another order, cut into some lists, of which some are empty."""
+    """The values in another order, divided into lists, some of them empty."""
     values = draw(st.permutations(values))
     cuts = sorted(draw(st.lists(st.integers(0, len(values)), max_size=6)))
     return [values[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(values)], strict=True)]
@@ -134,7 +134,7 @@ def test_the_laws_of_a_merge(name, data):
 
 @given(st.lists(st.floats(), max_size=12), st.data())
 def test_sums_of_anything_that_is_a_float(values, data):
-    """Infinities and sums beyond the range of a float come out as they do one after the other; nothing raises."""
+    """Infinities and sums beyond the range of a float give the sequential result; nothing raises."""
     merge = Sum("x")
     partials = [merge.total(piece) for piece in data.draw(splits(values))]
     result = merge.result(functools.reduce(merge.merge, partials, merge.zero()))
@@ -146,7 +146,7 @@ def test_sums_of_anything_that_is_a_float(values, data):
         assert result == true_sum(values)
 
 
-# ---- batches by key --------------------------------------------------------------------------------------------
+# -- batches by key
 
 keys = st.one_of(
     st.lists(words, max_size=30),
@@ -179,16 +179,16 @@ def test_rows_are_reduced_by_key(first, data):
     }
 
 
-# ---- windows ---------------------------------------------------------------------------------------------------
+# -- windows
 
 WINDOW, SLIDE, LATENESS = 6, 2, 3
-END = 1_000  # a last tuple, long after the others: all windows before it are over
+END = 1_000  # a last tuple, long after the others: all windows before it are complete
 
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40)), max_size=40), st.randoms())
 def test_windows_hold_what_happened_in_them(events, random):
-    """In whatever order tuples come that are not too late."""
+    """The result does not depend on the order of tuples that are not too late."""
     events = sorted(events, key=lambda event: (event[1] + random.randint(0, LATENESS), -event[1]))
     expected = Tally()
     for word, time in events:
@@ -203,7 +203,7 @@ def test_windows_hold_what_happened_in_them(events, random):
     builder.set_bolt("late", CaptureBolt()).global_grouping("total", stream="late")
     runner = LocalRunner(builder.build("t"))
     events += [("a", END), ("b", END)]
-    while events:  # in batches of their own
+    while events:  # in separate batches
         size = random.randint(1, 5)
         runner.feed("events", events[:size])
         runner.run_until_idle()
@@ -233,8 +233,8 @@ def test_windows_hold_what_happened_in_them(events, random):
     ],
 )
 def test_large_numbers_are_summed_exactly_in_any_order(values, total):
-    """An integer beyond 2**53 was made a float before floats were added; Decimals and numpy's numbers were rounded
-    or overflowed on the way."""
+    """Regression: an integer beyond 2**53 was converted to a float before floats were added; Decimals and numpy
+    numbers were rounded or overflowed."""
     draw = random.Random(1)
     for merge, expected in ((Sum("x"), total), (Mean("x"), None)):
         results = set()

@@ -1,9 +1,10 @@
-"""The decisions of replay under random interleavings, crashes and queues: nothing is lost, order and bounds hold.
+"""The decisions of replay under random interleavings, crashes and queues: no tuple is lost, and order and bounds
+hold.
 
-A model stands for the three threads: it carries out instructions in any order a scheduler could, on real or
-pretended queues, crashes at any instant, and starts anew from what was durable then. Behind it stands a bolt that
-remembers what it has seen: a commit snapshots the positions, some time later the bolt's state, and some time later
-is durable or never.
+A model replaces the three threads: it carries out instructions in any order that a scheduler could choose, on real
+or simulated queues, crashes at any time, and restarts from the durable state. A bolt that remembers what it has
+seen follows the spout. A commit snapshots the positions, later the state of the bolt, and later becomes durable or
+never does.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ MAX_ATTEMPTS = 3
 
 
 class MemoryQueue:
-    """A queue whose durable part survives ``reopen``: as the contract says and no better."""
+    """A queue whose durable part survives ``reopen``, exactly as the contract requires."""
 
     def __init__(self):
         self.items, self.released = [], 0
@@ -125,7 +126,7 @@ class MemoryPlace:
 
 
 class DiskPlace:
-    """Each reopening works on a copy of the files as they are: the old process can do nothing more to them."""
+    """Each reopening uses a copy of the files, so the old process can no longer change them."""
 
     def __init__(self):
         self.root, self.turn, self.queues = Path(tempfile.mkdtemp(prefix="penstock-replay-")), 0, None
@@ -149,7 +150,7 @@ class DiskPlace:
 
 
 class Model:
-    """One spout task, with the threads' work laid out as instructions that wait to be carried out."""
+    """One spout task; the work of the threads is a list of instructions that wait to be carried out."""
 
     def __init__(self, place, fresh):
         self.place = place
@@ -161,7 +162,7 @@ class Model:
         self.start()
 
     def start(self):
-        """From the newest manifest."""
+        """Starts from the newest manifest."""
         positions, seen = self.manifests[-1]
         self.seen, self.epoch = set(seen), []
         self.queues = self.place.reopen()
@@ -194,7 +195,7 @@ class Model:
         self.decisions.validate()
 
     def act(self, index):
-        """Let one of the threads carry out what it was told."""
+        """Lets one of the threads carry out its instruction."""
         if not self.waiting:
             return
         instruction = self.waiting.pop(index % len(self.waiting))
@@ -225,7 +226,7 @@ class Model:
             self.tell(Taken(len(taken)))
 
     def run(self):
-        """Let the threads work until they wait, and the spout take what they bring."""
+        """Lets the threads work until they wait, and the spout take what they have read."""
         for _ in range(20):
             self.act(0)
             self.take(100)
@@ -243,8 +244,8 @@ class Model:
             self.tell(Failed([(entry, entry.record.failed(Failure("bolt", "boom"), 1.0))]))
 
     def commit(self, tell=True):
-        """The next step of an epoch's commit: snapshot the spout, snapshot the bolt, write the manifest. ``tell``:
-        the task hears of it."""
+        """The next step of an epoch's commit: snapshot the spout, snapshot the bolt, write the manifest. With
+        ``tell`` the task is notified."""
         if not self.epoch:
             for kept in self.kept:
                 kept.save()
@@ -258,13 +259,13 @@ class Model:
                 kept.on_committed()
 
     def crash(self, back=False):
-        """``back``: and the newest epoch cannot be read."""
+        """Crashes and restarts. With ``back`` the newest epoch cannot be read."""
         if back:
             self.manifests = self.manifests[:1]
         self.check_nothing_lost()
 
     def check_nothing_lost(self):
-        """Each tuple was seen, is dead, or will be read again from where a new process begins."""
+        """Each tuple was seen, is a dead letter, or will be read again by a new process."""
         self.start()
         queues = (self.eden, self.queues.from_, self.queues.to)
         held = {record.payload[0] for queue in queues for _, record in queue.read(10_000)}
@@ -273,7 +274,7 @@ class Model:
         self.start()
 
     def drain(self):
-        """Run on without failures until nothing is left to do."""
+        """Continues without failures until nothing is left to do."""
         for _ in range(10_000):
             self.take(100)
             while self.pending:
@@ -288,7 +289,7 @@ class Model:
         raise AssertionError("it does not come to rest")
 
 
-# Mostly work and failures: a swap while tuples of To are on their way needs a dozen steps in a row.
+# Mostly work and failures: a swap while tuples of To are in flight needs a dozen steps in a row.
 _KINDS = ["act"] * 3 + ["run"] * 4 + ["take", "ack", "ack"] + ["fail"] * 4 + ["commit"] * 4 + ["look", "crash"]
 steps = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 5)), max_size=80)
 
@@ -319,7 +320,7 @@ def test_no_interleaving_and_no_crash_loses_a_tuple(kind, steps, fresh):
                 case "look":
                     model.tell(QueuesChecked(to=not model.to.empty, from_=not model.from_.empty))
         model.drain()
-        for _ in range(6):  # at least one whole epoch
+        for _ in range(6):  # at least one complete epoch
             model.commit()
         dead = {record.payload[0] for record in place.dead()}
         assert model.seen | dead == set(range(fresh))
@@ -357,7 +358,7 @@ def test_without_crashes_attempts_are_counted_and_order_holds(steps, fresh):
 
 def test_what_failed_comes_before_fresh_data():
     model = Model(MemoryPlace(), 12)
-    model.act(0)  # To: empty
+    model.act(0)  # To is empty
     model.act(0)  # Eden: 0 to 3
     model.take(4)
     model.fail(1)
@@ -385,7 +386,7 @@ def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():
     model.run()
     assert [entry.origin for entry in model.pending] == [Origin.EDEN, Origin.TO]
     exchanged = model.exchanged
-    model.fail(0)  # the other one goes to From, while the first is on its way
+    model.fail(0)  # the other tuple goes to From while the first is in flight
     model.run()
     assert model.exchanged == exchanged
     assert not model.from_.empty

@@ -1,4 +1,4 @@
-"""The stored position against a plain list as oracle."""
+"""The stored position, compared with a plain list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records come back as they were written, to the type."""
+"""Records are decoded as they were encoded, with their exact types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ values = st.recursive(
 
 
 def shape(value):
-    """A value with its types, to compare True with 1 and tuples with lists."""
+    """A value with its types, to distinguish True from 1 and tuples from lists."""
     if isinstance(value, (list, tuple)):
         return type(value), [shape(item) for item in value]
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def test_nan_and_very_large_numbers():
 
 
 class Marker:
-    """Unpickling one of these leaves a mark: the code of whoever wrote it has run."""
+    """Unpickling an instance leaves a mark, which shows that foreign code has run."""
 
     ran: ClassVar[list[int]] = []
 

@@ -145,6 +145,23 @@ def test_a_map_keeps_the_order_of_a_dict(steps):
     assert list(state.map("map").items()) == list(expected.items())
 
 
+def test_a_restored_map_has_the_order_of_a_dict():
+    """A key that is deleted and assigned again comes last, also after a restart."""
+    store, state, expected = StateStore(f"memory://{uuid.uuid4().hex}"), TaskState(), {}
+    writer, counts = SnapshotWriter(store), state.map("map")
+    for things in (counts, expected):
+        things.update((number, number) for number in range(10))
+    writer.write(snapshot_name(1, 1, 0, 0), {"task/0": state.snapshot()})
+    for things in (counts, expected):
+        things["new"] = 1
+        del things[0]
+        things[0] = 2
+    chains = writer.write(snapshot_name(2, 1, 0, 0), {"task/0": state.snapshot()})
+    again = TaskState()
+    again.restore(read_parts(store, chains)["task/0"])
+    assert list(again.map("map").items()) == list(expected.items())
+
+
 @given(steps=steps, later=steps)
 def test_nothing_done_after_a_snapshot_is_in_it(steps, later):
     state, expected = TaskState(), {}

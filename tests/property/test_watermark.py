@@ -1,4 +1,4 @@
-"""The low-water mark against a set of offsets under way."""
+"""The low-water mark, compared with a set of offsets in flight."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_the_mark_is_the_lowest_offset_under_way(start, steps):
     low, under_way, end = LowWater(start), set(), start
     for kind, number, amount in steps:
         if kind == "add":
-            end += number  # a hole
+            end += number  # a gap
             low.add(end, amount)
             under_way.update(range(end, end + amount))
             end += amount

@@ -1,4 +1,5 @@
-"""DedupBolt: what passes, what it remembers for how long, what survives, what it refuses."""
+"""DedupBolt: which tuples pass, how long keys are remembered, what survives a restart, which settings are
+rejected."""
 
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ def once(tasks=1, delivery="at_most_once", group="order", spouts=1, **options):
 
 
 def passed(runner, rows):
-    """What of these rows comes through."""
+    """The rows that pass."""
     before = len(runner.captured("seen"))
     runner.feed("orders", rows)
     runner.run_until_idle()
@@ -67,7 +68,7 @@ def test_a_key_is_remembered_for_one_to_two_periods_from_the_tuple_that_passed()
     runner = LocalRunner(once(period=10.0))
     runner.run(6.0)
     assert passed(runner, [[1, 0.0]])
-    for _ in range(6):  # until 12 and a little: over the first rotation, which is at 10
+    for _ in range(6):  # until shortly after 12 s: past the first rotation at 10 s
         runner.run(1.0)
         assert not passed(runner, [[1, 0.0]])
     runner.run(7.0)
@@ -100,7 +101,7 @@ def test_what_it_dropped_is_shown_with_the_chance_of_an_error():
     assert 0 < float(rows["estimated error rate"]) < 0.01
 
 
-# ---- what survives -----------------------------------------------------------------------------------------
+# -- restarts
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -110,11 +111,11 @@ def test_what_was_seen_and_when_survives_a_restart(delivery, tmp_path):
     assert len(passed(first, [[order, 0.0] for order in range(50)])) == 50
     first.run(7.0)
     first.commit()
-    passed(first, [[order, 0.0] for order in range(50, 60)])  # after the commit: they never came
+    passed(first, [[order, 0.0] for order in range(50, 60)])  # after the commit, so the restart forgets them
     second = LocalRunner(topology, folder=str(tmp_path))
     assert sum(bolt.seen for bolt in second.component("once")) == 50
     assert sorted(order for order, _ in passed(second, [[n, 0.0] for n in range(70)])) == list(range(50, 70))
-    second.run(3.5)  # ten seconds of both: the first rotation
+    second.run(3.5)  # ten seconds in both runs together: the first rotation
     assert not passed(second, [[1, 0.0]])
     second.run(10.0)
     assert passed(second, [[1, 0.0]]), "the time before the restart counted"
@@ -157,7 +158,7 @@ def test_other_fields_to_compare_begin_from_nothing(tmp_path):
     first = LocalRunner(once(delivery="exactly_once"), folder=str(tmp_path))
     assert passed(first, [[1, 5.0]])
     first.commit()
-    for _ in range(2):  # the second start finds what the first left
+    for _ in range(2):  # the second run finds what the first left
         runner = LocalRunner(once(delivery="exactly_once", by=["order", "amount"]), folder=str(tmp_path))
         assert runner.component("once")[0].memory.keys == 0
         runner.commit()
@@ -183,7 +184,7 @@ class Fussy(BasicBolt):
             raise ValueError("not that one")
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------
+# -- rejected settings
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_tuples_that_count_are_lost_only_where_it_is_said(delivery, why):
         "Allow it with DedupBolt(..., lossy=True)",
     ):
         assert part in text
-    LocalRunner(replace(topology, settings=Settings()))  # at most once nothing is promised
+    LocalRunner(replace(topology, settings=Settings()))  # at-most-once delivery allows losses
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FileSpout and FileEden: lines, positions, levels of delivery, growing files."""
+"""FileSpout and FileEden: lines, positions, delivery guarantees, growing files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opened(spout, **kwargs):
 
 
 def run(spout, out):
-    """Until a turn emits nothing."""
+    """Calls the spout until it emits nothing."""
     taken = []
     while True:
         spout.next_batch()
@@ -64,7 +64,7 @@ def run(spout, out):
 
 
 def restored(state):
-    """A new process's state: what the old one's snapshot held."""
+    """The state of a new process: the contents of the old one's snapshot."""
     fresh = TaskState()
     fresh.restore({name: [data] for name, (_, _, data) in state.snapshot(full=True).encode().items()})
     return fresh
@@ -127,7 +127,7 @@ def test_follow_waits_for_whole_lines(tmp_path):
     with path.open("a") as file:
         file.write("o\nthree\n")
     assert texts(run(spout, out)) == ["two", "three"]
-    path.write_text("new\n")  # rotated
+    path.write_text("new\n")  # the file was rotated
     assert texts(run(spout, out)) == ["new"]
 
 
@@ -276,7 +276,7 @@ def test_a_crash_before_the_first_commit_loses_nothing_of_a_start_at_the_end(tmp
     for _ in range(2):
         again.before_snapshot()
         again.after_commit()
-    assert list(folder.iterdir()) == []  # the positions are in the committed state now
+    assert list(folder.iterdir()) == []  # the positions are now in the committed state
     with path.open("a") as file:
         file.write("after the commit\n")
     assert lines_of_a_new_process(restored(state))[1]() == ["after the commit"]

@@ -230,5 +230,5 @@ def test_dlq_says_which_file_is_a_link(state: Path, tmp_path: Path, capsys: pyte
     (dead / "removal.lock").symlink_to(tmp_path / "made")
     assert main(["dlq", "drop", "--all", "--topology", "shop", "--state-dir", str(state)]) == 2
     said = capsys.readouterr().err
-    assert f"{LINK}: '{dead}/removal.lock'). Check that file, then give the command again." in said
+    assert f"{LINK}: '{dead}/removal.lock'). Check that file, then run the command again." in said
     assert not (tmp_path / "made").exists()

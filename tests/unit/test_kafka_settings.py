@@ -1,4 +1,5 @@
-"""What the Kafka components refuse while a topology is built, and how they share partitions; no broker."""
+"""Settings that the Kafka components reject when a topology is built, and how tasks share partitions; without a
+broker."""
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +82,7 @@ def _rows(values):
 def test_records_in_flight_are_let_go_with_the_last_ack():
     flight = InFlight(0)
     flight.add(np.arange(0, 3), _rows(["a", "b", "c"]))
-    flight.add(np.array([3, 7, 8]), _rows(["d", "h", "i"]))  # a hole from 4 to 6
+    flight.add(np.array([3, 7, 8]), _rows(["d", "h", "i"]))  # a gap from 4 to 6
     assert flight.row(7).to_pylist() == [{"line": "h"}]
     flight.ack(np.array([3, 8, 7]))
     assert (flight.mark, flight.kept) == (0, 3)

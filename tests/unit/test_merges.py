@@ -1,4 +1,4 @@
-"""What each merge's partial is and what it makes of it; the laws are in ``tests/property/test_merges.py``."""
+"""The partial and the result of each merge; ``tests/property/test_merges.py`` checks the algebraic laws."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_results_of_nothing():
 
 
 def test_the_mean_of_means_is_not_the_mean():
-    """Sun 2022, eq. 6 and 7: a partial carries its length."""
+    """*Sun 2022*, Eq. 6 and 7: a partial contains its length."""
     mean = Mean("x")
     partial = mean.merge(mean.total([1, 1, 1, 1]), mean.total([6]))
     assert mean.result(partial) == 2.0

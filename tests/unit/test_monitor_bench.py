@@ -6,13 +6,13 @@ from benchmarks import monitor
 from benchmarks.harness import Results
 
 
-def test_it_measures_what_c_has_in_table_4():
+def test_it_measures_what_pu_2021_has_in_table_4():
     results = Results("monitor")
     options = argparse.Namespace(quick=True, repeats=1)
     monitor.measure_reports(results, options)
     monitor.measure_frame(results, options)
     *windows, frame = results.rows
-    assert [row["what"] for row in windows] == [f"window of {seconds} s" for seconds in (10, 20, 30, 40, 50)]
+    assert [row["what"] for row in windows] == [f"load samples of {seconds} s" for seconds in (10, 20, 30, 40, 50)]
     shares = [row["share_of_100_mbit"] for row in windows]
     assert shares == sorted(shares, reverse=True)
     assert 0 < shares[-1] < shares[0] < 0.1

@@ -1,4 +1,4 @@
-"""ParquetSink: what readers see, names, partitions, widened types, other file systems, refusals."""
+"""ParquetSink: visible files, names, partitions, widened types, other file systems, rejected input."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_readers_pass_over_what_is_staged_also_in_mid_write(tmp_path: Path, monk
     assert dataset.to_table()["n"].to_pylist() == [1]
     sink.prepare_commit(2)
     assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [1]
-    assert len(files(tmp_path)) == 1  # not even a search for *.parquet in all folders finds it
+    assert len(files(tmp_path)) == 1  # a recursive search for *.parquet does not find it either
 
 
 def test_rows_become_row_groups_as_they_come(tmp_path: Path, monkeypatch: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_late_commit_of_an_earlier_process_does_not_set_the_record_back(
     second: Any = None
 
     def overtaken(staged: str, target: str) -> None:
-        """Step 1 of the zombie, slow: its successor commits this epoch and the next one meanwhile."""
+        """Step 1 of the outdated process, delayed: its successor commits this epoch and the next one meanwhile."""
         nonlocal second
         successor = start(ParquetSink(out), state, first)
         write(successor, n=[2])
@@ -155,13 +155,13 @@ def test_a_late_commit_of_an_earlier_process_does_not_set_the_record_back(
     monkeypatch.setattr(zombie, "rename", overtaken)
     zombie.commit(first)
     for name in files(out):
-        (out / name).unlink()  # a reader took them
+        (out / name).unlink()  # a reader removed them
     start(ParquetSink(out), state, second)
     assert files(out) == []
 
 
 def test_two_processes_may_rename_the_same_file_at_the_same_time(tmp_path: Path, monkeypatch: Any) -> None:
-    """A process that stalls in the middle of a commit, and its successor, which recovers it."""
+    """A process that stalls during a commit, and its successor, which recovers the epoch."""
     sink = start(ParquetSink(tmp_path / "out"), tmp_path / "state")
     write(sink, n=[1])
     token = sink.prepare_commit(1)
@@ -194,7 +194,7 @@ def test_a_staged_file_that_vanished_is_an_error_not_a_loss(tmp_path: Path) -> N
 def test_an_epoch_given_up_leaves_no_files_behind(tmp_path: Path) -> None:
     sink = start(ParquetSink(tmp_path))
     write(sink, n=[1])
-    sink.prepare_commit(1)  # its commit failed, and the runtime went on
+    sink.prepare_commit(1)  # its commit failed, and the runtime continued
     committed(sink, 2, n=[2])
     assert staged(tmp_path) == []
     assert pyarrow.dataset.dataset(tmp_path).to_table()["n"].to_pylist() == [2]
@@ -202,7 +202,7 @@ def test_an_epoch_given_up_leaves_no_files_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 20], ids=["while writing", "at the end"])
 def test_a_full_disk_loses_no_row_and_doubles_none(tmp_path: Path, monkeypatch: Any, group_bytes: int) -> None:
-    """Whatever call it fails in, the same call goes on where it stopped, also in the middle of a row group."""
+    """Whichever call fails, the same call continues where it stopped, also within a row group."""
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", group_bytes)
     sink = start(ParquetSink(tmp_path, partition_by=["p"]))
     pwrite, left = os.pwrite, [10]
@@ -237,7 +237,7 @@ def test_a_full_disk_loses_no_row_and_doubles_none(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_that_the_disk_lost_half_of_is_not_published(tmp_path: Path, monkeypatch: Any) -> None:
-    """After a failed fsync the next one succeeds though the bytes are gone: it must not be asked again."""
+    """After a failed fsync the next one succeeds although the bytes are lost, so it must not be repeated."""
     sink = start(ParquetSink(tmp_path))
     write(sink, n=[1])
 
@@ -340,7 +340,7 @@ def test_a_stage_that_is_removed_with_rows_in_it_is_refused_with_a_sentence(
 
 
 def test_a_target_folder_that_is_missing_is_waited_for_and_not_made_again(tmp_path: Path) -> None:
-    """It may only not be mounted."""
+    """The folder may only be unmounted for a moment."""
     sink = start(ParquetSink(tmp_path / "out"))
     write(sink, n=[1])
     (tmp_path / "out").rename(tmp_path / "elsewhere")
@@ -359,7 +359,7 @@ def test_a_folder_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None
 
 
 def test_a_file_system_without_rename(tmp_path: Path) -> None:
-    """Another file system than the local one; its move is a copy and a delete, as on an object store."""
+    """A file system that is not local; its move is a copy and a delete, as on an object store."""
     url = "memory://penstock-test-parquet/out/"
     sink = start(ParquetSink(url, partition_by=["p"]), tmp_path)
     write(sink, p=["a", "b"], n=[1, 2])
@@ -367,7 +367,7 @@ def test_a_file_system_without_rename(tmp_path: Path) -> None:
     write(sink, p=["a"], n=[3])
     sink.prepare_commit(2)
     files = fsspec.filesystem("memory")
-    # A crash after the first copy, before its delete.
+    # A crash after the first copy and before its delete.
     first, name = kept["files"][0]
     files.copy(
         f"/penstock-test-parquet/out/_staged/t/sink/0/{sink.incarnation.task}/{first}",
@@ -420,7 +420,7 @@ def test_partition_by_is_not_one_string() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_time_that_does_not_fit_parquet_is_rejected_when_it_is_written(tmp_path: Path, nested: bool) -> None:
-    """In seconds: Parquet keeps it in milliseconds. Later it could not be said which row it was."""
+    """A time in seconds, which Parquet stores in milliseconds. Later the sink could not tell which row it was."""
     sink = start(ParquetSink(tmp_path))
     kind = pa.timestamp("s")
 

@@ -1,5 +1,5 @@
-"""The bolt with its real queue, processor and store, in a topology on simulated time. The processor is a process
-of its own: where a test needs its work done it closes the bolt, which drains the queue."""
+"""The bolt with its real queue, processor and store, in a topology on simulated time. The processor is a separate
+process: a test that needs its work done closes the bolt, which drains the queue."""
 
 import os
 import signal
@@ -14,14 +14,14 @@ from penstock.cli.main import main
 from penstock.errors import ComponentError, LoadError, SinkRefused, TopologyError
 from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
 from penstock.persist.keeper import Keeper
-from penstock.persist.spec import ProcessorSpec, kept
+from penstock.persist.spec import ProcessorSpec, load_from_folder
 from penstock.persist.stores import StoreClient, StoreUnavailable
 from penstock.testing import LocalRunner
 from tests.helpers import settings_with
 
 
 class Numbers(Spout):
-    """Emits ⟨word, n⟩ with its position in state; a restart goes on from there."""
+    """Emits ⟨word, n⟩ with its position in state, and resumes there after a restart."""
 
     def __init__(self, count):
         self.count = count
@@ -45,7 +45,7 @@ class Numbers(Spout):
 
 
 class NoStore(Store):
-    """Is away for ever."""
+    """A queue that is never available."""
 
     key = ()
 
@@ -71,7 +71,7 @@ class NoClient(StoreClient):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a topology with a PersistBolt in the test's folder; ends it with the test if that did not."""
+    """Starts a topology with a PersistBolt in the test's folder, and ends it if the test did not."""
     runners = []
 
     def begin(bolt, count=1000, delivery="at_least_once", tasks=1, **settings):
@@ -117,7 +117,7 @@ def test_exactly_once_results_enter_the_queue_with_their_epoch(start, tmp_path):
     runner = start(PersistBolt(sqlite(tmp_path)), delivery="exactly_once", tasks=2)
     runner.run(2.0)
     bolt = runner.component("persist")[0]
-    assert bolt._client.waiting() == 0
+    assert bolt._writer.client.waiting() == 0
     runner.commit()
     runner.close()
     assert stored(tmp_path) == WANTED
@@ -139,7 +139,7 @@ def test_exactly_once_an_epoch_that_was_never_committed_leaves_nothing(start, tm
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_it_goes_on_with_another_number_of_tasks(start, tmp_path, delivery):
-    for turn, tasks in enumerate([2, 3, 1, 2]):  # tasks that were gone come again
+    for turn, tasks in enumerate([2, 3, 1, 2]):  # tasks that were removed are added again
         runner = start(PersistBolt(sqlite(tmp_path)), delivery=delivery, count=250 * (turn + 1), tasks=tasks)
         runner.run(2.0)
         runner.commit()
@@ -180,7 +180,7 @@ def test_a_full_queue_stops_the_bolt_and_nothing_else(start, tmp_path):
     runner.run(20.0)
     task = runner.component("persist")[0]
     acked = runner.component("numbers")[0].acked
-    assert 20_000 <= task._client.waiting() < 20_000 + 600_000, "full, and by no more than one entry"
+    assert 20_000 <= task._writer.client.waiting() < 20_000 + 600_000, "full, and by no more than one entry"
     assert not task.ready()
     assert 0 < acked < 100_000
     assert runner.errors == [], "full is not an error"
@@ -194,10 +194,10 @@ def test_exactly_once_a_full_queue_stops_the_bolt_too(start, tmp_path):
     runner.run(1.0)
     runner.commit()
     task, spout = runner.component("persist")[0], runner.component("numbers")[0]
-    assert task._client.waiting() > 20_000
+    assert task._writer.client.waiting() > 20_000
     executed = runner.stats("persist")[0].executed
     assert executed == 3_000
-    spout.count = 1_000_000  # room is looked for after as much as there was room for before
+    spout.count = 1_000_000  # the queue is asked again only after the room it reported is used up
     runner.run(1.0)
     executed = runner.stats("persist")[0].executed
     assert executed < 100_000
@@ -223,11 +223,11 @@ def test_a_worker_that_was_replaced_stops_instead_of_acking(start, tmp_path):
     runner = start(PersistBolt(sqlite(tmp_path)), count=1000)
     runner.run(0.5)
     bolt = runner.component("persist")[0]
-    bolt._client.register("persist/0")  # as the one that replaces it does
+    bolt._writer.client.register("persist/0")  # as the process that replaces it does
     spout = runner.component("numbers")[0]
     assert spout.acked == 1000
     spout.count = 2000
-    with pytest.raises(SinkRefused, match="another process has begun since"):
+    with pytest.raises(SinkRefused, match="another process has registered as"):
         runner.run(1.0)
     assert spout.acked == 1000
 
@@ -265,7 +265,7 @@ def test_a_specification_that_is_not_signed_with_our_key_is_never_unpickled(star
 
 
 def test_a_specification_that_was_copied_from_another_component_is_rejected(start, tmp_path, capsys):
-    """Its signature is right; but drain would write that one's queue, and a start would look for that one's."""
+    """Its signature is valid, but drain would write the other component's queue, and a run would look for it."""
     start(PersistBolt(sqlite(tmp_path))).close()
     (path,) = (tmp_path / "state").rglob("spec.pickle")
     for topology, component in (("shop", "other"), ("mall", "persist")):
@@ -276,7 +276,7 @@ def test_a_specification_that_was_copied_from_another_component_is_rejected(star
         said = f"component '{component}' of topology '{topology}': its spec.pickle belongs to"
         assert f"{said} 'persist' of topology 'shop'." in capsys.readouterr().err
         with pytest.raises(LoadError, match="belongs to"):
-            kept(str(copy.parent), topology, component)
+            load_from_folder(str(copy.parent), topology, component)
         copy.unlink()
 
 
@@ -398,7 +398,7 @@ def _pid(keeper):
 
 
 def _wait(condition):
-    """For another process: there is nothing to wait on."""
+    """Polls another process, because there is nothing to wait on."""
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Entries of the queue of results, and the progress that makes a second delivery harmless."""
+"""Entries of the queue of results, and the progress that makes a repeated delivery harmless."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def test_one_large_row_among_small_ones_is_on_its_own():
     assert sum(size < 20_000 for size in sizes) == len(sizes) - 1
 
 
-# ---- progress --------------------------------------------------------------------------------------------
+# -- progress
 
 
 def entry(writer, incarnation, number):
@@ -65,8 +65,8 @@ def entry(writer, incarnation, number):
 
 
 def deliveries():
-    """Incarnations of two writers, each counting upwards, and what happens to them on the way to the store: an
-    entry may come again, later, as whole runs do when a processor or a writer repeats itself."""
+    """Incarnations of two writers, each numbering its entries, and their deliveries to the store. An entry may be
+    delivered again later, and so may whole sequences when a processor or a writer repeats them."""
     kept = st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=12)
     return st.tuples(kept, st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=5))
 
@@ -81,13 +81,13 @@ def test_each_entry_is_new_once_however_often_it_comes(drawn):
         number[writer] += 1
         sent.append(entry(writer, incarnation[writer], number[writer]))
     delivered = list(sent)
-    for begin, end in repeats:  # what was delivered from here to there comes again, right after it
+    for begin, end in repeats:  # the entries delivered in this range are delivered again right after it
         delivered[end:end] = delivered[begin:end]
     progress, stored = WriteProgress(), []
     for each in delivered:
         if progress.is_new(each):
             stored.append(each)
-            progress.take(each)
+            progress.add(each)
         progress = WriteProgress.decode(progress.encode())
     names = [(each.writer, each.incarnation, each.number) for each in stored]
     assert sorted(names) == sorted((each.writer, each.incarnation, each.number) for each in sent)
@@ -97,25 +97,25 @@ def test_each_entry_is_new_once_however_often_it_comes(drawn):
 
 def test_an_earlier_incarnation_is_over_once_a_later_one_was_seen():
     progress = WriteProgress()
-    progress.take(entry("w", 1, 9))
-    progress.take(entry("w", 2, 1))
+    progress.add(entry("w", 1, 9))
+    progress.add(entry("w", 2, 1))
     assert not progress.is_new(entry("w", 1, 10))
     assert progress.is_new(entry("w", 2, 2))
     assert progress.is_new(entry("other", 1, 1))
 
 
 def test_the_same_progress_is_the_same_text():
-    """Stores compare it."""
+    """Stores compare the encoded progress."""
     one, other = WriteProgress(), WriteProgress()
     for each in ("ü", "b", "a"):
-        one.take(entry(each, 1 << 63, 2))
+        one.add(entry(each, 1 << 63, 2))
     for each in ("a", "ü", "b"):
-        other.take(entry(each, 1 << 63, 2))
+        other.add(entry(each, 1 << 63, 2))
     assert one.encode() == other.encode()
     assert WriteProgress.decode("").is_new(entry("w", 0, 0))
 
 
-# ---- names -----------------------------------------------------------------------------------------------
+# -- names
 
 
 @given(st.lists(st.one_of(NAMES, st.sampled_from(["x" * 300, "x" * 299 + "y", "ü" * 99])), unique=True))

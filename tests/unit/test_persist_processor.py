@@ -1,4 +1,4 @@
-"""The processor, on a real queue and a real store, with a clock of the test's."""
+"""The processor with a real queue, a real store, and a simulated clock."""
 
 import itertools
 import sqlite3
@@ -22,11 +22,11 @@ from penstock.replay.records import ReplayRecord
 
 
 class Killed(BaseException):
-    """What a crash looks like from inside."""
+    """Stands for the end of the process."""
 
 
 class Bench:
-    """One queue, one store, and as many processors after one another as a test likes."""
+    """One queue, one store, and any number of processors one after another."""
 
     def __init__(self, folder, key=("word",), period=1.0, rows=100):
         self.folder, self.clock = Path(folder), SimulatedClock(1000.0)
@@ -74,8 +74,8 @@ def bench(tmp_path):
 def test_algorithm_3_writes_on_the_period_or_on_the_length():
     flushing = Flushing(period=2.0, rows=10)
     assert not flushing.due(5.0, 0)
-    assert flushing.due(5.0, 1)  # nothing was written for ever
-    flushing.wrote(5.0)
+    assert flushing.due(5.0, 1)  # nothing was written before
+    flushing.on_written(5.0)
     assert not flushing.due(6.9, 9)
     assert flushing.due(6.9, 10)
     assert flushing.due(7.0, 1)
@@ -142,7 +142,7 @@ def test_what_was_written_is_released(bench):
 
 @pytest.mark.parametrize("step", ["rejected", "written", "released"])
 def test_a_crash_in_any_gap_doubles_and_loses_nothing(tmp_path, step):
-    """Rows are appended: a second writing would show."""
+    """Rows are appended, so a repeated write would be visible."""
     bench = Bench(tmp_path, key=())
     bench.put(("a", 1), ("b", 2))
     with sqlite3.connect(bench.folder / "results.db") as connection:
@@ -164,7 +164,7 @@ def test_a_crash_in_any_gap_doubles_and_loses_nothing(tmp_path, step):
 def test_an_entry_that_was_put_twice_is_written_once(tmp_path):
     bench = Bench(tmp_path, key=())
     number = bench.put(("a", 1))
-    bench.put(("a", 1), number=number)  # the writer did not hear that it had arrived
+    bench.put(("a", 1), number=number)  # the writer did not learn that it had arrived
     bench.put(("b", 2))
     processor = bench.processor()
     bench.drain(processor)
@@ -239,7 +239,7 @@ def test_a_store_that_is_away_is_tried_again_with_growing_pauses(bench):
         processor.turn()
         assert "the store" in processor.status.trouble
         waits.append(round(processor.wait(), 3))
-        processor.turn()  # too soon: nothing is asked
+        processor.turn()  # too soon: the store is not called
         assert processor.status.attempts == len(waits)
         bench.clock.advance(processor.wait() + 1e-6)
     assert waits == [0.1, 0.2, 0.4]
@@ -253,7 +253,7 @@ def test_a_queue_that_is_away_keeps_what_is_in_hand(bench, monkeypatch):
     bench.put(("first", 0))
     processor.turn()
     bench.put(("a", 1))
-    processor.turn()  # in hand, not due
+    processor.turn()  # pending, but not due
 
     def away(*args):
         raise QueueUnavailable("the queue", "it does not answer")
@@ -318,7 +318,7 @@ def test_much_that_waits_is_written_in_steps_and_in_smaller_ones_while_the_store
 
 
 def test_two_queues_of_one_name_do_not_share_their_progress(tmp_path):
-    """As two topologies of one name have, that write to one database."""
+    """Two topologies of the same name that write to one database."""
     one, other = Bench(tmp_path, key=()), Bench(tmp_path, key=())
     other.queue = EmbeddedQueue(str(tmp_path / "other"))
     other.writer = other.queue.open("t/persist", "")
@@ -354,7 +354,7 @@ def test_two_calls_that_send_dead_letters_back_at_once_lose_none(tmp_path):
     first, second = (dead_letter.id for dead_letter in dead.read_all())
 
     class Interrupted:
-        """A queue's client; between its registration and its put another command does its work, if it may."""
+        """A queue's client. Another command runs between its registration and its put, if it can."""
 
         def __getattr__(self, name):
             return getattr(bench.writer, name)
@@ -388,7 +388,7 @@ def test_dead_letters_of_two_folders_are_sent_by_writers_of_their_own(tmp_path):
     processor, packed = bench.processor(), []
 
     class Late:
-        """Its entries are put after those of the other, though it has the older incarnation."""
+        """Its entries are put after those of the other, although it has the older incarnation."""
 
         def __getattr__(self, name):
             return getattr(bench.writer, name)
@@ -419,8 +419,8 @@ def test_a_queue_that_gets_a_new_id_doubles_and_loses_nothing(tmp_path):
     first = bench.put(("before", 1))
     bench.drain(processor)
     [id] = tmp_path.glob("queue/*/id")
-    id.write_text("another")  # as a server has that lost its memory
-    bench.put(("before", 1), number=first)  # its writer did not hear that it had arrived
+    id.write_text("another")  # as after a server has lost its contents
+    bench.put(("before", 1), number=first)  # the writer did not learn that it had arrived
     bench.put(("after", 2))
 
     def kill(step):

@@ -1,4 +1,4 @@
-"""Stores of the delayed persistent queue: what is refused where it is written, and the Parquet store's steps."""
+"""Stores of the delayed persistent queue: settings that are rejected, and the steps of the Parquet store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_reject(rejected: Sequence[Rejected]) -> None:
 
 
 def write(client: StoreClient, before: str, after: str, **columns: Any) -> list[int]:
-    """Write; the places of what was rejected."""
+    """Writes rows and returns the indices of those that were rejected."""
     places: list[int] = []
     table = pa.table({name: pa.array(values) for name, values in columns.items()})
     client.write("q", table, before, after, lambda rejected: places.extend(each.row for each in rejected))
@@ -41,7 +41,7 @@ def read(folder: Path, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
 
 
-# ---- what is refused where it is written
+# -- rejected settings
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_missing_library_is_named(monkeypatch: Any) -> None:
         PostgresStore("host=x", "t").check("component 'c'")
 
 
-# ---- SQLite
+# -- SQLite
 
 
 def test_an_integer_of_more_than_63_bits_is_rejected(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_readers_neither_wait_nor_hold_up(tmp_path: Path) -> None:
     client.close()
 
 
-# ---- Parquet
+# -- Parquet
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 STEPS = ("_stage", "_record", "_rename")
@@ -185,8 +185,8 @@ _HERE = "_penstock/staged/000000000000002-0123abcd-0.staged"
     ],
 )
 def test_a_record_of_somebody_else_moves_no_file(tmp_path: Path, staged: str, target: Any) -> None:
-    """Records are not signed: whoever can write to the folder can make one. All paths here stay in the test's own
-    folder, also where the record is obeyed."""
+    """Records are not signed: anyone who can write to the folder can create one. All paths here stay in the test's
+    own folder, even if the record is obeyed."""
     outside, folder = tmp_path / "outside", tmp_path / "some" / "where" / "out"
     outside.mkdir()
     (outside / "evil").write_text("theirs")
@@ -230,7 +230,7 @@ def test_readers_pass_over_what_is_staged(tmp_path: Path, monkeypatch: Any) -> N
 
 
 def test_a_processor_that_slept_through_several_writes_has_not_written(tmp_path: Path) -> None:
-    """The number it wants next was used and cleared away meanwhile, so that it is free again."""
+    """The number it needs next was used and removed meanwhile, so it is free again."""
     store = ParquetStore(tmp_path)
     slow, quick = store.open(), store.open()
     write(slow, "", "one", n=[1])
@@ -254,7 +254,7 @@ def test_files_of_a_process_at_work_are_left_alone(tmp_path: Path, monkeypatch: 
     record = slow._record
 
     def look_in_between(commit: Any) -> Any:
-        assert store.open().progress("q") == "one"  # settles and clears
+        assert store.open().progress("q") == "one"  # completes the commit and removes the files
         return record(commit)
 
     monkeypatch.setattr(slow, "_record", look_in_between)

@@ -26,7 +26,7 @@ from penstock.driver.runs import Run
 from penstock.errors import EnvironmentFault
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.postgres import PostgresStore
-from penstock.persist.spec import ProcessorSpec, keep
+from penstock.persist.spec import ProcessorSpec, save
 from penstock.private_folder import PrivateFolder, make_folders, remove_private_tree, runtime_folder
 from penstock.replay.embedded import EmbeddedStore
 from penstock.replay.records import ReplayRecord
@@ -131,7 +131,7 @@ def test_a_strangers_coordinator_is_not_connected_to(command, capsys):
         with pytest.raises(TimeoutError):
             listener.accept()
     told = capsys.readouterr().err
-    assert f"nobody else can read or write what is in it, but its owner is {NOBODY}" in told
+    assert f"nobody else can read or write its content, but its owner is {NOBODY}" in told
     assert "XDG_RUNTIME_DIR" in told
 
 
@@ -270,7 +270,7 @@ def test_a_record_up_would_not_write_is_refused(wrong, tmp_path, shared_temporar
     made = a_record(record.work_folder("ab12"), named=1)
     put(place, {**dataclasses.asdict(made), **wrong})
     assert main(["cluster", "down"]) == 3
-    assert "it is not what penstock cluster up writes" in capsys.readouterr().err
+    assert "it is not a record that penstock cluster up writes" in capsys.readouterr().err
     assert victim.exists()
 
 
@@ -356,7 +356,7 @@ def test_a_folder_below_one_that_everybody_can_change_is_refused(tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    with pytest.raises(EnvironmentFault, match=r"nobody else can replace what is in it, .*mode 777"):
+    with pytest.raises(EnvironmentFault, match=r"nobody else can replace its content, .*mode 777"):
         PrivateFolder.open(open_to_all / "mine", make=True)
 
 
@@ -432,7 +432,7 @@ def test_what_waits_on_disk_is_readable_for_this_user_alone(kind, tmp_path):
                 client.close()
             case "specification":
                 store = PostgresStore("host=h password=x", "t")
-                keep(ProcessorSpec("t", "c", EmbeddedQueue(), store, str(folder), str(folder), 1.0, 10, 5.0))
+                save(ProcessorSpec("t", "c", EmbeddedQueue(), store, str(folder), str(folder), 1.0, 10, 5.0))
             case "monitor":
                 database = SQLite(str(folder / "load.sqlite"))
                 database.run([("CREATE TABLE t (x)", None)])

@@ -1,4 +1,4 @@
-"""Reduce: whichever task gets a tuple, merged results are those of one sequential pass."""
+"""Reduce: whichever task receives a tuple, the merged results equal those of one sequential pass."""
 
 import random
 from collections import Counter as Tally
@@ -12,11 +12,11 @@ from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
 from tests.consistency.components import WORLDS, Outside, World, run_until
 
 SMALL = Settings(transport=Transport(frame_bytes=500))
-"""Small frames: many batches, so that a key's result is made of many partials."""
+"""Small frames, hence many batches: the result of a key is merged from many partials."""
 
 
 def sales(count, seed=1):
-    """⟨shop, product, price, user, time⟩, some products far more wanted than others."""
+    """⟨shop, product, price, user, time⟩; some products are far more frequent than others."""
     rng = random.Random(seed)
     return [
         (rng.choice("xyz"), f"p{int(rng.paretovariate(1)) % 50}", rng.uniform(0, 100), rng.randrange(40), n / 10)
@@ -39,7 +39,7 @@ MERGES = {
 
 
 def oracle(rows, key, merges=MERGES):
-    """One task, one tuple after the other."""
+    """A single task that processes one tuple after the other."""
     partials = {}
     for row in rows:
         tup = dict(zip(FIELDS, row, strict=True))
@@ -73,7 +73,7 @@ def assert_same(results, expected):
         assert results[key] == values, "to the last bit"
 
 
-# ---- totals ----------------------------------------------------------------------------------------------------
+# -- totals
 
 
 @pytest.mark.parametrize("key", [(), ("product",), ("shop", "product")], ids=["no key", "one field", "two fields"])
@@ -95,7 +95,7 @@ def test_whichever_task_gets_a_tuple_results_are_the_sequential_ones(key, delive
 
 
 class Rows(Spout):
-    """Emits rows, two every millisecond; where it is, is its state."""
+    """Emits two rows per millisecond; its position is its state."""
 
     def __init__(self, rows):
         self._rows = rows
@@ -127,7 +127,7 @@ class Rows(Spout):
 
 
 def test_a_graceful_end_loses_nothing():
-    """At most once, and no tick comes: what was emitted is in the results."""
+    """With at-most-once delivery and without a tick, the results contain everything that was emitted."""
     runner = LocalRunner(build(Reduce("product", **MERGES), Rows(sales(2_000)), ["product"]))
     runner.run(0.02)
     runner.deactivate()
@@ -155,7 +155,7 @@ def test_exactly_once_across_a_restart(window, seed, tmp_path):
         "t", Settings(transport=Transport(frame_bytes=500), delivery=Delivery("exactly_once", epoch_interval=1000))
     )
 
-    uneven = not window  # a worker that cannot keep up falls behind by more than any lateness
+    uneven = not window  # a worker that cannot keep up would be later than any lateness
     killed = LocalRunner(topology, seed, folder=str(tmp_path), uneven=uneven)
     run_until(killed, lambda: len(killed.component("rows")[0].emitted) > 300)
     killed.commit()
@@ -206,7 +206,7 @@ def test_the_bolts_say_that_they_emit_partials():
     assert (CaptureBolt().emits_partials, CaptureBolt().merges_partials) == (False, False)
 
 
-# ---- windows ---------------------------------------------------------------------------------------------------
+# -- windows
 
 
 def windowed(rows, *arguments, **options):
@@ -218,7 +218,7 @@ def windowed(rows, *arguments, **options):
     builder.set_bolt("capture", CaptureBolt()).global_grouping("total")
     builder.set_bolt("late", CaptureBolt()).global_grouping("total", stream="late")
     runner = LocalRunner(builder.build("t"))
-    for row in rows:  # each in a batch of its own
+    for row in rows:  # each row in a separate batch
         runner.feed("rows", [row])
         runner.run_until_idle()
     return runner, [tuple(tup) for tup in runner.captured("capture")]
@@ -231,7 +231,7 @@ def test_a_window_slides():
         ("a", 60, 3),
         ("a", 90, 3),
         ("b", 90, 1),
-        ("a", 120, 1),  # 31 alone
+        ("a", 120, 1),  # contains only 31
         ("b", 120, 1),
         ("b", 150, 1),
     ]
@@ -274,7 +274,7 @@ def test_a_time_that_is_no_number(time, got):
     assert text.endswith("Emit seconds, or any unit that length and slide are in too.")
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------------
+# -- errors
 
 
 def test_a_field_that_is_not_there():
@@ -363,7 +363,7 @@ def test_a_merge_of_ones_own():
 
 
 def test_lateness_is_exact():
-    """It was rounded up to whole slides."""
+    """Regression: it was rounded up to whole slides."""
     rows = [("a", 5), ("a", 13), ("a", 9), ("a", 14), ("a", 8)]
     runner, results = windowed(rows, 10, lateness=4)
     assert results == [("a", 10, 2)], "over at 14, with 9 in it, not at 20"
@@ -382,7 +382,7 @@ def test_late_tuples_are_counted_without_a_subscriber():
         runner.feed("rows", piece)
         runner.run_until_idle()
     (stats,) = runner.stats("total")
-    assert stats.late == 3, "tuples, not parts"
+    assert stats.late == 3, "tuples, not partials"
 
 
 @pytest.mark.parametrize(

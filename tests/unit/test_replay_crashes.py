@@ -1,4 +1,4 @@
-"""A crash in every gap between two steps: the folder as it was at that instant is opened by another process."""
+"""A crash between any two steps: another process opens the folder as it was at that moment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Crash(Exception):
 
 
 def crash_at(monkeypatch, owner, name, call):
-    """The ``call``-th call of a function, from 1, does not happen and nothing after it does."""
+    """The ``call``-th call of a function, counted from 1, is not carried out, and nothing after it is."""
     real, count = getattr(owner, name), iter(range(1, 1000))
 
     def maybe(*args, **kwargs):
@@ -200,7 +200,7 @@ def test_a_position_past_records_that_did_not_survive_a_power_cut_skips_no_other
     queue.close()
     segment.write_bytes(durable)
     again = DiskQueue(tmp_path)
-    again.seek(position)  # as the task's state says
+    again.seek(position)  # as the task's state contains it
     assert again.empty
     again.append(records("new"))
     assert payloads(again.read(10)) == ["new"]
@@ -220,7 +220,7 @@ def test_a_pointer_is_old_or_new_never_neither(tmp_path, monkeypatch):
     assert DiskPointer(tmp_path / "pointer").load() is False
 
 
-# -- send back: (1) append to From (2) strike out the dead letter
+# -- send back: (1) append to From (2) mark the dead letter as removed
 
 
 @pytest.mark.parametrize("step", [1, 2])

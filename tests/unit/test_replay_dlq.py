@@ -1,4 +1,4 @@
-"""penstock dlq: on the files of a topology that runs and of one that does not."""
+"""penstock dlq, on the files of a running and of a stopped topology."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.topology.components import Context, Failure
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Makes the queues of a task, with dead letters in them, as a running topology holds them."""
+    """Creates the queues of a task with dead letters in them, as a running topology has them open."""
     monkeypatch.setenv("COLUMNS", "200")
     opened = []
 
@@ -90,7 +90,7 @@ def test_sent_back_dead_letters_reach_a_running_topology(make, dlq, tmp_path):
     replayer.fail(entries[0], Failure("count", "again"))
     replayer.ack(entries[1:])
     replayer.close()
-    assert "lines.0.3" in dlq("list")  # its number goes on: two dead letters and what struck them out came before
+    assert "lines.0.3" in dlq("list")  # numbering continues after two dead letters and the record of their removal
 
 
 def test_sent_back_dead_letters_wait_for_a_topology_that_does_not_run(make, dlq):
@@ -100,7 +100,8 @@ def test_sent_back_dead_letters_wait_for_a_topology_that_does_not_run(make, dlq)
     dlq("send-back", "lines.0.0")
     again = make()
     assert again.from_.empty
-    assert [record.payload for _, record in again.to.read(10)] == [("a", 7)]  # exchanged: this one is From
+    # From and To are exchanged: this queue is From.
+    assert [record.payload for _, record in again.to.read(10)] == [("a", 7)]
 
 
 def test_errors_have_a_hint(make, dlq):

@@ -1,4 +1,4 @@
-"""The replayer's threads: what they do when things fail, and under load."""
+"""The threads of the replayer: failures and load."""
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ def test_close_writes_what_failed_and_stops_the_threads(bench):
     held = [record for queue in (after.from_, after.to) for _, record in queue.read(100)]
     assert sorted(record.payload[0] for record in held) == list(range(50))
     assert {record.attempts for record in held} == {1}
-    assert bench.state.value("eden").value == 50  # Eden's position has passed them, as far as the state knows
-    assert len(DiskQueue(bench.folder.parent / "eden").read(100)) == 50  # without a commit it has not
+    assert bench.state.value("eden").value == 50  # Eden's position in the state is behind them
+    # Without a commit they are still in the queue.
+    assert len(DiskQueue(bench.folder.parent / "eden").read(100)) == 50
 
 
 def test_what_is_done_is_released_when_the_epoch_after_it_is_committed(bench):
@@ -127,7 +128,7 @@ def test_what_is_done_is_released_when_the_epoch_after_it_is_committed(bench):
     bench.replayer.save_positions()
     assert held() == [2, 1, 0]
     bench.replayer.on_committed()
-    assert held() == [2, 1, 0]  # a restart may have to take the epoch before
+    assert held() == [2, 1, 0]  # a restart may use the epoch before the newest
     bench.replayer.save_positions()
     assert held() == [2, 1, 0]
     bench.replayer.on_committed()

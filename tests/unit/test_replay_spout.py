@@ -1,4 +1,4 @@
-"""ReplaySpout on the embedded queues, with the real threads."""
+"""ReplaySpout with the embedded queues and real threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.replay.queues import QueuesBusy
 from penstock.topology.components import Context, Failure
 from penstock.topology.streams import OutputDeclarer
 
-DEADLINE = 20.0  # s; a loaded machine
+DEADLINE = 20.0  # seconds; the machine may be busy
 
 
 class Collected:
@@ -31,7 +31,7 @@ class Collected:
 
 
 class Bench:
-    """One task of a ReplaySpout over a queue that the test appends to."""
+    """One task of a ReplaySpout that reads a queue the test appends to."""
 
     def __init__(self, folder, max_attempts=3):
         self.folder = folder
@@ -52,7 +52,7 @@ class Bench:
         self.source.append([ReplayRecord((value,)) for value in values])
 
     def await_rows(self, count):
-        """Call next_batch until so many tuples came; returns and forgets them."""
+        """Calls next_batch until ``count`` tuples were emitted; returns them."""
         end = time.monotonic() + DEADLINE
         while len(self.out.rows) < count:
             self.spout.next_batch()
@@ -63,7 +63,7 @@ class Bench:
         return rows
 
     def await_stored(self):
-        """Until the backflow has written all that failed and nothing is on its way."""
+        """Waits until the backflow thread has stored all failures and nothing is in flight."""
         end = time.monotonic() + DEADLINE
         while self.spout._replayer.outstanding:
             self.spout._replayer.wait(0.01)
@@ -159,9 +159,9 @@ def test_deactivated_and_drained_it_hands_over_to_another_process(bench, tmp_pat
     bench.feed("a", "b")
     rows = bench.await_rows(2)
     old = bench.spout
-    bench.start()  # a second process of the same task, standing ready
+    bench.start()  # a second process of the same task
     bench.spout.next_batch()
-    assert bench.spout._replayer is None  # the other one still holds the queues
+    assert bench.spout._replayer is None  # the other process still has the queues open
     old.deactivate()
     old.fail(rows[0][0], Failure("split", "boom"))
     bench.spout.next_batch()
@@ -208,7 +208,7 @@ def test_max_attempts_is_at_least_one(tmp_path):
 
 
 def spoil(queue, *items):
-    """Put bytes in a queue as they are."""
+    """Appends raw bytes to a queue."""
     queue._log.append(items)
 
 

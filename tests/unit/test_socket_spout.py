@@ -70,7 +70,7 @@ def test_connects_again_with_growing_pauses(bench, caplog):
         bench.until(lambda: bench.spout._socket is None)
         pauses.append(round(bench.spout._due - bench.clock.monotonic(), 3))
         bench.spout.next_batch()
-        assert bench.spout._socket is None  # not before the pause is over
+        assert bench.spout._socket is None  # not before the pause has passed
         bench.clock.advance(pauses[-1] + 0.001)
         bench.spout.next_batch()
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]

@@ -1,4 +1,4 @@
-"""Staging: rows of many sources under one schema, parts on disk, tokens, what survives a crash."""
+"""Staging: rows of several sources under one schema, parts on disk, tokens, crashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A, B = Source("left", "default", 3), Source("right", "odd", 4)
 
 
 class Shelf:
-    """An outside system: what was published, and the newest epoch of each ⟨task, identity⟩."""
+    """An outside system: the published rows, and the newest epoch of each ⟨task, identity⟩."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
@@ -58,7 +58,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def pickled(**columns: Any) -> pa.RecordBatch:
-    """As an untyped field arrives whose values are of several types."""
+    """A batch as an untyped field with values of several types arrives."""
     return pa.record_batch({name: to_column(values, None) for name, values in columns.items()})
 
 
@@ -86,7 +86,7 @@ def test_rows_go_to_disk_in_parts_before_the_epoch_ends(tmp_path: Path, monkeypa
     monkeypatch.setattr(staging, "PART_BYTES", 800)
     shelf = Shelf()
     sink = start(shelf, tmp_path)
-    for n in range(0, 1000, 50):  # 400 bytes each: two make a part
+    for n in range(0, 1000, 50):  # 400 bytes each: two batches make a part
         sink.write(batch(n=range(n, n + 50)), A)
         assert sink._buffer.bytes <= 800
     assert len(staged(tmp_path)) == 9
@@ -155,7 +155,7 @@ def test_the_folder_may_be_a_url() -> None:
 
 
 def test_an_epoch_given_up_leaves_no_files_behind(tmp_path: Path) -> None:
-    """At least once the runtime does not come back to a commit that failed: its tuples are replayed."""
+    """With at-least-once delivery the runtime does not repeat a commit that failed: its tuples are replayed."""
     shelf = Shelf()
     sink = start(shelf, tmp_path)
     sink.write(batch(n=[1]), A)
@@ -182,7 +182,7 @@ def test_a_disk_that_refuses_once_costs_no_row(tmp_path: Path, monkeypatch: Any)
 
     monkeypatch.setattr(sink._staged, "write", refuse)
     with pytest.raises(StateError):
-        sink.write(batch(n=[2]), A)  # this batch fails, the one before stays
+        sink.write(batch(n=[2]), A)  # this batch fails, the one before is kept
     monkeypatch.setattr(sink._staged, "write", write)
     sink.write(batch(n=[3]), A)
     sink.commit(sink.prepare_commit(1))

@@ -1,4 +1,4 @@
-"""Dead letters of sinks and plain spouts: stored in the state directory and shown by ``penstock dlq``."""
+"""Dead letters of sinks and plain spouts: stored in the state directory, shown by ``penstock dlq``."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_send_back_of_all_sends_those_that_have_a_queue_and_says_what_to_do_with
     assert len(queues.dead.read_all()) == 1
     assert main(["dlq", "send-back", "--all", *place]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 of 'sink' stay: no queue takes them." in said
+    assert "Not sent back: 1 of 'sink', because there is no queue to send them to." in said
     assert "1 dead letter sent back" in said
     assert queues.dead.read_all() == []
     assert values(dead_letters) == [1]

@@ -37,11 +37,12 @@ from penstock.worker.worker import Worker
 from tests.helpers import Driven, Pass, settings_with
 
 HERE = WorkerId(1, 0)
+FIRST = AssignWorker(0)
 
 
 @pytest.fixture
 def start(tmp_path):
-    def start(assignment=AssignWorker(0), delivery="exactly_once"):
+    def start(assignment=FIRST, delivery="exactly_once"):
         """The middle one of three workers."""
         builder = TopologyBuilder()
         builder.set_spout("words", FeederSpout("word"))

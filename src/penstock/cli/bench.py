@@ -1,4 +1,4 @@
-"""``penstock bench NAME``: the benchmarks of a source checkout."""
+"""``penstock bench NAME``: run a benchmark. Needs a source checkout."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ NAMES = (
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("bench", help="measure: " + ", ".join(NAMES))
-    parser.add_argument("name", choices=NAMES, help="which benchmark")
-    parser.add_argument("--quick", action="store_true", help="a short form, under a minute where it can be")
-    parser.add_argument("--json", metavar="PATH", help="write machine, rows and bars there")
-    parser.add_argument("--repeats", type=int, metavar="N", help="how often to measure; medians are reported")
-    parser.add_argument("--only", metavar="PART", action="append", help="only this part of it (repeatable)")
+    parser = commands.add_parser("bench", help="run a benchmark: " + ", ".join(NAMES))
+    parser.add_argument("name", choices=NAMES, help="the benchmark")
+    parser.add_argument("--quick", action="store_true", help="run a short form, if possible under a minute")
+    parser.add_argument("--json", metavar="PATH", help="write machine, rows and bars to this file")
+    parser.add_argument("--repeats", type=int, metavar="N", help="number of measurements; medians are reported")
+    parser.add_argument("--only", metavar="PART", action="append", help="run only this part (repeatable)")
     parser.add_argument(
         "--text",
         metavar="PATH",
-        help="the text of the word count from Kafka; without it a built-in generator makes lines of the same "
-        "shape",
+        help="text for the word count from Kafka (default: generated lines with the same statistics)",
     )
     parser.set_defaults(handler=handle)
 
@@ -45,7 +44,7 @@ def handle(options: argparse.Namespace) -> int:
     if not (root / "benchmarks").is_dir():
         raise LoadError(
             "penstock bench",
-            "it needs a source checkout, and this is an installed package",
+            "it needs a source checkout, but this is an installed package",
             "Clone the repository and run it there.",
         )
     sys.path.insert(0, str(root))

@@ -257,7 +257,7 @@ def _only_returnable(
             instead,
         )
     console.print(
-        printable(f"{stay} dead letters of {owners} stay, because these components have no queue. {instead}"),
+        printable(f"Not sent back: {stay} of {owners}, because there is no queue to send them to. {instead}"),
         highlight=False,
         markup=False,
     )

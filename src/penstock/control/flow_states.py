@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class DetectorState:
-    """What an overload detector has told its senders. Each mode of flow control uses the fields of its own."""
+    """The messages of an overload detector that are in force. Each mode of flow control uses its own fields."""
 
     steps: int = 0
-    """Step: signals sent and not taken back."""
+    """Mode step: signals sent and not cancelled."""
     rate: float = 0.0
-    """Step: tuples a second that arrived before the first signal."""
+    """Mode step: tuples per second that arrived before the first signal."""
     holds: bool = False
-    """Spout: it has stopped the spouts."""
+    """Mode spout: the spouts are stopped."""
     credits: list[tuple[int, int, int]] = field(default_factory=list)
-    """Credit: sender, tuples consumed, tuples granted."""
+    """Mode credit: sender, consumed tuples, granted tuples."""
 
 
 @dataclass(frozen=True)
 class LimiterState:
-    """What a rate limiter was asked for. Each mode of flow control uses the fields of its own."""
+    """The messages to a rate limiter that are in force. Each mode of flow control uses its own fields."""
 
     paused_by: list[int] = field(default_factory=list)
-    """Tasks that asked the sender to wait because it is epochs ahead."""
+    """Tasks that told the sender to wait because it is epochs ahead."""
     initial: float | None = None
-    """Step: tuples a second before the first signal."""
+    """Mode step: tuples per second before the first signal."""
     steps: dict[int, int] = field(default_factory=dict)
-    """Step: how many steps each task asks for."""
+    """Mode step: the steps that each task requests."""
     excluded: list[int] = field(default_factory=list)
-    """Step: tasks that nothing is sent to at the moment (migration)."""
+    """Mode step: tasks to which nothing is sent during a migration."""
     granted: dict[int, float] = field(default_factory=dict)
-    """Credit: tuples that each task may be sent altogether."""
+    """Mode credit: total tuples that may be sent to each task."""
     sent: dict[int, int] = field(default_factory=dict)
-    """Credit: tuples that each task was sent."""
+    """Mode credit: tuples sent to each task."""

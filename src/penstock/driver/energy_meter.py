@@ -1,4 +1,4 @@
-"""Energy of a running topology, node by node (SPEC 6.6): watts from a ``PowerModel`` and joules so far; measured
+"""Energy of a running topology, node by node: watts from a ``PowerModel`` and joules so far; measured
 ones beside them where the machines count them (RAPL). Pure; the load monitor tells it what was used."""
 
 from __future__ import annotations

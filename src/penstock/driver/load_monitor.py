@@ -1,4 +1,4 @@
-"""The load monitor of a running topology (SPEC 6.2): once a load sample, what executors, streams and nodes were up
+"""The load monitor of a running topology: once a load sample, what executors, streams and nodes were up
 to; for placement policies, for people, for a database. It meters the energy too."""
 
 from __future__ import annotations

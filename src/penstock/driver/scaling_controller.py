@@ -38,7 +38,7 @@ _LONGEST = (
 
 @dataclass(frozen=True)
 class SampleSummary:
-    """One load sample, for people (SPEC 4: completion latency is recorded beside X_i)."""
+    """One load sample, as people read it: the completion latency beside the number of failures."""
 
     time: float
     """Its end, on the clock of the caller."""

@@ -94,11 +94,14 @@ class MetricsBus:
         totals = before.task_totals()
         with self._lock, before._lock:
             for old, stats in totals.items():
-                successor = self._successor(before._plan, old)
+                successor = _successor(before._plan, self._plan, old)
                 if successor is not None:
                     self._counters.add_earlier(successor, stats)
             for (source, target), count in before._loads.streams().items():
-                sender, receiver = self._successor(before._plan, source), self._successor(before._plan, target)
+                sender, receiver = (
+                    _successor(before._plan, self._plan, source),
+                    _successor(before._plan, self._plan, target),
+                )
                 if sender is not None and receiver is not None:
                     self._loads.add_earlier((sender, receiver), count)
             self._events.prepend(before._events)
@@ -200,12 +203,6 @@ class MetricsBus:
         self._attempt = attempt
         self._pending.clear()
 
-    def _successor(self, plan: Plan, task: int) -> int | None:
-        """The task of this plan that continues the counters of a task of an earlier plan."""
-        old = plan.task[task]
-        tasks = self._plan.tasks_of.get(old.component, ())
-        return tasks[old.index % len(tasks)] if tasks else None
-
     def _note_backpressure(self, task: int, before: TaskStats, now: TaskStats) -> None:
         if (now.demand > 0) == (before.demand > 0):
             return
@@ -215,3 +212,10 @@ class MetricsBus:
         if now.demand:
             text = f"{of.key} slows its senders: {queued}, and {now.demand:,.0f} per second arrived"
         self._events.add_note(self._monotonic(), "flow", of.component, text)
+
+
+def _successor(before: Plan, now: Plan, task: int) -> int | None:
+    """The task of plan ``now`` that continues the counters of a task of plan ``before``."""
+    old = before.task[task]
+    tasks = now.tasks_of.get(old.component, ())
+    return tasks[old.index % len(tasks)] if tasks else None

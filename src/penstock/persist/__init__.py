@@ -1,7 +1,8 @@
-"""Never wait for the database: results wait in a queue outside the worker, and are written in bulk.
+"""The delayed persistent queue (*Lu 2020*, section 4.4): results wait in a queue outside the worker and are
+written to a store in bulk, so that the topology does not wait for the store.
 
-The bolt puts results in the queue and acks them; a processor of its own writes them to the store when the flush
-period has passed or enough of them wait (SPEC 5).
+``PersistBolt`` puts results into the queue and acks them. A separate process, the processor, writes them to the
+store when the flush period has passed or enough rows are waiting.
 """
 
 from penstock.persist.bolt import PersistBolt

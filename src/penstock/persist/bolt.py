@@ -1,11 +1,9 @@
-"""The bolt that never waits for the database."""
+"""The bolt of the delayed persistent queue: it puts results into a queue and does not wait for the store."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,39 +14,39 @@ from penstock.errors import ComponentError, EnvironmentFault, SinkBusy, SinkRefu
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.entries import pack, split
 from penstock.persist.keeper import Keeper
-from penstock.persist.policy import Patience
 from penstock.persist.processor import ProcessorStatus
 from penstock.persist.queues import ENTRY_BYTES, PersistentQueue, QueueClient, QueueUnavailable, WriterSuperseded
-from penstock.persist.spec import ProcessorSpec, keep, kept, local
+from penstock.persist.spec import ProcessorSpec, load_from_folder, local_path, save
 from penstock.persist.stores import Store
+from penstock.persist.writer import QueueWriter
 from penstock.storage.staging import StagedSink
 from penstock.topology.components import Conf, Context, Source
 
 log = logging.getLogger("penstock.persist")
 
 _PUT = "put"  # file in the task's folder with the newest epoch that is in the queue
-_PUT_ENTRIES = 8  # put at a time: at most 4 MB
-_PART_BITS = 20  # of an entry's number, for the parts of an epoch
+_PART_BITS = 20  # bits of an entry's number for the parts of an epoch: up to a million parts of 512 KB
 
 
 class PersistBolt(StagedSink):
-    """Puts results in a queue and acks them; a processor of its own writes them to the store in bulk.
+    """Puts results into a queue and acks them; a separate process, the processor, writes them to the store in bulk
+    (*Lu 2020*, section 4.4, algorithm 3).
 
-    ``store`` is where they end up: ``SQLiteStore``, ``PostgresStore``, ``ParquetStore`` or your own. ``queue`` is
-    where they wait: ``EmbeddedQueue`` (on local disk, the default), ``RedisQueue`` or ``MemcachedQueue``. The
-    processor writes ``flush_every`` seconds after its last write, or when ``flush_rows`` rows wait. Results of
-    one key are written in the order in which they were put.
+    ``store`` is the destination: ``SQLiteStore``, ``PostgresStore``, ``ParquetStore`` or your own. ``queue`` holds
+    the results until they are written: ``EmbeddedQueue`` (on a local disk, the default), ``RedisQueue`` or
+    ``MemcachedQueue``. The processor writes ``flush_every`` seconds after its last write, or when ``flush_rows``
+    rows are waiting. Results with the same key are written in the order in which they were put.
 
-    While the queue is full (its ``max_bytes``) or away the bolt takes no tuples, and backpressure does the rest.
-    While the store is away, or a call of it takes longer than ``timeout`` seconds, the processor tries again and
-    says so in the live view. A row the store refuses for good is a dead letter, in the state directory or in the
-    local folder ``dead_letters``.
+    While the queue is full (its ``max_bytes``) or unavailable, the bolt accepts no tuples, and backpressure slows
+    down the topology. While the store is unavailable, or a call of it takes longer than ``timeout`` seconds, the
+    processor retries and reports this in the live view. A row that the store rejects permanently becomes a dead
+    letter, in the state directory or in the local folder ``dead_letters``.
 
-    At the end of the topology the processor has ``drain_for`` seconds to empty the queue. What is left then is
-    written by the next start, or by ``penstock drain``.
+    When the topology ends, the processor has ``drain_for`` seconds to empty the queue. The next run, or
+    ``penstock drain``, writes the rest.
 
-    Exactly once, results enter the queue when their epoch is committed. Otherwise a result that was put and whose
-    tuple comes again is put again: give the store a ``key`` where that matters.
+    With exactly-once delivery, results enter the queue when their epoch is committed. Otherwise a result is put
+    again if its tuple is replayed; give the store a ``key`` if this matters.
     """
 
     commit_interval: ClassVar[float] = 0.0
@@ -77,84 +75,77 @@ class PersistBolt(StagedSink):
                 "flush_every, flush_rows and timeout must be greater than 0 and drain_for not "
                 f"negative, not {flush_every}, {flush_rows}, {timeout} and {drain_for}",
             )
-        self._target, self._mrwq = store, queue
+        self._target, self._queue = store, queue
         self._flush_every, self._flush_rows = flush_every, flush_rows
         self._timeout, self._drain_for = timeout, drain_for
         self._dead_letters = None if dead_letters is None else os.path.abspath(dead_letters)
 
-    # ---- the task --------------------------------------------------------------------------------------
+    # -- the task
 
     def connect(self, conf: Conf, context: Context) -> None:
         self._target.check(self.where)
-        self._mrwq.check(self.where, context.shared)
+        self._queue.check(self.where, context.shared)
         self._epochs = context.delivery == "exactly_once"
-        self._writer = f"{context.component}/{context.index}"
-        self._writer_incarnation: int | None = None
-        self._number = 0
-        self._in_hand: list[bytes] = []
-        self._patience = Patience()
-        self._room = 0
         self._prepared_bytes: dict[int, int] = {}
-        """Exactly once: of epochs that are staged and not in the queue yet."""
+        """With exactly-once delivery, the size of the epochs that are staged and not in the queue yet."""
         self._open_bytes = 0
-        self._publisher: QueueClient | None = None  # exactly once: of the thread that commits
+        self._publisher: QueueClient | None = None  # exactly-once delivery: the client of the committing thread
         self._shown = ProcessorStatus()
         self._keeper: Keeper | None = None
         spec = self._spec(context)
         self._name = spec.name
-        self._client = self._mrwq.open(spec.name, context.shared)
-        # Now if it can be: a worker that this one replaces must not be the later one.
-        with contextlib.suppress(QueueUnavailable):
-            self._writer_incarnation = self._client.register(self._writer)
-        if context.index == 0:  # a component has one queue, and a queue one processor
-            self._check_last_queue(spec)
-            keep(spec)
+        client = self._queue.open(spec.name, context.shared)
+        self._writer = QueueWriter(
+            f"{context.component}/{context.index}", self._queue, client, self.where, context.report
+        )
+        if context.index == 0:  # a component has one queue, and a queue has one processor
+            self._check_previous_queue(spec)
+            save(spec)
             self._keeper = Keeper(spec.dumps(), self._show)
 
     def ready(self) -> bool:
-        """There is room in the queue, and this task is known there. Asked for whenever as much was taken as there
-        was room for."""
-        if self._room <= 0 or self._writer_incarnation is None:
-            self._room = self._free() // self.context.parallelism
-        return self._room > 0
+        """True if the queue has room and this task is registered there. The queue is asked whenever the room that
+        it reported last is used up."""
+        if self._writer.room <= 0 or self._writer.incarnation is None:
+            self._writer.update_room(sum(list(self._prepared_bytes.values())), self.context.parallelism)
+        return self._writer.room > 0
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
         if self._epochs:
             super().write(batch, source)
-            self._room -= batch.nbytes
+            self._writer.room -= batch.nbytes
             self._open_bytes += batch.nbytes
         else:
             self._buffer.add(batch, source)
 
     def prepare_commit(self, epoch: int) -> Any:
-        """Exactly once stage the epoch. Otherwise put what was written: it is as good as persisted."""
+        """With exactly-once delivery, stage the epoch. Otherwise put what was written, which makes it durable."""
         if self._epochs:
             token = super().prepare_commit(epoch)
             if token is None:
                 return None
             self._prepared_bytes[token["epoch"]], self._open_bytes = self._open_bytes, 0
-            return {**token, "incarnation": self._writer_incarnation}
-        if not self._in_hand and self._buffer.rows:
-            assert self._writer_incarnation is not None  # else it was not ready
-            self._in_hand = self._pack(self._buffer.table(), self._writer_incarnation)
+            return {**token, "incarnation": self._writer.incarnation}
+        if not self._writer.has_packed and self._buffer.rows:
+            self._writer.pack(self._buffer.table())
             self._buffer.clear()
-        self._put_in_hand()
+        self._writer.put_packed()
         return None
 
     def cleanup(self) -> None:
         if self._keeper is not None and not self._keeper.close(self._drain_for):
             log.warning(
-                "%s: not all results are in %s yet; the next start or 'penstock drain %s' writes the rest",
+                "%s: not all results are in %s yet; the next run or 'penstock drain %s' writes the rest",
                 self.where,
                 self._target,
                 self.context.topology,
             )
-        self._client.close()
+        self._writer.client.close()
         if self._publisher is not None:
             self._publisher.close()
         super().cleanup()
 
-    # ---- exactly once ----------------------------------------------------------------------------------
+    # -- exactly-once delivery
 
     def commit(self, token: Any) -> None:
         if token is not None:
@@ -165,19 +156,20 @@ class PersistBolt(StagedSink):
         return int(self._store.read(_PUT)) if _PUT in self._store.list() else -1
 
     def publish(self, epoch: int, rows: pa.Table) -> None:
-        """(1) put an epoch's rows, by the incarnation that staged them; (2) record the epoch. A crash in between
-        has them put again, by the same names, which the processor knows."""
+        """Steps: (1) put the rows of the epoch under the incarnation that staged them; (2) record the epoch. After
+        a crash between the two the rows are put again with the same names, so the processor recognises them."""
         if self._publisher is None:
-            self._publisher = self._mrwq.open(self._name, self.context.shared)
-        if self._writer_incarnation is None:
+            self._publisher = self._queue.open(self._name, self.context.shared)
+        writer = self._writer
+        if writer.incarnation is None:
             try:
-                self._writer_incarnation = self._publisher.register(self._writer)
+                writer.incarnation = self._publisher.register(writer.name)
             except QueueUnavailable as error:
                 raise SinkBusy(error.where, error.problem, error.hint) from error
         for number, part in enumerate(split(rows, ENTRY_BYTES)):
-            entry = pack(self._writer, self._committing, (epoch << _PART_BITS) + number, part)
+            entry = pack(writer.name, self._committing, (epoch << _PART_BITS) + number, part)
             try:
-                self._publisher.put([entry], self._writer, self._writer_incarnation)
+                self._publisher.put([entry], writer.name, writer.incarnation)
             except QueueUnavailable as error:
                 raise SinkBusy(error.where, error.problem, error.hint) from error
             except WriterSuperseded as error:
@@ -185,56 +177,12 @@ class PersistBolt(StagedSink):
         self._store.write(_PUT, b"%d" % epoch)
         self._prepared_bytes.pop(epoch, None)
 
-    # ---- parts -----------------------------------------------------------------------------------------
+    # -- the processor
 
-    def _free(self) -> int:
-        """Bytes the queue has room for; 0 while it does not answer, which is asked after longer and longer
-        pauses, for an answer that does not come holds up the slot."""
-        now = time.monotonic()
-        if self._patience.wait(now):
-            return 0
-        try:
-            if self._writer_incarnation is None:
-                self._writer_incarnation = self._client.register(self._writer)
-            free = self._mrwq.max_bytes - self._client.waiting() - sum(list(self._prepared_bytes.values()))
-        except QueueUnavailable as error:
-            if not self._patience.attempts:
-                self.context.report(error)
-            self._patience.failed(now)
-            return 0
-        self._patience.succeeded()
-        return max(0, free)
-
-    def _put_in_hand(self) -> None:
-        """Put what is packed, a few entries at a time. What the queue may have is put again by the same names."""
-        assert self._writer_incarnation is not None or not self._in_hand
-        if self._in_hand and self._patience.wait(time.monotonic()):
-            raise SinkBusy(self.where, f"{self._mrwq} did not answer the last time")
-        while self._in_hand:
-            try:
-                self._client.put(self._in_hand[:_PUT_ENTRIES], self._writer, self._writer_incarnation or 0)
-            except QueueUnavailable as error:
-                self._patience.failed(time.monotonic())
-                raise SinkBusy(error.where, error.problem, error.hint) from error
-            except WriterSuperseded as error:
-                raise SinkRefused(error.where, error.problem, error.hint) from error
-            except ComponentError:
-                self._in_hand = []  # it will never be taken: its tuples fail, the next ones need not
-                raise
-            self._room -= sum(map(len, self._in_hand[:_PUT_ENTRIES]))
-            del self._in_hand[:_PUT_ENTRIES]
-        self._patience.succeeded()
-
-    def _pack(self, rows: pa.Table, incarnation: int) -> list[bytes]:
-        entries = []
-        for part in split(rows, ENTRY_BYTES):
-            self._number += 1
-            entries.append(pack(self._writer, incarnation, self._number, part))
-        return entries
-
-    def _check_last_queue(self, spec: ProcessorSpec) -> None:
-        """What waits in another queue than this would wait for ever."""
-        last = kept(spec.folder, spec.topology, spec.component)
+    def _check_previous_queue(self, spec: ProcessorSpec) -> None:
+        """Raise ``EnvironmentFault`` if the component had another queue before that is not empty: nobody would
+        write its results."""
+        last = load_from_folder(spec.folder, spec.topology, spec.component)
         if last is None or str(last.queue) == str(spec.queue):
             return
         client = last.queue.open(last.name, last.folder)
@@ -254,7 +202,7 @@ class PersistBolt(StagedSink):
             )
 
     def _spec(self, context: Context) -> ProcessorSpec:
-        shared = local(context.shared)
+        shared = local_path(context.shared)
         if self._dead_letters is not None:
             dead = Path(self._dead_letters) / context.topology / context.component
         elif shared is not None:
@@ -268,7 +216,7 @@ class PersistBolt(StagedSink):
         return ProcessorSpec(
             context.topology,
             context.component,
-            self._mrwq,
+            self._queue,
             self._target,
             context.shared,
             str(dead),
@@ -278,10 +226,10 @@ class PersistBolt(StagedSink):
         )
 
     def _show(self, status: ProcessorStatus) -> None:
-        """Bring the processor's status to the live view. From the keeper's thread."""
-        # Each end of the queue counts what it knew to be in there; the one that knew more is nearer to the truth.
-        mine = self._client if self._publisher is None else self._publisher
-        status = replace(status, lost=max(status.lost, mine.losses))
+        """Show the status of the processor in the live view. Called by the keeper's thread."""
+        # Each end of the queue counts the losses that it knows of; the larger number is closer to the truth.
+        client = self._writer.client if self._publisher is None else self._publisher
+        status = replace(status, lost=max(status.lost, client.losses))
         state = f"writing to {self._target}"
         if status.trouble:
             state = f"attempt {status.attempts} failed, next in {status.pause:.1f} s: {status.trouble}"

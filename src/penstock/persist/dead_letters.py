@@ -1,7 +1,7 @@
-"""Rows the store will never take, kept with its words until someone looks at them: ``penstock dlq``.
+"""Rows that the store rejected permanently, kept with its error message for ``penstock dlq``.
 
-Sent back, a row is put in the queue again: (1) put it, (2) strike out the dead letter. A crash between the two
-leaves it in both.
+A row that is sent back is put into the queue again, in two steps: (1) put it; (2) remove the dead letter. After a
+crash between the two it is in both.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.persist.stores import StoreUnavailable
 from penstock.replay.dead_letters import DiskDeadLetterStore
 from penstock.replay.records import ReplayRecord
 
-_SENDER = "dead letters"  # as a writer of the queue; of a folder: with a slash and a number of its own
+_SENDER = "dead letters"  # begins the name of the writer that sends dead letters back; a digest follows
 
 
 class DeadLetterRow(NamedTuple):
-    """A row, known by the entry that brought it and its place there."""
+    """A rejected row. ``id`` consists of the name of its entry and the index of the row there."""
 
     id: str
     row: pa.Table
@@ -33,8 +33,8 @@ class DeadLetterRow(NamedTuple):
 
 
 class DeadLetterRows:
-    """The dead letters of one component, in a local folder. A row that is added a second time is kept once: a
-    processor that died after it had kept a row, and before it had written the others, meets it again."""
+    """The dead letters of one component, in a local folder. A row that is added twice is stored once: if a
+    processor dies after it stored a row and before it wrote the others, the next processor adds the row again."""
 
     def __init__(self, folder: Path, component: str) -> None:
         self._dead_letters = DiskDeadLetterStore(folder)
@@ -42,35 +42,36 @@ class DeadLetterRows:
         self._known: set[str] = set()
 
     def add(self, rows: Sequence[DeadLetterRow]) -> None:
-        """Durable on return."""
+        """Store rows; they are durable on return. Raises ``StoreUnavailable``."""
         try:
-            # An orphan may have kept one since: it is looked for each time.
+            # Read each time: another processor, whose worker has died, may have added some.
             self._known.update(dead_letter.record.payload[0] for dead_letter in self._dead_letters.arrivals())
             new = [row for row in rows if row.id not in self._known]
             self._dead_letters.add([self._record(row) for row in new])
         except OSError as error:
             raise StoreUnavailable(
                 f"component '{self._component}', dead letters",
-                f"a row that the store refused cannot be kept ({type(error).__name__}: {error})",
-                "Check space and permissions in the state directory; until then nothing is written.",
+                f"a rejected row cannot be stored as a dead letter ({type(error).__name__}: {error})",
+                "Check free space and permissions in the state directory. Nothing is written until then.",
             ) from error
 
     def close(self) -> None:
         self._dead_letters.close()
 
     def _record(self, row: DeadLetterRow) -> ReplayRecord:
-        """For people the values, and for the store, should it be sent back, the row as it was."""
+        """The values are for people; the packed row is for the store if it is sent back."""
         (values,) = row.row.to_pylist()
         payload = (row.id, values, pack(_SENDER, 0, 0, row.row))
         return ReplayRecord(payload, 1, row.error, self._component, row.time)
 
 
 def send_rows_back(dead_letters: DiskDeadLetterStore, queue: QueueClient, ids: Collection[int]) -> int:
-    """Give dead letters to the processor once more, behind all that waits. Returns how many.
+    """Put dead letters into the queue again, after everything that waits there. Returns their number. Raises
+    ``EntryDamaged`` if one of them cannot be read.
 
-    The processor skips entries of an incarnation that is older than the newest it has seen of the same writer. So
-    of one folder's dead letters one call at a time registers and puts (``exclusive``), and dead letters in several
-    folders, as of tasks that have moved between machines, have writers of their own.
+    The processor skips entries of an incarnation that is older than the newest it has seen of the same writer.
+    Therefore one call at a time registers and puts the dead letters of a folder (``exclusive``), and each folder
+    has its own writer; a component has several folders if its tasks have moved between machines.
     """
     sender = _sender(dead_letters.folder)
     with dead_letters.exclusive():
@@ -82,7 +83,7 @@ def send_rows_back(dead_letters: DiskDeadLetterStore, queue: QueueClient, ids: C
                 f"dead letters in {dead_letters.folder}",
                 "a dead letter cannot be read, so it cannot be sent back: "
                 f"{next(dead_letter.record.error for dead_letter in chosen if dead_letter.record.damaged)}",
-                "Send the others back by their ids. Drop it, or use the key file it was signed with.",
+                "Send the others back by their ids. Drop this one, or use the key file it was signed with.",
             )
         incarnation = queue.register(sender)
         rows = [unpack(dead_letter.record.payload[2]).table() for dead_letter in chosen]

@@ -1,8 +1,8 @@
-"""A queue on local disk: no server needed, and the default.
+"""The default queue, on a local disk and without a server.
 
-What was put is on disk (``fdatasync``) and survives a kill of any process and a power cut. All tasks of the
-component and its processor must see the same folder: one machine, or a file system that the machines share and
-that knows ``flock``. With workers on several machines and no such file system, take ``RedisQueue``.
+Entries are on disk (``fdatasync``) when they have been put; they survive a kill of any process and a power
+failure. All tasks of the component and its processor must see the same folder: on one machine, or on a shared file
+system that supports ``flock``. Use ``RedisQueue`` for workers on several machines without such a file system.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from penstock.persist.queues import PersistentQueue, QueueClient, QueueUnavailab
 from penstock.private_folder import make_folders, open_here
 from penstock.storage.segments import SEGMENT_BYTES, LogReader, SegmentLog, lock, replace_file
 
-_LEAST_SEGMENT = 64 << 10  # bytes
-_FRAME = 8  # bytes a record has in a segment beside its own
-_SLOT = struct.Struct("<QQQI")  # a position: record, segment, bytes before it; crc
-_SLOT_BYTES = 4096  # a slot has a block of its own: a torn write does not reach the other
+_LEAST_SEGMENT = 64 << 10  # bytes; smaller segments would mean too many files
+_FRAME = 8  # bytes that a segment needs for a record besides its contents
+_SLOT = struct.Struct("<QQQI")  # a position: record, segment, bytes before it in the segment; CRC
+_SLOT_BYTES = 4096  # each slot has its own disk block, so an incomplete write cannot affect the other
 
 
 class EmbeddedQueue(PersistentQueue):
-    """A log in ``folder``, or where the topology keeps its state. Up to ``max_bytes`` of results wait, and take a
-    little more than that on disk."""
+    """A log in ``folder``, or in the topology's state directory. Up to ``max_bytes`` of results may wait; they
+    take slightly more space on disk."""
 
     def __init__(self, folder: str | None = None, max_bytes: int = 1 << 30) -> None:
         self.folder = folder if folder is None or "://" in folder else os.path.abspath(folder)
@@ -52,7 +52,7 @@ class EmbeddedQueue(PersistentQueue):
         )
 
     def open(self, name: str, folder: str) -> EmbeddedClient:
-        # Segments of a sixteenth: files that are done with go before they take much of what may wait.
+        # A segment has at most a sixteenth of max_bytes: processed files are removed before they take much space.
         segment_bytes = max(_LEAST_SEGMENT, min(SEGMENT_BYTES, self.max_bytes // 16))
         return EmbeddedClient(name, Path(self._path(folder)) / f"queue-{safe(name)}", segment_bytes)
 
@@ -64,23 +64,23 @@ class EmbeddedQueue(PersistentQueue):
 
 
 class EmbeddedClient(QueueClient):
-    """The log in one folder, and beside it, each under a lock of its own:
+    """The log in one folder, and these files, each with its own lock:
 
-    - ``position``: the number of the oldest record not released, the segment it is in, and how many bytes of that
-      segment come before it. It is written over the older of two slots, so that a crash leaves the other, and so
-      that releasing needs no space: a full disk would else stay full;
-    - ``incarnation-...``: the last incarnation of a writer, and ``id``, the queue's, in files that are replaced as
-      a whole.
+    - ``position``: the number of the oldest record not released, its segment, and the number of bytes before it in
+      that segment. A new position overwrites the older of two slots. After a crash the other slot is intact, and
+      releasing records needs no additional space, which matters on a full disk.
+    - ``incarnation-...``: the last incarnation of a writer, and ``id``, the id of the queue. These files are
+      replaced atomically.
     """
 
     def __init__(self, name: str, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._name, self._folder, self._segment_bytes = name, folder, segment_bytes
         self._reader: LogReader | None = None
-        self._read: deque[tuple[int, int]] = deque()  # numbers and sizes of what was read and not released
+        self._read: deque[tuple[int, int]] = deque()  # numbers and sizes of records read and not released
 
     def id(self) -> str:
         path = self._folder / "id"
-        with self._io_errors("know its id"), self._locked("id"):
+        with self._io_errors("read its id"), self._locked("id"):
             if not path.exists():
                 replace_file(path, secrets.token_hex(8).encode())
             return path.read_text()
@@ -97,16 +97,16 @@ class EmbeddedClient(QueueClient):
             if not writer:
                 log.append(entries, self._position()[0])
                 return
-            with self._locked("incarnations", shared=True):  # nobody registers meanwhile, others may put
+            with self._locked("incarnations", shared=True):  # excludes register(), but not other calls of put()
                 if self._incarnation(writer) > incarnation:
                     raise superseded(f"queue '{self._name}' in {self._folder}", writer)
                 log.append(entries, self._position()[0])
 
     def waiting(self) -> int:
-        with self._io_errors("look how much waits"):
+        with self._io_errors("determine how much is waiting"):
             _, first, done = self._position()
             sizes = self._segment_sizes()
-            # What is in the segments from that one on, less its beginning. It may be gone since: then so is that.
+            # All segments from that one on, less the released part of it. The segment may have been removed since.
             begun = min(done, sizes.get(first, 0))
             return sum(size for segment, size in sizes.items() if segment >= first) - begun
 
@@ -125,9 +125,9 @@ class EmbeddedClient(QueueClient):
         self._read.clear()
 
     def release(self, position: int) -> None:
-        """(1) write the position; (2) remove the segments it has passed, whole ones only."""
+        """Steps: (1) write the position; (2) remove the segments whose records all lie before it."""
         with self._io_errors("release"):
-            log = self._log  # made before the lock is taken: that takes it too
+            log = self._log  # created before the lock is taken, because its creation takes the same lock
             with self._locked():
                 number, segment, done = self._position()
                 if position >= number:
@@ -161,7 +161,7 @@ class EmbeddedClient(QueueClient):
         return self._folder / "position"
 
     def _slots(self) -> list[tuple[int, int, int]]:
-        """What is in the two slots; zeros of one that is new or torn."""
+        """The contents of the two slots; zeros for a slot that is new or incomplete."""
         data = self._position_file.read_bytes() if self._position_file.exists() else b""
         found = []
         for offset in (0, _SLOT_BYTES):
@@ -171,7 +171,7 @@ class EmbeddedClient(QueueClient):
         return found
 
     def _position(self) -> tuple[int, int, int]:
-        """The oldest record not released, its segment, and the bytes before it there."""
+        """The oldest record not released, its segment, and the bytes before it in the segment."""
         return max(self._slots())
 
     def _write_position(self, number: int, segment: int, done: int) -> None:
@@ -187,7 +187,7 @@ class EmbeddedClient(QueueClient):
     def _segment_sizes(self) -> dict[int, int]:
         sizes = {}
         for first in self._log.segments():
-            with contextlib.suppress(FileNotFoundError):  # released since it was listed
+            with contextlib.suppress(FileNotFoundError):  # removed after it was listed
                 sizes[first] = self._log.path(first).stat().st_size
         return sizes
 
@@ -200,7 +200,7 @@ class EmbeddedClient(QueueClient):
 
     @contextlib.contextmanager
     def _locked(self, what: str = "position", shared: bool = False) -> Iterator[None]:
-        """Alone with it, among all processes, or together with others that only look."""
+        """Hold the named lock, exclusively or shared with other readers. Raises ``TimeoutError``."""
         make_folders(self._folder)
         file = open_here(self._folder / f"{what}.lock", os.O_RDWR | os.O_CREAT)
         try:
@@ -210,12 +210,13 @@ class EmbeddedClient(QueueClient):
             os.close(file)
 
     @contextlib.contextmanager
-    def _io_errors(self, what: str) -> Iterator[None]:
+    def _io_errors(self, action: str) -> Iterator[None]:
+        """Turn ``OSError`` into ``QueueUnavailable``."""
         try:
             yield
         except OSError as error:
             raise QueueUnavailable(
                 f"queue '{self._name}' in {self._folder}",
-                f"the queue cannot {what} ({error})",
-                "Free some space or repair the disk; it then goes on by itself.",
+                f"the queue cannot {action} ({error})",
+                "Free disk space or repair the disk; the queue then continues by itself.",
             ) from error

@@ -1,4 +1,4 @@
-"""What the queue holds: batches of rows, each with the name that tells a second delivery from a new one."""
+"""The entries of a queue: batches of rows, each with a name that identifies a repeated delivery."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MAGIC = b"pst1"
 
 
 class EntryDamaged(EnvironmentFault):
-    """Bytes in the queue are not an entry."""
+    """Bytes in the queue are not a valid entry."""
 
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """Rows that were put together. ⟨writer, incarnation, number⟩ is theirs alone: put or read a second time, they
-    are known by it. A writer has one incarnation after another, each with a greater number, and counts its entries
-    upwards within each."""
+    """Rows that were put together. ⟨writer, incarnation, number⟩ identifies the entry, even if it is put or read
+    twice. Each incarnation of a writer has a greater number than the one before, and numbers its entries in
+    ascending order."""
 
     writer: str
     incarnation: int
@@ -37,8 +37,8 @@ class QueueEntry:
 
 
 def pack(writer: str, incarnation: int, number: int, rows: pa.Table) -> bytes:
-    """An entry as bytes."""
-    rows = rows.combine_chunks()  # one message, however many batches the rows came in
+    """The bytes of an entry."""
+    rows = rows.combine_chunks()  # one Arrow message, however many batches the rows consist of
     out = pa.BufferOutputStream()
     name = writer.encode()
     head = _HEADER.pack(_MAGIC, incarnation, number, rows.num_rows, len(name)) + name
@@ -50,13 +50,13 @@ def pack(writer: str, incarnation: int, number: int, rows: pa.Table) -> bytes:
 
 
 def unpack(data: bytes) -> QueueEntry:
-    """An entry from its bytes; its rows are decoded when they are asked for."""
+    """The entry of these bytes; its rows are decoded by ``table``. Raises ``EntryDamaged``."""
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
         raise EntryDamaged(
             "the delayed persistent queue",
-            f"it holds something that this version of Penstock did not put there: {len(data)} "
+            f"it contains something that this version of Penstock did not put there: {len(data)} "
             f"bytes that begin with {data[:8]!r}",
-            "Let nothing else write to the queue, and drain it with the version that filled it.",
+            "No other program may write to the queue. Drain it with the version of Penstock that filled it.",
         )
     _, incarnation, number, rows, length = _HEADER.unpack_from(data)
     end = _HEADER.size + length
@@ -65,18 +65,18 @@ def unpack(data: bytes) -> QueueEntry:
 
 
 def _aligned(size: int) -> int:
-    """Where the rows begin behind a head of that size: Arrow wants its buffers aligned."""
+    """The offset of the rows after a header of that size: Arrow requires aligned buffers."""
     return -(-size // 64) * 64
 
 
 def split(rows: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
-    """The rows in parts of at most about so many bytes, always the same ones for the same rows; a row is never
-    divided."""
+    """The rows in parts of at most about ``most_bytes``. The parts are always the same for the same rows; a row is
+    never divided."""
     parts = max(1, -(-rows.nbytes // most_bytes))
     size = max(1, -(-rows.num_rows // parts))
     for begin in range(0, rows.num_rows, size):
         part = rows.slice(begin, size)
-        if part.num_rows > 1 and part.nbytes > most_bytes:  # rows of very different sizes
+        if part.num_rows > 1 and part.nbytes > most_bytes:  # the rows differ much in size
             yield from split(part, most_bytes)
         else:
             yield part

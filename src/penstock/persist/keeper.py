@@ -1,4 +1,4 @@
-"""Keeps a processor's process alive, from the worker."""
+"""Keeps the process of a processor running, from the worker."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.persist")
 
-_STEADY = 10.0  # s after which a processor has proved itself, and the next death is a first one
+_STEADY = 10.0  # seconds; after a processor has run for this long, its next failure counts as the first one
 
 
 class Keeper:
-    """Starts a processor, hears what it says, starts another when it dies. ``heard`` is called from a thread of
-    its own."""
+    """Starts a processor, receives its status, and starts another one when it dies. ``on_status`` is called by the
+    keeper's thread."""
 
-    def __init__(self, spec: bytes, heard: Callable[[ProcessorStatus], None]) -> None:
-        self._spec, self._heard = spec, heard
+    def __init__(self, spec: bytes, on_status: Callable[[ProcessorStatus], None]) -> None:
+        self._spec, self._on_status = spec, on_status
         self._ending = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,8 +40,8 @@ class Keeper:
         return None if process is None else process.pid
 
     def close(self, seconds: float) -> bool:
-        """Have the queue emptied, and wait so long for it; True: it is empty. A processor that needs longer goes
-        on for a moment, then ends."""
+        """Ask the processor to empty the queue, and wait ``seconds`` for it. Returns True if the queue is empty. A
+        processor that needs longer continues for a moment and then ends."""
         with self._lock:
             self._ending.set()
             process = self._process
@@ -64,7 +64,7 @@ class Keeper:
                     return
                 self._process = process = _start(self._spec)
             began = time.monotonic()
-            status = self._listen(process, status)
+            status = self._receive(process, status)
             code = process.wait()
             if self._ending.is_set():
                 return
@@ -72,18 +72,19 @@ class Keeper:
             if now - began > _STEADY:
                 patience.succeeded()
             patience.failed(now)
-            status.trouble = status.trouble or f"the processor ended with {code}"
+            status.trouble = status.trouble or f"the processor ended with exit code {code}"
             status.attempts, status.pause = max(patience.attempts, status.attempts), patience.wait(now)
-            log.warning("%s; another starts in %.1f s", status.trouble, status.pause)
-            self._heard(status)
+            log.warning("%s; a new processor starts in %.1f s", status.trouble, status.pause)
+            self._on_status(status)
             self._ending.wait(status.pause)
 
-    def _listen(self, process: subprocess.Popen[bytes], status: ProcessorStatus) -> ProcessorStatus:
-        """Until the process ends; returns its last status. Its counts go on from those of the one before."""
+    def _receive(self, process: subprocess.Popen[bytes], status: ProcessorStatus) -> ProcessorStatus:
+        """Receive statuses until the process ends, and return the last one. Its counts are added to those of the
+        processor before."""
         assert process.stdout is not None
         before = (status.written, status.rejected, status.again, status.lost)
         for line in process.stdout:
-            with contextlib.suppress(ValueError, TypeError):  # half a line of one that was killed
+            with contextlib.suppress(ValueError, TypeError):  # an incomplete line of a process that was killed
                 status = ProcessorStatus(**parse_json(line))
                 status.written, status.rejected, status.again, status.lost = (
                     mine + theirs
@@ -91,14 +92,15 @@ class Keeper:
                         (status.written, status.rejected, status.again, status.lost), before, strict=True
                     )
                 )
-                self._heard(status)
+                self._on_status(status)
         return status
 
 
 def _start(spec: bytes) -> subprocess.Popen[bytes]:
-    """With this process's modules, wherever they come from, and out of the reach of Ctrl-C: the worker says when
-    to end. ``-P``: without the folder it happens to be started in, where anyone may have put modules. The
-    deployment key goes through the pipe: other users can see arguments, and other programs the environment."""
+    """Start the process with this process's modules, in a new session so that Ctrl-C does not reach it: the worker
+    tells it when to end. ``-P`` keeps the working directory, where anyone may have put modules, out of the module
+    path. The deployment key is sent through the pipe, because other users can see arguments, and other programs
+    can see the environment."""
     path = [os.path.abspath(entry) for entry in sys.path if entry]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "penstock.persist.process"],
@@ -108,7 +110,7 @@ def _start(spec: bytes) -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it may be dead already
+    with contextlib.suppress(OSError):  # the process may have died already
         process.stdin.write(signing.deployment_key() + LENGTH.pack(len(spec)) + spec)
         process.stdin.flush()
     return process

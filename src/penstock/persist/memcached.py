@@ -1,24 +1,26 @@
-"""A queue in memcached: the choice of A, and one that can lose results.
+"""A queue in memcached, the choice of *Lu 2020* (section 4.4). It can lose results.
 
 **What is lost.** memcached keeps everything in memory. When it crashes, is restarted or flushed, all results that
-were acknowledged, waited in it and had not been read by the processor are lost; the tuples they come from are not
-replayed, for they were acked. Writers and processor notice, go on with an empty queue, and count what they knew to
-be in it (``losses``). A kill of a worker or of the processor loses nothing. Without ``-M`` memcached also drops
-values when its memory is full, silently: start it with ``-M``, and with ``-m`` of at least twice ``max_bytes``;
-``warning`` says if it was not. Where no result may be lost take ``RedisQueue`` or ``EmbeddedQueue``.
+were acknowledged, were waiting in it and had not been read by the processor are lost. Their tuples are not
+replayed, because they were acked. Writers and the processor detect this, continue with an empty queue, and count
+the entries that they knew to be in it (``losses``). A kill of a worker or of the processor loses nothing. Without
+``-M``, memcached also drops values silently when its memory is full: start it with ``-M``, and with ``-m`` of at
+least twice ``max_bytes``; ``warning`` tells if it was not. Use ``RedisQueue`` or ``EmbeddedQueue`` if no result
+may be lost.
 
-**How it works.** memcached has no lists, but counters and two atomic steps: ``add``, which fails where there is a
-value, and ``cas``. A writer counts up the tail, which gives it a number, and then adds its entry under that. If it
-dies or stalls in between, the processor finds a hole. It waits for some seconds, then adds a tombstone in its
-place and reads on: a dead writer blocks nothing. A writer that wakes up finds that it cannot add, or that its
-number was given up, and takes a new one: a stalled one loses nothing. Entries of one writer keep their order.
+**How it works.** memcached has no lists, but counters and two atomic operations: ``add``, which fails if there is
+a value, and ``cas``. A writer increments the tail, which gives it a number, and adds its entry under that number.
+If it dies or stalls in between, the processor finds a hole. The processor waits for some seconds, adds a tombstone
+there, and continues: a dead writer blocks nothing. A writer that resumes finds that it cannot add its entry, or
+that its number was given up, and takes a new one: a stalled writer loses nothing. The entries of one writer keep
+their order.
 
-The tail counts entries in its lower bits and their bytes in its upper ones, so one step does both, and each entry
-carries the bytes up to its end. What waits is the tail's bytes less those of the last entry released: however many
-writers have died, it is right again with the next release.
+The tail counts entries in its lower bits and their bytes in its upper bits, so one operation updates both. Each
+entry contains the total of bytes up to its end. The bytes that wait are those of the tail less those of the last
+entry released, so the number is correct after the next release even if writers have died.
 
-The keys of a queue have a random id in them, which itself is under a key: where it, or the tail, or the head is
-missing, the queue is gone and a new one is made. Needs ``pip install "penstock[memcached]"``.
+The keys of a queue contain a random id, which is itself stored under a key. If the id, the tail or the head is
+missing, the queue is lost and a new one is created. Needs ``pip install "penstock[memcached]"``.
 """
 
 from __future__ import annotations
@@ -37,35 +39,37 @@ from penstock.persist.names import safe
 from penstock.persist.queues import PersistentQueue, QueueClient, QueueUnavailable, superseded
 
 HOLE_SECONDS = 2.0
-"""How long the processor waits for an entry whose number was taken. A put takes a millisecond; a writer that
-stalls for longer than this only has to try again."""
-_ANSWER_SECONDS = 3.0
-_READ_COUNT = 16  # entries asked for at a time: at most 8 MB
-_OVERHEAD = 512  # bytes of a value's key and of memcached's own header, which count as its size
-_TRIES = 20  # of what a lost queue or a number given up has undone: once is rare
+"""Seconds that the processor waits for an entry whose number was taken. A put takes a millisecond; a writer that
+stalls for longer only has to try again."""
+_ANSWER_SECONDS = 3.0  # seconds that memcached may take to answer; it usually takes less than a millisecond
+_READ_COUNT = 16  # entries per request: at most 8 MB
+_OVERHEAD = 512  # bytes; upper bound of a value's key and memcached's header, which count as its size
+_TRIES = 20  # attempts of an operation that a lost queue or a given-up number has undone; one is rarely needed
 
-# The tail, 64 bits that wrap around: the number of the last entry, and above it the bytes put so far in KiB.
-_NUMBER_BITS = 40  # at 10,000 entries a second, three years
+# The tail has 64 bits and wraps around: the number of the last entry, and in the upper bits the KiB put so far.
+_NUMBER_BITS = 40  # sufficient for three years at 10,000 entries per second
 _NUMBERS = (1 << _NUMBER_BITS) - 1
 _UNIT = 1 << 10
 _UNITS = (1 << (64 - _NUMBER_BITS)) - 1  # 16 GiB
 _MOST_BYTES = _UNITS * _UNIT // 2
 
-_HEADER = struct.Struct("<4sI")  # magic, the tail's bytes (in units) up to the entry's end
+_HEADER = struct.Struct("<4sI")  # magic, total of units up to the end of the entry
 _MAGIC = b"pmc1"
 _TOMBSTONE = b"pmc1 given up"
 
 
 @dataclass(frozen=True)
 class _Head:
+    """The progress of the processor, stored in memcached."""
+
     number: int = 0
-    """Of the last entry released."""
+    """The number of the last entry released."""
     units: int = 0
-    """The tail's bytes up to its end."""
+    """The total of units up to the end of that entry."""
     deleted: int = 0
-    """The last number that is surely deleted."""
+    """The number up to which entries are deleted."""
     given_up: int = 0
-    """The last number whose entry is not waited for any more."""
+    """The last number that was given up: its entry is no longer waited for."""
 
     def encode(self) -> bytes:
         return b"%d %d %d %d" % (self.number, self.units, self.deleted, self.given_up)
@@ -76,7 +80,7 @@ class _Head:
 
 
 class MemcachedQueue(PersistentQueue):
-    """A queue in the memcached at ``server`` (``host:port``). Up to ``max_bytes`` of results wait."""
+    """A queue in memcached at ``server`` (``host:port``). Up to ``max_bytes`` of results may wait."""
 
     def __init__(self, server: str = "127.0.0.1:11211", max_bytes: int = 32 << 20) -> None:
         self.server = server
@@ -89,7 +93,7 @@ class MemcachedQueue(PersistentQueue):
         except ValueError as error:
             raise TopologyError(
                 where,
-                f"server is not a memcached's host and port ({error})",
+                f"server is not a host and port of memcached ({error})",
                 "Write MemcachedQueue('host:11211').",
             ) from None
         if self.max_bytes > _MOST_BYTES:
@@ -106,43 +110,108 @@ class MemcachedQueue(PersistentQueue):
         return f"in memcached at {self.server}"
 
 
+class MemcachedConnection:
+    """One connection to memcached, its settings, and its errors."""
+
+    def __init__(self, where: str, address: str, max_bytes: int) -> None:
+        library = _library(where)
+        self.where, self._max_bytes = where, max_bytes
+        self._errors = library.exceptions
+        self.server: Any = library.Client(
+            address, connect_timeout=_ANSWER_SECONDS, timeout=_ANSWER_SECONDS, no_delay=True, default_noreply=False
+        )
+        self._item_bytes = 0  # the maximum size of a value; 0 if unknown
+
+    def add(self, key: str, value: bytes) -> bool:
+        """Add a value under a new key. If memcached has no memory, a tombstone is added instead, so that the
+        processor need not wait for the entry, and the error is raised."""
+        try:
+            return bool(self.server.add(key, value))
+        except self._errors.MemcacheUnexpectedCloseError:
+            raise
+        except self._errors.MemcacheServerError:
+            with contextlib.suppress(self._errors.MemcacheServerError):
+                self.server.add(key, _TOMBSTONE)
+            raise
+
+    def check_settings(self) -> str:
+        """Read the settings of the server. Returns a warning if they may lose results; otherwise an empty text."""
+        try:
+            found = self.server.stats("settings")
+        except self._errors.MemcacheClientError:  # some proxies do not support this command
+            found = {}
+        self._item_bytes = found.get(b"item_size_max", 0)
+        memory = found.get(b"maxbytes", 0)
+        if not memory:
+            weakness = "could not check whether it drops results when its memory is full. Start it with -M"
+        elif found.get(b"evictions") != b"off":
+            weakness = "it drops results when its memory is full. Start it with -M"
+        elif memory < 2 * self._max_bytes:
+            weakness = f"its memory of {memory >> 20} MiB is less than twice max_bytes. Start it with a greater -m"
+        else:
+            weakness = ""
+        return f"{self.where}: {weakness}." if weakness else ""
+
+    def check_size(self, entry: bytes) -> None:
+        """Raise ``ComponentError`` if memcached does not accept values of this size."""
+        if self._item_bytes and len(entry) + _OVERHEAD > self._item_bytes:
+            raise ComponentError(
+                self.where,
+                f"an entry has {len(entry)} bytes, but memcached accepts at most {self._item_bytes}",
+                "Start it with a larger -I, or use RedisQueue or EmbeddedQueue.",
+            )
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn an error of memcached or of the network into ``QueueUnavailable`` and close the connection."""
+        try:
+            yield
+        except (OSError, self._errors.MemcacheError) as error:
+            self.server.close()
+            raise self.unavailable(
+                f"memcached did not carry out a request within {_ANSWER_SECONDS:g} s ("
+                + f"{type(error).__name__}: {error}".removesuffix(": ")
+                + ")"
+            ) from error
+
+    def unavailable(self, problem: str) -> QueueUnavailable:
+        return QueueUnavailable(
+            self.where, problem, "The queue continues by itself once memcached runs and has memory."
+        )
+
+
 class MemcachedClient(QueueClient):
-    """One connection to memcached, and what this client knows of the queue there."""
+    """What this client knows of the queue, and its operations on it."""
 
     def __init__(self, name: str, server: str, max_bytes: int, clock: Clock | None = None) -> None:
-        library = _library(f"queue '{name}'")
-        self._where = f"queue '{name}' in memcached at {server}"
-        self._errors = library.exceptions
-        self._server: Any = library.Client(
-            server, connect_timeout=_ANSWER_SECONDS, timeout=_ANSWER_SECONDS, no_delay=True, default_noreply=False
-        )
-        self._max_bytes = max_bytes
+        where = f"queue '{name}' in memcached at {server}"
+        self._connection = MemcachedConnection(where, server, max_bytes)
+        self._server = self._connection.server
         self._clock = clock or SystemClock()
         self._prefix = f"penstock:{safe(name)}"
-        self._item_bytes = 0  # the most a value may have; 0 where it is not known
         self._losses = 0
-        self._passed_before = 0  # positions up to here are of queues that are gone
-        self._gone = b""  # the id of the last one
+        self._passed_before = 0  # positions up to here belong to queues that are lost
+        self._gone = b""  # the id of the last lost queue
         self._begin(b"")
 
     def _begin(self, id: bytes) -> None:
-        """Know nothing yet of the queue of that id, or of none."""
+        """Forget everything about the previous queue. ``id`` is empty until a queue is found."""
         self._id = id
-        self._tail = self._head = 0  # numbers last seen
-        self._cursor = 0  # the number last read or given up; 0: begin behind the head
+        self._tail = self._head = 0  # the numbers read last
+        self._cursor = 0  # the number last read or given up; 0: begin after the head
         self._holes: dict[int, float] = {}  # numbers whose entries are missing, and since when
-        self._passed: dict[int, int | None] = {}  # units of what was read and not released; None: a tombstone
+        self._passed: dict[int, int | None] = {}  # units of entries read and not released; None: a tombstone
 
     def id(self) -> str:
-        with self._io_errors():
+        with self._connection.errors():
             self._open_queue()
             return self._id.decode()
 
-    # ---- writers -------------------------------------------------------------------------------------------
+    # -- methods of writers
 
     def register(self, writer: str) -> int:
         key = self._incarnation_key(writer)
-        with self._io_errors():
+        with self._connection.errors():
             while True:
                 last, token = self._server.gets(key)
                 incarnation = max(int(last or 0) + 1, int(time.time() * 1000))
@@ -151,12 +220,12 @@ class MemcachedClient(QueueClient):
                     return incarnation
 
     def put(self, entries: Sequence[bytes], writer: str = "", incarnation: int = 0) -> None:
-        """A later incarnation that is registered at this very moment may be missed: memcached looks at one key at
-        a time. The processor passes over what comes of that."""
-        with self._io_errors():
+        """An incarnation that is registered at the same time may be missed, because memcached has no operation on
+        several keys. The processor skips the entries that result from this."""
+        with self._connection.errors():
             newest = self._server.get(self._incarnation_key(writer)) if writer else None
             if newest is not None and int(newest) > incarnation:
-                raise superseded(self._where, writer)
+                raise superseded(self._connection.where, writer)
             for entry in entries:
                 self._put_one(entry)
 
@@ -164,20 +233,21 @@ class MemcachedClient(QueueClient):
         return f"{self._prefix}:incarnation:{safe(writer)}"
 
     def _put_one(self, entry: bytes) -> None:
-        """(1) count up the tail; (2) add the entry under its number; (3) look whether the queue is still there and
-        that number was not given up, the tombstone deleted since. Only then the processor will find it."""
+        """Steps: (1) increment the tail; (2) add the entry under its number; (3) check that the queue still exists
+        and that the number was not given up and its tombstone deleted. Otherwise the processor would not find the
+        entry, and the steps are repeated."""
         units = -(-(_HEADER.size + len(entry)) // _UNIT)
         for _ in range(_TRIES):
             self._open_queue()
-            self._check_size(entry)
+            self._connection.check_size(entry)
             tail = self._server.incr(self._key("tail"), (units << _NUMBER_BITS) + 1)
             if tail is None:
                 self._lost()
                 continue
             number = tail & _NUMBERS
             key = self._key(number)
-            if not self._add(key, _HEADER.pack(_MAGIC, tail >> _NUMBER_BITS) + entry):
-                continue  # given up by the processor
+            if not self._connection.add(key, _HEADER.pack(_MAGIC, tail >> _NUMBER_BITS) + entry):
+                continue  # the processor has given up this number
             head = self._server.get(self._key("head"))
             if head is None:
                 self._lost()
@@ -186,29 +256,19 @@ class MemcachedClient(QueueClient):
                 if _Head.decode(head).given_up < number:
                     self._tail = number
                     return
-            self._server.delete(key)  # too late: nobody would look for it
-        raise self._fault(f"an entry did not stay in the queue in {_TRIES} tries")
-
-    def _add(self, key: str, value: bytes) -> bool:
-        try:
-            return bool(self._server.add(key, value))
-        except self._errors.MemcacheUnexpectedCloseError:
-            raise
-        except self._errors.MemcacheServerError:  # no memory: the number is given back, not left to the processor
-            with contextlib.suppress(self._errors.MemcacheServerError):
-                self._server.add(key, _TOMBSTONE)
-            raise
+            self._server.delete(key)  # too late: the processor will not read it
+        raise self._connection.unavailable(f"an entry could not be put in {_TRIES} attempts")
 
     def waiting(self) -> int:
-        with self._io_errors():
+        with self._connection.errors():
             units, head = self._read_counters()
             return ((units - head.units) & _UNITS) * _UNIT if head.number < self._tail else 0
 
-    # ---- the processor -------------------------------------------------------------------------------------
+    # -- methods of the processor
 
     def read(self, limit: int) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
-        with self._io_errors():
+        with self._connection.errors():
             _, head = self._read_counters()
             if self._cursor < head.number:
                 self._skip_to(head.number)
@@ -221,7 +281,7 @@ class MemcachedClient(QueueClient):
         return found
 
     def _read_next(self, count: int, found: list[tuple[int, bytes]]) -> bool:
-        """Read the next numbers; False if an entry is missing that may still come."""
+        """Read the next ``count`` numbers. Returns False if an entry is missing that may still arrive."""
         keys = {number: self._key(number) for number in range(self._cursor + 1, self._cursor + 1 + count)}
         values = self._server.get_many(keys.values())
         now = self._clock.monotonic()
@@ -235,23 +295,27 @@ class MemcachedClient(QueueClient):
             if units is not None:
                 found.append((self._passed_before + number, values[key][_HEADER.size :]))
             elif values[key] != _TOMBSTONE:
-                self._losses += 1  # a stranger's value in the place of ours
+                self._losses += 1  # another program has overwritten the entry
             self._cursor = number
             self._passed[number] = units
         return True
 
     def _give_up(self, number: int) -> bool:
-        """Put a tombstone in the place of an entry that does not come; False if it came at this moment. Its writer
-        did not acknowledge it; or the server has dropped it, if it drops any: then this may be a loss.
+        """Add a tombstone for an entry that does not arrive. Returns False if it has arrived meanwhile. Either its
+        writer did not acknowledge it, or the server has dropped it; if the server drops values, it is counted as a
+        loss.
 
-        (1) note it in the head; (2) add the tombstone: so when that is deleted the writer still hears of it."""
+        Steps: (1) record the number in the head; (2) add the tombstone. The writer thus learns of it even after
+        the tombstone is deleted."""
         key = self._key("head")
         data, token = self._server.gets(key)
         if data is None:
             return False
         head = _Head.decode(data)
-        noted = replace(head, given_up=max(head.given_up, number))
-        if not self._server.cas(key, noted.encode(), token) or not self._server.add(self._key(number), _TOMBSTONE):
+        changed = replace(head, given_up=max(head.given_up, number))
+        if not self._server.cas(key, changed.encode(), token):
+            return False
+        if not self._server.add(self._key(number), _TOMBSTONE):
             return False
         self._losses += bool(self._server.stats().get(b"evictions"))
         return True
@@ -265,25 +329,25 @@ class MemcachedClient(QueueClient):
 
     def release(self, position: int) -> None:
         number = position - self._passed_before
-        with self._io_errors():
+        with self._connection.errors():
             units = self._passed.get(number)
             if units is None:
                 self._open_queue()
                 units = _units_of(self._server.get(self._key(number)) or b"")
             if units is None:
-                return  # released before, or of a queue that is gone
+                return  # released before, or an entry of a queue that is lost
             while number + 1 in self._passed and self._passed[number + 1] is None:
                 number += 1
             self._move_head(number, units)
 
     def _release_tombstones(self, head: _Head) -> None:
-        """Pass what was given up right behind the head: there is no entry whose release would."""
+        """Move the head past tombstones that directly follow it: no release of an entry would."""
         if self._passed and all(units is None for units in self._passed.values()):
             self._move_head(max(self._passed), head.units)
 
     def _move_head(self, number: int, units: int) -> None:
-        """(1) move the head; (2) delete what it has passed; (3) note that this is done: a crash before leaves it
-        to the next one."""
+        """Steps: (1) move the head; (2) delete the entries before it; (3) record the deletion in the head. After a
+        crash the next call completes them."""
         key = self._key("head")
         while True:
             data, token = self._server.gets(key)
@@ -302,7 +366,7 @@ class MemcachedClient(QueueClient):
         self._head = head.number
         self._passed = {each: units for each, units in self._passed.items() if each > number}
 
-    # ---- both ----------------------------------------------------------------------------------------------
+    # -- methods of both
 
     @property
     def losses(self) -> int:
@@ -315,7 +379,7 @@ class MemcachedClient(QueueClient):
         return f"{self._prefix}:{self._id.decode()}:{part}"
 
     def _read_counters(self) -> tuple[int, _Head]:
-        """The tail's units, and the head, of the queue there is now."""
+        """The units of the tail, and the head, of the present queue. Creates a queue if it is lost."""
         for _ in range(_TRIES):
             self._open_queue()
             found = self._server.get_many([self._key("tail"), self._key("head")])
@@ -324,19 +388,19 @@ class MemcachedClient(QueueClient):
                 self._tail, self._head = tail & _NUMBERS, head.number
                 return tail >> _NUMBER_BITS, head
             self._lost()
-        raise self._fault("memcached dropped the queue's tail and head again and again")
+        raise self._connection.unavailable("memcached dropped the tail or head of the queue repeatedly")
 
     def _open_queue(self) -> None:
-        """Find the queue there is now; make one where there is none, or one without its tail or head."""
+        """Find the present queue. Create one if there is none, or if its tail or head is missing."""
         key = f"{self._prefix}:id"
         while not self._id:
-            self._check_settings()
+            self.warning = self._connection.check_settings()
             found, token = self._server.gets(key)
             if found is not None and found != self._gone:
                 self._begin(found)
                 return
             self._begin(secrets.token_hex(8).encode())
-            try:  # it is there for others once its id is: the rest comes first
+            try:  # the id is set last, because it makes the queue visible to others
                 self._server.set(self._key("tail"), b"0")
                 self._server.set(self._key("head"), _Head().encode())
                 made = self._server.cas(key, self._id, token) if found else self._server.add(key, self._id)
@@ -348,62 +412,22 @@ class MemcachedClient(QueueClient):
                 self._begin(b"")
 
     def _lost(self) -> None:
-        """The queue this client knew is gone, with all it knew to be there and has not read."""
+        """The queue is lost. Count the entries that this client knew to be in it and had not read."""
         self._losses += max(0, self._tail - max(self._head, self._cursor))
         self._passed_before += max(self._tail, self._cursor)
         self._gone = self._id
         self._begin(b"")
 
-    def _check_settings(self) -> None:
-        try:
-            found = self._server.stats("settings")
-        except self._errors.MemcacheClientError:  # some proxies do not know it
-            found = {}
-        self._item_bytes = found.get(b"item_size_max", 0)
-        memory = found.get(b"maxbytes", 0)
-        if not memory:
-            weakness = "could not look whether it drops results when its memory is full. Start it with -M"
-        elif found.get(b"evictions") != b"off":
-            weakness = "it drops results when its memory is full. Start it with -M"
-        elif memory < 2 * self._max_bytes:
-            weakness = f"its memory of {memory >> 20} MiB is less than twice max_bytes. Start it with a greater -m"
-        else:
-            weakness = ""
-        self.warning = f"{self._where}: {weakness}." if weakness else ""
-
-    def _check_size(self, entry: bytes) -> None:
-        if self._item_bytes and len(entry) + _OVERHEAD > self._item_bytes:
-            raise ComponentError(
-                self._where,
-                f"an entry of {len(entry)} bytes is larger than memcached takes, {self._item_bytes} bytes",
-                "Start it with a larger -I, or use RedisQueue or EmbeddedQueue.",
-            )
-
-    @contextlib.contextmanager
-    def _io_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, self._errors.MemcacheError) as error:
-            self._server.close()
-            raise self._fault(
-                f"memcached did not do what it was asked within {_ANSWER_SECONDS:g} s ("
-                + f"{type(error).__name__}: {error}".removesuffix(": ")
-                + ")"
-            ) from error
-
-    def _fault(self, problem: str) -> QueueUnavailable:
-        return QueueUnavailable(self._where, problem, "It goes on by itself once memcached runs and has memory.")
-
 
 def _units_of(value: bytes) -> int | None:
-    """The bytes up to an entry's end; None of a tombstone, and of what no writer of ours has put."""
+    """The total of units up to the end of an entry; None for a tombstone and for a value of another program."""
     if value == _TOMBSTONE or len(value) < _HEADER.size or not value.startswith(_MAGIC):
         return None
     return int(_HEADER.unpack_from(value)[1])
 
 
 def _library(where: str) -> Any:
-    """The module ``pymemcache``: loaded where it is used, so that building a topology does not need it."""
+    """The module ``pymemcache``. Loaded on first use, so that building a topology does not need it."""
     try:
         import pymemcache
         import pymemcache.client.base

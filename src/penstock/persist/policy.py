@@ -1,38 +1,39 @@
-"""When the processor writes: algorithm 3, and how it tries again. Pure."""
+"""Decides when the processor writes (*Lu 2020*, algorithm 3) and when it tries again. Pure functions of time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # s
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
 
 
 @dataclass
 class Flushing:
-    """Write when the period has passed since the last write, or when enough rows wait. A row that comes after a
-    quiet time is written at once: the period spaces writes, it does not hold back the first."""
+    """A write is due when the period has passed since the last write, or when enough rows are waiting. A row that
+    arrives after a quiet time is written at once: the period limits how often writes occur, not when they
+    begin."""
 
     period: float
     """Seconds between two writes."""
     rows: int
-    """Enough, whatever the time."""
+    """The number of rows at which a write is due in any case."""
     last: float = float("-inf")
-    """When the last write ended."""
+    """The time at which the last write ended."""
 
     def due(self, now: float, rows: int) -> bool:
         return rows >= self.rows or (rows > 0 and now - self.last >= self.period)
 
-    def wrote(self, now: float) -> None:
+    def on_written(self, now: float) -> None:
         self.last = now
 
 
 @dataclass
 class Patience:
-    """Pauses between attempts, each twice as long as the one before, up to a limit."""
+    """Pauses between attempts; each is twice as long as the one before, up to a limit."""
 
     attempts: int = 0
     until: float = float("-inf")
-    """No attempt before that."""
+    """The time before which no attempt is made."""
 
     def failed(self, now: float) -> None:
         self.until = now + min(_FIRST_PAUSE * 2.0**self.attempts, _LONGEST_PAUSE)

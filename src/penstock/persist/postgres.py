@@ -1,6 +1,6 @@
-"""Results into a PostgreSQL table. Needs psycopg 3: ``pip install "penstock[postgres]"``.
+"""A store that writes results to a PostgreSQL table. Needs psycopg 3: ``pip install "penstock[postgres]"``.
 
-Rows travel by COPY, as text that Arrow writes column by column; with a key by way of a staging table.
+Rows are sent with COPY, as text that Arrow writes column by column; with a key, through a temporary table.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from penstock.storage.tables import Columns, last_of_each, write_all_but_rejecte
 if TYPE_CHECKING:
     import psycopg
 
-_LOOKS = 10  # how often within the timeout a connection's watch looks
-_OWN_SHARE = 0.8  # of the timeout, after which a server that is well ends a statement itself, and says why
+_CHECKS = 10  # checks of the watchdog per timeout: a hanging connection is closed at most a tenth of it too late
+_OWN_SHARE = 0.8  # share of the timeout after which the server itself ends a statement, with a meaningful error
 
 
 class PostgresStore(TableStore):
     """A table of PostgreSQL, ``table`` or ``schema.table``; see ``TableStore`` for the options.
 
-    ``timeout``, in seconds, is the longest a statement may take: a server that hangs is left after it, and a
-    processor that hangs in mid write gives way to its successor after it.
+    ``timeout`` is the maximum time of a statement in seconds. After it a server that hangs is disconnected, and a
+    processor that hangs during a write loses its lock to its successor.
 
-    How far each queue is stands in the table ``penstock_queues``, found by the same search path.
+    The progress of each queue is stored in the table ``penstock_queues``, found by the same search path.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PostgresStore(TableStore):
 
     def check(self, where: str) -> None:
         try:
-            import psycopg  # noqa: F401 - whether it is there
+            import psycopg  # noqa: F401 - checks that it is installed
         except ImportError as error:
             raise EnvironmentFault(
                 where,
@@ -77,7 +77,7 @@ class PostgresStore(TableStore):
 
 
 class _StoreRowRefused(Exception):
-    """PostgreSQL does not take rows of a part, for a reason of theirs."""
+    """PostgreSQL refuses rows of a part because of the rows themselves."""
 
 
 class _PostgresClient(StoreClient):
@@ -90,9 +90,10 @@ class _PostgresClient(StoreClient):
             return session.progress(queue) or ""
 
     def write(self, queue: str, rows: pa.Table, before: str, after: str, reject: Reject) -> None:
-        """In numbered steps, in one transaction: (1) lock the queue's progress and compare it; (2) rows, in as
-        few parts as need be, each within a savepoint; (3) the rejected ones to ``reject``; (4) the new progress. A
-        connection lost at COMMIT leaves open whether it was done: the next call finds out in step 1."""
+        """Steps, in one transaction: (1) lock the queue's progress and compare it; (2) write the rows in as few
+        parts as possible, each within a savepoint; (3) pass rejected rows to ``reject``; (4) store the new
+        progress. If the connection is lost at COMMIT, the outcome is unknown; the next call finds it out in step
+        1."""
         with self._connected() as session:
             session.execute("BEGIN")
             if session.locked_progress(queue) != before:
@@ -132,7 +133,7 @@ class _PostgresClient(StoreClient):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[_Session]:
-        """The session, made if there is none. It does not outlive an error, and neither does its transaction."""
+        """The session, opened if necessary. After an error it is closed, which also ends its transaction."""
         import psycopg
 
         try:
@@ -140,14 +141,14 @@ class _PostgresClient(StoreClient):
                 self._session = _Session(self._store)
             yield self._session
         except psycopg.Error as error:
-            said = str(error).strip() + (f" (SQLSTATE {error.sqlstate})" if error.sqlstate else "")
+            reason = str(error).strip() + (f" (SQLSTATE {error.sqlstate})" if error.sqlstate else "")
             if self._session is not None and self._session.hung:
-                said = "no answer"
+                reason = "no answer"
             self.close()
             raise StoreUnavailable(
                 str(self._store),
-                f"PostgreSQL did not take the rows, each statement within {self._store.timeout:g} s ({said})",
-                "Start it, or correct the table, the permissions or the dsn. The rows wait in the queue.",
+                f"PostgreSQL did not accept the rows within {self._store.timeout:g} s per statement ({reason})",
+                "Start the server, or correct the table, the permissions or the dsn. The rows wait in the queue.",
             ) from error
         except BaseException:
             self.close()
@@ -155,17 +156,17 @@ class _PostgresClient(StoreClient):
 
 
 class _Session:
-    """A connection on which every statement ends in time, whatever the server does."""
+    """A connection on which every statement ends within the timeout, even if the server hangs."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._connection = postgres_rows.connect(store.dsn)
         self._watch = _Watch(self._connection.fileno(), store.timeout)
         try:
-            # The second ends a transaction whose processor stands still: its successor waits for the lock.
+            # The second limit ends a transaction whose processor hangs, because its successor waits for the lock.
             for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
                 milliseconds = str(round(1000 * _OWN_SHARE * store.timeout))
                 self.execute("SELECT set_config(%s, %s, false)", (limit, milliseconds))
-            # What is committed is released from the queue, so it has to outlive the server's crash.
+            # Committed entries are released from the queue, so a commit has to survive a crash of the server.
             self.execute(
                 "SELECT set_config('synchronous_commit', 'on', false)"
                 " WHERE current_setting('synchronous_commit') = 'off'"
@@ -177,7 +178,7 @@ class _Session:
 
     @property
     def hung(self) -> bool:
-        """Was it shut because there was no answer?"""
+        """True if the connection was closed because the server did not answer."""
         return self._watch.expired
 
     def execute(self, statement: Any, parameters: Sequence[Any] = ()) -> psycopg.Cursor:
@@ -190,7 +191,7 @@ class _Session:
 
     @contextlib.contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What happens inside happens whole, or is undone and raises ``_StoreRowRefused`` or what was raised."""
+        """Undo everything inside if it raises. Raises ``_StoreRowRefused`` if a row is at fault."""
         import psycopg
 
         self.execute("SAVEPOINT part")
@@ -211,7 +212,7 @@ class _Session:
         return None if found is None else str(found[0])
 
     def locked_progress(self, queue: str) -> str:
-        """Nobody else changes it until the transaction ends."""
+        """The progress of the queue, locked until the transaction ends."""
         found = self.progress(queue, "FOR UPDATE")
         if found is None:
             self.execute("INSERT INTO penstock_queues VALUES (%s, '') ON CONFLICT (queue) DO NOTHING", (queue,))
@@ -237,11 +238,11 @@ class _Session:
 
 
 class _Watch:
-    """Shuts a connection when the server has not answered in time, from a thread of its own: a server that is
-    stopped keeps the connection alive, and psycopg waits for it."""
+    """Closes a connection when the server has not answered in time, on a separate thread: a suspended server keeps
+    the connection alive, and psycopg would wait for it."""
 
     def __init__(self, descriptor: int, timeout: float) -> None:
-        self._socket = socket.socket(fileno=os.dup(descriptor))  # still this one when psycopg has closed its own
+        self._socket = socket.socket(fileno=os.dup(descriptor))  # a copy, which psycopg cannot close
         self._timeout = timeout
         self._due: float | None = None
         self.expired = False
@@ -259,10 +260,10 @@ class _Watch:
 
     def _run(self) -> None:
         with self._socket:
-            while not self._closed.wait(self._timeout / _LOOKS):
+            while not self._closed.wait(self._timeout / _CHECKS):
                 due = self._due
                 if due is not None and time.monotonic() > due:
                     self.expired = True
-                    with contextlib.suppress(OSError):  # gone by itself
+                    with contextlib.suppress(OSError):  # already closed
                         self._socket.shutdown(socket.SHUT_RDWR)
                     return

@@ -1,8 +1,8 @@
-"""The process the processor runs in: ``python -m penstock.persist.process``, started by the bolt's first task.
+"""The process of the processor: ``python -m penstock.persist.process``, started by the first task of the bolt.
 
-Standard input brings the deployment key and a specification, then nothing, or a line that says how many seconds
-are left to empty the queue. Its end means that the worker is gone: then the processor writes what it can within a
-few seconds and goes too. Standard output carries statuses, a line of JSON each.
+It reads from standard input the deployment key, a specification, and later a line with the number of seconds left
+to empty the queue. The end of standard input means that the worker has died; the processor then writes what it can
+within a few seconds and ends. It writes statuses to standard output, one line of JSON each.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.redaction import described, redact_tracebacks
 HANGS = 4
 """Exit code: the store did not answer in time."""
 FAILED = 5
-"""Exit code: an error that another processor would meet too; the last status tells it."""
+"""Exit code: an error that another processor would encounter too; the last status contains it."""
 
-_ORPHAN_SECONDS = 3.0  # an orphan has these to empty the queue; what is left, the next processor finds
-_REPORT_INTERVAL = 0.5  # s; as often as the workers report
-_LAST_WORDS = 2.0  # s after which a process that should have ended is ended
+_ORPHAN_SECONDS = 3.0  # seconds to empty the queue after the worker has died; the next processor does the rest
+_REPORT_INTERVAL = 0.5  # seconds; as often as the workers report
+_EXIT_SECONDS = 2.0  # seconds after which a process that should have ended is terminated
 
 
 class _Ending:
-    """When to end, as standard input says."""
+    """The time at which the process should end, according to standard input."""
 
     def __init__(self, control: IO[bytes]) -> None:
         self.until: float | None = None
@@ -49,26 +49,27 @@ class _Ending:
 
 
 class _Watchdog:
-    """Ends the process when the store holds it for too long, or when it does not end: a processor can be killed at
-    any time, and hanging calls of unknown libraries can be ended in no other way."""
+    """Terminates the process if a call of the store takes too long, or if the process does not end in time. A
+    processor may be killed at any time, and there is no other way to end a call that hangs in an unknown
+    library."""
 
-    def __init__(self, processor: Processor, timeout: float, ending: _Ending, say: _Reporter) -> None:
-        self._processor, self._timeout, self._ending, self._say = processor, timeout, ending, say
+    def __init__(self, processor: Processor, timeout: float, ending: _Ending, reporter: _Reporter) -> None:
+        self._processor, self._timeout, self._ending, self._reporter = processor, timeout, ending, reporter
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def _watch(self) -> None:
         while True:
-            time.sleep(min(0.25, self._timeout / 4))  # a thread that only watches: nothing wakes it
+            time.sleep(min(0.25, self._timeout / 4))
             now, since, until = time.monotonic(), self._processor.calling_since, self._ending.until
-            if until is not None and now > until + _LAST_WORDS:
+            if until is not None and now > until + _EXIT_SECONDS:
                 os._exit(HANGS)
             if since is not None and now - since > self._timeout:
-                self._say.trouble(f"the store has not answered for {self._timeout:g} s")
+                self._reporter.report_trouble(f"the store has not answered for {self._timeout:g} s")
                 os._exit(HANGS)
 
 
 class _Reporter:
-    """Writes statuses; from two threads."""
+    """Writes statuses to standard output. Used by two threads."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out, self._lock = out, threading.Lock()
@@ -76,27 +77,27 @@ class _Reporter:
         self._due = 0.0
 
     def report(self, processor: Processor, last: bool = False) -> None:
-        """Now and then, whenever there is news of trouble, and at the end."""
+        """Write the status every ``_REPORT_INTERVAL``, when ``trouble`` changes, and at the end."""
         now = time.monotonic()
         if last or now >= self._due or processor.status.trouble != self._last.trouble:
             self._due = now + _REPORT_INTERVAL
             self._write(dataclasses.replace(processor.report()))
 
-    def trouble(self, text: str) -> None:
+    def report_trouble(self, text: str) -> None:
         self._write(dataclasses.replace(self._last, trouble=text, attempts=self._last.attempts + 1))
 
     def _write(self, status: ProcessorStatus) -> None:
         with self._lock:
             self._last = status
-            with contextlib.suppress(OSError):  # the worker is gone: standard input says so too
+            with contextlib.suppress(OSError):  # the worker has died; standard input has ended too
                 print(json.dumps(dataclasses.asdict(status)), file=self._out, flush=True)
 
 
 def main() -> int:
     redact_tracebacks()
-    control = open(0, "rb", buffering=0)  # noqa: SIM115 - a thread waits in it to the end, and a buffer has a lock
+    control = open(0, "rb", buffering=0)  # noqa: SIM115 - a thread blocks in read(), and a buffer would have a lock
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a store prints must not look like a status
+    os.dup2(2, 1)  # output of a store must not be mistaken for a status
     signing.use_key(_read(control, signing.KEY_BYTES))
     (length,) = LENGTH.unpack(_read(control, LENGTH.size))
     spec = load(_read(control, length))
@@ -104,10 +105,10 @@ def main() -> int:
     try:
         return _run(spec, _Ending(control), reporter)
     except PenstockError as error:
-        reporter.trouble(str(error))
+        reporter.report_trouble(str(error))
         return FAILED
     except Exception as error:  # a user's store may raise anything
-        reporter.trouble(described(error))
+        reporter.report_trouble(described(error))
         raise
 
 

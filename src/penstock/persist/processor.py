@@ -1,9 +1,10 @@
 """The processor: reads the queue and writes to the store in bulk.
 
-It has nothing of its own to lose. A write, in steps: (1) read entries, passing over those the store has; (2) hand
-rows that the store will never take to the dead letters; (3) write the rest and the new progress in one
-transaction; (4) release the entries. Killed in any gap, the next processor reads the same entries again, and the
-progress in the store says which of them are new.
+It keeps no state of its own. A write takes four steps: (1) read entries, skipping those that the store has; (2)
+store rows that the store will never accept as dead letters; (3) write the other rows and the new progress in one
+transaction;
+(4) release the entries. If the processor is killed between two steps, the next one reads the same entries again,
+and the progress in the store tells which of them are new.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -28,37 +29,62 @@ from penstock.storage.tables import Rejected
 
 log = logging.getLogger("penstock.persist")
 
-_READ_ENTRIES = 16  # asked for at a time: at most 8 MB, usually far less
-_MOST_BYTES = 16 << 20  # of entries in hand: then they are written, however few rows they are
-_POLL = 0.02  # s between two looks at an empty queue: small beside a flush period, and costs 0.1 % of a core
+_READ_ENTRIES = 16  # entries per read call: at most 8 MB, usually far less
+_MOST_BYTES = 16 << 20  # bytes of pending entries at which they are written even if they have few rows
+_POLL = 0.02  # seconds between two reads of an empty queue: short beside a flush period, and 0.1 % of a core
 
 
 @dataclass
 class ProcessorStatus:
-    """What the processor tells the worker, which shows it."""
+    """The status that the processor reports to the worker, which shows it."""
 
     written: int = 0
-    """Rows in the store, since this processor began."""
+    """Rows written to the store since this processor started."""
     rejected: int = 0
-    """Rows among the dead letters."""
+    """Rows stored as dead letters."""
     again: int = 0
-    """Entries passed over because the store had them."""
+    """Entries skipped because the store had them."""
     lost: int = 0
-    """Entries the queue has lost."""
+    """Entries that the queue has lost."""
     waiting: int = 0
     """Bytes in the queue."""
     trouble: str = ""
-    """What keeps it from writing now; empty while nothing does."""
+    """The error that prevents writing at present; empty if there is none."""
     attempts: int = 0
-    """How often that has happened in a row."""
+    """The number of consecutive failures."""
     pause: float = 0.0
     """Seconds until the next attempt."""
     warning: str = ""
-    """Why the queue promises less than it could."""
+    """Why the queue is less durable than it could be; empty if it is not."""
+
+
+@dataclass
+class PendingEntries:
+    """Entries that were read from the queue and are not in the store yet, and the positions around them."""
+
+    entries: list[tuple[int, QueueEntry]] = field(default_factory=list)
+    """The entries with their positions."""
+    rows: int = 0
+    bytes: int = 0
+    position: int = -1
+    """The position of the last entry read."""
+    released: int = -1
+    """The position up to which the queue has released entries."""
+
+    def add(self, position: int, entry: QueueEntry, size: int) -> None:
+        self.entries.append((position, entry))
+        self.rows += entry.rows
+        self.bytes += size
+
+    @property
+    def done(self) -> int:
+        """The position up to which all entries read are in the store."""
+        return self.entries[0][0] - 1 if self.entries else self.position
 
 
 class Processor:
-    """One queue into one store. ``turn`` does what is due; who calls it waits ``wait()`` seconds in between."""
+    """Moves the entries of one queue to one store. The caller calls ``turn`` repeatedly, from one thread, and
+    waits ``wait()`` seconds between two calls."""
 
     def __init__(
         self,
@@ -75,27 +101,24 @@ class Processor:
         self._flushing, self._clock, self._crash = flushing, clock, crash
         self._patience = Patience()
         self._recorded: str | None = None
-        """The store's progress; None where it has to be asked for."""
+        """The progress recorded in the store; None if it has to be read."""
         self._id = ""
-        """The queue's."""
-        self._key = ""
-        """What the progress is kept by: the queue's name and id."""
+        """The id of the queue."""
         self._replaced_by = ""
-        """The id of the queue that has taken the place of this one; empty while none has."""
+        """The id of the queue that has replaced this one; empty if none has."""
         self._limit = flushing.rows
-        """Rows for one write; halved when the store did not take them, for it may be that they are too many."""
+        """The maximum number of rows per write; halved when a write fails, because the rows may be too many."""
         self.calling_since: float | None = None
-        """When the call of the store began that is going on now; for a watchdog in another thread."""
+        """When the present call of the store began, for a watchdog on another thread; None between calls."""
         self.empty = False
-        """The last turn was told to flush, and left nothing in the queue."""
-        self._entries: list[tuple[int, QueueEntry]] = []
-        """In hand, with their positions."""
-        self._rows = self._bytes = 0
-        self._position = self._released = -1
-        self._saw_end = False
+        """True if the last turn was called with ``flush`` and left nothing in the queue."""
+        self._pending = PendingEntries()
+        self._at_end = False
+        """True if the last read found no more entries."""
 
     def turn(self, flush: bool = False) -> None:
-        """Read what has come, and write it if that is due, or wanted now."""
+        """Read new entries, and write them if a write is due or ``flush`` is True. Does not raise for an
+        unavailable queue or store; it sets ``status.trouble`` and tries again after a pause."""
         now = self._clock.monotonic()
         if self._patience.wait(now):
             return
@@ -107,10 +130,10 @@ class Processor:
             if self._replaced_by:
                 self._follow()
                 self._read()
-            if flush or self._bytes >= _MOST_BYTES or self._flushing.due(now, self._rows):
+            if flush or self._pending.bytes >= _MOST_BYTES or self._flushing.due(now, self._pending.rows):
                 self._write()
             self._release()
-            self.empty = flush and self._saw_end and not self._entries and self._queue.waiting() <= 0
+            self.empty = flush and self._at_end and not self._pending.entries and self._queue.waiting() <= 0
         except Overtaken as error:
             log.info("%s", error)
             self._recorded = None
@@ -124,11 +147,12 @@ class Processor:
             self.status.trouble, self.status.attempts = "", 0
 
     def wait(self) -> float:
-        """Seconds until the next turn has something to do, or something may have come."""
+        """Seconds until the next turn should be called."""
         now = self._clock.monotonic()
-        return self._patience.wait(now) or (_POLL if self._saw_end else 0.0)
+        return self._patience.wait(now) or (_POLL if self._at_end else 0.0)
 
     def report(self) -> ProcessorStatus:
+        """The status, brought up to date."""
         self.status.lost, self.status.warning = self._queue.losses, self._queue.warning
         self.status.pause = self._patience.wait(self._clock.monotonic())
         if not self.status.trouble:
@@ -143,51 +167,56 @@ class Processor:
         self._store.close()
         self._dead.close()
 
+    @property
+    def _key(self) -> str:
+        """The name of the progress in the store: the queue's name and id."""
+        return f"{self._name} {self._id}"
+
     def _begin(self) -> None:
-        """Take up what the queue has not released, with what the store knows of it."""
+        """Start at the oldest entry that the queue has not released, with the progress in the store."""
         self._queue.rewind()
         self._replaced_by = ""
-        self._take_up(self._queue.id())
+        self._use_queue(self._queue.id())
 
-    def _take_up(self, id: str, before: WriteProgress | None = None) -> None:
-        """Go on with the queue of that id, from what the store knows of it; also from ``before``, what the store
-        knows of the queue in whose place it is. The store is told that at once: the next processor will not know
-        of the other queue."""
+    def _use_queue(self, id: str, before: WriteProgress | None = None) -> None:
+        """Continue with the queue of that id and its progress in the store, merged with ``before``, the progress
+        of the queue that it replaced. The merged progress is stored at once, because the next processor will not
+        know of the other queue."""
         key = f"{self._name} {id}"
         with self._calling():
             recorded = self._store.progress(key)
         self._progress = WriteProgress.decode(recorded)
-        """The store's, and what is in hand."""
+        """The progress in the store, plus the pending entries."""
         if before is not None:
-            self._progress = self._progress.with_all_of(before)
+            self._progress = self._progress.merged(before)
             known = self._progress.encode()
             with self._calling():
                 self._store.write(key, pa.table({}), recorded, known, lambda rejected: None)
             recorded = known
-        self._id, self._key, self._replaced_by = id, key, ""
-        self._entries, self._rows, self._bytes = [], 0, 0
-        self._position = self._released = -1
-        self._saw_end = False
+        self._id, self._replaced_by = id, ""
+        self._pending = PendingEntries()
+        self._at_end = False
         self._recorded = recorded
 
     def _follow(self) -> None:
-        """The queue has lost its memory, or another is in its place. What is in hand was read from the one before
-        and is written as such. Its progress holds for the new one too: a writer that did not hear from the old one
-        whether its entry arrived puts it again, by the same name."""
+        """The queue has lost its contents, or another queue has replaced it. The pending entries were read from
+        the previous queue and are written under its progress. This progress applies to the new queue as well: a
+        writer that did not learn whether its entry arrived puts it again with the same name."""
         log.warning("queue '%s' was replaced by one with the id %s", self._name, self._replaced_by)
         self._write()
         assert self._recorded is not None
         self._queue.rewind()
-        self._take_up(self._replaced_by, WriteProgress.decode(self._recorded))
+        self._use_queue(self._replaced_by, WriteProgress.decode(self._recorded))
 
     def _read(self) -> None:
-        """Until enough is in hand, nothing has come, or another queue is in the place of this one: what was read
-        of that is read again when ``_follow`` is done."""
-        self._saw_end = False
-        while not self._replaced_by and self._rows < self._flushing.rows and self._bytes < _MOST_BYTES:
+        """Read until enough entries are pending, there are no more, or another queue has replaced this one;
+        entries of the latter are read again after ``_follow``."""
+        pending = self._pending
+        self._at_end = False
+        while not self._replaced_by and pending.rows < self._flushing.rows and pending.bytes < _MOST_BYTES:
             found = self._queue.read(_READ_ENTRIES)
             if not found:
-                self._saw_end = True
+                self._at_end = True
                 return
             id = self._queue.id()
             if id != self._id:
@@ -195,35 +224,35 @@ class Processor:
                 return
             for position, data in found:
                 entry = unpack(data)
-                self._position = position
+                pending.position = position
                 if self._progress.is_new(entry):
-                    self._progress.take(entry)
-                    self._entries.append((position, entry))
-                    self._rows += entry.rows
-                    self._bytes += len(data)
+                    self._progress.add(entry)
+                    pending.add(position, entry, len(data))
                 else:
                     self.status.again += 1
 
     def _write(self) -> None:
-        """Write what is in hand; where it is much, or its types do not go together, in several steps."""
-        while self._entries:
+        """Write the pending entries, in several steps if they are many or their types are incompatible."""
+        pending = self._pending
+        while pending.entries:
             assert self._recorded is not None
-            entries, table = _together([entry for _, entry in self._entries], self._limit)
+            entries, table = _together([entry for _, entry in pending.entries], self._limit)
             progress = WriteProgress.decode(self._recorded)
             for entry in entries:
-                progress.take(entry)
+                progress.add(entry)
             after = progress.encode()
-            self._rejected = 0
+            rejected: list[DeadLetterRow] = []
             with self._calling():
-                self._store.write(self._key, table, self._recorded, after, self._rejecter(entries, table))
+                reject = self._rejecter(entries, table, rejected)
+                self._store.write(self._key, table, self._recorded, after, reject)
             self._crash("written")
             self._recorded = after
-            self._entries = self._entries[len(entries) :]
-            self.status.written += table.num_rows - self._rejected
-            self.status.rejected += self._rejected
-            self._flushing.wrote(self._clock.monotonic())
+            pending.entries = pending.entries[len(entries) :]
+            self.status.written += table.num_rows - len(rejected)
+            self.status.rejected += len(rejected)
+            self._flushing.on_written(self._clock.monotonic())
             self._limit = min(2 * self._limit, self._flushing.rows)
-        self._rows = self._bytes = 0
+        pending.rows = pending.bytes = 0
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
@@ -233,8 +262,11 @@ class Processor:
         finally:
             self.calling_since = None
 
-    def _rejecter(self, entries: Sequence[QueueEntry], table: pa.Table) -> Callable[[Sequence[Rejected]], None]:
-        """Keeps rows the store refuses, each known by its entry and its place there."""
+    def _rejecter(
+        self, entries: Sequence[QueueEntry], table: pa.Table, stored: list[DeadLetterRow]
+    ) -> Callable[[Sequence[Rejected]], None]:
+        """A function that stores rejected rows as dead letters, each identified by its entry and its index there,
+        and sets ``stored`` to them."""
         firsts = list(itertools.accumulate((entry.rows for entry in entries), initial=0))
 
         def reject(rejected: Sequence[Rejected]) -> None:
@@ -245,23 +277,24 @@ class Processor:
                 id = f"{entry.writer}.{entry.incarnation}.{entry.number}.{each.row - firsts[place]}"
                 rows.append(DeadLetterRow(id, table.slice(each.row, 1), each.error, self._clock.now()))
             self._dead.add(rows)
-            self._rejected = len(rows)
+            stored[:] = rows
             self._crash("rejected")
 
         return reject
 
     def _release(self) -> None:
-        """Whatever was read and is not in hand is in the store."""
-        done = self._entries[0][0] - 1 if self._entries else self._position
-        if done > self._released:
+        """Release the entries that are in the store."""
+        done = self._pending.done
+        if done > self._pending.released:
             self._queue.release(done)
-            self._released = done
+            self._pending.released = done
             self._crash("released")
 
 
 def _together(entries: Sequence[QueueEntry], limit: int) -> tuple[Sequence[QueueEntry], pa.Table]:
-    """The first of the entries, and those after it up to ``limit`` rows as far as they go together without a value
-    changing: a field whose type differs ends them, unless one of the two knows only None."""
+    """The longest prefix of the entries, at least one and at most ``limit`` rows, that fits one schema without
+    changing a value, and its rows. A field whose type differs ends it, unless all values of one of the two are
+    None."""
     tables = [entries[0].table()]
     schema, rows = tables[0].schema, entries[0].rows
     for entry in entries[1:]:
@@ -279,7 +312,7 @@ def _together(entries: Sequence[QueueEntry], limit: int) -> tuple[Sequence[Queue
 
 
 def drained(processor: Processor, until: float, clock: Clock, pause: Callable[[float], None]) -> bool:
-    """Write all that is in the queue, however few rows, for as long as ``until`` says; True: it is empty."""
+    """Write everything in the queue until it is empty or the time is ``until``. Returns True if it is empty."""
     while True:
         processor.turn(flush=True)
         left = until - clock.monotonic()

@@ -1,6 +1,6 @@
-"""How far a queue's entries are in the store. It is written there in one transaction with the rows, and so makes
-every redelivery harmless: by a processor that died between the store's commit and the queue's release, by a writer
-that did not hear whether its entry arrived."""
+"""The progress of a queue in the store. It is written in one transaction with the rows, so that repeated
+deliveries have no effect: by a processor after one that died between the store's commit and the queue's release,
+or by a writer that did not learn whether its entry arrived."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.texts import parse_json
 
 
 class WriteProgress:
-    """The newest ⟨incarnation, number⟩ of each writer that is in the store. Anything not newer has been there: a
-    queue takes nothing from an earlier incarnation once a later one is registered."""
+    """The newest ⟨incarnation, number⟩ of each writer in the store. An entry that is not newer has been written: a
+    queue accepts nothing from an earlier incarnation once a later one is registered."""
 
     def __init__(self, newest: Mapping[str, tuple[int, int]] | None = None) -> None:
         self._newest = dict(newest or {})
@@ -22,12 +22,12 @@ class WriteProgress:
         newest = self._newest.get(entry.writer)
         return newest is None or newest < (entry.incarnation, entry.number)
 
-    def take(self, entry: QueueEntry) -> None:
-        """From now on this entry is known."""
+    def add(self, entry: QueueEntry) -> None:
+        """Record that this entry is in the store."""
         self._newest[entry.writer] = (entry.incarnation, entry.number)
 
-    def with_all_of(self, other: WriteProgress) -> WriteProgress:
-        """What either of the two knows."""
+    def merged(self, other: WriteProgress) -> WriteProgress:
+        """The progress that contains the entries of both."""
         newest = dict(self._newest)
         for writer, name in other._newest.items():
             newest[writer] = max(newest.get(writer, name), name)
@@ -38,7 +38,7 @@ class WriteProgress:
 
     @classmethod
     def decode(cls, text: str) -> WriteProgress:
-        """From what ``encode`` gave; of an empty text, that of a store that has nothing."""
+        """The progress that ``encode`` encoded; an empty progress for an empty text."""
         return cls(
             {writer: (incarnation, number) for writer, (incarnation, number) in parse_json(text or "{}").items()}
         )

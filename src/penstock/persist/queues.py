@@ -1,6 +1,7 @@
-"""The memory read/write queue (MRWQ): where results wait for the store, outside the process that made them.
+"""The interface of the memory read/write queue (MRWQ, *Lu 2020*, section 4.4), which holds results for the store
+outside the process that produced them.
 
-``tests/contract/test_persist_queues.py`` is what one of your own must pass.
+A custom implementation must pass ``tests/contract/test_persist_queues.py``.
 """
 
 from __future__ import annotations
@@ -10,106 +11,108 @@ from collections.abc import Sequence
 
 from penstock.errors import ComponentError
 
-ENTRY_BYTES = 512 << 10  # the most a writer puts into one entry: memcached refuses values of 1 MiB
+ENTRY_BYTES = 512 << 10  # maximum bytes of an entry: memcached rejects values of 1 MiB
 
 
 class QueueUnavailable(ComponentError):
-    """The queue does not answer, or has no space left on its medium. What was asked may have happened: asking
-    again is right."""
+    """The queue does not answer, or its medium is full. The operation may have been carried out; it is safe to
+    repeat it."""
 
 
 class WriterSuperseded(ComponentError):
-    """Another process has taken this writer's place. Nothing of what was to be put is there."""
+    """Another process has taken this writer's place. Nothing was put."""
 
 
 class PersistentQueue(ABC):
-    """Where a queue is kept: made by the user on the driver and pickled; ``open`` runs in each process that uses
-    it. A component has one queue: any number of tasks put, one processor reads."""
+    """The settings of a queue: created by the user on the driver and pickled; ``open`` runs in each process that
+    uses the queue. A component has one queue: any number of tasks put entries, one processor reads them."""
 
     max_bytes: int
-    """What may wait. The bolt takes no tuples while there is more; one entry of each writer may go beyond it."""
+    """The number of bytes that may wait. The bolt accepts no tuples above it; each writer may exceed it by one
+    entry."""
 
     @abstractmethod
     def check(self, where: str, folder: str) -> None:
-        """Raise a ``PenstockError`` if it can never be opened with this folder or this installation: a missing
-        library, a URL where a path is needed. Looks at nothing outside the process."""
+        """Raise a ``PenstockError`` if the queue can never be opened with this folder or installation, for example
+        because a library is missing. Accesses nothing outside the process."""
 
     @abstractmethod
     def open(self, name: str, folder: str) -> QueueClient:
-        """The queue of that name. ``folder`` is a path or URL that the component's tasks share and that survives
-        them, for a queue that needs one. Does not need to reach a server yet."""
+        """The queue of that name. ``folder`` is a persistent path or URL that the component's tasks share, for a
+        queue that needs one. Need not connect to a server yet."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """For people: what it is and where, without passwords."""
+        """What and where the queue is, for people; without passwords."""
 
 
 class QueueClient(ABC):
-    """One process's hold on a queue. All calls come from one thread; a writer calls ``register``, ``put`` and
-    ``waiting``, the processor all the others. Every call but ``close`` may raise ``QueueUnavailable`` within some
-    seconds, and may then be repeated; after a server came back the same client goes on.
+    """The connection of one process to a queue. All calls come from one thread. A writer calls ``register``,
+    ``put`` and ``waiting``; the processor calls the other methods. Every method except ``close`` may raise
+    ``QueueUnavailable`` within some seconds and may then be called again; the client reconnects by itself.
 
-    Two processors at a time do no harm, though only one is meant to be: reading takes nothing away, and releasing
-    is only ever done for what is in the store.
+    Only one processor should read a queue, but two at the same time do no harm: reading removes nothing, and only
+    entries that are in the store are released.
     """
 
     @abstractmethod
     def id(self) -> str:
-        """Made with the queue and kept in it: another queue of the same name has another, and so has one that has
-        lost its memory. Progress in the store is kept by it. After a ``read`` that brought entries it is the id of
-        the queue they were read from. Cheap: asked after each such ``read``."""
+        """The id of the queue, created and stored with it. Another queue of the same name, and a queue that has
+        lost its contents, have a different id. Progress is stored under it. After a ``read`` that returned entries
+        it is the id of the queue they were read from. Called after each such ``read``, so it must be fast."""
 
     @abstractmethod
     def register(self, writer: str) -> int:
-        """Begin a new incarnation of a writer: greater than all its incarnations before, and also than any of a
-        queue that has lost its memory since (so at least the time in milliseconds)."""
+        """Begin a new incarnation of a writer and return its number. The number is greater than all earlier ones,
+        including those of a queue that has lost its contents; therefore it is at least the time in
+        milliseconds."""
 
     @abstractmethod
     def put(self, entries: Sequence[bytes], writer: str = "", incarnation: int = 0) -> None:
-        """Append entries (never empty, at most about ``ENTRY_BYTES`` each), in order, behind all that was put
-        before by anyone who has returned. On return they are as durable as this queue makes anything. When it
-        raises ``QueueUnavailable``, some first ones may be there.
+        """Append entries (not empty, at most about ``ENTRY_BYTES`` each) in order, after all entries of calls that
+        have returned. On return they are as durable as this kind of queue allows. If it raises
+        ``QueueUnavailable``, a prefix of them may have been stored.
 
-        With a writer and its incarnation, raises ``WriterSuperseded`` if a later incarnation of it is registered:
-        a worker that was replaced and wakes up must not put old results behind new ones."""
+        With a writer and its incarnation, it raises ``WriterSuperseded`` if a later incarnation is registered: a
+        worker that was replaced and resumes must not put old results after new ones."""
 
     @abstractmethod
     def waiting(self) -> int:
-        """About how many bytes were put and not yet released. Cheap: asked before each put."""
+        """The approximate number of bytes that were put and not released. Called often, so it must be fast."""
 
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, bytes]]:
-        """Up to ``limit`` entries that follow what this client has read, with their positions, in order; none when
-        there are no more now. Does not wait. Begins with the oldest entry not released. A position is good for
-        the client that gave it, and grows from call to call until ``rewind``."""
+        """Up to ``limit`` entries after those that this client has read, with their positions, in order; none if
+        there are none at present. Does not block. Begins with the oldest entry not released. Positions are valid
+        only for this client and increase from call to call until ``rewind``."""
 
     @abstractmethod
     def rewind(self) -> None:
-        """Read from the oldest entry not released again."""
+        """Continue reading at the oldest entry not released."""
 
     @abstractmethod
     def release(self, position: int) -> None:
-        """The entries up to this position are in the store and may go. Never goes back: releasing less than was
-        released before does nothing."""
+        """The entries up to this position are in the store and may be removed. A position that is lower than that
+        of an earlier call has no effect."""
 
     warning: str = ""
-    """Why the queue promises less than it could, for the user to read; empty where it does not, and before the
-    first call that reached it."""
+    """Why the queue is less durable than it could be, for people. Empty if it is not, and before the first
+    answer."""
 
     @property
     @abstractmethod
     def losses(self) -> int:
-        """Entries that this client knows the queue has lost or given up since it was opened; 0 for those that do
-        not lose any."""
+        """The number of entries that, as far as this client knows, the queue has lost or given up since it was
+        opened. 0 for a queue that cannot lose any."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections. Never raises ``QueueUnavailable``."""
+        """Close files and connections. Never raises ``QueueUnavailable``."""
 
 
 def superseded(where: str, writer: str) -> WriterSuperseded:
     return WriterSuperseded(
         where,
-        f"another process has begun since to put as '{writer}'",
-        "This one was replaced. If two topologies of one name share the queue, rename one.",
+        f"another process has registered as '{writer}' since",
+        "This process was replaced. If two topologies of the same name share the queue, rename one.",
     )

@@ -1,13 +1,12 @@
-"""A queue on Redis, for workers on several machines.
+"""A queue on Redis, for workers on several machines. Needs Redis 6.2 and ``pip install "penstock[redis]"``.
 
-What was put survives a kill of the server if it runs with ``appendonly yes`` and ``appendfsync always`` and evicts
-nothing; the client looks, and ``warning`` says what is weaker. A failover to a replica loses what had not reached
-it. Needs Redis 6.2 and ``pip install "penstock[redis]"``.
+Entries survive a kill of the server if it runs with ``appendonly yes`` and ``appendfsync always`` and evicts
+nothing. The client checks these settings, and ``warning`` contains what is weaker. A failover to a replica loses
+entries that had not reached it.
 
-A queue is a stream. Every operation is one script, so it happens as a whole or not at all, whoever else is at it.
-Entries are numbered by the server's clock in microseconds, each at least one more than the one before: a server
-that has lost its newest entries, or all, never gives a number a second time, so no new entry is taken for one that
-was read.
+A queue is a stream. Every operation is one script, so it is atomic. Entries are numbered by the server's clock in
+microseconds, each at least one more than the one before. A server that has lost its newest entries, or all of
+them, never assigns a number twice, so a new entry is never mistaken for one that was read.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from penstock.persist.names import safe
 from penstock.persist.queues import PersistentQueue, QueueClient, QueueUnavailable, superseded
 from penstock.redaction import described, hide, redacted
 
-_ANSWER_SECONDS = 3.0  # an fsync of a busy disk takes a second at times
-_READ_COUNT = 32  # entries asked for at a time: at most 16 MB
+_ANSWER_SECONDS = 3.0  # seconds; an fsync on a busy disk sometimes takes a second
+_READ_COUNT = 32  # entries per request: at most 16 MB
 
 # KEYS: the stream, its counts, the last incarnations; ARGV: the writer, its incarnation, the entries. Each entry
-# keeps the sum of all bytes put up to its end.
+# stores the sum of all bytes put up to its end.
 _PUT = """
 if ARGV[1] ~= '' and tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) > tonumber(ARGV[2]) then
     return 0
@@ -46,8 +45,8 @@ end
 redis.call('HSET', KEYS[2], 'tail', string.format('%.0f', number), 'tail_bytes', string.format('%.0f', bytes))
 return 1
 """
-# KEYS: the same; ARGV: the position. What is not there any more was released before. Trimming comes first: a
-# server without memory refuses a script that begins with the other.
+# KEYS: as above; ARGV: the position. An entry that no longer exists was released before. XTRIM comes first,
+# because a server without free memory rejects a script that begins with HSET.
 _RELEASE = """
 local last = redis.call('XREVRANGE', KEYS[1], ARGV[1] .. '-0', '-', 'COUNT', 1)[1]
 if last then
@@ -55,12 +54,13 @@ if last then
     redis.call('HSET', KEYS[2], 'head_bytes', last[2][4])
 end
 """
-# KEYS: the stream, the queue's id; ARGV: behind which entry, how many. With the id in one step: a server that was
-# emptied has another. No transaction: a server without memory refuses those, even to read.
+# KEYS: the stream, the queue's id; ARGV: the entry to read after, the count. The id is read in the same step,
+# because a server that was emptied has another id. Not a transaction: a server without free memory rejects those,
+# even to read.
 _READ = """
 return {redis.call('GET', KEYS[2]), redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])}
 """
-# KEYS: the last incarnations of all writers; ARGV: the writer, the least that the new one is.
+# KEYS: the last incarnations of all writers; ARGV: the writer, the minimum of the new incarnation.
 _REGISTER = """
 local incarnation = math.max((redis.call('HGET', KEYS[1], ARGV[1]) or 0) + 1, ARGV[2])
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', incarnation))
@@ -69,9 +69,9 @@ return incarnation
 
 
 class RedisQueue(PersistentQueue):
-    """A stream in the database of ``url``: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for
+    """A stream in the database at ``url``: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for
     TLS, ``unix://`` for a socket. The password may be a reference: ``${NAME}``, ``${file:PATH}``. Up to
-    ``max_bytes`` of results wait; the server needs memory for them."""
+    ``max_bytes`` of results may wait, for which the server needs memory."""
 
     def __init__(self, url: str = "redis://127.0.0.1:6379/0", max_bytes: int = 256 << 20) -> None:
         self.url = url
@@ -85,7 +85,7 @@ class RedisQueue(PersistentQueue):
         except ValueError:
             raise TopologyError(
                 where,
-                f"the URL {redacted(self.url)} is not one of a Redis",
+                f"the URL {redacted(self.url)} is not a Redis URL",
                 "Write RedisQueue('redis://host:6379/0'). In a password, @, / and : are encoded: %40, %2F, %3A.",
             ) from None
 
@@ -98,14 +98,15 @@ class RedisQueue(PersistentQueue):
 
 
 class RedisClient(QueueClient):
-    """One connection to Redis. The keys of a queue have its name in braces: a cluster keeps them together."""
+    """One connection to Redis. Keys contain the queue's name in braces, so that a cluster keeps them on one
+    node."""
 
     def __init__(self, name: str, url: str, place: str) -> None:
         library = _library(f"queue '{name}'")
         self._where = f"queue '{name}' {place}"
         self._error: type[Exception] = library.RedisError
         self._refused: type[Exception] = library.ResponseError
-        # A connection that a restart has closed is made anew at once; one that hangs is not waited for twice.
+        # A connection that a restart has closed is reopened at once; a request that times out is not repeated.
         once = library.retry.Retry(library.backoff.NoBackoff(), 1, (library.ConnectionError,))
         self._redis: Any = library.Redis.from_url(
             _with_secrets(library, url, self._where),
@@ -120,7 +121,7 @@ class RedisClient(QueueClient):
             f"{prefix}:incarnations",
         )
         self._id = f"{prefix}:id"
-        self._known_id = b""  # of the queue last read from; empty: ask
+        self._known_id = b""  # the id of the queue that was read from last; empty: read it again
         self._put, self._release, self._register, self._read_script = map(
             self._redis.register_script, (_PUT, _RELEASE, _REGISTER, _READ)
         )
@@ -154,7 +155,7 @@ class RedisClient(QueueClient):
             id, more = self._call(self._read_script, [self._stream, self._id], [after, count])
             if more and (id or b"") != self._known_id:
                 if found:
-                    break  # these are of the queue before: the next call brings the others
+                    break  # the entries found are of the previous queue: the next call returns the others
                 self._known_id = id or b""
             found += [(int(number.partition(b"-")[0]), fields[1]) for number, fields in more]
             if found:
@@ -177,54 +178,54 @@ class RedisClient(QueueClient):
         self._redis.close()
 
     def _call(self, ask: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """Ask Redis. Every error is an outage to the caller: a server that loads its data, has no memory left, is
-        a replica for the moment or refuses our password does not ask us to give up what is to be put."""
+        """Send a request to Redis. Every error becomes ``QueueUnavailable``: a server that is loading its data,
+        has no memory, is currently a replica, or rejects the password may accept the same request later."""
         try:
             if not self._checked:
                 self.warning = self._weakness()
                 self._checked = True
             return ask(*arguments, **more)
         except self._error as error:
-            self._checked = False  # the next one that answers may be another server
+            self._checked = False  # the next answer may come from another server
             raise QueueUnavailable(
                 self._where,
-                f"Redis did not do what it was asked within {_ANSWER_SECONDS:g} s "
+                f"Redis did not carry out a request within {_ANSWER_SECONDS:g} s "
                 f"({type(error).__name__}: {error})",
-                "It goes on by itself once Redis does. If Redis runs, check its memory, disk and permissions.",
+                "The queue continues once Redis answers. If Redis runs, check its memory, disk and permissions.",
             ) from error
 
     def _weakness(self) -> str:
-        """What of the server's settings breaks the promise; empty if nothing."""
+        """The setting of the server that makes the queue less durable, as a warning; empty if there is none."""
         try:
             found = {**self._redis.config_get("append*"), **self._redis.config_get("maxmemory*")}
         except self._refused as error:
             return (
-                f"{self._where}: could not look whether appendonly is yes and appendfsync is always "
-                f"({described(error)}). Without them a crash of Redis loses results."
+                f"{self._where}: could not check whether appendonly is yes and appendfsync is always "
+                f"({described(error)}). Without these settings a crash of Redis loses results."
             )
         weak = [
             f"{name} {found[name]}" for name, wanted in _DURABLE.items() if name in found and found[name] != wanted
         ]
         if weak:
             return (
-                f"{self._where}: a crash of Redis loses results, for it runs with {' and '.join(weak)}. "
+                f"{self._where}: a crash of Redis loses results, because it runs with {' and '.join(weak)}. "
                 "Set appendonly yes and appendfsync always."
             )
         if found.get("maxmemory", "0") != "0" and found.get("maxmemory-policy", "").startswith("allkeys"):
             return (
-                f"{self._where}: Redis deletes results when memory runs out, for it runs with maxmemory-policy "
+                f"{self._where}: Redis deletes results when its memory is full, because its maxmemory-policy is "
                 f"{found['maxmemory-policy']}. Set it to noeviction."
             )
         return ""
 
 
 def _with_secrets(library: Any, url: str, where: str) -> str:
-    """The URL with its references resolved; its password is hidden from errors and logs from now on."""
+    """The URL with its references resolved. The password is hidden from errors and logs from now on."""
     url = resolved_url(url, where)
     try:
         password = library.connection.parse_url(url).get("password")
     except ValueError:
-        raise EnvironmentFault(where, "the URL of the Redis cannot be parsed") from None
+        raise EnvironmentFault(where, "the Redis URL cannot be parsed") from None
     if password:
         hide(password)
     return url
@@ -234,7 +235,7 @@ _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
 def _library(where: str) -> Any:
-    """The module ``redis``: loaded where it is used, so that building a topology does not need it."""
+    """The module ``redis``. Loaded on first use, so that building a topology does not need it."""
     try:
         import redis
         import redis.backoff

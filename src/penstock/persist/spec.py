@@ -1,4 +1,4 @@
-"""What a processor is told: enough to work without the topology, also by ``penstock drain`` after it has ended."""
+"""The specification of a processor: all it needs to work without the topology, also for ``penstock drain``."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from penstock.state.store import StateStore
 from penstock.storage.segments import replace_file
 
 _SPEC = "spec.pickle"
-_PURPOSE = "persist spec"  # of a signature
-LENGTH = struct.Struct("<Q")  # before a specification on a pipe
+_PURPOSE = "persist spec"  # part of what is signed, so that a signature is valid for this purpose only
+LENGTH = struct.Struct("<Q")  # the length that precedes a specification on a pipe
 
 
 @dataclass(frozen=True)
 class ProcessorSpec:
-    """One component's queue, and where it goes."""
+    """The queue of one component, its store, and its settings. Pickled for the processor's process."""
 
     topology: str
     component: str
     queue: PersistentQueue
     store: Store
     folder: str
-    """The component's shared folder, for a queue that wants one."""
+    """The component's shared folder, for a queue that needs one."""
     dead: str
     """A local folder for dead letters."""
     flush_every: float
     flush_rows: int
     timeout: float
-    """Seconds a call of the store may take."""
+    """Seconds that a call of the store may take."""
 
     @property
     def name(self) -> str:
-        """The queue's."""
+        """The name of the queue."""
         return f"{self.topology}/{self.component}"
 
     def dumps(self) -> bytes:
-        """As bytes for ``load``: the signature of a pickle, and the pickle."""
+        """The signed pickle that ``load`` reads. Raises ``ComponentError`` if the store or queue cannot be
+        pickled."""
         try:
             pickled = pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -72,9 +73,10 @@ class ProcessorSpec:
         )
 
 
-def keep(spec: ProcessorSpec) -> None:
-    """Leave it where ``find`` looks. It may hold a password: on a local path it is for this user only."""
-    path = local(spec.folder)
+def save(spec: ProcessorSpec) -> None:
+    """Store the specification where ``find`` looks. It may contain a password, so a local file is readable only by
+    this user."""
+    path = local_path(spec.folder)
     if path is None:
         StateStore(spec.folder).write(_SPEC, spec.dumps())
     else:
@@ -83,7 +85,7 @@ def keep(spec: ProcessorSpec) -> None:
 
 
 def find(state_dir: str, topology: str) -> list[ProcessorSpec]:
-    """Of each component of a topology that has, or had, a processor."""
+    """The specification of each component of a topology that has or had a processor."""
     shared = StateStore(state_dir).child(topology).child("shared")
     return [
         _load_of(shared.read(name), topology, name.removesuffix(f"/{_SPEC}"))
@@ -92,27 +94,28 @@ def find(state_dir: str, topology: str) -> list[ProcessorSpec]:
     ]
 
 
-def kept(folder: str, topology: str, component: str) -> ProcessorSpec | None:
-    """The one of a component's shared folder."""
+def load_from_folder(folder: str, topology: str, component: str) -> ProcessorSpec | None:
+    """The specification in a component's shared folder; None if there is none."""
     store = StateStore(folder)
     return _load_of(store.read(_SPEC), topology, component) if _SPEC in store.list() else None
 
 
 def _load_of(data: bytes, topology: str, component: str) -> ProcessorSpec:
-    """As ``load``. A signature shows who wrote it, not for which component: a file that was copied from another
-    would empty that one's queue into that one's store."""
+    """Like ``load``, and checks the component. The signature shows who wrote the file, not for which component: a
+    file copied from another component would move that component's queue to that component's store."""
     spec = load(data)
     if (spec.topology, spec.component) != (topology, component):
         raise LoadError(
             f"component '{component}' of topology '{topology}'",
             f"its {_SPEC} belongs to '{spec.component}' of topology '{spec.topology}'",
-            "Find out who put it there, and remove it. The next start of the topology writes it again.",
+            "Find out who put it there, and remove it. The next run of the topology writes it again.",
         )
     return spec
 
 
 def load(data: bytes) -> ProcessorSpec:
-    """From what ``dumps`` gave. Nothing is unpickled that is not signed with this deployment's key."""
+    """The specification that ``dumps`` encoded. Nothing is unpickled unless it is signed with this deployment's
+    key; otherwise raises ``LoadError``."""
     signature, pickled = data[: signing.SIGNATURE_BYTES], data[signing.SIGNATURE_BYTES :]
     if not signing.is_signed(_PURPOSE, pickled, signature):
         raise LoadError(
@@ -120,11 +123,11 @@ def load(data: bytes) -> ProcessorSpec:
             f"{_SPEC} is signed with another key, or was changed since it was written",
             f"Use the key file of the user who runs the topology (set {signing.KEY_FILE}); "
             f"this one is {signing.key_path()}. If that key is lost, remove the file {_SPEC}; "
-            "the next start writes it again.",
+            "the next run writes it again.",
         )
     try:
         spec = pickle.loads(pickled)
-    except Exception as error:  # whatever a user's class raises while it is built
+    except Exception as error:  # users' classes may raise anything
         raise LoadError(
             "a PersistBolt's store and queue",
             f"they cannot be unpickled here ({type(error).__name__}: {error})",
@@ -134,7 +137,7 @@ def load(data: bytes) -> ProcessorSpec:
     return spec
 
 
-def local(folder: str) -> Path | None:
-    """A folder as a path; None for a URL."""
+def local_path(folder: str) -> Path | None:
+    """The folder as a path; None for a URL."""
     path = folder.removeprefix("file://")
     return None if "://" in path else Path(path)

@@ -1,4 +1,4 @@
-"""Results into a table of an SQLite file: the default store, with nothing to install."""
+"""The default store: a table in an SQLite file, without further packages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.persist.stores import Overtaken, Reject, StoreClient, StoreUnavail
 from penstock.persist.tables import NullInKey, TableStore, refuse_null_keys
 from penstock.storage.tables import Columns, last_of_each, write_all_but_rejected
 
-_STRICT = sqlite3.sqlite_version_info >= (3, 37)  # before, SQLite stores any value in any column
-_CODES = 0xFF  # the part of an SQLite error code that names its kind
+_STRICT = sqlite3.sqlite_version_info >= (3, 37)  # older versions store any value in any column
+_CODES = 0xFF  # the bits of an SQLite error code that contain the primary code
 
-_REFUSED = (  # a row's own fault
-    sqlite3.IntegrityError,  # a constraint; in a strict table, a type
-    sqlite3.DataError,  # longer than SQLite takes
-    OverflowError,  # an integer of more than 64 bits
+_REFUSED = (  # errors caused by a row itself
+    sqlite3.IntegrityError,  # a constraint, or a type in a strict table
+    sqlite3.DataError,  # a value that is too long
+    OverflowError,  # an integer with more than 64 bits
     NullInKey,
     pa.ArrowException,
 )
@@ -38,15 +38,15 @@ _HINTS = {
 
 
 class SQLiteStore(TableStore):
-    """A table in a file on local disk; see ``TableStore`` for the options. Missing folders are made. The file is
-    in WAL mode: readers see whole writes, and neither wait for the processor nor hold it up.
+    """A table in a file on a local disk; see ``TableStore`` for the options. Missing folders are created. The file
+    uses WAL mode: readers see complete writes, and neither wait for the processor nor delay it.
 
-    The table that ``create`` makes is strict: a value of another type is rejected unless it converts without loss.
-    bool, integers, float, str and bytes are kept as they are; dates and times as ISO text, in UTC where they have
-    a zone; a duration as microseconds; a decimal as text, to the digit; lists and structs as JSON. SQLite has no
-    NaN: it becomes NULL. An unsigned integer beyond 2⁶³ − 1 is rejected.
+    The table that ``create`` creates is strict: a value of another type is rejected unless it can be converted
+    without loss. bool, integers, float, str and bytes are stored unchanged; dates and times as ISO text, in UTC if
+    they have a time zone; durations as microseconds; decimals as text with all digits; lists and structs as JSON.
+    NaN becomes NULL, since SQLite has no NaN. An unsigned integer greater than 2⁶³ − 1 is rejected.
 
-    Another program's write lock is waited for ``timeout`` seconds.
+    ``timeout`` is the time in seconds to wait for the write lock of another program.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SQLiteStore(TableStore):
                 f"path is {path!r}, not a file on a local disk that outlives the processor",
                 "Use PostgresStore for several machines.",
             )
-        self.path = os.path.abspath(path)  # of the driver: the processor may run in another folder
+        self.path = os.path.abspath(path)  # resolved on the driver: the processor has another working directory
         self.timeout = timeout
 
     def check(self, where: str) -> None:
-        """Python brings all it needs."""
+        """Always succeeds: SQLite is part of Python."""
 
     def open(self) -> StoreClient:
         return _SQLiteClient(self)
@@ -110,7 +110,7 @@ class _SQLiteClient(StoreClient):
                 )
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # SQLite may have rolled back by itself
+                if connection.in_transaction:  # SQLite may have rolled back already
                     connection.execute("ROLLBACK")
                 raise
 
@@ -121,7 +121,7 @@ class _SQLiteClient(StoreClient):
             self._connection = None
 
     def _insert(self, connection: sqlite3.Connection, rows: pa.Table) -> None:
-        """All of the rows, or none."""
+        """Insert all of the rows, or none."""
         key, names = self._store.key, rows.column_names
         columns = ", ".join(map(_quoted, names))
         statement = f"INSERT INTO {_quoted(self._store.table)} ({columns}) VALUES ({', '.join('?' * len(names))})"
@@ -142,10 +142,10 @@ class _SQLiteClient(StoreClient):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """The connection, made if there is none. What goes wrong with it, beyond a row, is the store's."""
+        """The connection, opened if necessary. Errors other than those of a row become ``StoreUnavailable``."""
         try:
             if self._connection is not None and _file_id(self._store.path) != self._file:
-                self.close()  # deleted or replaced: what is written to the open one is seen by nobody
+                self.close()  # the file was deleted or replaced: nobody would see writes to the open one
             if self._connection is None:
                 self._connection = _connect(self._store.path, self._store.timeout)
                 self._file = _file_id(self._store.path)
@@ -156,12 +156,12 @@ class _SQLiteClient(StoreClient):
             raise StoreUnavailable(
                 str(self._store),
                 f"the file cannot be written to ({type(error).__name__}: {error})",
-                _HINTS.get(code, "Look at the file, its folder and its disk.") + " The rows wait in the queue.",
+                _HINTS.get(code, "Check the file, its folder and its disk.") + " The rows wait in the queue.",
             ) from error
 
 
 def _file_id(path: str) -> tuple[int, int] | None:
-    """Which file is there now."""
+    """The identity of the file at the path; None if there is none."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return found.st_dev, found.st_ino
@@ -169,12 +169,12 @@ def _file_id(path: str) -> tuple[int, int] | None:
 
 
 def _connect(path: str, timeout: float) -> sqlite3.Connection:
-    with contextlib.suppress(OSError):  # then SQLite says that it cannot open the file
+    with contextlib.suppress(OSError):  # SQLite then reports that it cannot open the file
         os.makedirs(os.path.dirname(path), exist_ok=True)
     connection = sqlite3.connect(path, timeout=timeout, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")  # a committed write outlives a power cut
+        connection.execute("PRAGMA synchronous = FULL")  # a committed write survives a power failure
         connection.execute("CREATE TABLE IF NOT EXISTS penstock_queues (queue TEXT PRIMARY KEY, progress TEXT)")
     except sqlite3.Error:
         connection.close()
@@ -192,7 +192,7 @@ def _create(store: SQLiteStore, schema: pa.Schema) -> str:
     options = ["STRICT"] if _STRICT else []
     if store.key:
         columns.append(f"PRIMARY KEY ({', '.join(map(_quoted, store.key))})")
-        options.append("WITHOUT ROWID")  # the rows are in the key's own tree: half the work for an upsert
+        options.append("WITHOUT ROWID")  # rows are stored in the primary key's tree: half the work for an upsert
     return f"CREATE TABLE IF NOT EXISTS {_quoted(store.table)} ({', '.join(columns)}) {', '.join(options)}"
 
 
@@ -201,7 +201,7 @@ def _quoted(name: str) -> str:
 
 
 def _type(kind: pa.DataType) -> str:
-    """The column type for what ``_values`` makes of an Arrow type."""
+    """The column type for the values that ``_values`` returns for an Arrow type."""
     types = pa.types
     if types.is_dictionary(kind):
         return _type(kind.value_type)
@@ -215,7 +215,7 @@ def _type(kind: pa.DataType) -> str:
 
 
 def _values(column: pa.ChunkedArray) -> Iterable[Any]:
-    """A column as values that SQLite takes."""
+    """The column as values that SQLite accepts."""
     types, kind = pa.types, column.type
     if types.is_dictionary(kind):
         return _values(column.cast(kind.value_type))

@@ -1,6 +1,6 @@
-"""Where results end up, written in bulk by the processor.
+"""The interface of a store: the destination of results, to which the processor writes in bulk.
 
-``tests/contract/test_persist_stores.py`` is what one of your own must pass.
+A custom implementation must pass ``tests/contract/test_persist_stores.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from penstock.storage.tables import Rejected
 
 
 class StoreUnavailable(ComponentError):
-    """The store refuses, hangs or is full: the same rows may be taken later. Nothing, or everything, of what was
-    asked has happened."""
+    """The store refuses, hangs or is full; the same rows may be accepted later. The operation was carried out
+    completely or not at all."""
 
 
 class Overtaken(ComponentError):
@@ -28,51 +28,52 @@ Reject: TypeAlias = Callable[[Sequence[Rejected]], None]
 
 
 class Store(ABC):
-    """What the user makes on the driver; pickled, and opened in the processor's process. Without a ``key`` rows
-    are appended. With one a row replaces the row of the same key: after all writes a key's row is the one that
-    was put last."""
+    """The settings of a store: created by the user on the driver, pickled, and opened in the processor's process.
+    Without a ``key``, rows are appended. With one, a row replaces the row with the same key, so that each key has
+    the row that was put last."""
 
     key: tuple[str, ...]
 
     @abstractmethod
     def check(self, where: str) -> None:
-        """Raise a ``PenstockError`` if it can never be opened with this installation: a missing library. Looks at
-        nothing outside the process."""
+        """Raise a ``PenstockError`` if the store can never be opened with this installation, for example because a
+        library is missing. Accesses nothing outside the process."""
 
     @abstractmethod
     def open(self) -> StoreClient:
-        """Does not need to reach a server yet."""
+        """A client of the store. Need not connect to a server yet."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """For people: what it is and where, without passwords."""
+        """What and where the store is, for people; without passwords."""
 
 
 class StoreClient(ABC):
-    """The processor's hold on a store. All calls come from one thread. Any call but ``close`` may raise
-    ``StoreUnavailable``, and may then be repeated: connections are made anew by then."""
+    """The processor's connection to a store. All calls come from one thread. Every method except ``close`` may
+    raise ``StoreUnavailable`` and may then be called again; the client reconnects by itself."""
 
     @abstractmethod
     def progress(self, queue: str) -> str:
-        """What the newest write for this queue recorded; empty before the first."""
+        """The progress that the newest write for this queue recorded; empty before the first."""
 
     @abstractmethod
     def write(self, queue: str, rows: pa.Table, before: str, after: str, reject: Reject) -> None:
-        """In one step, all or nothing: write the rows, and record ``after`` as the queue's progress in place of
-        ``before``. Raises ``Overtaken`` if what is recorded is not ``before``, even if another process changes it
-        at this moment. May be asked for no rows.
+        """Write the rows and replace the queue's progress ``before`` by ``after``, in one transaction. Raises
+        ``Overtaken`` if the recorded progress is not ``before``, even if another process changes it at the same
+        time. ``rows`` may be empty.
 
-        Rows the store will never take (a type, a constraint) are handed to ``reject`` once, all together, before
-        the step is done, and left out; all others are written, those of one key in order.
+        Rows that the store will never accept (because of a type or a constraint) are passed to ``reject`` in one
+        call before the transaction is committed, and are left out. All others are written, those of one key in
+        order.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections. Never raises ``StoreUnavailable``."""
+        """Close connections. Never raises ``StoreUnavailable``."""
 
 
 def checked_key(where: str, key: Sequence[str]) -> tuple[str, ...]:
-    """The key as a store keeps it."""
+    """The key as a tuple. Raises ``TopologyError`` if it is not a sequence of different fields."""
     if isinstance(key, str) or len(set(key)) != len(tuple(key)):
         raise TopologyError(
             where, f"key is {key!r}, not a sequence of different fields", f"Write key=({key!r},) for one field."

@@ -1,4 +1,4 @@
-"""What the stores that are tables of a database share."""
+"""The common base of stores that write to a table of a database."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from penstock.storage.tables import Columns, checked_columns
 
 
 class NullInKey(ValueError):
-    """A row of a store with a key has none."""
+    """A row has None in a field of the key."""
 
 
 class TableStore(Store):
-    """Rows into one table.
+    """Writes rows to one table.
 
-    ``columns`` names the fields to write, or maps fields to columns; without it each field goes to the column of
-    its name. ``key`` names columns. ``create`` makes the table when the first rows come, if it is not there, with
-    types after the Arrow ones and the key as its primary key. A table of your own needs a primary key or unique
-    constraint on exactly the key's columns.
+    ``columns`` names the fields to write, or maps fields to columns; without it each field is written to the
+    column of the same name. ``key`` names columns. With ``create`` the table is created when the first rows
+    arrive, unless it exists, with types that correspond to the Arrow types and with the key as its primary key. A
+    table of your own needs a primary key or unique constraint on exactly the columns of the key.
 
-    Of several rows of one key in one write only the last is written; the others are not even looked at.
+    If a write contains several rows with the same key, only the last one is written; the others are not checked.
 
-    A row the table does not take (a type, a constraint, None in the key) is rejected. What is wrong for every row
-    (no such table or column, no right to write) is ``StoreUnavailable``: nothing is dropped, and the rows go in
-    once the table is mended.
+    A row that the table does not accept (because of a type, a constraint, or None in the key) is rejected. A
+    problem that concerns every row (a missing table or column, or missing permission) is reported as
+    ``StoreUnavailable``: no row is dropped, and the rows are written once the problem is resolved.
     """
 
     def __init__(self, table: str, key: Sequence[str], columns: Columns, create: bool) -> None:
@@ -37,7 +37,7 @@ class TableStore(Store):
         self._columns = checked_columns(where, columns, self.key)
 
     def shaped(self, rows: pa.Table) -> pa.Table:
-        """The rows with the table's columns."""
+        """The rows with the columns of the table. Raises ``StoreUnavailable`` if a field is missing."""
         wanted = self.key if self._columns is None else tuple(self._columns)
         if missing := [name for name in wanted if name not in rows.column_names]:
             raise StoreUnavailable(
@@ -51,7 +51,7 @@ class TableStore(Store):
 
 
 def refuse_null_keys(rows: pa.Table, key: Sequence[str]) -> None:
-    """To a database None is no key: it would be another one each time."""
+    """Raise ``NullInKey`` if a key contains None: a database treats each NULL as a different key."""
     for name in key:
         if rows[name].null_count:
             raise NullInKey(f"None in the key's column '{name}'")

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from penstock.columns import to_column, to_values
 from penstock.errors import StateError
 from penstock.state.decoded import DecodedChain
-from penstock.state.encoding import StateChange, all_plain, apply_map, encode_map, frozen
+from penstock.state.encoding import DELETED, StateChange, all_plain, apply_map, encode_map, frozen
 from penstock.state.shares import Share
 from penstock.state.tracked_map import NO_DEFAULT, TrackedMap
 
@@ -152,10 +152,11 @@ class MapState(TrackedMap):
         ``MAX_DELTAS``.
         """
         self._settle()
-        first, changed, self._changed = not self._tracking, self._changed, {}
-        if not self._settled if first else not (full or changed):
+        first, changed, deleted = not self._tracking, self._changed, self._deleted
+        self._changed, self._deleted = {}, {}
+        if not self._settled if first else not (full or changed or deleted):
             return None
-        rows = self._delta_rows + len(changed)
+        rows = self._delta_rows + len(changed) + len(deleted)
         outgrown = rows > self._base_rows / 2 or self._deltas >= MAX_DELTAS
         full = full or first or (compact and outgrown)
         newly_plain = all_plain((self._settled if first else changed).values())
@@ -164,10 +165,10 @@ class MapState(TrackedMap):
             items = self._settled.copy() if self._plain else frozen(self._settled, self.name)
             self._base_rows, self._delta_rows, self._deltas = len(items), 0, 0
             self._tracking = True
-        else:
-            items = changed if newly_plain else frozen(changed, self.name)
-            self._delta_rows, self._deltas = rows, self._deltas + 1
-        return StateChange("full" if full else "delta", len(items), partial(encode_map, self.name, items))
+            return StateChange("full", len(items), partial(encode_map, self.name, items))
+        items = changed if newly_plain else frozen(changed, self.name)
+        self._delta_rows, self._deltas = rows, self._deltas + 1
+        return StateChange("delta", len(items) + len(deleted), partial(_encode_delta, self.name, deleted, items))
 
     def _columns(self, call: str, keys: Any, values: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         keys, values = _values(keys), _values(values)
@@ -178,6 +179,12 @@ class MapState(TrackedMap):
                 "Pass one value for each key.",
             )
         return keys, values
+
+
+def _encode_delta(name: str, deleted: Iterable[Any], items: Mapping[Any, Any]) -> bytes:
+    """The deletions come first, because a key that was deleted and assigned again is in both."""
+    gone = dict.fromkeys(deleted, DELETED)
+    return b"".join(encode_map(name, rows) for rows in (gone, items) if rows)
 
 
 def _owners(owner: Owner, keys: pa.Array) -> pa.Array:

@@ -6,10 +6,7 @@ import operator
 from abc import ABCMeta
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from functools import partial
-from itertools import repeat
 from typing import Any, Final, Self
-
-from penstock.state.encoding import DELETED
 
 NO_DEFAULT: Final = object()
 
@@ -20,14 +17,17 @@ class TrackedMap(MutableMapping[Any, Any]):
     for a dict and 250 ns for a ``__setitem__`` in Python that records the key. Every method that needs the whole
     map first moves the content of ``_fresh`` to ``_settled`` and records it as changed."""
 
-    __slots__ = ("_changed", "_fresh", "_settled", "_tracking")
+    __slots__ = ("_changed", "_deleted", "_fresh", "_settled", "_tracking")
 
     _fresh: dict[Any, Any]
     _settled: dict[Any, Any]
     _tracking: bool
     """Whether changes are recorded. They are not needed before the first full copy."""
     _changed: dict[Any, Any]
-    """The changes since the last snapshot."""
+    """The items assigned since the last snapshot, without those that were deleted again."""
+    _deleted: dict[Any, None]
+    """The keys deleted since the last snapshot. A key that was deleted and then assigned is in both: a restore
+    must delete it first, so that it comes last in the order of the map."""
 
     def __new__(cls, name: str = "", default: Any = NO_DEFAULT, *args: Any, **kwargs: Any) -> Self:
         settled = _layer(None if default is NO_DEFAULT else lambda key: default)
@@ -41,7 +41,8 @@ class TrackedMap(MutableMapping[Any, Any]):
         }
         kind: Any = ABCMeta(cls.__name__, (cls,), bound)
         self: Self = object.__new__(kind)
-        self._fresh, self._settled, self._changed, self._tracking = fresh, settled, {}, False
+        self._fresh, self._settled, self._tracking = fresh, settled, False
+        self._changed, self._deleted = {}, {}
         return self
 
     def __getitem__(self, key: Any) -> Any:
@@ -144,7 +145,9 @@ class TrackedMap(MutableMapping[Any, Any]):
 
     def _note_deleted(self, keys: Iterable[Any]) -> None:
         if self._tracking:
-            self._changed.update(zip(keys, repeat(DELETED)))
+            for key in keys if self._changed else ():
+                self._changed.pop(key, None)
+            self._deleted.update(dict.fromkeys(keys))
 
 
 class _Items(ItemsView[Any, Any]):

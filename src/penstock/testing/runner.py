@@ -274,8 +274,13 @@ class LocalRunner:
         return {id: host.worker for id, host in hosts.items() if host is not None}
 
     def close(self) -> None:
-        """Call ``close`` and ``cleanup`` everywhere."""
-        self._tell_all(CloseTasks())
+        """Call ``close`` and ``cleanup`` everywhere. What a worker failed with earlier is not raised again."""
+        self.registry.send(CloseTasks())
+        for host in [slot.host for slot in self._slots.values() if slot.host is not None]:
+            failed = host.failure is not None
+            host.take_input()
+            if not failed:
+                self._check(host)
 
     # ---- moving a worker -----------------------------------------------------------------------------------
 

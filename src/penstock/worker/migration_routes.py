@@ -1,4 +1,4 @@
-"""Data migration at the branching point (SPEC 3.2): tuples bound for an overloaded task go to another of the same
+"""Data migration at the branching point: tuples bound for an overloaded task go to another of the same
 component, and it is written down which."""
 
 from __future__ import annotations

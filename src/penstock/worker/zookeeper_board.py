@@ -1,4 +1,4 @@
-"""The boards on ZooKeeper, for signals that do not depend on the driver (SPEC 3.1, A figure 6).
+"""The boards on ZooKeeper, for signals that do not depend on the driver (Lu 2020, figure 6).
 
 Below the path of a run:
 

@@ -20,15 +20,16 @@ import scala.runtime.AbstractFunction2;
 import scala.runtime.BoxedUnit;
 
 /**
- * Spark's streaming shuffle, whose readers and writers prove to each other that they know the session's secret before
- * any message of the shuffle is handled. Spark's own accepts every connection, and one stray frame ends the query.
+ * Spark's streaming shuffle with authentication: readers and writers prove to each other that they know the session's
+ * secret before any message of the shuffle is handled. Spark's own shuffle accepts every connection, and one invalid
+ * frame ends the query.
  *
- * Spark makes one in the driver and in each executor: the setting is spark.shuffle.manager.incremental.
+ * Spark creates one in the driver and in each executor, by the setting spark.shuffle.manager.incremental.
  */
 public final class AuthenticatedShuffleManager extends StreamingShuffleManager {
-  /** Hexadecimal. Its name makes Spark hide it where settings are displayed. */
+  /** Hexadecimal. Because of the setting's name Spark hides its value where settings are displayed. */
   static final String SECRET = "spark.penstock.shuffle.secret";
-  /** Listen on 127.0.0.1 only: driver and executors are on one machine. */
+  /** Listen on 127.0.0.1 only, because driver and executors are on one machine. */
   static final String LOOPBACK = "spark.penstock.shuffle.loopback";
 
   private final Handshake handshake;
@@ -55,7 +56,7 @@ public final class AuthenticatedShuffleManager extends StreamingShuffleManager {
         new AbstractFunction2<Object, Object, BoxedUnit>() {
           @Override
           public BoxedUnit apply(Object reader, Object number) {
-            // A reader acknowledges the end, which the writer sends long after it was made.
+            // A reader acknowledges the end, which the writer sends long after it was created.
             made.get().onTerminationAckReceived((Integer) reader, (Long) number);
             return BoxedUnit.UNIT;
           }

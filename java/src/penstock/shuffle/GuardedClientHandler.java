@@ -18,20 +18,20 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The reader's end of the connection to one writer: hands messages to Spark's handler after the writer has proved that
- * it knows the secret. What listens at the writer's address may be a stranger: its messages are not handled, and how its
- * connection ends is no error of the shuffle by itself; connect throws then.
+ * The reader's end of the connection to one writer. It passes messages to Spark's handler only after the writer has
+ * proved that it knows the secret. Another process may listen at the writer's address: its messages are not handled, and
+ * the end of its connection is not an error of the shuffle; connect throws in that case.
  */
 final class GuardedClientHandler extends StreamingShuffleClientHandler {
   /**
-   * Milliseconds between the attempts to connect. A writer closes a connection without proof where too many others have
-   * none either.
+   * Milliseconds between two attempts to connect. A writer closes an unauthenticated connection if there are too many of
+   * them.
    */
   static final long[] PAUSES_MS = {100, 300, 1_000, 3_000};
   private static final long TIMEOUT_MS = 30_000;
   private static final Logger LOG = LoggerFactory.getLogger(GuardedClientHandler.class);
 
-  /** The connection whose other end has proved its knowledge; an earlier attempt may still have to end. */
+  /** The connection whose other end is authenticated; an earlier attempt may not have ended yet. */
   private volatile Channel proven;
 
   GuardedClientHandler(
@@ -41,8 +41,8 @@ final class GuardedClientHandler extends StreamingShuffleClientHandler {
   }
 
   /**
-   * Connects, lets both ends prove their knowledge, and sends the first message of Spark's handler. A connection that
-   * ends before the proof is tried again. Called once.
+   * Connects, authenticates both ends, and sends the first message of Spark's handler. A connection that ends before it is
+   * authenticated is tried again. Called once.
    */
   TransportClient connect(
       TransportClientFactory factory, Handshake handshake, String host, int port, long[] pausesMs)
@@ -75,7 +75,7 @@ final class GuardedClientHandler extends StreamingShuffleClientHandler {
     client.sendRpcSync(ByteBuffer.wrap(handshake.proof("reader", mine, nonce)), TIMEOUT_MS);
   }
 
-  /** On the connection's own thread: its end comes before, and is seen here, or after, and is an error. */
+  /** Runs on the connection's thread: the connection's end is either seen here or reported as an error later. */
   private void begin(TransportClient client) throws InterruptedException {
     client.getChannel().eventLoop().submit(() -> {
       if (!client.getChannel().isActive()) {
@@ -95,7 +95,7 @@ final class GuardedClientHandler extends StreamingShuffleClientHandler {
     return false;
   }
 
-  /** Spark's handler sends its first message here: not before the proof. */
+  /** Spark's handler sends its first message here, which must not happen before authentication. */
   @Override
   public void channelActive(TransportClient client) {
     Channel channel = client.getChannel();

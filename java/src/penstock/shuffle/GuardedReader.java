@@ -22,7 +22,7 @@ import scala.Option;
 import scala.runtime.AbstractFunction1;
 import scala.runtime.BoxedUnit;
 
-/** The reader's end: proves to each writer that it knows the secret before it says that it is ready. */
+/** The reader's end: authenticates with each writer before it announces that it is ready. */
 final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
   /** Spark computes it from spark.shuffle.streaming.readerMaxMemory and the number of writers. */
   private static final Method BYTES_PER_WRITER = bytesPerWriter();
@@ -30,7 +30,7 @@ final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
   private final Handshake handshake;
   private final int shuffleId;
   private final ConcurrentLinkedQueue<TransportClientFactory> factories = new ConcurrentLinkedQueue<>();
-  /** Spark's constructor starts a thread that calls createClient, perhaps before ours has set the fields. */
+  /** Spark's constructor starts a thread that calls createClient, possibly before our constructor has set the fields. */
   private volatile boolean ready;
 
   GuardedReader(Handshake handshake, ShuffleHandle handle, TaskContext context) {
@@ -70,7 +70,7 @@ final class GuardedReader<K, C> extends StreamingShuffleReader<K, C> {
     }
   }
 
-  /** As Spark's reader makes it. */
+  /** As Spark's reader creates it. */
   private TransportConf conf() {
     SparkConf conf = SparkEnv.get().conf();
     Option<String> role = "driver".equals(SparkEnv.get().executorId()) ? Option.apply("driver") : Option.apply("executor");

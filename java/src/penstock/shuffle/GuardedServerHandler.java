@@ -19,13 +19,13 @@ import scala.Function2;
 import scala.runtime.BoxedUnit;
 
 /**
- * The writer's end: hands messages to Spark's handler after the connection has proved that it knows the secret. What a
- * stranger sends, or how its connection ends, is no error of the shuffle.
+ * The writer's end: passes messages to Spark's handler only after the connection is authenticated. Messages of other
+ * processes, and the end of their connections, are not errors of the shuffle.
  */
 final class GuardedServerHandler extends StreamingShuffleServerHandler {
-  /** Seconds a connection has for its proof. */
+  /** Seconds a connection may take to authenticate. */
   private static final int HANDSHAKE_SECONDS = 10;
-  /** Connections without proof at a time, beside those of the readers; one more, and the oldest is closed. */
+  /** Unauthenticated connections at a time, in addition to the readers'. A further one closes the oldest. */
   private static final int MOST_STRANGERS = 64;
   private static final AttributeKey<Handshake.Session> SESSION = AttributeKey.valueOf("penstock.session");
   private static final Logger LOG = LoggerFactory.getLogger(GuardedServerHandler.class);

@@ -11,8 +11,8 @@ import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
 
 /**
- * Both ends prove that they know the secret, which never travels. The reader sends a nonce; the writer answers with its
- * own and a keyed hash of both; the reader answers with another keyed hash of both.
+ * Both ends prove that they know the secret, which is never sent. The reader sends a nonce; the writer answers with its
+ * own nonce and a keyed hash of both; the reader answers with another keyed hash of both.
  */
 final class Handshake {
   static final int NONCE = 32;
@@ -55,7 +55,7 @@ final class Handshake {
     return ByteBuffer.allocate(GREETING.length + NONCE).put(GREETING).put(nonce).flip();
   }
 
-  /** True where the writer's answer shows that it knows the secret. */
+  /** Whether the writer's answer proves that it knows the secret. */
   boolean fromWriter(byte[] mine, byte[] answer) {
     if (answer.length != NONCE + PROOF) {
       return false;
@@ -65,13 +65,13 @@ final class Handshake {
     return MessageDigest.isEqual(proof, proof("writer", mine, theirs));
   }
 
-  /** The writer's end of one connection. Used by the connection's event loop only. */
+  /** The writer's end of one connection. Used only by the connection's event loop. */
   final class Session {
     volatile boolean proven;
     private byte[] reader;
     private byte[] writer;
 
-    /** What to answer to the reader's next message; null: refuse it. */
+    /** The answer to the reader's next message; null if the connection must be refused. */
     byte[] answer(byte[] message) {
       if (reader == null) {
         if (message.length != GREETING.length + NONCE

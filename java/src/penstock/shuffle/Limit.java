@@ -7,10 +7,10 @@ import io.netty.channel.ChannelHandlerContext;
 import io.netty.channel.ChannelInboundHandlerAdapter;
 import io.netty.util.ReferenceCountUtil;
 
-/** Closes a connection that sends too much before its proof: a frame may announce 2 GB, and would be kept. */
+/** Closes a connection that sends too much before it is authenticated: a frame may announce 2 GB, all to be buffered. */
 final class Limit extends ChannelInboundHandlerAdapter {
   static final String NAME = "penstock-limit";
-  /** Bytes that are read of a connection before its proof; with TLS its handshake is among them. */
+  /** Bytes read from a connection before it is authenticated, including a TLS handshake. */
   static final long MOST_BYTES = 64 * 1024;
 
   private final BooleanSupplier proven;

@@ -7,8 +7,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Spark's streaming shuffle listens on all interfaces, and no setting changes that. This makes "all interfaces" mean
- * 127.0.0.1 for sockets that this JVM opens from now on. Spark starts its JVMs with java.net open to reflection.
+ * Spark's streaming shuffle listens on all interfaces, and no setting changes that. This class makes "all interfaces"
+ * mean 127.0.0.1 for sockets that this JVM opens from now on. Spark starts its JVMs with java.net open to reflection.
  */
 final class Loopback {
   private static final Logger LOG = LoggerFactory.getLogger(Loopback.class);

@@ -33,7 +33,7 @@ import org.apache.spark.util.ErrorNotifier;
 import scala.runtime.AbstractFunction2;
 import scala.runtime.BoxedUnit;
 
-/** What a reader of the streaming shuffle does where a stranger listens in place of a writer. Run by test_ports.py. */
+/** Checks a reader of the streaming shuffle if another process listens in place of a writer. Run by test_ports.py. */
 public final class StrangersCheck {
   private static final Handshake HANDSHAKE = new Handshake(new byte[32]);
   private static final long[] PAUSES_MS = {1, 1, 1};
@@ -121,7 +121,7 @@ public final class StrangersCheck {
     }
   }
 
-  /** A frame that announces 1 GB: the reader closes long before it has it. */
+  /** A frame that announces 1 GB: the reader closes the connection long before it has received it. */
   private static void readsLittle() throws Exception {
     AtomicInteger megabytes = new AtomicInteger();
     new StrangersCheck().refuses(4, (in, out) -> {
@@ -134,7 +134,7 @@ public final class StrangersCheck {
     expect(megabytes.get() < 4 * 32, megabytes.get() + " MB were taken");
   }
 
-  /** The writer closes the first two connections, as it does where strangers flood it. */
+  /** The writer closes the first two connections, as it does if there are too many unauthenticated ones. */
   private static void triesAgain() throws Exception {
     StrangersCheck reader = new StrangersCheck();
     ErrorNotifier errors = new ErrorNotifier();

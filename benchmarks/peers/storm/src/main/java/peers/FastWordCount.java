@@ -22,7 +22,7 @@ public final class FastWordCount {
     // Options and measurements are static: LocalCluster runs every task in this JVM.
     static boolean acks;
     static boolean timed; // --rate given: tuples carry their emit time
-    static double rate;   // sentences per second of each spout task; 0 = flat out
+    static double rate;   // sentences per second of each spout task; 0 = as fast as possible
     static volatile boolean measuring; // latencies are recorded only while this is set
     static final Queue<Counter> SENTENCES = new ConcurrentLinkedQueue<>(); // fully acked, or split if no acks
     static final Queue<Counter> WORDS = new ConcurrentLinkedQueue<>();

@@ -30,7 +30,7 @@ import org.apache.storm.tuple.Values;
  */
 public final class KafkaWordCount {
     // Options and measurements are static: LocalCluster runs every task in this JVM.
-    static boolean sent; // latency counts from when a line was sent, not from when the spout emits it
+    static boolean sent; // latency is measured from when a line was sent, not from the spout's emit
     static volatile boolean measuring; // latencies are recorded only while this is set
     static final Queue<Counter> WORDS = new ConcurrentLinkedQueue<>(); // persisted
     static final Queue<Counter> LINES = new ConcurrentLinkedQueue<>(); // fully acked
@@ -42,7 +42,7 @@ public final class KafkaWordCount {
         return now.getEpochSecond() * 1_000_000 + now.getNano() / 1000;
     }
 
-    /** Storm's own spout, its acks and fails counted. */
+    /** Storm's own spout, which also counts acks and fails. */
     static final class LineSpout extends KafkaSpout<String, String> {
         private transient Counter acked;
         private transient Counter failed;
@@ -71,7 +71,7 @@ public final class KafkaWordCount {
         }
     }
 
-    /** Splits on spaces; each word carries the time its latency counts from. */
+    /** Splits on spaces; each word carries the time from which its latency is measured. */
     static final class SplitBolt extends BaseRichBolt {
         private transient OutputCollector out;
 
@@ -98,7 +98,7 @@ public final class KafkaWordCount {
         }
     }
 
-    /** Counts words in a HashMap; tells each new count. */
+    /** Counts words in a HashMap and emits each new count. */
     static final class CountBolt extends BaseRichBolt {
         private transient OutputCollector out;
         private transient HashMap<String, Long> counts;

@@ -19,14 +19,14 @@ import org.apache.storm.generated.StormTopology;
 import org.apache.storm.shade.org.apache.zookeeper.server.NIOServerCnxnFactory;
 import org.apache.storm.shade.org.apache.zookeeper.server.ZooKeeperServer;
 
-/** What the programs share: options, Storm's settings, a cluster in this JVM, the measured window, the result. */
+/** Shared parts of the programs: options, Storm's settings, a cluster in this JVM, the measurement, the result. */
 final class Peer {
     private final Map<String, String> options;
     private final Config overrides = new Config(); // --conf key=value, repeatable: to try other Storm settings
     private final Path temp = // all of Storm's state, removed on the way out
             Path.of(System.getProperty("java.io.tmpdir"), "storm-peer-" + ProcessHandle.current().pid());
 
-    /** How much came in how long. */
+    /** A number of items and the time in which they arrived. */
     record Rate(long count, double seconds) {
         double perSecond() {
             return count / seconds;
@@ -66,7 +66,7 @@ final class Peer {
         return item;
     }
 
-    /** Starts a cluster and the topology on it. {@code timed}: latency counts, not the last tuple per second. */
+    /** Starts a cluster and the topology on it. {@code timed}: optimize for latency, not for throughput. */
     LocalCluster submit(String name, StormTopology topology, boolean acks, boolean timed, int executors) throws Exception {
         Config conf = flag("tuned") ? tuned(acks, timed, executors + (acks ? 1 : 0)) : stock(acks);
         if (number("max-pending") > 0) { // 0: as many as the queues take, Storm's default
@@ -78,7 +78,7 @@ final class Peer {
         return cluster;
     }
 
-    /** Storm as it comes. */
+    /** Storm's default settings. */
     private static Config stock(boolean acks) {
         Config conf = new Config();
         conf.setNumWorkers(1);
@@ -92,7 +92,7 @@ final class Peer {
         Config conf = stock(acks);
         conf.put(Config.TOPOLOGY_DISABLE_LOADAWARE_MESSAGING, true);
         conf.put(Config.TOPOLOGY_STATS_SAMPLE_RATE, 0.0005);
-        // Flat out, large batches; at a given rate none, which is Storm's own advice for low latency.
+        // Large batches for throughput; none at a given rate, as Storm recommends for low latency.
         conf.put(Config.TOPOLOGY_PRODUCER_BATCH_SIZE, timed ? 1 : 1000);
         if (timed) { // an idle spout parks 0.1 ms rather than sleeping 1 ms
             conf.put(Config.TOPOLOGY_SPOUT_WAIT_STRATEGY, "org.apache.storm.policy.WaitStrategyPark");
@@ -121,17 +121,17 @@ final class Peer {
                 .build();
     }
 
-    /** Waits for the first item (at most two minutes), then --warmup seconds or until so many have come. */
+    /** Waits for the first item (at most two minutes), then for --warmup seconds or until this many have arrived. */
     void warmUp(Queue<Counter> items, long until) throws InterruptedException {
         await(items, 120, 1);
         if (Counter.total(items) == 0) {
-            System.err.println("nothing came within two minutes");
+            System.err.println("nothing arrived within two minutes");
             Runtime.getRuntime().halt(1);
         }
         await(items, number("warmup"), until);
     }
 
-    /** What comes within --seconds, or until so many have come in all. */
+    /** Measures for --seconds, or until this many have arrived in total. */
     Rate measure(Queue<Counter> items, long until) throws InterruptedException {
         long begin = System.nanoTime();
         long before = Counter.total(items);
@@ -146,7 +146,7 @@ final class Peer {
         }
     }
 
-    /** Prints the result and ends the JVM: an orderly shutdown of LocalCluster is slow and has nothing to save. */
+    /** Prints the result and ends the JVM: an orderly shutdown of LocalCluster is slow and saves nothing. */
     void finish(Queue<Counter> failed, String json) {
         if (Counter.total(failed) > 0) {
             System.err.println("failed: " + Counter.total(failed));

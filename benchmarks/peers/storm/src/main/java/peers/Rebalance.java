@@ -33,16 +33,16 @@ import org.apache.storm.tuple.Tuple;
 import org.apache.storm.tuple.Values;
 
 /**
- * A's scaling experiment (A 6.4) on Storm: split and count are slow, the load rises and falls in steps, and
- * {@code rebalance} changes the number of executors at given moments. What arrives at the end goes to --out:
- * ⟨when it arrived, when its line was due, line times words plus place in the line, count⟩ per word, four
- * little-endian 64-bit numbers, the first two in microseconds since 1970. Penstock's benchmark writes the same.
+ * The scaling experiment of Lu 2020, section 6.4, on Storm: split and count are slow, the load rises and falls in
+  * steps, and {@code rebalance} changes the number of executors at given times. Arrivals at the last bolt are written to
+  * --out: ⟨when it arrived, when its line was due, line times words plus position in the line, count⟩ per word, four
+  * little-endian 64-bit numbers, the first two in microseconds since 1970. Penstock's benchmark writes the same format.
  */
 public final class Rebalance {
     // Options and measurements are static: LocalCluster runs every task in this JVM.
-    static int words; // a line has
-    static double splitSeconds; // a line takes
-    static double countSeconds; // a word takes
+    static int words; // words per line
+    static double splitSeconds; // seconds per line
+    static double countSeconds; // seconds per word
     static Path out;
     static Source source;
     static final Queue<Counter> FAILED = new ConcurrentLinkedQueue<>();
@@ -54,12 +54,12 @@ public final class Rebalance {
     }
 
     /**
-     * What the lines come from, as a log would be: lines fall due at a schedule whether or not anybody reads
-     * them, and one that is not acked is read again by the spout's next task. It outlives that task.
+     * The source of the lines. Like a log, lines fall due at a schedule whether or not they are read, and a line that is
+      * not acked is read again by the spout's next task. The source outlives that task.
      */
     static final class Source {
         private final double[] seconds; // since the beginning, at the end of each step
-        private final double[] rates;   // lines a second in each step
+        private final double[] rates;   // lines per second in each step
         private final Deque<Long> again = new ArrayDeque<>();
         private final TreeSet<Long> open = new TreeSet<>();
         private long begun; // µs
@@ -82,7 +82,7 @@ public final class Rebalance {
             return seconds[seconds.length - 1];
         }
 
-        /** A new task of the spout reads: what was under way with the last one comes again. */
+        /** Called when a new task of the spout begins: lines in flight in the previous task are read again. */
         synchronized void read() {
             begun = begun == 0 ? micros() : begun;
             again.addAll(open);
@@ -93,7 +93,7 @@ public final class Rebalance {
             return begun;
         }
 
-        /** A line that is due, or -1. */
+        /** The next line that is due, or -1. */
         synchronized long take() {
             long line;
             if (!again.isEmpty()) {
@@ -133,7 +133,7 @@ public final class Rebalance {
         }
     }
 
-    /** Waits so long for each tuple; what a wait takes too long is made up for in the next. */
+    /** Waits for a given time per tuple; if a wait takes too long, the next one is shorter. */
     static final class Slowness {
         private final double seconds;
         private double overslept;
@@ -154,7 +154,7 @@ public final class Rebalance {
         }
     }
 
-    /** One line per call, when one is due. */
+    /** Emits one line per call, if one is due. */
     static final class LineSpout extends BaseRichSpout {
         private transient SpoutOutputCollector collector;
         private transient Counter failed;
@@ -191,7 +191,7 @@ public final class Rebalance {
         }
     }
 
-    /** A line into words, which are numbers here: the word of a result is drawn from its number. */
+    /** Splits a line into words, which are numbers here: the word is derived from the number. */
     static final class SplitBolt extends BaseRichBolt {
         private transient OutputCollector collector;
         private transient Slowness slowness;
@@ -220,7 +220,7 @@ public final class Rebalance {
         }
     }
 
-    /** Counts in a HashMap, which is gone after a rebalance: Storm keeps no state here. */
+    /** Counts in a HashMap, which is lost at a rebalance: Storm keeps no state here. */
     static final class CountBolt extends BaseRichBolt {
         private transient OutputCollector collector;
         private transient HashMap<String, Long> counts;
@@ -247,7 +247,7 @@ public final class Rebalance {
         }
     }
 
-    /** Notes what arrives, and when. */
+    /** Records arrivals and their times. */
     static final class ArrivalBolt extends BaseRichBolt {
         private transient OutputCollector collector;
         private transient FileChannel file;
@@ -284,7 +284,7 @@ public final class Rebalance {
         }
     }
 
-    /** From when on so many executors of split and of count. */
+    /** A time from which split and count have this many executors. */
     record Change(double at, int executors) {
     }
 
@@ -314,7 +314,7 @@ public final class Rebalance {
         out = Path.of(peer.text("out"));
         source = new Source(peer.text("schedule"));
 
-        int tasks = peer.number("tasks"); // executors there can be at most: a rebalance leaves the tasks as they are
+        int tasks = peer.number("tasks"); // the maximum number of executors: a rebalance does not change the tasks
         TopologyBuilder builder = new TopologyBuilder();
         builder.setSpout("lines", new LineSpout(), 1);
         builder.setBolt("split", new SplitBolt(), 1).setNumTasks(tasks).shuffleGrouping("lines");
@@ -328,14 +328,14 @@ public final class Rebalance {
             until(change.at());
             RebalanceOptions options = new RebalanceOptions();
             options.set_num_executors(Map.of("split", change.executors(), "count", change.executors()));
-            if (peer.number("wait") >= 0) { // else as Storm has it: the message time-out
+            if (peer.number("wait") >= 0) { // otherwise Storm's default: the message timeout
                 options.set_wait_secs(peer.number("wait"));
             }
             done.append(done.isEmpty() ? "" : ",").append(String.format(Locale.ROOT, "{\"at\":%d,\"executors\":%d}",
                     micros(), change.executors()));
             cluster.rebalance("rebalance", options);
         }
-        until(source.length() + peer.number("tail")); // what is late has so long
+        until(source.length() + peer.number("tail")); // time for late results
         peer.finish(FAILED, String.format(Locale.ROOT, "{\"system\":\"storm\",\"version\":\"2.8.2\",\"begun\":%d,"
                         + "\"ended\":%d,\"failed\":%d,\"arrived\":%d,\"changes\":[%s]}",
                 source.begun(), micros(), Counter.total(FAILED), Counter.total(ARRIVED), done));
