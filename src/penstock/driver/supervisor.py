@@ -261,7 +261,7 @@ class Supervisor:
     def _restart(self, problem: Problem, pause: float) -> Event:
         run = self.runs.current
         run.bus.note("restart", "", str(problem))
-        log.warning("%s; starting again", problem)
+        log.warning("%s; starting again", str(problem).rstrip("."))
         ended = self.runner.run(Restart(self.lifecycle.restarts.count, problem, pause, self.runs))
         return lifecycle.RestartEnded(ended.problem)
 
