@@ -1,4 +1,5 @@
-"""What components emit with. The hot path of tuple components: one closure call per emitted tuple."""
+"""Collectors: the objects with which components emit tuples. Tuple components make one call for each emitted
+tuple, so ``emit`` is a closure made for the stream."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Emit = Callable[..., None]
 
 
 def make_append(output: StreamOutput) -> Append:
-    """Adds one tuple's values to the waiting columns, all or none."""
+    """Make the function that adds the values of one tuple to the waiting columns, all or none. It raises
+    ``FieldCountError``."""
     stream = output.stream
     adds = [column.append for column in output.columns]
 
@@ -34,10 +36,11 @@ def make_append(output: StreamOutput) -> Append:
 
 
 def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]], None]) -> Emit:
-    """The ``emit`` of a tuple component: ``output`` is its plain default stream, if it has one.
+    """Make the ``emit`` of a tuple component. ``output`` is its default stream, unless that is direct or
+    missing; ``emit_on`` emits on any other stream.
 
-    Called for every tuple, so streams of one or two fields have forms of their own: unpacking checks the
-    number of values and takes them apart in one step.
+    ``emit`` is called for every tuple, so streams of one or two fields have special versions: unpacking checks
+    the number of values and reads them in one step.
     """
     if output is None or len(output.columns) > 2:
         append = None if output is None else make_append(output)
@@ -85,7 +88,7 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
 
 
 class TupleCollector:
-    """For basic bolts, and the base of the other two."""
+    """The collector of basic bolts, and the base class of the collectors of rich bolts and spouts."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         self._component, self._outputs = component, outputs
@@ -117,7 +120,7 @@ class TupleCollector:
 
 
 class RichTupleCollector(TupleCollector):
-    """For rich bolts. Where acks are not tracked they are only counted."""
+    """The collector of rich bolts. If acks are not tracked, it only counts them."""
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class RichTupleCollector(TupleCollector):
         tracker: Tracker | None,
         give_up: Callable[[Iterable[Any], str], None] = lambda values, error: None,
     ) -> None:
-        """``give_up``: called for a tuple that fails where nobody emits it again."""
+        """``give_up`` is called for a failed tuple that no spout will emit again."""
         super().__init__(component, outputs)
         self._stats, self._tracker, self._give_up = stats, tracker, give_up
         if tracker is not None:
@@ -161,7 +164,8 @@ class RichTupleCollector(TupleCollector):
         self._stats.failed += 1
 
     def _anchor(self, output: StreamOutput, anchors: Tuple | Sequence[Tuple] | None) -> None:
-        """Note what the row emitted last stems from. A tuple that was acked already anchors nothing."""
+        """Record the anchors of the row that was emitted last. A tuple that is acked already has no effect as an
+        anchor."""
         if not anchors or output.origins is None:
             return
         given = [anchors] if isinstance(anchors, Tuple) else anchors
@@ -171,14 +175,15 @@ class RichTupleCollector(TupleCollector):
 
 
 class HeldTuples:
-    """The tuples of one frame in a rich bolt's hands. A group is acked when all its tuples are."""
+    """The tuples of one frame that a rich bolt has received and not yet acked. Tuples with the same roots form a
+    group, which is acked when all its tuples are."""
 
     def __init__(self, lineage: Lineage, tracker: Tracker) -> None:
         self._lineage, self._tracker = lineage, tracker
         self._left = np.diff(lineage.ends, prepend=0).tolist()
 
     def mark(self, tuples: Iterable[Tuple]) -> Iterator[Tuple]:
-        """The tuples as they are handed out, each knowing its group."""
+        """Return the tuples, each with a reference to its group."""
         for tup, group in zip(tuples, self._lineage.group_of_rows().tolist(), strict=True):
             tup.__dict__[_HELD] = (self, group)
             yield tup
@@ -187,7 +192,7 @@ class HeldTuples:
         return part_of(self._lineage, tup.__dict__[_HELD][1])
 
     def ack(self, tup: Tuple) -> None:
-        _, group = tup.__dict__.pop(_HELD)  # a second ack finds nothing
+        _, group = tup.__dict__.pop(_HELD)  # so that a second ack has no effect
         self._left[group] -= 1
         if not self._left[group]:
             self._tracker.tally.add(self._lineage.entries(group, group + 1))
@@ -207,8 +212,8 @@ def _held(tup: Tuple) -> HeldTuples | None:
 
 
 class SpoutTupleCollector(TupleCollector):
-    """For spouts. ``done`` collects the message ids where acks are not tracked: what becomes of them is the
-    executor's affair."""
+    """The collector of spouts. If acks are not tracked, ``done`` collects the message ids, which the executor
+    acks when the guarantee allows it."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
@@ -220,7 +225,8 @@ class SpoutTupleCollector(TupleCollector):
         return named_output(self._component, self._outputs, stream).ready()
 
     def _make_emit(self, emit_tuple: Emit, default: StreamOutput | None) -> Emit:
-        """The emit of the base class and a note of the message id; in one for a stream of one field."""
+        """Make an ``emit`` that also records the message id. A stream of one field has a version without the
+        second call."""
         notes, note_default = self._note, self._note.get(DEFAULT_STREAM)
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
