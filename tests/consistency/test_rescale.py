@@ -113,7 +113,8 @@ def test_sinks_publish_before_their_number_changes(world, folder):
     with pytest.raises(Crash):
         start(world, folder, 2, crash_at="committed:2").run(0.2)
     with pytest.raises(
-        StateError, match=r"'sink': it has 3 tasks now, but what its 2 tasks prepared in epoch 2 .*Ctrl-C"
+        StateError,
+        match=r"'sink': it has 3 tasks now, but the output that its 2 tasks prepared in epoch 2 .*Ctrl-C",
     ):
         LocalRunner(words(world, 3), folder=folder)
     LocalRunner(words(world, 3, sinks=2), folder=folder).close()  # the others may have another number
