@@ -19,8 +19,8 @@ the spouts:
 10. The old query is stopped a moment later; released nodes end then.
 
 If step 8 fails because of the new form itself (its ``prepare`` raises, a state does not fit), the old form is
-started again from the epoch of step 5. With ``pause`` the old query is stopped before the new one is launched, so
-that task slots for one of them are enough: steps 2 and 3 come after step 6.
+started again from the epoch of step 5. With ``pause`` task slots for one of the two are enough: steps 2 and 3 are
+left out, and after step 7's hand-over the old query is stopped and the new one is launched.
 """
 
 from __future__ import annotations

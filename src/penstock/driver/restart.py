@@ -1,10 +1,14 @@
 """The first start of a topology, and its restart after a loss, as steps.
 
-A restart, in order: the lost query is stopped and its slots are freed by the engine (``stopped``); if its
-snapshots could not be read, the state directory falls back to the epoch before (``fallen_back``); a pause, longer
-after each attempt in vain (``waited``); a new query run of the same deployment becomes the current one
-(``renewed``), takes over the state directory (``claimed``), opens its tasks (``opened``) and lets its spouts emit
-(``activated``).
+A restart, in order:
+
+1. The lost query is stopped, and the engine frees its slots (``stopped``).
+2. If its snapshots could not be read, the state directory falls back to an earlier epoch (``fallen_back``).
+3. The supervisor waits, longer after each failed attempt (``waited``).
+4. A new query run of the same deployment becomes the current one (``renewed``), its slots are reserved
+   (``reserved``), and its query is launched: workers connect (``connected``) and get their slots (``assigned``).
+5. The new run takes over the state directory (``claimed``).
+6. Its tasks open with the state of the newest committed epoch (``opened``), and its spouts emit (``activated``).
 """
 
 from __future__ import annotations

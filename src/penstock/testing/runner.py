@@ -1,9 +1,10 @@
 """The local runner: a whole topology in one thread, on a simulated clock.
 
-Components, groupings, frames, workers and their hosts, the worker registry, commits and migration are those that
-run on Spark. Only two things differ: rows and control messages pass through memory, and time moves when the runner
-says so. The order in which workers take their turns is drawn from the seed, so two runs with one seed are the
-same, and another seed is another legal order.
+The runner drives the same components, groupings, frames, workers, hosts, worker registry, commits and migration
+as Spark does. It differs in these points: rows and control messages pass through memory, background jobs run
+inline, and the clock advances only when the runner advances it. There is no supervisor, so it does not restart,
+replace, scale or place the topology. The seed determines the order in which workers take their turns: two runs
+with one seed are equal, and another seed gives another legal order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Flow control in a worker: send queues for what its tasks send, overload detectors over what they receive.
+"""The sending half of flow control in a worker: send queues and their rate limiters.
 
-The decisions are ``penstock.control.backpressure``'s; here they meet frames, inboxes and the clock.
+``control.rate_limiters`` decides how much may be sent; this module applies it to frames and tasks. A task is not
+run while a send queue has no room for what it may emit. The receiving half is ``worker.overload``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ _HELD_MEMORY = 1024 * 1024  # bytes a send queue holds in memory: a few frames
 _FRAME_TIME = 0.05
 _LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
 _AT_ONCE = 4 * 1024 * 1024  # bytes a send queue releases in one turn; all it may hold would not fit in memory
-_VERDICT_PAUSE = 0.02  # seconds between two looks at a queue whose timer has ended and whose way is not known yet
 
 Dispatch = Callable[[Header, bytes | pa.Buffer], None]
 

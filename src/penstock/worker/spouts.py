@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.acking import ledger
 from penstock.acking.pending import Pending
 from penstock.control.hold_timer import HoldTimer
 from penstock.control.pace import Pace
+from penstock.protocol.commands import RootsSettled
 from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
 from penstock.worker.arrow_collectors import SpoutArrowCollector
 from penstock.worker.collectors import SpoutTupleCollector
@@ -153,12 +154,13 @@ class SpoutExecutor(Executor[BaseSpout]):
 
     # ---- at least once ---------------------------------------------------------------------------------
 
-    def settle(self, numbers: npt.NDArray[np.int64], failure: Failure | None) -> None:
-        """The acker says that these roots are complete, or have failed."""
+    def settle(self, command: RootsSettled) -> None:
+        """Handle the acker's message that roots are complete, or have failed."""
         assert self.pending is not None
-        ids, born = self.pending.resolve(numbers)
-        if failure is not None:
-            self._fail(ids, failure)
+        first, length = np.frombuffer(command.data, np.int64).reshape(2, -1)
+        ids, born = self.pending.resolve(ledger.numbers(first, length))
+        if command.error:
+            self._fail(ids, Failure(command.component, command.error))
             return
         now = self._clock.monotonic()
         self.stats.latency.record_many(now - born)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
-from penstock.acking import ledger
 from penstock.clock import Clock
 from penstock.control.migration import Segment
 from penstock.credentials import resolved_values
 from penstock.errors import PenstockError
 from penstock.plan.model import WorkerId
-from penstock.protocol.commands import RootsSettled
 from penstock.protocol.job import Job
 from penstock.state.values import TaskState
-from penstock.topology.components import Component, Failure
+from penstock.topology.components import Component
 from penstock.worker.bolts import BoltExecutor
 from penstock.worker.executor import Executor
 from penstock.worker.sinks import SinkExecutor
@@ -202,14 +198,6 @@ class Tasks:
         return any(executor.waiting() for executor in self.all)
 
     # ---- commands --------------------------------------------------------------------------------------
-
-    def settle(self, command: RootsSettled) -> None:
-        """The acker's word on a spout task's roots."""
-        first, length = np.frombuffer(command.data, np.int64).reshape(2, -1)
-        failure = Failure(command.component, command.error) if command.error else None
-        for spout in self.spouts:
-            if spout.context.task == command.task:
-                spout.settle(ledger.numbers(first, length), failure)
 
     def set_rate(self, component: str, rate: float) -> None:
         """The tasks of a spout may emit so many tuples a second from now on, all together."""
