@@ -30,7 +30,7 @@ _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
     (
         "penstock_given_up",
         "Messages given up by a spout, tuples given up by a bolt, and rows rejected by a sink; each became a dead "
-        "letter or was passed to an error stream.",
+        "letter or was passed to on_give_up of the spout.",
         lambda t: t.total.given_up,
     ),
     ("penstock_sink_rows", "Rows that a sink has written to its external system.", lambda t: t.total.written),
