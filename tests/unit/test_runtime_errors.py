@@ -317,7 +317,7 @@ def test_a_value_that_cannot_be_pickled():
     runner = emitted(["x"], lambda c: c.emit([threading.Lock()]), lambda c: c.emit([1]))
     assert runner.captured("b1") == [(1,)]
     text = str(only_error(runner, FieldTypeError))
-    assert "field 'x' is declared without a type, and <unlocked" in text
+    assert "field 'x' is declared without a type, but <unlocked" in text
     assert "Emit a value that can be pickled." in text
 
 

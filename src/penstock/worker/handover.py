@@ -22,7 +22,8 @@ def take_handover(
     detectors: OverloadDetectors,
     sender: FrameSender,
 ) -> HandoverState:
-    """Of a worker that has left after ``epoch``. Its detectors send no signal from now on."""
+    """The handover state of a worker that has left after ``epoch``. Called by the worker's loop; the worker's
+    overload detectors send no signals from now on."""
     states, asked_to_wait = detectors.handover()
     return HandoverState(
         epoch,
@@ -45,7 +46,7 @@ def take_handover(
 def restore_handover(
     state: HandoverState, tasks: Tasks, flow: FlowControl, detectors: OverloadDetectors, sender: FrameSender
 ) -> None:
-    """In a worker whose tasks have just opened."""
+    """Restore the handover state in a worker that has just opened its tasks. Called by the worker's loop."""
     sender.restore(state.frames_sent, state.streams, state.sequence)
     detectors.restore(state.flow.detectors, state.flow.asked_to_wait)
     flow.restore(state.flow.limiters)
@@ -59,7 +60,8 @@ def restore_handover(
 
 
 def _counted(bolt: object, stats: TaskStats) -> TaskStats:
-    """A copy. What a sink has prepared counts as written: it is published before another process takes over."""
+    """A copy of the stats. Rows that a sink has prepared count as written, because they are published before the
+    other process takes over."""
     counted = copy.deepcopy(stats)
     if isinstance(bolt, SinkExecutor):
         counted.written += bolt.unpublished_rows

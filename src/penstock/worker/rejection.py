@@ -1,8 +1,9 @@
-"""Which rows a sink does not take: decided by halving, without knowing the sink.
+"""Finds the rows that a sink rejects, without knowledge of the sink.
 
-A batch or transaction that a sink refuses is offered in halves until single rows are left. A row is rejected where
-the sink says so (an error of Penstock's own), or where the row alone fails while the sink takes others: it failed,
-another row was taken, it failed again. Everything else looks like a sink that is away, and is waited for.
+A batch or transaction that a sink refuses is offered again in halves, down to single rows. A row is rejected if
+the sink says so by raising a ``PenstockError``, or if the row alone fails while the sink accepts others: the row
+failed, another row was accepted, the row failed again. In every other case the sink counts as unavailable, and
+the task waits for it.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ from penstock.errors import PenstockError, SinkBusy, SinkRefused, StateError, St
 from penstock.topology.components import Source
 
 TRIES = 30
-"""How often up to ``_LEAVES`` rows are tried before they are blamed, where the sink took others before and none is
-left to offer after them: with the pauses in between half a minute, within which most servers have restarted. The
-more rows, the more it looks like an outage: six are tried twice as often, and so on."""
+"""Attempts before up to ``_LEAVES`` remaining rows are rejected, if the sink accepted other rows before and
+there are no other rows to offer. With the pauses in between this takes half a minute, within which most servers
+restart. The more rows fail, the more likely is an outage: the number is multiplied by the number of remaining
+rows divided by ``_LEAVES``, rounded up."""
 _LEAVES = 3
-"""Single rows in succession that fail before it looks as if the sink took nothing: more are rarely all bad."""
-_MOST_SUSPECTS = 64  # single rows set apart in an outage: each is offered alone when it is over
+"""Single rows that must fail in succession before the sink seems to be unavailable: more rows in a row are
+rarely all bad."""
+_MOST_SUSPECTS = 64
+"""Suspect rows in one search. Each is offered alone after an outage, so the number bounds the extra calls."""
 
 Piece = list[tuple[pa.RecordBatch, Source]]
-"""Rows in order, with where they come from."""
+"""Rows in order, as ⟨batch, source⟩."""
 
 
 class Fault(Enum):
-    """What an exception of a sink means."""
+    """The meaning of an exception that a sink raised."""
 
-    SUPERSEDED = "another process has this task's place, or starting again may help"
-    AWAY = "the other system takes nothing now; the same call again is right"
-    REJECTED = "these rows will never be taken"
-    UNKNOWN = "either of the last two"
+    SUPERSEDED = "another process has replaced this task, or a restart may help"
+    AWAY = "the external system is unavailable; the same call has to be repeated"
+    REJECTED = "the sink will never accept these rows"
+    UNKNOWN = "the system is unavailable, or it rejects the rows"
 
 
 def fault_of(error: BaseException) -> Fault:
-    """By its type. A file system or a connection that fails is an ``OSError``; an error of Penstock's own is
-    raised on purpose, on behalf of rows."""
+    """Classify an exception by its type. A file system or connection that fails raises an ``OSError``. Sinks
+    raise any other ``PenstockError`` deliberately, to reject rows."""
     if isinstance(error, SinkRefused):
         return Fault.SUPERSEDED
     if isinstance(error, SinkBusy | SystemAway | StateUnavailable | OSError):
@@ -50,57 +54,60 @@ def fault_of(error: BaseException) -> Fault:
 
 @dataclass
 class _Part:
-    """Rows that the sink has not taken."""
+    """Rows that the sink has not accepted."""
 
     rows: Piece
     failed_at: int = 0
-    """Which offer it, or what it is a half of, failed at; 0 for none."""
+    """Number of the offer at which these rows, or a part that contains them, failed last; 0 if none did."""
     suspect: bool = False
-    """A single row that failed for an unknown reason."""
+    """True for a single row that failed for an unknown reason."""
     since: int = 0
-    """Of a suspect: how many tries had been made when it became one, or when the sink last took something."""
+    """For a suspect: the number of attempts when it became one, or when the sink last accepted rows if that was
+    later."""
 
 
 class RowSearch:
-    """Of one batch or transaction. Offer ``piece`` to the sink, say what came of it, until there is none left."""
+    """The search in one batch or transaction. The caller offers ``piece`` to the sink and calls ``on_accepted``,
+    ``on_refused``, ``on_unavailable`` or ``split``, until ``piece`` is None."""
 
     def __init__(self, whole: Piece, took_before: bool = False) -> None:
-        """``took_before``: the sink has taken other rows since the process began."""
+        """``took_before``: the sink has accepted other rows since the process started."""
         self._todo = [_Part(whole)] if whole else []
-        """The next one last."""
+        """The remaining parts; the next one is the last of the list."""
         self._is_empty = not whole
         self._offers = self._took_at = 0
-        """How many offers there were; which of them was taken last."""
+        """The number of offers so far, and the number of the last one that was accepted."""
         self._took_before = took_before
         self._in_a_row = self._tries = 0
         self._doubts = False
-        """The sink has taken nothing since it seemed to take nothing at all."""
+        """The sink seemed to be unavailable and has accepted nothing since."""
         self.rejected: list[tuple[Piece, BaseException]] = []
-        """Single rows that the sink does not take."""
+        """Single rows that the sink rejects, with its errors."""
 
     @property
     def piece(self) -> Piece | None:
-        """The rows to offer next. Of an empty transaction no rows, once."""
+        """The rows to offer next; None at the end. An empty transaction is offered once."""
         if self._is_empty:
             return []
         return self._todo[-1].rows if self._todo else None
 
     @property
     def has_taken(self) -> bool:
-        """The sink has taken rows, of this search or before it."""
+        """True if the sink has accepted rows, in this search or before."""
         return self._took_before or self._took_at > 0
 
     @property
     def in_doubt(self) -> bool:
-        """Rows fail, and no others are left that could show that it is their fault: any more would help."""
+        """True if only suspects are left. Whether the sink accepts further rows would show if it is available,
+        so the caller should ``add`` some."""
         return bool(self._todo) and all(part.suspect for part in self._todo)
 
     def add(self, rows: Piece) -> None:
-        """Offer these too, first."""
+        """Add rows, which are offered next."""
         self._todo.append(_Part(rows))
 
     def on_accepted(self) -> None:
-        """The sink has the piece."""
+        """Called when the sink has accepted the piece."""
         self._offers += 1
         if self._is_empty:
             self._is_empty = False
@@ -111,32 +118,33 @@ class RowSearch:
             part.since = self._tries
 
     def on_unavailable(self) -> None:
-        """The sink said so. What failed as a part of more rows may have failed because of them, and may now fail
-        because of an outage: that alone does not blame it."""
+        """Called when the sink says that it is unavailable. A part that failed together with other rows may have
+        failed because of those, and may fail again because of the outage; two such failures do not prove that it
+        is bad."""
         for part in self._todo:
             if not part.suspect:
                 part.failed_at = 0
 
     def split(self, batches: int) -> None:
-        """The sink has these batches of the piece and refused the next one: the first of two pieces from now
-        on."""
+        """Called when the sink has accepted the first ``batches`` batches of the piece and refused the next one.
+        The accepted batches become the next piece, the others the one after it."""
         self._offers += 1
         part = self._todo.pop()
         self._todo.append(_Part(part.rows[batches:], self._offers))
         self._todo.append(_Part(part.rows[:batches], part.failed_at))
 
     def take_rest(self) -> Piece:
-        """Give up the search: all rows that the sink has not taken, in no order."""
+        """End the search and return all rows that the sink has not accepted, in no particular order."""
         rest = [each for part in reversed(self._todo) for each in part.rows]
         self._todo = []
         return rest
 
     def on_refused(self, error: BaseException) -> bool:
-        """The sink has nothing of the piece. False: it seems to take nothing at all. Then pause; what is left is
-        offered once more."""
+        """Called when the sink has refused the whole piece. Returns False if the sink seems to be unavailable;
+        the caller then pauses before it offers the remaining rows again."""
         self._offers += 1
         if self._is_empty:
-            return False  # nothing was written, so it is not about rows
+            return False  # nothing was written, so no row can be the cause
         part = self._todo.pop()
         fault = fault_of(error)
         if rows_of(part.rows) > 1:
@@ -154,22 +162,23 @@ class RowSearch:
         if not self._doubts and self._in_a_row < min(_LEAVES, len(self._todo)):
             return True
         self._in_a_row, self._doubts = 0, True
-        return self._blame_the_last(error)
+        return self._reject_suspects(error)
 
     @property
     def _suspects(self) -> int:
         return sum(part.suspect for part in self._todo)
 
-    def _blame_the_last(self, error: BaseException) -> bool:
-        """Where the sink took others, those that are left and still fail after many tries are blamed."""
+    def _reject_suspects(self, error: BaseException) -> bool:
+        """Reject the remaining suspects that still fail after many attempts, if the sink has accepted other
+        rows. Returns True if any was rejected."""
         if not self.in_doubt:
             return False
         self._tries += 1
         before = self._tries - TRIES * -(-len(self._todo) // _LEAVES)
-        blamed = [part for part in self._todo if part.since <= before] if self.has_taken else []
-        self.rejected += [(part.rows, error) for part in reversed(blamed)]
-        self._todo = [part for part in self._todo if part not in blamed]
-        return bool(blamed)
+        exhausted = [part for part in self._todo if part.since <= before] if self.has_taken else []
+        self.rejected += [(part.rows, error) for part in reversed(exhausted)]
+        self._todo = [part for part in self._todo if part not in exhausted]
+        return bool(exhausted)
 
 
 def rows_of(piece: Piece) -> int:

@@ -1,9 +1,9 @@
-"""Runs a transactional sink: when its transactions end, what is acked with them, and what happens when the sink
-does not take them.
+"""The executor of transactional sinks: it decides when transactions end and what is acked with them, and handles
+sinks that refuse rows.
 
-A sink that is away is waited for: the same call is made again after a pause that grows, its inbox fills, and flow
-control does the rest. Rows that a sink rejects go to the dead letters; the rest is written. Where a sink does not
-say which of the two it is, it counts as away until it takes other rows.
+If a sink is unavailable, the executor repeats the same call after a growing pause; its inbox fills, and flow
+control slows down the senders. Rows that a sink rejects become dead letters, and all other rows are written. If
+the error does not tell which of the two it is, the sink counts as unavailable until it accepts other rows.
 """
 
 from __future__ import annotations
@@ -24,49 +24,59 @@ from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.rejection import Fault, Piece, RowSearch, fault_of, rows_of
 from penstock.worker.transaction import Transaction
 
-_PAUSE = 0.01  # s until a sink that is not ready is asked again
-_LONGEST_PAUSE = 1.0  # s between two tries of a sink that is away; they begin with _PAUSE and double
-_COMMIT_ROWS = 16_384  # rows written before a commit, where that is made whenever nothing waits: one inbox full
-_COMMIT_BYTES = 4 << 20  # the same in bytes, for large rows
-_HELD_BYTES = (
-    64 << 20
-)  # of rows that are kept until their commit is done, to offer them again: then it is made now
+_PAUSE = 0.01
+"""Seconds until a sink that is not ready is asked again, and the first pause after an error: short, because most
+sinks are ready again at once."""
+_LONGEST_PAUSE = 1.0
+"""Longest seconds between two attempts while a sink is unavailable; pauses start with ``_PAUSE`` and double. The
+sink continues at most this long after its system is back."""
+_COMMIT_ROWS = 16_384
+"""Rows after which a sink with ``commit_interval`` 0 commits although more input waits: about one full inbox."""
+_COMMIT_BYTES = 4 << 20
+"""The same limit in bytes, for large rows."""
+_HELD_BYTES = 64 << 20
+"""Bytes of rows that are kept in memory until their commit, to offer them again if it is refused. At this limit
+the sink commits early."""
 
 
 class SinkExecutor(BoltExecutor[TransactionalSink]):
-    """Exactly once a transaction is an epoch. Otherwise the task commits on its own every ``commit_interval``, or
-    whenever nothing waits, and acks what was in it."""
+    """Runs a ``TransactionalSink``. With exactly-once delivery each epoch is a transaction. Otherwise the task
+    commits by itself every ``commit_interval`` seconds, or whenever its inbox is empty if that is 0, and acks
+    the rows of the transaction. Used by the worker's loop, except where a method says otherwise."""
 
     def _open(self, conf: Conf) -> None:
         self._conf = conf
         self._batch: pa.RecordBatch | None = None
         self._writing: RowSearch | None = None
-        """The batch that the sink did not take at once."""
+        """The search in the current batch, if the sink did not accept it at once."""
         self._joined: list[Lineage] = []
-        """Of earlier parcels whose rows are in ``_writing`` too."""
+        """Lineages of earlier parcels whose rows are in ``_writing`` too."""
         self._epochs = self.context.delivery == "exactly_once"
         self._unacked: list[Lineage] = []
-        self._commits = 0  # the number of the last one of the task's own: its time in milliseconds, or one more
+        self._commits = 0
+        """Number of the task's last own transaction: its time in milliseconds, or the previous number plus
+        one."""
         self.tokens: deque[tuple[int, Any]] = deque()
-        """⟨epoch, token⟩ of what is prepared and not known to be committed."""
+        """⟨Epoch, token⟩ of each transaction that is prepared and not known to be committed."""
         self._not_taken = 0
-        """Those of them that the commit left out."""
+        """Rows of the open transaction that the sink rejected when it was committed."""
         self._uncommitted = self._uncommitted_bytes = 0
-        """Rows written since the last commit, and their bytes."""
+        """Rows and bytes written since the last commit."""
         self._held: Piece = []
-        """The same rows, other than exactly once: a transaction that is refused is offered again in parts."""
+        """The same rows, to offer a refused transaction again in parts; empty with exactly-once delivery."""
         self._committing: Transaction | None = None
         self._has_written = self._has_committed = False
-        """The sink has taken rows in ``write``, and in a commit of its own, since the process began."""
+        """The sink has accepted rows in ``write``, and in a commit by the task itself, since the process
+        started."""
         self._dead: list[tuple[Piece, BaseException]] = []
-        """Rejected rows that are not among the dead letters yet."""
+        """Rejected rows that are not stored as dead letters yet."""
         self._prepared_epoch = 0
         self._prepared_rows: deque[tuple[int, int]] = deque()
-        """⟨epoch, rows⟩ of what is prepared and not published."""
+        """⟨Epoch, number of rows⟩ of each transaction that is prepared and not published."""
         self._is_prepared = self._is_recovered = False
         self._inherited: list[Any] = []
         self.wake_at: float | None = None
-        """The sink is not asked for anything before that time."""
+        """The sink is not called before this time (monotonic); None: there is no pause."""
         self._away_since: float | None = None
         self._unpublished_since: float | None = None
         self._pause_next = _PAUSE
@@ -75,11 +85,12 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self.tick_interval = self.component.commit_interval
 
     def recover(self, tokens: Sequence[Any], epoch: int = 0) -> None:
-        """Prepare the sink and let it recover what was prepared for the committed ``epoch``. A sink that is away
-        is waited for: until then it takes nothing, and its tokens stay in the manifests."""
+        """Prepare the sink and let it recover the transactions that were prepared for the committed ``epoch``.
+        If the sink is unavailable, ``wake`` tries again; until then the task processes no input, and the tokens
+        stay in the manifests."""
         self._inherited = list(tokens)
         self.tokens.extend((epoch, token) for token in tokens)
-        self._enter()
+        self._recover()
 
     @property
     def may_run(self) -> bool:
@@ -87,11 +98,12 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
 
     @property
     def waits(self) -> bool:
-        """The end of an epoch has to wait for the sink."""
+        """True if the end of an epoch has to wait for the sink."""
         return self._is_recovered and self.wake_at is not None
 
     def unavailable_for(self, now: float) -> float:
-        """Seconds since the sink was last known to take something; 0 while it does. From any thread."""
+        """Seconds for which the sink has been unavailable; 0 if it is available. May be called from any
+        thread."""
         since = [each for each in (self._away_since, self._unpublished_since) if each is not None]
         return max(now - min(since), 1e-9) if since else 0.0
 
@@ -103,24 +115,24 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             return False
         ran = super().run()
         many = self._uncommitted >= _COMMIT_ROWS or self._uncommitted_bytes >= _COMMIT_BYTES
-        # A parcel whose rows were all rejected left nothing to commit, and is acked all the same.
+        # A parcel whose rows were all rejected leaves nothing to commit, but must be acked too.
         due = self._eager and (self._uncommitted or self._unacked) and (many or not self.busy)
         if due or (self._uncommitted_bytes >= _HELD_BYTES and not self._epochs):
             self._commit()
         return ran
 
     def wake(self) -> None:
-        """The pause is over."""
+        """Called when the pause is over: repeats the call that failed, if it was ``recover`` or a commit."""
         self.wake_at = None
         if not self._is_recovered:
-            self._enter()
+            self._recover()
         elif self._committing is not None:
-            self._commit_more_too(self._committing)
+            self._add_next_parcel(self._committing)
             self._commit()
 
-    # ---- a sink that is away ---------------------------------------------------------------------------
+    # ---- an unavailable sink ---------------------------------------------------------------------------
 
-    def _enter(self) -> None:
+    def _recover(self) -> None:
         try:
             if not self._is_prepared:
                 self.component.prepare(self._conf, self.context)
@@ -140,7 +152,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self.wake_at = self._clock.monotonic() + seconds
 
     def _wait(self, call: str, error: BaseException) -> None:
-        """The sink is away: say so once, and ask it again after a longer pause each time."""
+        """Called when the sink is unavailable: reports that once, and doubles the pause each time."""
         if self._away_since is None:
             self._away_since = self._clock.monotonic()
             self.report(_busy(blame(self.context.component, call, error)))
@@ -150,13 +162,14 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
     def _mark_available(self) -> None:
         self._away_since, self._pause_next = None, _PAUSE
 
-    # ---- rows in ---------------------------------------------------------------------------------------
+    # ---- writing rows ----------------------------------------------------------------------------------
 
     def _take(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
 
     def _work(self) -> int:
-        """Write the parcel. None of it counts as done while the sink is away: it is offered again."""
+        """Write the parcel. While the sink is unavailable, no row counts as executed and the parcel is offered
+        again."""
         assert self._batch is not None
         source = self._source()
         if self._writing is None:
@@ -182,8 +195,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return self._left
 
     def _join_next(self, search: RowSearch) -> None:
-        """Add the next parcel's rows to a search that is in doubt: whether the sink takes them decides whether it
-        is away."""
+        """Add the rows of the next parcel to a search that is in doubt: if the sink accepts them, it is
+        available."""
         if not search.in_doubt or (parcel := self.inbox.take()) is None:
             return
         lineage, left = self._lineage, self._left
@@ -221,7 +234,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             self._held.append((batch, source))
 
     def _is_rows_fault(self, call: str, error: BaseException) -> bool:
-        """True: look for the rows it is about. False: the sink is away, and is waited for."""
+        """True if the error may be caused by rows, which the caller then searches for. False if the sink is
+        unavailable; the task then pauses. Raises if another process has replaced this task."""
         fault = fault_of(error)
         if fault is Fault.SUPERSEDED:
             raise blame(self.context.component, call, error) from error
@@ -230,8 +244,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return fault is not Fault.AWAY
 
     def _store_rejected(self) -> bool:
-        """Put rejected rows among the dead letters. False: they cannot be kept now; the sink waits for that
-        too."""
+        """Store rejected rows as dead letters. Returns False if that is not possible now; the task then pauses
+        as for an unavailable sink."""
         rows = [
             (_values(piece), str(blame(self.context.component, "write", error))) for piece, error in self._dead
         ]
@@ -255,15 +269,15 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             return False
         return True
 
-    # ---- commits of its own ----------------------------------------------------------------------------
+    # ---- commits by the task itself --------------------------------------------------------------------
 
     def _tick(self) -> None:
         if not self._epochs and self._committing is None:
             self._commit()
 
     def _commit(self) -> None:
-        """Commit what was written since the last time, other than exactly once. A transaction that is refused is
-        offered again in parts: what was committed of it stays so."""
+        """Commit the rows written since the last commit. Not used with exactly-once delivery. A refused
+        transaction is offered again in parts; parts that are committed already stay committed."""
         if not self._is_recovered:
             return
         if self._committing is None:
@@ -271,8 +285,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         transaction = self._committing
         try:
             transaction.run()
-        except USER_ERRORS as error:  # the other system may answer with anything
-            if fault_of(error) is Fault.SUPERSEDED:  # trying again will not help, starting again may
+        except USER_ERRORS as error:  # a client library may raise anything
+            if fault_of(error) is Fault.SUPERSEDED:  # another attempt will not help, a restart may
                 refused = blame(self.context.component, "commit", error)
                 self._fail_transaction(refused)
                 raise refused from error
@@ -285,17 +299,17 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._dead += rejected
         if self._dead and not self._store_rejected():
             return
-        if self._held or self._batch is None:  # else it may still refuse the batch that it has not taken
+        if self._held or self._batch is None:  # otherwise the sink may still refuse the current batch
             self._mark_available()
         self.stats.written += self._uncommitted - self._not_taken
-        unacked = self._begin_anew()
+        unacked = self._begin_transaction()
         if self.tracker is not None:
             for lineage in unacked:
                 self.tracker.tally.add(lineage.entries())
 
-    def _commit_more_too(self, transaction: Transaction) -> None:
-        """As ``_join_next``, for a transaction. A parcel that the sink has not taken yet is the next one: nothing
-        is written while a commit waits."""
+    def _add_next_parcel(self, transaction: Transaction) -> None:
+        """As ``_join_next``, for a transaction. If the sink has not accepted the current parcel yet, its rows
+        are added; nothing is written while a commit waits."""
         if not transaction.wants_more:
             return
         if self._parcel is None:
@@ -323,14 +337,14 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return self._commits
 
     def _fail_transaction(self, error: Exception) -> None:
-        unacked = self._begin_anew()
+        unacked = self._begin_transaction()
         self.report(error)
         if self.tracker is not None:
             for lineage in unacked:
                 self.tracker.fail(lineage.first, lineage.length, str(error))
 
-    def _begin_anew(self) -> list[Lineage]:
-        """After a commit, or one that failed for good; gives what was in it."""
+    def _begin_transaction(self) -> list[Lineage]:
+        """Begin a new transaction, after a commit or a final failure. Returns the lineages of the old one."""
         unacked, self._unacked = self._unacked, []
         self._held, self._committing, self._not_taken = [], None, 0
         self._uncommitted = self._uncommitted_bytes = 0
@@ -339,15 +353,16 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
     # ---- exactly once ----------------------------------------------------------------------------------
 
     def prepare_epoch(self, epoch: int) -> bool:
-        """Prepare the epoch's transaction. False while the sink is away: asked again at the next turn. Whatever
-        else it raises starts the topology again: the rows would be lost."""
+        """Prepare the epoch's transaction. Returns False while the sink is unavailable; the worker calls it
+        again in its next turn. Raises ``SinkRefused`` for any other error, which restarts the topology, because
+        the rows would be lost otherwise."""
         if not self._is_recovered or self._prepared_epoch == epoch:
-            return True  # it took nothing yet; what it has to recover is still among the tokens
+            return True  # before recovery nothing was written; the inherited tokens are still in ``tokens``
         if self.wake_at is not None:
             return False
         try:
             token = self.component.prepare_commit(epoch)
-        except USER_ERRORS as error:  # the other system may answer with anything
+        except USER_ERRORS as error:  # a client library may raise anything
             if fault_of(error) is Fault.AWAY:
                 self._wait("prepare_commit", error)
                 return False
@@ -362,23 +377,26 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return True
 
     def to_publish(self, epoch: int) -> TokensToCommit:
-        """What is prepared up to the epoch, for a background job. Nothing while the sink is away with what an
-        earlier process prepared: that is published first."""
+        """The tokens prepared up to the epoch, for a background job. Empty until the sink has recovered, because
+        the transactions of an earlier process are published first."""
         tokens = [token for prepared, token in self.tokens if prepared <= epoch] if self._is_recovered else []
         return TokensToCommit(self.context.task, self._commit_token, tokens)
 
     def _commit_token(self, token: Any) -> None:
-        """In the background."""
+        """Called on a background thread."""
         self._guard("commit", self.component.commit, token)
 
     def on_published(self, epoch: int, committed: int, error: PenstockError | None) -> PenstockError | None:
-        """So many tokens of ``to_publish`` are committed, and the next one failed with ``error``. Returns why the
-        epoch is not published; None: it is. A failure is reported the first time."""
+        """Called when a background job has committed the first ``committed`` tokens of ``to_publish``. ``error``
+        is that of the next token; None if there was no error. Returns the reason why the epoch is not published;
+        None if it is. The first failure is reported."""
         for _ in range(committed):
             self.tokens.popleft()
         if error is None and self.tokens and self.tokens[0][0] <= epoch:
             where = f"component '{self.context.component}'"
-            error = SinkBusy(where, "the sink is away, and has not published what an earlier process prepared")
+            error = SinkBusy(
+                where, "the sink is unavailable and has not published what an earlier process prepared"
+            )
         if error is not None:
             if self._unpublished_since is None and not isinstance(error, SinkRefused):
                 self._unpublished_since = self._clock.monotonic()
@@ -391,12 +409,12 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
 
     @property
     def unpublished_rows(self) -> int:
-        """Rows that are prepared and not published."""
+        """Number of rows that are prepared and not published."""
         return sum(rows for _, rows in self._prepared_rows)
 
     def commit_and_leave(self) -> None:
-        """Another process takes over, other than exactly once: what is committed only in ``close`` would be in
-        nobody's counts."""
+        """Called before the worker's counters are handed over to another process, unless delivery is
+        exactly-once: rows committed later, in ``close``, would not be counted."""
         self._commit()
 
     def close(self) -> None:
@@ -407,8 +425,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
 
 
 def _busy(error: PenstockError) -> SinkBusy:
-    """As something that is waited for: it never stops the topology."""
-    hint = error.hint or "It is asked again until it takes them; nothing is lost meanwhile."
+    """The error as a ``SinkBusy``, which never stops the topology."""
+    hint = error.hint or "The call is repeated until it succeeds; no rows are lost meanwhile."
     return SinkBusy(error.where, error.problem, hint)
 
 
@@ -416,11 +434,11 @@ def _rejected(component: str, rows: int, error: str) -> ComponentError:
     return ComponentError(
         f"component '{component}'",
         f"the sink rejected {rows} row{'' if rows == 1 else 's'}: {error}",
-        "They are among the dead letters: penstock dlq list. All other rows are written.",
+        "They are stored as dead letters; list them with: penstock dlq list. All other rows are written.",
     )
 
 
 def _values(piece: Piece) -> tuple[Any, ...]:
-    """A single row's."""
+    """The values of a piece of one row."""
     ((batch, _),) = [(batch, source) for batch, source in piece if batch.num_rows]
     return tuple(to_values(column)[0] for column in batch.columns)

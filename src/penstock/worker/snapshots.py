@@ -1,4 +1,5 @@
-"""What a worker's tasks begin with, and what they leave at the end of an epoch."""
+"""The state of a worker's tasks: as it is restored when they open, and as it is snapshotted at the end of an
+epoch."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from penstock.state.values import TaskSnapshot
 
 @dataclass(frozen=True)
 class Restored:
-    """What a task begins with: the parts of its state, and what it had prepared in other systems. Where the number
-    of its component's tasks has changed, its ``share`` of what the tasks before had."""
+    """The state with which a task begins: the parts of its state and the tokens of prepared transactions. If the
+    number of tasks of its component has changed, the task takes its ``share`` of the states in ``sources``."""
 
     parts: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     tokens: Sequence[Any] = ()
     sources: Mapping[int, Mapping[str, Sequence[bytes]]] = field(default_factory=dict)
-    """The parts of the tasks before, by their index; instead of ``parts``."""
+    """The parts of the previous tasks by task index; used instead of ``parts``."""
     share: Share | None = None
 
 

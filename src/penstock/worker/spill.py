@@ -1,8 +1,9 @@
 """A queue of parcels that keeps the oldest in memory and the rest on disk.
 
-Whoever reads from Spark's channel must go on reading: what it refuses would hold up everything behind it, for
-other tasks too. So what has no room yet goes here. The disk is used in segments, each deleted when it has been
-read: a queue that never runs empty does not grow for ever.
+The reader of Spark's channel must never stop: a frame that it does not take delays all frames behind it,
+including those for other tasks. It therefore puts frames for which there is no room here. The disk is used in
+segments, each of which is deleted when it has been read, so that a queue that never becomes empty does not grow
+for ever.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import pyarrow as pa
 from penstock.errors import PenstockError
 from penstock.worker.parcel import Parcel
 
-_SEGMENT = 16 * 1024 * 1024  # bytes; small enough that what is kept of a read one does not matter
+_SEGMENT = 16 * 1024 * 1024
+"""Bytes of a segment. A segment that is partly read occupies all of its space, so it should be small; it holds
+about a hundred full frames, so that files are not created often."""
 
 
 class Spill:
-    """First in, first out. Not safe between threads: its owner has a lock. Parcels are frames, not batches."""
+    """A first-in, first-out queue of frames. Not thread-safe: its owner has a lock. A parcel with a batch
+    instead of a frame cannot be added."""
 
     def __init__(self, memory: int) -> None:
         self.rows = 0
         self.bytes = 0
-        """Of all parcels, in memory and on disk."""
+        """Bytes of all parcels, in memory and on disk."""
         self.rows_on_disk = 0
-        """A number, not a sum over the parcels: it is read by another thread than the one that takes them."""
+        """A counter instead of a sum over the parcels, because another thread reads it without the lock."""
         self._memory = memory
         self._in_memory = 0
         self._head: deque[Parcel] = deque()
@@ -37,7 +41,7 @@ class Spill:
         return bool(self._head or self._segments)
 
     def add(self, parcel: Parcel) -> None:
-        """Append a parcel. Raises ``PenstockError`` where the disk refuses it."""
+        """Append a parcel. Raises ``PenstockError`` if it cannot be written to disk."""
         size = parcel.content.size
         if not self._segments and self._in_memory + size <= self._memory:
             self._in_memory += size
@@ -49,7 +53,7 @@ class Spill:
         self.bytes += size
 
     def first(self) -> Parcel | None:
-        """The oldest."""
+        """The oldest parcel; None if the queue is empty."""
         if not self._head and self._segments:
             segment = self._segments[0]
             parcel = segment.read()
@@ -61,7 +65,7 @@ class Spill:
         return self._head[0] if self._head else None
 
     def drop(self) -> None:
-        """Forget the oldest, after ``first``."""
+        """Remove the oldest parcel. ``first`` must have returned it before."""
         parcel = self._head.popleft()
         size = parcel.content.size
         self.rows -= parcel.header.rows
@@ -69,7 +73,7 @@ class Spill:
         self._in_memory -= size
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Delete the temporary files."""
         while self._segments:
             self._segments.popleft().close()
 
@@ -79,24 +83,24 @@ class Spill:
             segment = self._segments[-1] if begun else _SpillFile()
             segment.write(parcel)
             if not begun:
-                self._segments.append(segment)  # not before: an empty one cannot be read
+                self._segments.append(segment)  # after the write, because an empty segment cannot be read
         except OSError as error:
             raise PenstockError(
-                "frames that wait",
-                f"more than {self._memory:,} bytes wait, and they cannot be written to a temporary file ({error})",
-                "Make room in the temporary folder, lower flow.overflow_bytes, or speed up the "
-                "component they wait for.",
+                "waiting frames",
+                f"more than {self._memory:,} bytes wait, but they cannot be written to a temporary file ({error})",
+                "Free space in the temporary folder, lower flow.overflow_bytes, or speed up the receiving "
+                "component.",
             ) from error
 
 
 class _SpillFile:
-    """One temporary file; it has no name and is gone with the process."""
+    """One temporary file. It has no name, so it disappears with the process."""
 
     def __init__(self) -> None:
         self.size = 0
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="penstock-spill-")  # noqa: SIM115 - closed by close
         self._parcels: deque[Parcel] = deque()
-        """Without their content."""
+        """The parcels in the file, without their content."""
         self._sizes: deque[int] = deque()
         self._read = 0
 

@@ -1,4 +1,4 @@
-"""Runs a spout: calls it while it may emit, and tells it what became of its messages."""
+"""The executor of spouts: it calls the spout while it may emit, and acks or fails its messages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from penstock.worker.failures import USER_ERRORS, blame
 
 
 class SpoutExecutor(Executor[BaseSpout]):
-    """Calls ``next_tuple`` or ``next_batch`` while active and, at least once, while fewer than
-    ``max_pending`` tuples are on their way."""
+    """Runs a spout: calls ``next_tuple`` or ``next_batch`` while it is active and, with at-least-once delivery,
+    while fewer than ``max_pending`` of its tuples are in flight. Used by the worker's loop only."""
 
     def __init__(
         self, *args: Any, pending: Pending | None = None, max_pending: int = 0, pace: Pace | None = None
     ) -> None:
         super().__init__(*args)
         self.pace = pace or Pace()
-        """The user's limit."""
+        """The rate that the user allows."""
         self.active = False
         self.pending = pending
         self._max_pending = max_pending
@@ -41,7 +41,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self._uncommitted: deque[tuple[int, list[Any]]] = deque()
         self._next: Callable[[], None]
         spout = type(self.component)
-        self._tells = spout.ack is not BaseSpout.ack or spout.ack_many is not BaseSpout.ack_many
+        self._has_ack = spout.ack is not BaseSpout.ack or spout.ack_many is not BaseSpout.ack_many
 
     def open(self, conf: Conf) -> None:
         spout = self.component
@@ -56,8 +56,8 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._guard("open", spout.open, conf, self.context, batches)
 
     def lag(self) -> dict[str, int]:
-        """What the spout says of its lag. A spout whose ``lag`` raises has none, because a number that is only
-        shown must not stop a report."""
+        """The lag of each partition, as the spout reports it. Empty if ``lag`` raises: a number that is only
+        displayed must not prevent a report."""
         try:
             return {str(partition): int(records) for partition, records in self.component.lag().items()}
         except USER_ERRORS:  # user code may raise anything
@@ -76,10 +76,14 @@ class SpoutExecutor(Executor[BaseSpout]):
 
     @property
     def room(self) -> int:
-        """How many tuples it may emit now. One call may emit many: it is made only if they would fit, or if
-        nothing at all is on its way. A spout that was held back goes on when a fifth of its limit is free: a few
-        large frames cost less than many small ones. Asked at least once a turn, so it is here that the time is
-        measured in which others hold the spout back; the user's own limit and a pause are not counted."""
+        """The number of tuples that the spout may emit now.
+
+        One call may emit many tuples, so it is made only if as many as the largest call so far would fit, or if
+        no tuple is in flight. After a spout was held back, it continues when a fifth of ``max_pending`` is free,
+        because a few large frames cost less than many small ones.
+
+        The worker reads this at least once a turn, so the time for which flow control holds the spout back is
+        measured here. Time due to the user's rate limit or to deactivation is not counted."""
         if not self.active or (self.given_up is not None and self.given_up.waits):
             return 0
         now = self._clock.monotonic()
@@ -91,10 +95,10 @@ class SpoutExecutor(Executor[BaseSpout]):
         if self.pending is None:
             self._note_hold(now, held=False)
             return math.ceil(free)
-        on_the_way = self.pending.count + self.waiting()
-        room = min(self._max_pending - on_the_way, self.pending.room)
+        in_flight = self.pending.count + self.waiting()
+        room = min(self._max_pending - in_flight, self.pending.room)
         wanted = max(self._largest, self._max_pending // 5) if self._held_back else self._largest
-        self._held_back = room < wanted and on_the_way > 0
+        self._held_back = room < wanted and in_flight > 0
         self._note_hold(now, self._held_back)
         return 0 if self._held_back else min(room, math.ceil(free))
 
@@ -103,7 +107,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.stats.held_back = self._hold_timer.seconds
 
     def wait(self) -> float:
-        """Seconds until there may be room again, where that is a matter of time."""
+        """Seconds until a rate limit allows more tuples; infinity if the spout does not wait for one."""
         if not self.active:
             return math.inf
         now = self._clock.monotonic()
@@ -146,7 +150,7 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._hold_timer.on_idle()
         self.stats.held_back = self._hold_timer.seconds
         if self._done and self.context.delivery == "at_most_once":
-            self._ack(self._take_done())  # a message is done when it is sent, as in Storm without ackers
+            self._ack(self._take_done())  # a message is acked when it is sent, as in Storm without ackers
         return emitted > 0
 
     def close(self) -> None:
@@ -167,13 +171,14 @@ class SpoutExecutor(Executor[BaseSpout]):
         self._ack(ids)
 
     def hold_timeouts(self, held: bool) -> None:
-        """While held nothing times out; from the end of it on what is on its way has the whole time again."""
+        """While ``held``, no message times out. When the hold ends, the timeout of every pending message starts
+        again."""
         if self._holds_timeouts and not held and self.pending is not None:
             self.pending.restart(self._clock.monotonic())
         self._holds_timeouts = held
 
     def expire(self) -> None:
-        """Fail what has been on its way for too long."""
+        """Fail the messages whose timeout has passed."""
         if self.pending is None or self._holds_timeouts:
             return
         at, now = self.pending.next_expiry(), self._clock.monotonic()
@@ -193,7 +198,7 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._ack(self._uncommitted.popleft()[1])
         super().on_committed(epoch)
 
-    # ---- the spout's own ack and fail --------------------------------------------------------------------
+    # ---- calls of the spout's ack and fail ---------------------------------------------------------------
 
     def _take_done(self) -> list[Any]:
         done = self._done[:]
@@ -202,7 +207,7 @@ class SpoutExecutor(Executor[BaseSpout]):
 
     def _ack(self, ids: Sequence[Any]) -> None:
         self.stats.acked += len(ids)
-        if not self._tells or not ids:
+        if not self._has_ack or not ids:
             return
         spout = self.component
         if type(spout).ack_many is not BaseSpout.ack_many:
@@ -219,5 +224,5 @@ class SpoutExecutor(Executor[BaseSpout]):
     def _notify(self, call: str, function: Callable[..., None], *args: Any) -> None:
         try:
             function(*args)
-        except USER_ERRORS as error:  # user code may raise anything; the next message is another matter
+        except USER_ERRORS as error:  # user code may raise anything; continue with the next message
             self.report(blame(self.context.component, call, error))

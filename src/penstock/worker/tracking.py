@@ -1,5 +1,5 @@
-"""What a task remembers for acks: the origins of rows that wait to be sent, the tally for the acker, and, for a
-spout, its pending messages. Only at least once; otherwise none of it exists."""
+"""Ack tracking in a worker, for at-least-once delivery only: the roots of rows that wait to be sent, the tally
+for the acker and the message ids of spouts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from penstock.texts import shortened
 if TYPE_CHECKING:
     from penstock.worker.tasks import Tasks
 
-_ACK_PAUSE = 0.004  # seconds between two tallies of a worker that never pauses: each is a message to the acker
+_ACK_PAUSE = 0.004
+"""Least seconds between two tallies of a busy worker. Each tally is a message to the acker, and 250 a second
+delay acks little."""
 
 
 @dataclass(frozen=True)
 class FailedRoots:
-    """These roots have failed, and why."""
+    """Roots that have failed, as ranges, and the reason."""
 
     first: U64
     length: I64
@@ -34,7 +36,7 @@ class FailedRoots:
 
 
 class Tracker:
-    """One task's account."""
+    """The acks and failures of one task that the acker does not know yet. Used by the worker's loop only."""
 
     def __init__(self, key: int, component: str) -> None:
         self.key = key
@@ -43,18 +45,18 @@ class Tracker:
         self._component = component
 
     def fail(self, first: U64, length: I64, error: str) -> None:
-        """All that stems from these roots is to be done again."""
+        """Fail these roots: their spouts have to emit them again."""
         if len(first):
             self.failed.append(FailedRoots(*union(first, length), self._component, shortened(error)))
 
     def fail_rows(self, anchors: Anchors, error: str) -> None:
-        """Fail what these rows stem from."""
+        """Fail the roots of these rows."""
         entries = anchors.lineage(0).entries()
         self.fail(entries.first, entries.length, error)
 
 
 class Origins:
-    """What the waiting rows of one stream of a bolt stem from."""
+    """The roots of the waiting rows in one stream of a bolt."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -62,7 +64,8 @@ class Origins:
         self._rows = 0
 
     def add(self, anchors: Anchors, end: int) -> None:
-        """The rows before ``end`` have these anchors; rows between them and the last known are untracked."""
+        """Record the anchors of the rows that end before row ``end``. Rows between them and the rows recorded
+        before are untracked."""
         gap = end - len(anchors.sets) - self._rows
         if gap > 0:
             self._parts.append(untracked(gap))
@@ -70,7 +73,7 @@ class Origins:
         self._rows = end
 
     def take(self, rows: int) -> Anchors:
-        """The anchors of all waiting rows, which are forgotten."""
+        """Remove and return the anchors of all waiting rows, which are ``rows`` in number."""
         if self._rows < rows:
             self._parts.append(untracked(rows - self._rows))
         taken = joined(self._parts)
@@ -78,17 +81,18 @@ class Origins:
         return taken
 
     def routed(self, anchors: Anchors, once: bool) -> None:
-        """The rows have their targets now; ``once``: exactly one each. Called before ``lineage``."""
+        """Called when the receivers of the rows are known, before ``lineage``. ``once``: each row has exactly
+        one."""
 
     def lineage(self, anchors: Anchors) -> Lineage:
-        """The lineage of a frame of these rows, entered in the tally."""
+        """Make the lineage of a frame with these rows, and add it to the tally."""
         lineage = anchors.lineage(new_seed())
         self.tracker.tally.add(lineage.entries())
         return lineage
 
 
 class MessageIds(Origins):
-    """The message ids of the waiting rows of one stream of a spout; None: not tracked."""
+    """The message ids of the waiting rows in one stream of a spout. A row whose id is None is not tracked."""
 
     def __init__(self, tracker: Tracker, task: int, pending: Pending, now: Callable[[], float]) -> None:
         super().__init__(tracker)
@@ -97,7 +101,7 @@ class MessageIds(Origins):
         self._by_root = False
 
     def take(self, rows: int) -> Anchors:
-        """Give every message a root."""
+        """Assign a root to every message, and return the anchors of all waiting rows."""
         tracked = [id for id in self.ids if id is not None]
         numbered = roots(self._task, self._pending.add(tracked, self._now()), len(tracked))
         if len(tracked) < rows:
@@ -108,8 +112,8 @@ class MessageIds(Origins):
         return of_roots(numbered)
 
     def routed(self, anchors: Anchors, once: bool) -> None:
-        """A tuple sent once has its root's own edge id, and the acker need not be told of it. Otherwise the copies
-        have edge ids of their own, and the root's is taken out of the ledger."""
+        """A tuple that is sent once uses the edge id of its root, which the acker derives itself. Otherwise each
+        copy gets an edge id of its own, and the tally cancels the edge id of the root in the ledger."""
         self._by_root = once and bool(np.all(anchors.sets >= 0))
         if not self._by_root:
             used = np.unique(anchors.sets[anchors.sets >= 0])
@@ -128,7 +132,8 @@ class MessageIds(Origins):
 
 
 class AckCollector:
-    """Gathers what the tasks of a worker have to tell the acker. Used by the worker's loop only."""
+    """Collects the tallies and failures of all tasks of a worker for the acker. Used by the worker's loop
+    only."""
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.monotonic
@@ -136,9 +141,9 @@ class AckCollector:
         self._sent = 0.0
 
     def collect(self, tasks: Tasks, everything: bool = False) -> list[RootsFailed | AckTally]:
-        """What is to be told to the acker now, in this order. A task's tally leaves when nothing that the task
-        emitted waits: so what it emitted is in the tally together with the acks of what that stems from. While
-        bolts have more to do, tallies wait for each other a moment; not where ``everything`` is to leave."""
+        """The events to send to the acker now, in this order. The tally of a task is included only when none of
+        its rows wait, so that it contains the emitted tuples together with the acks of their inputs. While bolts
+        are busy, tallies are collected for ``_ACK_PAUSE`` seconds, unless ``everything`` is to be sent."""
         events: list[RootsFailed | AckTally] = []
         for executor in tasks.all:
             tracker = executor.tracker

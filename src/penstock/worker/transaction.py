@@ -1,9 +1,8 @@
-"""A transaction of a sink's own, other than exactly once: offered to the sink until every row of it is committed
-or rejected.
+"""A transaction that a sink task commits by itself (not with exactly-once delivery): it is offered to the sink
+until every row is committed or rejected.
 
-A transaction that the sink refuses is offered again in pieces. The sink has one piece at a time. How far it has
-got with that piece is one value, which is thrown away with the piece: no row is ever taken for written because
-another one is.
+If the sink refuses a transaction, its rows are offered again in pieces, one at a time. The progress with a piece
+is one value, which is discarded with the piece, so that no row can count as written because another one is.
 """
 
 from __future__ import annotations
@@ -19,27 +18,28 @@ from penstock.worker.rejection import Fault, Piece, RowSearch, fault_of
 
 
 class OfferState(Enum):
-    """How far the sink has got with a piece."""
+    """The sink's progress with a piece."""
 
-    NOTHING = "it has none of its rows"
-    WRITING = "it has some of its batches"
-    WRITTEN = "it has all of them, in the open transaction"
-    PREPARED = "there is a token for them"
+    NOTHING = "no row of the piece is written"
+    WRITING = "some batches are written"
+    WRITTEN = "all batches are written, in the open transaction"
+    PREPARED = "the transaction is prepared"
 
 
 @dataclass
 class _Offer:
-    """Of one piece."""
+    """The progress with the current piece."""
 
     state: OfferState = OfferState.NOTHING
     written: int = 0
-    """How many batches the sink has, while the state is WRITING."""
+    """The number of batches that are written, while the state is WRITING."""
     token: Any = None
 
 
 class Transaction:
-    """``rows``: all that the sink has in its open transaction. ``took_before``: it has committed rows since the
-    process began. ``number``: gives the next transaction's number."""
+    """One transaction. ``rows`` are all rows in the sink's open transaction. ``took_before``: the sink has
+    committed rows since the process started. ``number`` returns the number of the next transaction. Used by the
+    worker's loop only."""
 
     def __init__(self, sink: TransactionalSink, rows: Piece, took_before: bool, number: Callable[[], int]) -> None:
         self._sink, self._number = sink, number
@@ -48,38 +48,39 @@ class Transaction:
 
     @property
     def has_taken(self) -> bool:
-        """The sink has committed rows, of this transaction or an earlier one."""
+        """True if the sink has committed rows, of this transaction or an earlier one."""
         return self._search.has_taken
 
     @property
     def wants_more(self) -> bool:
-        """More rows would show whether those that fail are to blame. Only between two pieces: the sink's open
-        transaction is empty then."""
+        """True if further rows would show whether the failing rows are bad or the sink is unavailable. Only
+        between two pieces, when the sink's open transaction is empty."""
         return self._search.in_doubt and self._offer.state is OfferState.NOTHING
 
     def add(self, rows: Piece) -> None:
-        """Offer these too, first; the sink has none of them."""
+        """Add rows that are not written yet; they are offered next."""
         assert self.wants_more
         self._search.add(rows)
 
     def take_rejected(self) -> list[tuple[Piece, BaseException]]:
-        """The single rows that the sink has rejected since the last call."""
+        """Remove and return the rows that the sink has rejected since the last call, each as a piece of one
+        row."""
         rejected, self._search.rejected = self._search.rejected, []
         return rejected
 
     def run(self) -> None:
-        """Offer what is left until all of it is committed or rejected. Raises the sink's own error where it is
-        away, seems to be, or is superseded: called again, this goes on with the call that raised."""
+        """Offer the remaining rows until all are committed or rejected. Raises the sink's error if the sink is
+        unavailable, seems to be, or is superseded. The next call of ``run`` repeats the call that raised."""
         while (piece := self._search.piece) is not None:
             offer = self._offer
             try:
-                self._carry_on(offer, piece)
-            except USER_ERRORS as error:  # the other system may answer with anything
+                self._continue(offer, piece)
+            except USER_ERRORS as error:  # a client library may raise anything
                 if fault_of(error) in (Fault.AWAY, Fault.SUPERSEDED):
                     self._search.on_unavailable()
                     raise
                 if offer.state is OfferState.WRITING:
-                    # What it has of the piece is still in the open transaction: end that before anything else.
+                    # The written batches are in the open transaction, which must be ended first.
                     self._search.split(offer.written)
                     self._offer = _Offer(OfferState.WRITTEN)
                     continue
@@ -90,7 +91,7 @@ class Transaction:
                 self._offer = _Offer()
                 self._search.on_accepted()
 
-    def _carry_on(self, offer: _Offer, piece: Piece) -> None:
+    def _continue(self, offer: _Offer, piece: Piece) -> None:
         if offer.state in (OfferState.NOTHING, OfferState.WRITING):
             for batch, source in piece[offer.written :]:
                 self._sink.write(batch, source)

@@ -1,4 +1,4 @@
-"""How a worker makes the executor of a task and connects it."""
+"""Creates the executor of a task and connects it to its worker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from penstock.worker.tracking import MessageIds, Origins, Tracker
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a task's executor is connected to in its worker."""
+    """The parts of a worker to which the executors of its tasks are connected."""
 
     worker: WorkerId
     nodes: Mapping[WorkerId, str]
@@ -55,19 +55,21 @@ class Surroundings:
     flow: FlowControl
     call: CurrentCall
     send: Callable[[int], Send]
-    """Makes the sender of a task."""
+    """Makes the function with which a task sends frames."""
     report: Callable[..., Callable[[Exception], None]]
-    """Of a task's stats, and whether what is reported may stop the topology; by default it may."""
+    """Makes the function with which a task reports errors, from its stats and a flag: may a reported error stop
+    the topology (default True)?"""
     publish: Callable[[int], Callable[[Sequence[Sequence[Any]]], None]]
-    """Makes what a task shows its rows with."""
+    """Makes the function with which a task publishes rows for display."""
     generation: int = 0
-    """Of the state directory, as the query run claimed it."""
+    """The generation with which the query run claimed the state directory."""
 
 
 def make_executor(
     job: Job, task: int, instance: Component, around: Surroundings, state: TaskState
 ) -> Executor[Any]:
-    """One task of a component, not yet open."""
+    """Create the executor of a task; its component is not opened yet. Called by the worker's loop when it opens
+    its tasks."""
     plan, settings, flow = job.plan, job.settings, around.flow
     component = plan.task[task].component
     stats = TaskStats()
@@ -115,7 +117,7 @@ def make_executor(
 
 
 def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats: TaskStats) -> Context:
-    """What the component sees of where it runs."""
+    """The context that the component's ``open`` or ``prepare`` receives."""
     plan, component, index = job.plan, job.plan.task[task].component, job.plan.task[task].index
     return Context(
         topology=plan.topology,
@@ -146,11 +148,12 @@ def _counter(stats: TaskStats) -> Callable[[int], None]:
 
 
 def _dead_letters(job: Job, task: int, stats: TaskStats, around: Surroundings) -> AddDeadLetters:
-    """Keeps a task's dead letters and counts them. Nothing is made before the first."""
+    """Make the function that stores and counts a task's dead letters. The store is created with the first
+    one."""
     plan = job.plan
     component, index = plan.task[task].component, plan.task[task].index
     place = f"{job.dead_letters or job.shared}/{component}/{FOLDER}/{index}"
-    lock = threading.Lock()  # a sink publishes in another thread than it writes in
+    lock = threading.Lock()  # a sink publishes on another thread than it writes on
     dead_letters: StateDeadLetterStore | None = None
 
     def add(rows: Sequence[Sequence[Any]], failure: Failure | Sequence[Failure], *, once: str = "") -> None:
@@ -178,7 +181,7 @@ def _dead_letters(job: Job, task: int, stats: TaskStats, around: Surroundings) -
 
 
 def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]:
-    """The executor for a bolt of any form."""
+    """The executor for any kind of bolt."""
     forms: list[tuple[type[BaseBolt], type[BoltExecutor[Any]]]] = [
         (BasicBolt, BasicExecutor),
         (RichBolt, RichExecutor),
