@@ -79,7 +79,7 @@ def test_an_unknown_setting():
 @pytest.mark.parametrize(
     ("master", "message"),
     [
-        ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*Is it running"),
+        ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*that it is running"),
         ("mesos://x", "a master is local"),
         ("local[2]", "needs 6 task slots.*2 free of 2.*local.N. counts threads"),
         ("local-cluster[1,2,300]", "Spark did not start there: .*300 MiB/worker but requested 1024 MiB"),
@@ -97,7 +97,7 @@ def test_without_java_one_sentence_says_how_to_get_it(tmp_path):
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     done = penstock("run", EXAMPLE, env=environment)
     assert done.returncode == 3
-    assert "Spark needs Java 17 or newer, and there is none" in done.stderr
+    assert "Spark needs Java 17 or newer, but there is none" in done.stderr
     assert "pip install 'penstock[java]'" in done.stderr
     assert no_trace(done)
 

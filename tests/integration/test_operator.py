@@ -180,7 +180,7 @@ def wrong_words(capsys):
         (
             ["set", "operatet", "steady.max_rate=9"],
             2,
-            "topology 'operatet': no topology of that name runs here.*'operated'",
+            "topology 'operatet': no topology of that name is running.*'operated'",
         ),
         (
             ["set", "operated", "counts.max_rate=9"],
@@ -194,7 +194,7 @@ def wrong_words(capsys):
             "'0' is neither a number of tuples per second above 0 nor none",
         ),
         (["set", "operated", "steady.min_rate=9"], 2, "must read SPOUT.max_rate=N"),
-        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name runs here.*'operated'"),
+        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name is running.*'operated'"),
     ):
         returned, text = refused(capsys, *arguments)
         assert returned == code, arguments

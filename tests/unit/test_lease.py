@@ -190,7 +190,7 @@ def test_a_store_that_does_not_answer_is_no_loss(store, monkeypatch, caplog):
     def unavailable(self, store):
         calls.append(store)
         if len(calls) > 3:
-            running._over.set()
+            running._ended.set()
         raise StateUnavailable("store", "it does not answer")
 
     monkeypatch.setattr(Ownership, "beat", unavailable)
@@ -198,14 +198,14 @@ def test_a_store_that_does_not_answer_is_no_loss(store, monkeypatch, caplog):
     assert wait_for_error(running) is None
     monkeypatch.undo()
     running.release()
-    assert "no sign of life" in caplog.text
+    assert "the lease could not be renewed" in caplog.text
 
 
 def test_a_store_that_may_not_create_exclusively_is_named_at_the_start(store, caplog, tmp_path):
     running = Lease(store, "words")
     running.take()
     running.release()
-    assert f"state store {store.url} is not known to create files exclusively" in caplog.text
+    assert f"state store {store.url} may not support exclusive file creation" in caplog.text
     caplog.clear()
     local = Lease(StateStore(str(tmp_path)), "words")
     local.take()

@@ -103,7 +103,7 @@ def test_a_slow_database_holds_up_nothing(caplog):
         for number in range(1, 12):  # one is being written, eight fit
             store.put(sample(float(number)))
     assert (store.written, store.dropped) == (0, 3)
-    assert store.error == "8 load samples wait to be written"
+    assert store.error == "8 load samples are waiting to be written"
     assert len(caplog.records) == 1, "said once"
     database.let.set()
     store.flush()
@@ -139,7 +139,10 @@ def test_a_topology_is_told_what_was_not_kept():
     cluster.run(10)
     store.flush()
     (note,) = cluster.watched.bus.notes()
-    assert (note.kind, note.text) == ("monitor", "1 load sample not kept so far: OSError: the disk is on fire")
+    assert (note.kind, note.text) == (
+        "monitor",
+        "1 load sample could not be stored so far: OSError: the disk is on fire",
+    )
     store.close()
 
 
@@ -164,9 +167,9 @@ def test_nothing_is_kept(target):
         (
             "sqlite",
             "s3://bucket/state",
-            "sqlite needs delivery.state_dir on a local disk, and that is s3://bucket/state. Name a file",
+            "sqlite needs delivery.state_dir on a local disk, but delivery.state_dir is s3://bucket/state. Set ",
         ),
-        ("yes", "state", "'yes' is neither off, memory, sqlite, a file with a suffix nor postgresql://…"),
+        ("yes", "state", "'yes' is neither off, memory, sqlite, a file name with a suffix, nor postgresql://…"),
         ("mysql://db/x.db", "state", "'mysql://db/x.db' is neither off, memory, sqlite"),
     ],
 )

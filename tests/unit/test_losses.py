@@ -18,7 +18,7 @@ SPLIT = LostWorker("0.0", ("split[0]",), 4712, "host/1")
 @pytest.mark.parametrize(
     ("status", "how"),
     [
-        (-9, "was killed by signal 9 (SIGKILL); if nobody did that, the machine had no memory left"),
+        (-9, "was killed by signal 9 (SIGKILL); unless someone killed it, the machine ran out of memory"),
         (-11, "was killed by signal 11 (SIGSEGV)"),
         (-40, "was killed by signal 40"),
         (3, "ended with exit code 3"),
@@ -30,7 +30,7 @@ def test_the_first_process_and_how_it_ended(status, how):
 
 
 def test_nobody_knows_how():
-    assert explain([COUNT], None, False, "crashed") == f"{COUNT} was lost; Spark says: crashed"
+    assert explain([COUNT], None, False, "crashed") == f"{COUNT} was lost; Spark reports: crashed"
 
 
 def test_an_executor_takes_its_workers_along():

@@ -46,7 +46,7 @@ def test_a_message_to_nobody_is_logged_and_dropped(caplog):
     tables = MessageBoardTables(WORKER_OF)
     assert tables.handle(A, message(1, 99)) == []
     assert not tables.messages
-    assert "worker 0.0 posted to task 99, which does not exist" in caplog.text
+    assert "worker 0.0 sent a message to task 99, which does not exist" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,8 @@ def test_a_wrong_name_lists_what_runs(start, penstock, command):
     start()
     code, out, text = penstock(command[0], "wordcount", *command[1:])
     assert (code, out) == (2, "")
-    assert "topology 'wordcount': no topology of that name runs here (this machine, this user). " in text
-    assert f"These run: 'word-count' (process {os.getpid()})" in text
+    assert "topology 'wordcount': no topology of that name is running for this user on this machine. " in text
+    assert f"Running: 'word-count' (process {os.getpid()})" in text
 
 
 def test_queues_without_a_name_points_to_list(penstock):

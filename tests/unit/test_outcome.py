@@ -29,7 +29,7 @@ def test_a_sink_that_was_away_for_a_while_and_has_written_did_its_work():
         (
             TaskStats(errors=3, last_error="no such file."),
             TaskStats(),
-            "Spout 'lines' emitted nothing and raised 3 times; the last error: no such file.",
+            "Spout 'lines' emitted nothing and raised 3 errors; the last error: no such file.",
         ),
         (
             TaskStats(emitted=5, failed=25),

@@ -76,7 +76,7 @@ def test_nodes_come_back_when_one_is_at_its_limit_and_are_not_left_again_at_once
     assert placements.decide(sample(load=5.0), unused=0) is None, "there is none to ask for"
     found = placements.decide(sample(load=5.0), unused=2)
     assert (found.placement, found.leaves) == (None, frozenset())
-    assert found.reason == "a is at its limit of cpu, 5.00 cores of 4.00 cores: 2 nodes more asked for"
+    assert found.reason == "a is at its limit of cpu, 5.00 cores of 4.00 cores: 2 nodes more requested"
     placements.pause()
     decisions = [placements.decide(sample(), unused=0) for n in range(11)]
     assert decisions[:10] == [None] * 10

@@ -1,1 +1,1 @@
-"""The control plane: workers connect to the coordinator on the driver, prove they belong, report and obey."""
+"""The driver side: workers connect to the coordinator, authenticate, report their state and receive commands."""

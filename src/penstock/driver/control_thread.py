@@ -1,5 +1,4 @@
-"""The control loop on the driver: at each interval what the tasks report goes to the policies, and what they
-decide to the workers."""
+"""Runs the data migration controller periodically on the driver, and sends its route changes to the workers."""
 
 from __future__ import annotations
 
@@ -16,26 +15,30 @@ log = logging.getLogger("penstock.migration")
 
 
 class ControlThread:
-    """Of one query run, which begins with the routes of the plan."""
+    """The control loop of one query run, which begins with the routes of the plan."""
 
     def __init__(
         self, migrations: MigrationController, bus: MetricsBus, send: Callable[[Command], None], interval: float
     ) -> None:
+        """``send`` is called on this thread, once per route change. ``interval``: seconds between two
+        decisions."""
         self._migrations, self._bus, self._send, self._interval = migrations, bus, send, interval
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
+        """Start the thread, unless no component's data may be migrated."""
         if not self._migrations.idle:
             self._thread.start()
 
     def stop(self) -> None:
+        """Tell the thread to end. Does not wait for it."""
         self._ended.set()
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
             try:
-                for order in self._migrations.decide(time.monotonic(), self._bus.loads()):
-                    self._send(order)
-            except Exception:  # a policy that fails must not leave the routes as they are for ever, unseen
-                log.exception("data migration: looked in vain, tries again")
+                for command in self._migrations.decide(time.monotonic(), self._bus.loads()):
+                    self._send(command)
+            except Exception:  # an error must not end the thread, which would freeze the routes
+                log.exception("data migration failed; it is tried again after the next interval")

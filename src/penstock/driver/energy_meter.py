@@ -71,7 +71,7 @@ class EnergyMeter:
         for name in present:
             node = self._nodes.get(name, NodeEnergy(name))
             workers = reading.workers_of[name]
-            cores, grown = self._cpu(reading, name)
+            cores, growth = self._cpu(reading, name)
             memory = (
                 sum(reading.load.workers[worker].rss for worker in workers)
                 + _jvm(reading.load.workers[workers[0]])[2]
@@ -90,7 +90,7 @@ class EnergyMeter:
                 dynamic,
                 node.base + self._model.idle * known,
                 node.dynamic + dynamic * known,
-                node.cpu_seconds + grown,
+                node.cpu_seconds + growth,
                 joules if joules is not None else node.measured,
             )
         for name in self._nodes.keys() - set(present):
@@ -98,17 +98,17 @@ class EnergyMeter:
 
     def _cpu(self, reading: LoadReading, name: str) -> tuple[float, float]:
         """Return the cores in use on a node, and the CPU seconds used since the last call."""
-        cores = grown = 0.0
+        cores = growth = 0.0
         for worker in reading.workers_of[name]:
             load, key = reading.load.workers[worker], (name, reading.places[worker].pid)
-            grown += self._counters.read(key, load.time, load.cpu, begins=0.0)
+            growth += self._counters.read(key, load.time, load.cpu, begins=0.0)
             cores += self._counters.rates.get(key, 0.0)
         load = reading.load.workers[reading.workers_of[name][0]]
         pid, seconds, _ = _jvm(load)
         if pid:
-            grown += self._counters.read((name, pid), load.detailed_at, seconds)
+            growth += self._counters.read((name, pid), load.detailed_at, seconds)
             cores += self._counters.rates.get((name, pid), 0.0)
-        return cores, grown
+        return cores, growth
 
     def _measured(self, reading: LoadReading) -> dict[str, float]:
         """Return the joules measured since the last call, by node. All workers of a machine report the same
@@ -138,11 +138,11 @@ class _CounterReader:
         """Return the growth since the last reading. The first reading of a counter grows from ``begins``, or by 0
         without it. A counter that has decreased was reset to 0."""
         then, before = self._last.get(key, (time, value if begins is None else begins))
-        grown = value - before if value >= before else value
+        growth = value - before if value >= before else value
         if time > then:
-            self.rates[key] = grown / (time - then)
+            self.rates[key] = growth / (time - then)
         self._last[key] = time, value
-        return grown
+        return growth
 
 
 def _jvm(load: WorkerLoad) -> tuple[int, float, int]:

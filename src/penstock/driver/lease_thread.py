@@ -1,4 +1,5 @@
-"""The thread with which a driver shows that it is alive, and finds out that another has taken over."""
+"""Holds the lease on a state directory: a thread renews it to show that the driver is alive, and detects that
+another driver has taken over."""
 
 from __future__ import annotations
 
@@ -12,29 +13,38 @@ from penstock.state.store import StateStore
 
 log = logging.getLogger("penstock.lease")
 
+_JOIN_TIMEOUT = 10.0
+"""Seconds to wait for a renewal in progress. A store that does not answer must not keep the driver from ending."""
+
 _held: set[str] = set()
-"""Tokens of the drivers in this process that hold a state directory."""
+"""Tokens of the drivers in this process that hold a lease on a state directory."""
 
 
 class Lease:
-    """On one state directory, from ``take`` to ``release``."""
+    """A driver's lease on one state directory, from ``take`` to ``release``. Both are called by the same
+    thread."""
 
     def __init__(self, store: StateStore, topology: str, beat: float = BEAT) -> None:
+        """``beat``: seconds between two renewals."""
         self.owner = Ownership(topology, this_process())
         self.error: StateError | None = None
-        """Set when another driver has taken over, or the directory is gone."""
+        """Set by the thread if another driver has taken over or the directory no longer exists."""
         self._store, self._topology, self._beat = store, topology, beat
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def take(self, take_over: bool = False) -> None:
-        """Raises ``AlreadyRunning`` if a driver that is alive owns the directory. With ``take_over`` that one is
-        ended, not here but by the first claim of this driver: when it is ready to run."""
+        """Claim the directory and start the thread. Raises ``AlreadyRunning`` if another driver that is alive owns
+        the directory.
+
+        With ``take_over`` the directory is not claimed yet. The other driver runs on until this driver is ready
+        and makes its first claim.
+        """
         self._store.check_owner()
         if not self._store.exclusive:
             log.warning(
-                "state store %s is not known to create files exclusively: do not start topology '%s' twice at the "
-                "same moment",
+                "state store %s may not support exclusive file creation: do not start topology '%s' twice "
+                "at the same time",
                 self._store.url,
                 self._topology,
             )
@@ -45,10 +55,10 @@ class Lease:
         self._thread.start()
 
     def release(self) -> None:
-        """End the thread, and let others start at once."""
-        self._over.set()
+        """End the thread and release the lease, so that the next driver need not wait until it expires."""
+        self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join(10)
+            self._thread.join(_JOIN_TIMEOUT)
         _held.discard(self.owner.token)
         if self.error is None:
             try:
@@ -59,9 +69,9 @@ class Lease:
                 )
 
     def _run(self) -> None:
-        while not self._over.wait(self._beat):
+        while not self._ended.wait(self._beat):
             if not self.owner.generation:
-                continue  # it takes over later
+                continue  # this driver has not claimed the directory yet
             try:
                 self.owner.beat(self._store)
             except (Superseded, StateRemoved) as error:
@@ -69,4 +79,4 @@ class Lease:
                 _held.discard(self.owner.token)
                 return
             except StateError as error:
-                log.warning("no sign of life: %s", error)
+                log.warning("the lease could not be renewed: %s", error)

@@ -1,7 +1,7 @@
-"""Windows of the load monitor in a database: SQLite, or PostgreSQL with ``pip install "penstock[postgres]"``.
+"""Stores the load samples of the load monitor in SQLite or PostgreSQL (``pip install "penstock[postgres]"``).
 
-Written by a thread of its own. What does not get through in time is dropped, counted and told: a slow database
-holds up nothing.
+A separate thread writes them. If the database is too slow, load samples are dropped and counted, so that it never
+delays the topology.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from penstock.storage import postgres_rows
 
 log = logging.getLogger("penstock.monitor")
 
-_WAITING = (
-    8  # load samples: minutes of an outage. A load sample of thousands of executors has megabytes of streams
-)
-_PATIENCE = 5.0  # seconds SQLite waits for another program's write lock
-_LAST = 5.0  # seconds the end of a topology waits for what is not written yet
+_QUEUE_LENGTH = 8
+"""Load samples that may wait to be written: 4 minutes of an outage with the default interval of 30 s. Not more,
+since a load sample of thousands of executors has megabytes of streams."""
+_LOCK_TIMEOUT = 5.0
+"""Seconds that SQLite waits for another program's write lock. Readers of the tables hold none for that long."""
+_CLOSE_TIMEOUT = 5.0
+"""Seconds that the end of a topology waits for load samples that are not written yet: enough for a healthy
+database, and short enough not to annoy users."""
 
 _TABLES = {
     "penstock_load_samples": ("ended", "seconds"),
@@ -46,7 +49,8 @@ _TABLES = {
     "penstock_stream_loads": ("ended", "source", "target", "tuples", "bytes"),
     "penstock_node_loads": ("ended", "node", "cpu", "memory", "bandwidth", "other_cpu", "other_memory"),
 }
-"""Each with ``topology`` before. Cores, bytes, tuples and bytes a second; ``ended`` in seconds since 1970."""
+"""Columns of each table, after ``topology``. ``ended`` is in seconds since 1970; loads are in cores, bytes, tuples
+per second and bytes per second."""
 _KEYS = {
     "penstock_load_samples": "topology, ended",
     "penstock_executor_loads": "topology, ended, executor",
@@ -57,45 +61,49 @@ _TEXTS = ("topology", "executor", "component", "node", "source", "target")
 
 
 Statement = tuple[str, Sequence[Sequence[Any]] | None]
-"""With the rows it is run for, ``?`` for each value; None: once, without any."""
+"""An SQL statement and the rows to execute it for, with ``?`` for each value. None: execute it once, without
+values."""
 
 
 class Database(Protocol):
-    """Called by the store's thread only."""
+    """A connection to a database. Only the thread of the store calls it."""
 
     def run(self, statements: Iterable[Statement]) -> None:
-        """All of them in one transaction. Connects where it must."""
+        """Execute the statements in one transaction. Connects first if there is no connection."""
 
     def close(self) -> None: ...
 
 
 class LoadStore:
-    """``put`` never waits. ``keep``: seconds after which a load sample is deleted."""
+    """Writes load samples on a thread of its own. ``put`` may be called by any thread."""
 
     def __init__(self, database: Database, keep: float) -> None:
+        """``keep``: seconds after which a load sample is deleted."""
         self.written = self.dropped = 0
         self.error = ""
-        """Why the last load sample that was not written was not; empty once one is."""
+        """Why the newest load sample was not written; empty if it was."""
         self._database, self._keep = database, keep
-        self._queue: queue.Queue[MonitorSample | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[MonitorSample | None] = queue.Queue(_QUEUE_LENGTH)
         self._created = False
         self._thread = threading.Thread(target=self._work, name="load-store", daemon=True)
         self._thread.start()
 
     def put(self, sample: MonitorSample) -> None:
+        """Queue a load sample. Never waits: if the queue is full, the load sample is dropped."""
         try:
             self._queue.put_nowait(sample)
         except queue.Full:
-            self._drop(f"{_WAITING} load samples wait to be written")
+            self._drop(f"{_QUEUE_LENGTH} load samples are waiting to be written")
 
     def close(self) -> None:
-        """Writes what waits, for a few seconds."""
+        """Write the queued load samples and end the thread; gives up after a few seconds."""
         with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=_LAST)
-        self._thread.join(_LAST)
+            self._queue.put(None, timeout=_CLOSE_TIMEOUT)
+        self._thread.join(_CLOSE_TIMEOUT)
 
     def flush(self) -> None:
-        """Wait until all that was put is written or dropped; for tests and programs that read the tables."""
+        """Wait until all queued load samples are written or dropped. For tests and programs that read the
+        tables."""
         self._queue.join()
 
     def _work(self) -> None:
@@ -116,7 +124,7 @@ class LoadStore:
                 self._database.run([(_create(table), None) for table in _TABLES])
                 self._created = True
             self._database.run([*_inserts(sample), *_prunes(sample, self._keep)])
-        except Exception as error:  # whatever a driver raises; the topology must not care
+        except Exception as error:  # database drivers raise any type; the topology must go on
             self._database.close()
             self._drop(described(error))
             return
@@ -125,14 +133,15 @@ class LoadStore:
 
     def _drop(self, why: str) -> None:
         self.dropped += 1
-        if not self.error:  # said once an outage
-            log.warning("the load monitor's load sample is not kept: %s", why)
+        if not self.error:  # logged once per outage
+            log.warning("a load sample could not be stored: %s", why)
         self.error = why
 
 
 def open_store(target: str, folder: str, keep: float) -> LoadStore | None:
-    """As the setting ``monitor`` says; None: nothing is kept. ``folder`` is the state directory. The database need
-    not be up yet. Raises what will not get better by waiting."""
+    """Return the store that the setting ``monitor.store`` names, or None if load samples are not stored.
+    ``folder`` is the state directory. The database need not be reachable yet. Raises ``SettingError`` for an
+    invalid setting, and ``EnvironmentFault`` if the database driver is not installed."""
     if target in ("off", "memory"):
         return None
     if target.startswith(("postgresql://", "postgres://", "${")):
@@ -141,23 +150,23 @@ def open_store(target: str, folder: str, keep: float) -> LoadStore | None:
         if "://" in folder:
             raise SettingError(
                 "setting monitor.store",
-                f"sqlite needs delivery.state_dir on a local disk, and that is {folder}",
-                "Name a file, or a database as postgresql://…",
+                f"sqlite needs delivery.state_dir on a local disk, but delivery.state_dir is {folder}",
+                "Set monitor.store to a file on a local disk, or to a database such as postgresql://…",
             )
         StateStore(folder).check_owner()
         target = os.path.join(folder, "load.sqlite")
     elif "://" in target or not os.path.splitext(target)[1]:
         raise SettingError(
             "setting monitor.store",
-            f"{target!r} is neither off, memory, sqlite, a file with a suffix nor postgresql://…",
+            f"{target!r} is neither off, memory, sqlite, a file name with a suffix, nor postgresql://…",
             "Try sqlite.",
         )
     return LoadStore(SQLite(target), keep)
 
 
 class SQLite:
-    """A file in WAL mode: readers neither wait nor hold up. Not flushed to disk at each commit: a power cut may
-    take the newest load samples along, and nothing else."""
+    """A SQLite file in WAL mode, so that readers and the writer do not block each other. Commits are not flushed
+    to disk: a power failure may lose the newest load samples, but does not damage the file."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -166,9 +175,9 @@ class SQLite:
     def run(self, statements: Iterable[Statement]) -> None:
         if self._connection is None:
             make_folders(Path(self.path).parent)
-            # For its owner alone; SQLite gives the files beside it the same mode.
+            # Creates the file readable by its owner only. SQLite gives its journal files the same mode.
             os.close(open_here(Path(self.path), os.O_RDWR | os.O_CREAT))
-            self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+            self._connection = sqlite3.connect(self.path, timeout=_LOCK_TIMEOUT, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("BEGIN IMMEDIATE")
@@ -192,9 +201,11 @@ class SQLite:
 
 
 class Postgres:
+    """A PostgreSQL database. The constructor raises ``EnvironmentFault`` if psycopg is not installed."""
+
     def __init__(self, dsn: str) -> None:
         try:
-            import psycopg  # noqa: F401 - whether it is there
+            import psycopg  # noqa: F401 - checks that it is installed
         except ImportError as error:
             raise EnvironmentFault(
                 "setting monitor.store",
@@ -208,7 +219,9 @@ class Postgres:
         if self._connection is None:
             self._connection = postgres_rows.connect(self._dsn)
         with self._connection.transaction(), self._connection.cursor() as cursor:
-            postgres_rows.lock_creation(cursor.execute)  # short, and other topologies create the same tables
+            postgres_rows.lock_creation(
+                cursor.execute
+            )  # other topologies may create the same tables at this moment
             for statement, rows in statements:
                 if rows is None:
                     cursor.execute(statement)

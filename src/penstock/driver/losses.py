@@ -1,4 +1,4 @@
-"""Which process was lost, and how, in a sentence. Pure."""
+"""Describes in one sentence which worker process was lost, and how it ended. Does no IO."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LostWorker:
-    """One whose connection ended without a word."""
+    """A worker whose connection closed without a message."""
 
     id: str
     tasks: tuple[str, ...]
@@ -21,16 +21,20 @@ class LostWorker:
 
 
 def explain(lost: Sequence[LostWorker], status: int | None, executor_lost: bool, cause: str) -> str:
-    """``lost``: in the order in which they were. ``status``: of the first one's process, as ``subprocess`` has it;
-    None where nobody could tell. ``cause``: what Spark said."""
+    """Return a sentence that explains why the query ended.
+
+    ``lost``: the lost workers, in the order of their loss. ``status``: return code of the first one's process, as
+    in ``subprocess``; None if unknown. ``executor_lost``: its whole Spark executor was lost. ``cause``: Spark's
+    message.
+    """
     if not lost:
         return f"Spark ended the query: {cause}"
     first = lost[0]
     if executor_lost:
-        gone = [worker for worker in lost if worker.node == first.node]
-        return f"the Spark executor {first.node} was lost, and with it {', '.join(map(str, gone))}"
+        same_executor = [worker for worker in lost if worker.node == first.node]
+        return f"the Spark executor {first.node} was lost, and with it {', '.join(map(str, same_executor))}"
     if status is None:
-        return f"{first} was lost; Spark says: {cause}"
+        return f"{first} was lost; Spark reports: {cause}"
     return f"{first} {_how(status)}"
 
 
@@ -41,5 +45,5 @@ def _how(status: int) -> str:
         name = f" ({signal.Signals(-status).name})"
     except ValueError:
         name = ""
-    memory = "; if nobody did that, the machine had no memory left" if -status == signal.SIGKILL else ""
+    memory = "; unless someone killed it, the machine ran out of memory" if -status == signal.SIGKILL else ""
     return f"was killed by signal {-status}{name}{memory}"

@@ -1,4 +1,5 @@
-"""The message board in the coordinator: two tables, and who is to be told what."""
+"""The driver's side of the message board: stores task messages and task states, and decides which workers receive
+them."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ Signal = TaskMessage | TaskFlowState
 
 
 class MessageBoardTables:
-    """``/taskmessage`` and ``/taskstate`` in the coordinator, decided: ``handle`` says what is to be told to whom.
+    """The tables ``/taskmessage`` and ``/taskstate``. Does no IO: ``handle`` returns the messages to send. Not
+    thread-safe.
 
-    A message is on the board until the worker of its target has joined; it is deleted when it is given to that
-    worker's connection. There is no confirmation, because nobody could make use of it: a lost connection ends the
-    query, and the next start has boards of its own.
+    A message stays on the board until the worker of its target task has joined, and is removed when it is passed
+    to that worker's connection. Workers do not confirm messages: a lost connection ends the query run, and the
+    next query run has a new message board.
     """
 
     def __init__(self, worker_of: Mapping[int, WorkerId]) -> None:
@@ -30,13 +32,13 @@ class MessageBoardTables:
         self._joined: set[WorkerId] = set()
 
     def detach(self, worker: WorkerId) -> None:
-        """Another process is about to have the worker: what is for it waits until that has joined."""
+        """Keep messages for a worker that moves to another process, until the new process has joined."""
         self._joined.discard(worker)
 
     def handle(
         self, worker: WorkerId, message: JoinMessageBoard | TaskMessage | TaskFlowState
     ) -> list[tuple[WorkerId, Signal]]:
-        """A worker says something."""
+        """Handle an event of a worker. Returns the messages to send, each with its receiver."""
         if isinstance(message, JoinMessageBoard):
             self._joined.add(worker)
             waiting = self.messages.pop(worker, UnsentMessages())
@@ -47,7 +49,7 @@ class MessageBoardTables:
             return [(joined, message) for joined in self._joined]
         owner = self._worker_of.get(message.target)
         if owner is None:
-            log.error("worker %s posted to task %d, which does not exist", worker, message.target)
+            log.error("worker %s sent a message to task %d, which does not exist", worker, message.target)
         elif owner in self._joined:
             return [(owner, message)]
         else:

@@ -1,5 +1,5 @@
-"""Data migration on a running topology: what the tasks report goes to the policy, what it suggests becomes route
-changes for the workers."""
+"""Data migration of a running topology: passes the load of the tasks to the migration policy, and turns its
+decisions into route changes for the workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("penstock.migration")
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, and why; for people."""
+    """A decision and its reason, shown to users. ``time`` is on the monotonic clock."""
 
     time: float
     component: str
@@ -27,7 +27,8 @@ class Decision:
 
 
 class MigrationController:
-    """The enactor of one run: ``decide`` is called once an interval with the newest counters of all tasks."""
+    """Migrates the data of one query run. The control thread calls ``decide`` once per interval; other threads may
+    copy ``decisions``."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.decisions: deque[Decision] = deque(maxlen=1000)
@@ -46,15 +47,16 @@ class MigrationController:
 
     @property
     def idle(self) -> bool:
-        """No component's data may be migrated: there is nothing to look at."""
+        """Whether no component's data may be migrated, so that there is nothing to decide."""
         return not self._policies
 
     def decide(self, now: float, stats: Mapping[int, TaskStats]) -> list[SetMigrationRoutes]:
-        """Route changes for all workers."""
+        """Return the route changes to send to all workers. ``stats``: the newest counters of all tasks, by task
+        id; the caller must not change them afterwards."""
         before, self._before = self._before, (now, stats)
         if before is None or now <= before[0]:
             return []
-        orders = []
+        commands = []
         for component, policy in self._policies.items():
             branches = [
                 self._branch(task, now - before[0], before[1], stats) for task in self._plan.tasks_of[component]
@@ -63,15 +65,15 @@ class MigrationController:
             if not suggestions:
                 continue
             self._version += 1
-            orders.append(SetMigrationRoutes(component, self._routes(component, policy.routes), self._version))
+            commands.append(SetMigrationRoutes(component, self._routes(component, policy.routes), self._version))
             for each in suggestions:
-                what = f"{each.heavy} → {each.light}" if isinstance(each, Migrate) else f"{each.heavy} restored"
-                self.decisions.append(Decision(now, component, f"{what}: {each.reason}"))
-                log.info("%s: %s", what, each.reason)
-        return orders
+                change = f"{each.heavy} → {each.light}" if isinstance(each, Migrate) else f"{each.heavy} restored"
+                self.decisions.append(Decision(now, component, f"{change}: {each.reason}"))
+                log.info("%s: %s", change, each.reason)
+        return commands
 
     def current_routes(self) -> list[SetMigrationRoutes]:
-        """The changes there are, for a worker that does not have them yet."""
+        """Return the route changes in force, for a worker that has just connected."""
         return [
             SetMigrationRoutes(component, self._routes(component, dict(policy.routes)), self._version)
             for component, policy in self._policies.items()
@@ -85,7 +87,8 @@ class MigrationController:
     def _branch(
         self, task: int, seconds: float, before: Mapping[int, TaskStats], now: Mapping[int, TaskStats]
     ) -> Branch:
-        """A task and what is fused with it: the way from the branching point to the merge."""
+        """Return the load of a task and the tasks fused with it: a branch from the branching point to the
+        merge."""
         tasks = [task]
         for each in tasks:
             tasks += self._plan.fused_tasks(each)
@@ -95,7 +98,8 @@ class MigrationController:
             nodes.append(_load(then, stats, seconds))
             if stats.busy > 0:
                 capacities.append(stats.received_bytes / stats.busy)
-        # No link here has a known bandwidth: a branch carries what its slowest task gets done in a second of work.
+        # The bandwidth of links is unknown. The capacity of a branch is what its slowest task processes in a
+        # second of busy time.
         return Branch(self._plan.task[task].key, tuple(nodes), max(1.0, min(capacities, default=1.0)))
 
 
@@ -103,7 +107,7 @@ def _load(then: TaskStats, now: TaskStats, seconds: float) -> BranchNodeLoad:
     arrived = (now.arrived_bytes - then.arrived_bytes) / seconds
     done = (now.received_bytes - then.received_bytes) / seconds
     size = now.arrived_bytes / now.arrived if now.arrived else 0.0
-    # A task that has slowed its senders gets no more than it can take: what it would get is what counts.
+    # A task that slows its senders receives only what it can process, so its demand counts instead.
     return BranchNodeLoad(
         min(1.0, now.peak / now.capacity) if now.capacity else 0.0, max(arrived, now.demand * size), done
     )

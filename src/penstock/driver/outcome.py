@@ -1,4 +1,4 @@
-"""What became of a topology that has ended, as an exit code and sentences. Pure."""
+"""Summarizes how a topology ended, as an exit code and sentences. Does no IO."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from penstock.metrics.stats import TaskStats
 
 INCOMPLETE = 5
-"""Exit code: it ended, but tuples in flight or the last epoch were left behind."""
+"""Exit code of a topology that ended with tuples in flight or without committing its last epoch."""
 FRUITLESS = 6
-"""Exit code: it ended, but one of its components did nothing but fail."""
+"""Exit code of a topology that ended, but has a component that only failed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``code`` is 0 where there is nothing to say."""
+    """``code`` is the exit code: 0 if the topology ended without problems. There are no sentences then."""
 
     code: int
     sentences: tuple[str, ...]
 
 
 def judge(spouts: Collection[str], totals: Mapping[str, TaskStats], left_behind: str) -> Outcome:
-    """``totals``: what each component has counted since the topology was first started. ``left_behind``: what was
-    not finished at the end, or nothing."""
+    """Return the outcome of a topology. ``totals``: counters of each component since the topology was submitted.
+    ``left_behind``: what was not finished at the end, or an empty text."""
     fruitless = [
         sentence
         for component, total in totals.items()
@@ -35,8 +35,8 @@ def judge(spouts: Collection[str], totals: Mapping[str, TaskStats], left_behind:
 
 def _spout(component: str, total: TaskStats) -> str:
     if total.errors and not total.emitted:
-        return f"Spout '{component}' emitted nothing and raised {total.errors:,} times{_last(total)}."
-    if total.failed and total.acked <= total.given_up:  # giving a message up acks it
+        return f"Spout '{component}' emitted nothing and raised {total.errors:,} errors{_last(total)}."
+    if total.failed and total.acked <= total.given_up:  # a message that is given up is acked, too
         return (
             f"Every tuple of spout '{component}' failed: {total.failed:,} failures, none succeeded{_last(total)}."
         )

@@ -1,5 +1,5 @@
-"""Placement of a running topology by ERDM: what the load monitor saw goes to the policy, what it wants becomes a
-``Rearrangement`` of workers. Somebody else carries it out."""
+"""Placement of a running topology by ERDM (Pu 2021): passes load samples to the policy, and turns its plan into a
+``Rearrangement`` of workers. The lifecycle carries it out."""
 
 from __future__ import annotations
 
@@ -17,46 +17,52 @@ from penstock.settings import Settings
 
 log = logging.getLogger("penstock.placement")
 
-_LEAST_SAVED = 0.05  # of what goes between nodes, for which it is worth moving where no node can be left
-_FILL = 0.95  # of the critical nodes, when more than those of one path are needed: executors come in whole pieces
-_PAUSE_SAMPLES = (
-    10  # load samples after nodes were taken back or a move failed in which none is left: it may well come again
-)
+_LEAST_SAVED = 0.05
+"""Fraction of the traffic between nodes that moves must save if they empty no node. Less is not worth the
+moves."""
+_FILL = 0.95
+"""Fraction of the critical nodes that ERDM fills if the nodes of one path are not enough. Below 1 because
+executors cannot be divided."""
+_PAUSE_SAMPLES = 10
+"""Load samples without further moves after nodes were requested again or a move failed: 5 minutes with the default
+interval of 30 s. The same may well happen again soon."""
 
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """What is to be done."""
+    """A change of the placement of workers."""
 
     placement: SlotPlacement | None
-    """Of all workers; None: nodes that are not used are asked for, and the workers spread over all there are."""
+    """The new placement of all workers. None: request the unused nodes, and spread the workers over all nodes."""
     leaves: frozenset[str]
-    """Nodes that have no worker then."""
+    """Nodes that have no worker afterwards."""
     reason: str
 
 
 class PlacementController:
-    """One for a topology, its restarts and its replacements. By one thread."""
+    """Serves one topology across restarts and replacements. One thread calls it; other threads may copy
+    ``decisions``."""
 
     def __init__(self, settings: Settings) -> None:
         self.decisions: deque[Decision] = deque(maxlen=1000)
         self._paused_samples = 0
         self._refused = ""
-        """What was not done at last: it is said once."""
+        """The reason of the last refusal. A repeated refusal is reported only once."""
         self.apply_settings(settings)
 
     def apply_settings(self, settings: Settings) -> None:
-        """From now on."""
+        """Use other settings from now on."""
         self.on = settings.placement.policy == "erdm"
         self._settings = settings
 
     def decide(self, sample: MonitorSample, unused: int) -> Rearrangement | None:
-        """What to do by a load sample that has just ended; ``unused``: nodes that could be had. None: stay so."""
+        """Return the change to make after a load sample, or None. ``unused``: number of nodes that could be
+        requested. Called when a load sample has ended."""
         limits = Loads(sample.snapshot()).limit_nodes() if unused else ()
         if limits:
             full = limits[0]
             what = f"{amount(full.resource, full.used)} of {amount(full.resource, full.limit)}"
-            reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(unused)} more asked for"
+            reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(unused)} more requested"
             return Rearrangement(None, frozenset(), reason)
         if self._paused_samples:
             self._paused_samples -= 1
@@ -64,24 +70,25 @@ class PlacementController:
         return self.by_hand(sample)
 
     def by_hand(self, sample: MonitorSample) -> Rearrangement | None:
-        """The same without a look at what was before."""
+        """Return the change that ERDM proposes, even during a pause. Called when a user requests a placement."""
         return rearrangement(sample, plan_for(sample, self._settings))
 
     @property
     def paused(self) -> bool:
+        """Whether moves are suspended at the moment."""
         return self._paused_samples > 0
 
     def pause(self) -> None:
-        """Nodes were asked for again, or a move failed: leave none for a while."""
+        """Suspend moves for some load samples. Called after nodes were requested again or a move failed."""
         self._paused_samples = _PAUSE_SAMPLES
 
     def note(self, now: float, text: str) -> None:
-        """What was decided, and is being done."""
+        """Record a decision that is being carried out."""
         self._refused = ""
         self._note_decision(now, text)
 
     def note_refusal(self, now: float, why: str) -> None:
-        """It cannot be done. Said once."""
+        """Record why a decision is not carried out, once per reason."""
         if self._refused != why:
             self._refused = why
             self._note_decision(now, f"not done: {why}")
@@ -92,25 +99,28 @@ class PlacementController:
 
 
 def plan_for(sample: MonitorSample, settings: Settings) -> PlacementPlan:
-    """ERDM's, with room left on the nodes that stay: what is moved works on, and its load varies."""
+    """Return ERDM's plan for a load sample. It fills nodes only up to ``placement.fill``, because the load
+    varies."""
     return ErdmPolicy(fill=_FILL).plan(sample.snapshot(settings.placement.fill))
 
 
 def rearrangement(sample: MonitorSample, plan: PlacementPlan) -> Rearrangement | None:
-    """What the plan comes to for the load sample's workers; None: it is not worthwhile."""
+    """Convert a plan into a placement of the load sample's workers. None if the plan is not worthwhile."""
     if not plan.moves or not (plan.emptied or plan.cost.saved >= _LEAST_SAVED):
         return None
     workers = sample.units
     places = {workers[each.id]: each.node for each in sample.snapshot().executors}
     places.update({workers[move.executor]: move.target for move in plan.moves})
     leaves = frozenset(release.node for release in plan.releases)
-    kept = len(plan.critical.nodes)
-    reason = f"ERDM: {len(plan.moves)} of {len(places)} executors to {_nodes(kept)} ({_list(plan.critical.nodes)})"
+    count = len(plan.critical.nodes)
+    reason = (
+        f"ERDM: {len(plan.moves)} of {len(places)} executors to {_nodes(count)} ({_list(plan.critical.nodes)})"
+    )
     if leaves:
         reason += f", {_list(sorted(leaves))} left"
     reason += f"; {-plan.cost.saved:+.0%} between nodes"
-    # A node that is left gives its slots to the others evenly, which is what ERDM's turns come to; without one,
-    # slots must be there to choose from.
+    # If nodes are emptied, the slots are spread evenly over the remaining nodes, as ERDM assigns executors in
+    # turn. Otherwise the workers need slots on exactly the nodes that the plan names.
     return Rearrangement(SlotPlacement(places, exact=not leaves), leaves, reason)
 
 

@@ -1,4 +1,4 @@
-"""Trying again while a state store does not answer, with growing pauses, and not in silence."""
+"""Retries an operation while a state store does not answer, with growing pauses and a warning before each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from penstock.errors import StateUnavailable
 
 log = logging.getLogger("penstock.state")
 
-_FIRST_PAUSE = 0.5  # seconds; doubled for each attempt in vain
-_LONGEST_PAUSE = 10.0  # seconds
+_FIRST_PAUSE = 0.5
+"""Seconds before the first retry, long enough for a brief failure of a network. The pause doubles with each
+retry."""
+_LONGEST_PAUSE = 10.0
+"""Longest pause in seconds. A store that is back is used again within that time."""
 
 Result = TypeVar("Result")
 
@@ -22,9 +25,12 @@ def retried(
     wait: Callable[[float], bool],
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """What ``action`` returns, which may be called several times. Raises its last ``StateUnavailable`` after
-    ``patience`` seconds of pauses, or when ``wait``, which passes the time, says that nobody wants it any more;
-    every other error at once. ``say`` is called with a sentence before each pause."""
+    """Call ``action`` until it succeeds, and return its result. All functions are called on the caller's thread.
+
+    ``wait`` sleeps for the given seconds and returns True if the caller no longer wants the result. ``say`` is
+    called with a sentence before each pause. Raises the last ``StateUnavailable`` after ``patience`` seconds of
+    pauses or if ``wait`` returns True. Every other error is raised at once.
+    """
     waited, pause = 0.0, _FIRST_PAUSE
     while True:
         try:

@@ -1,9 +1,8 @@
-"""Running topologies of this user on this machine: a file each, so that ``penstock status`` and others find
-them by name.
+"""Finds the running topologies of this user on this machine by name, for ``penstock status`` and other commands.
 
-The file has the coordinator's address and the run's secret. It lies in a folder of this user's alone, which is
-checked at every use (``penstock.private_folder``): a file that somebody else has written would make
-commands connect to a stranger.
+Each driver writes a file with the coordinator's address and the run's secret to a folder of this user. Every
+access checks that nobody else can write there (``penstock.private_folder``): a forged file would make commands
+connect to another program.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.driver")
 
-_ANSWER_TIMEOUT = 30.0  # seconds
+_ANSWER_TIMEOUT = 30.0
+"""Seconds to wait for the answer to a command that only reads. The driver answers within a second unless the
+machine is overloaded."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One running topology."""
+    """One running topology, as its file describes it."""
 
     topology: str
     host: str
@@ -39,23 +40,26 @@ class Run:
     """In hexadecimal."""
     pid: int
     started: int
-    """When the process started, in ticks since the machine's start: tells it from a later one with its id."""
+    """Start time of the process, in clock ticks since boot. It distinguishes the process from a later one with the
+    same id."""
 
     @classmethod
     def here(cls, topology: str, address: tuple[str, int], secret: bytes) -> Run:
-        """A topology that runs in this process."""
+        """Describe a topology that runs in this process."""
         return cls(topology, *address, secret.hex(), os.getpid(), start_time(os.getpid()) or 0)
 
     @property
     def file(self) -> str:
+        """Name of the file in the folder."""
         return f"{self.pid}-{self.port}.json"
 
     @property
     def alive(self) -> bool:
+        """Whether the process still runs."""
         return start_time(self.pid) == self.started
 
     def announce(self) -> None:
-        """Let it be found, until ``withdraw``. Where the folder is not safe, a warning says so instead."""
+        """Write the file. If the folder is not safe or cannot be written, this only logs a warning."""
         try:
             with PrivateFolder.open(folder(), make=True) as place:
                 place.write(self.file, json.dumps(asdict(self)).encode())
@@ -63,6 +67,7 @@ class Run:
             log.warning("penstock status and other commands will not find this topology: %s", error)
 
     def withdraw(self) -> None:
+        """Remove the file. If the folder is not safe, this only logs a warning."""
         try:
             with if_present(folder()) as place:
                 if place is not None:
@@ -71,34 +76,38 @@ class Run:
             log.warning("cannot remove the file of this run: %s", error)
 
     def ask(self, command: OperatorRequest, timeout: float | None = _ANSWER_TIMEOUT) -> str:
-        """Have the topology carry out a command; returns what it says, without control characters, also inside
-        JSON: it holds users' texts, and commands display it. Raises its error where it refuses it or
-        fails, ``ControlRefused`` where it cannot be reached or says nothing for ``timeout`` seconds."""
+        """Send a command to the topology and return its answer. Control characters are removed from the answer,
+        also inside JSON, because it contains texts of users and is printed to a terminal.
+
+        Raises the topology's error if it refuses the command or fails, and ``ControlRefused`` if it cannot be
+        reached or does not answer within ``timeout`` seconds.
+        """
         try:
             answer = ask((self.host, self.port), bytes.fromhex(self.secret), command, timeout)
         except OSError as error:
-            raise self._silent(str(error)) from error
+            raise self._no_answer(str(error)) from error
         if answer is None:
-            raise self._silent()
+            raise self._no_answer()
         if answer.error:
             raise _kind(answer.kind)(*(printable(part, multiline=True) for part in answer.error))
         return _printable(answer.text)
 
-    def _silent(self, what: str = "") -> ControlRefused:
+    def _no_answer(self, reason: str = "") -> ControlRefused:
         return ControlRefused(
             f"topology '{self.topology}'",
-            f"it does not answer at {self.host}:{self.port}" + (f": {what}" if what else ""),
-            "It may just have ended: look at what penstock run prints.",
+            f"it does not answer at {self.host}:{self.port}" + (f": {reason}" if reason else ""),
+            "It may just have ended. Check the output of penstock run.",
         )
 
 
 def folder() -> Path:
+    """The folder of the files."""
     return runtime_folder()
 
 
 def running() -> list[Run]:
-    """All that run; files of those that have died are removed. Raises ``EnvironmentFault`` where the folder is not
-    this user's alone; a file in it that is not is reported and left alone."""
+    """Return all running topologies, and remove the files of processes that no longer run. A file that is not this
+    user's alone is logged and ignored. Raises ``EnvironmentFault`` if the folder is not this user's alone."""
     with if_present(folder()) as place:
         if place is None:
             return []
@@ -110,29 +119,29 @@ def running() -> list[Run]:
 
 
 def find(topology: str) -> Run:
-    """The running topology of that name. Raises ``NotRunning`` where there is none, or more than one."""
+    """Return the running topology of that name. Raises ``NotRunning`` if there is none or more than one."""
     every = running()
-    fitting = [run for run in every if run.topology == topology]
-    if len(fitting) == 1:
-        return fitting[0]
-    names = ", ".join(f"'{run.topology}' (process {run.pid})" for run in fitting or every)
+    matching = [run for run in every if run.topology == topology]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(f"'{run.topology}' (process {run.pid})" for run in matching or every)
     raise NotRunning(
         f"topology '{topology}'",
-        f"{len(fitting)} topologies of that name run here (this machine, this user)"
-        if fitting
-        else "no topology of that name runs here (this machine, this user)",
-        f"These run: {names}. End all but one."
-        if fitting
+        f"{len(matching)} topologies of that name are running for this user on this machine"
+        if matching
+        else "no topology of that name is running for this user on this machine",
+        f"Running: {names}. End all but one."
+        if matching
         else (
-            f"{f'These run: {names}' if names else 'None runs at all'}. Check the name, or "
-            "give the command where penstock run was started."
+            f"{f'Running: {names}' if names else 'No topology is running'}. Check the name, or "
+            "use the command on the machine where penstock run was started."
         ),
     )
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in ticks since the machine's start; None where there is none, or its entry in /proc
-    cannot be read."""
+    """Return the start time of a process in clock ticks since boot. None if the process does not exist or its
+    entry in /proc cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -144,22 +153,22 @@ def _read(place: PrivateFolder, name: str) -> Run | None:
     try:
         run = _run(parse_json(place.read(name)))
     except EnvironmentFault as error:
-        log.warning("ignored: %s", error)
+        log.warning("a file of a running topology is ignored: %s", error)
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None  # just gone, or of another version
+        return None  # it was just removed, or another version of Penstock wrote it
     return run if run.file == name else None
 
 
 def _run(fields: dict[str, Any]) -> Run:
-    """Raises ``TypeError``, ``ValueError`` or ``KeyError`` where a field is missing or not what it must be."""
+    """Raises ``TypeError``, ``ValueError`` or ``KeyError`` if a field is missing or invalid."""
     run = Run(**fields)
     texts, numbers = (run.topology, run.host, run.secret), (run.port, run.pid, run.started)
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
-        raise TypeError("a field of another type")
+        raise TypeError("a field has the wrong type")
     bytes.fromhex(run.secret)
     if not 0 < run.port < 65536 or run.pid <= 1:
-        raise ValueError("no port or process")
+        raise ValueError("the port or process id is out of range")
     return run
 
 

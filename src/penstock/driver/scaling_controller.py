@@ -1,5 +1,5 @@
-"""Scaling of a running topology: what the tasks report goes to the policy, what it wants and the workers allow
-becomes a ``Scale``. Somebody else does the replacing."""
+"""Scaling of a running topology: passes load samples to the scaling policy, and reduces what the policy proposes
+to what the free slots allow. The lifecycle carries out the replacement."""
 
 from __future__ import annotations
 
@@ -30,57 +30,63 @@ from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.scaling")
 
-_KEPT = 120  # windows people can look back at: ten minutes of 5 s
-_LONGEST = (
-    2.0  # windows a load sample may last: a late thread makes one a little longer, a pause makes another thing
-)
+_SAMPLES_SHOWN = 120
+"""Load samples that users can look back at: ten minutes with the default interval of 5 s."""
+_LONGEST = 2.0
+"""Maximum length of a load sample, in intervals. A busy thread may be a little late; anything longer means that
+there was a pause, and the load sample is dropped."""
 
 
 @dataclass(frozen=True)
 class SampleSummary:
-    """One load sample, as people read it: the completion latency beside the number of failures."""
+    """One load sample as shown to users: the number of failures and the completion latency."""
 
     time: float
-    """Its end, on the clock of the caller."""
+    """End of the load sample, on the clock of the caller."""
     failed: int
-    """X_i: time-outs; without acks tuples later than the time-out at the last bolts."""
+    """Tuples that timed out (X_i in Lu 2020). Without acks: tuples that reached the last bolts after the
+    time-out."""
     latency: float | None
-    """Seconds, the mean: from emit to ack, without acks to the end of the last bolts; None: of nothing."""
+    """Mean seconds from emit to ack, or without acks to the end of the last bolts. None if there were no
+    tuples."""
 
 
 class ScalingController:
-    """The enactor of one topology and its replacements. ``decide`` is called once a ``scaling.window`` with the
-    newest counters of all tasks since the last start, by one thread; not while a replacement is under way or the
-    spouts are deactivated, for what arrives then is no load. After a replacement, whoever wanted it, ``replaced``
-    is called. That a query was started again shows in counters that go back, and need not be told."""
+    """Scales one topology, across replacements and restarts.
+
+    One thread calls ``decide`` once per ``scaling.window`` with the newest counters of all tasks. It does not call
+    it during a replacement or while the spouts are deactivated, because the input is not the usual load then. It
+    calls ``replaced`` after every replacement. A restart of the query need not be reported: the controller detects
+    it from counters that decrease.
+    """
 
     def __init__(
         self, plan: Plan, topology: Topology, settings: Settings, room: Callable[[], int] | None = None
     ) -> None:
-        """``room``: how many workers a second topology, which stands by while the first runs, may use now; without
-        it they are not counted."""
+        """``room`` returns the slots that the replacement may use now, while the old query run still holds its
+        own. Without it the number of slots is not limited."""
         self.decisions: deque[Decision] = deque(maxlen=1000)
-        self.samples: deque[SampleSummary] = deque(maxlen=_KEPT)
+        self.samples: deque[SampleSummary] = deque(maxlen=_SAMPLES_SHOWN)
         """Oldest first."""
         self._policy = make_policy(settings)
         self._longest = _LONGEST * settings.scaling.window
         self._room = room
         self._refused: object = None
-        """What was not done at last: it is said once."""
+        """The proposal that was refused last. A repeated refusal is reported only once."""
         self._begin(plan, topology)
 
     @property
     def idle(self) -> bool:
-        """Nothing is ever scaled: there is nothing to look at."""
+        """Whether nothing can be scaled, so that there is nothing to decide."""
         return self._policy is None or all(unit.fixed for unit in self._shape.units)
 
     def decide(self, now: float, stats: Mapping[int, TaskStats]) -> Scale | None:
-        """What to replace the topology by, bolts that are fused with one another named together; None: nothing, or
-        nothing that fits."""
+        """Return the new parallelism of bolts, including all bolts fused with them. None if the policy proposes
+        nothing, or nothing that fits into the free slots."""
         if self._policy is None:
             return None
         if self._sampler.counters_went_back(stats):
-            self._policy.restart_cool_down(now)  # a restart leaves a backlog as a replacement does
+            self._policy.restart_cool_down(now)  # a restart leaves a backlog, as a replacement does
         sample = self._sampler.take(now, stats)
         if sample is None:
             return None
@@ -89,7 +95,7 @@ class ScalingController:
         return None if proposal is None else self._enact(sample, proposal)
 
     def replaced(self, plan: Plan, topology: Topology, now: float) -> None:
-        """Another topology runs now; its counters begin anew, and so does the cool-down."""
+        """Restart the counters and the cool-down, because a replacement of the topology runs now."""
         self._begin(plan, topology)
         if self._policy is not None:
             self._policy.restart_cool_down(now)
@@ -118,8 +124,8 @@ class ScalingController:
         return Scale(self._with_fused(fitting), reason)
 
     def _fitting(self, sample: LoadSample, wanted: Mapping[str, int], free: float) -> dict[str, int]:
-        """Without the doublings that are needed least, as many as it takes; halvings stay. Least needed: the bolt
-        that would be least busy without it."""
+        """Return the proposal without the least needed doublings, until it fits. Halvings stay. A doubling is
+        needed least if its bolt would be the least busy without it."""
         fitting = dict(wanted)
         old = {bolt.name: len(bolt.tasks) for bolt in sample.bolts}
         rates = demands(sample)
@@ -135,7 +141,7 @@ class ScalingController:
         return fitting
 
     def _refuse(self, now: float, proposal: Scale, free: float) -> None:
-        """Say it, but not in every window."""
+        """Report that nothing was done, unless it is the same refusal as before."""
         least = min(self._workers(step) for step in self._least_steps(proposal.parallelism))
         if self._refused != (refused := (dict(proposal.parallelism), least)):
             self._refused = refused
@@ -146,7 +152,7 @@ class ScalingController:
             )
 
     def _least_steps(self, wanted: Mapping[str, int]) -> list[dict[str, int]]:
-        """All that is wanted, or one bolt doubled once: one of them needs the fewest workers."""
+        """Return the whole proposal, and each single doubling of a bolt. One of these needs the fewest slots."""
         old = {unit.name: len(unit.executors) for unit in self._shape.units}
         return [dict(wanted), *({name: 2 * old[name]} for name, new in wanted.items() if new > old[name])]
 
@@ -168,7 +174,7 @@ class ScalingController:
 
 
 def make_policy(settings: Settings) -> ScalingPolicy | None:
-    """The policy the settings ask for; None: off."""
+    """Return the policy that the settings name, or None if scaling is off."""
     bounds = Bounds(settings.scaling.least, settings.scaling.most, settings.scaling.cool_down)
     if settings.scaling.policy == "failures":
         return FailurePolicy(bounds, settings.scaling.windows, settings.scaling.threshold)

@@ -1,4 +1,4 @@
-"""The status of a running topology at a moment: what ``penstock status`` and the HTTP endpoint show."""
+"""The status of a running topology at one moment, as ``penstock status`` and the HTTP endpoint show it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from penstock.plan.model import Plan, Task, WorkerId
 from penstock.topology.builder import Topology
 
 FORMAT = 1
-"""Of the JSON: grows when a field goes or changes its meaning; new fields may come without that."""
+"""Version of the JSON. It increases when a field is removed or changes its meaning, but not for new fields."""
 
+# Fields of ``TopologyStatus`` that go into the JSON unchanged.
 _WHOLE = (
     "topology",
     "state",
@@ -39,11 +40,11 @@ _WHOLE = (
     "rate_in",
     "rate_out",
 )
-_DECISIONS = 64  # the newest that are shown
+_DECISIONS = 64  # newest decisions shown: a few screens of text, which keeps the JSON small
 
 
 class Running(Protocol):
-    """What a status is taken of: ``driver.internals.Internals``, or a double in tests."""
+    """What ``take`` reads: ``driver.internals.Internals``, or a double in tests."""
 
     server: Coordinator
     monitor: LoadMonitor
@@ -78,35 +79,36 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task."""
+    """Status of one task."""
 
     task: Task
     worker: str
     queue: QueueView
     total: TaskStats
-    """Counted since the topology was first started."""
+    """Counters since the topology was submitted."""
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """One worker: a Python process on a node. Node and process are unknown until it has connected."""
+    """Status of one worker. ``node`` and ``pid`` are unknown until the worker has connected."""
 
     worker: str
     node: str
     pid: int | None
     connected: bool
     cpu: float
-    """Seconds so far."""
+    """CPU seconds used so far."""
     rss: int
-    """Resident bytes."""
+    """Resident memory in bytes."""
     tasks: tuple[str, ...]
     clock_skew: float
-    """Seconds by which the wall clock of its machine is ahead of the driver's."""
+    """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
 
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A topology, now. Times are seconds since 1970, rates tuples a second over the last seconds."""
+    """Status of a topology. Times are in seconds since 1970; rates are in tuples per second, over the last
+    seconds."""
 
     topology: str
     state: str
@@ -116,48 +118,49 @@ class TopologyStatus:
     time: float
     uptime: float
     epoch: int
-    """The newest committed one; 0 for none."""
+    """The newest committed epoch, or 0."""
     commit_age: float | None
-    """Seconds since it was; None where the current query run has made none."""
+    """Seconds since that commit. None if the current query run has not committed an epoch yet."""
     restarts: int
     pending: int
     rate_in: float
-    """What the spouts emit."""
+    """Tuples emitted by the spouts."""
     rate_out: float
-    """What the bolts that nothing follows take."""
+    """Tuples received by the last bolts."""
     components: tuple[ComponentView, ...]
     spouts: frozenset[str]
     max_rates: Mapping[str, float]
-    """Of every spout; ``inf`` for no limit."""
+    """Maximum rate of each spout; ``inf`` for no limit."""
     published: Mapping[str, list[list[Any]]]
     tasks: tuple[TaskStatus, ...]
     workers: tuple[WorkerStatus, ...]
     decisions: tuple[Note, ...]
     errors: tuple[Note, ...]
-    """Both oldest first, with times since 1970."""
+    """Oldest first, as ``decisions``."""
     nodes: tuple[NodeEnergy, ...] = ()
-    """All that ever had a worker of the topology."""
+    """All nodes that have ever had a worker of the topology."""
 
     @property
     def energy(self) -> dict[str, Any]:
-        """Of all nodes. Joules and watts are modelled, but for ``measured``: known where every node with a worker
-        has a measured figure, and ``source`` is then ``rapl``."""
+        """The energy of all nodes together, in joules and watts. All values but ``measured`` are modelled.
+        ``measured`` is None, and ``source`` is not ``rapl``, unless every node with a worker has a measured
+        value."""
         nodes = self.nodes
-        told = [node.measured for node in nodes if node.measured is not None]
-        measured = bool(told) and all(node.measured is not None for node in nodes if node.workers)
+        measurements = [node.measured for node in nodes if node.measured is not None]
+        measured = bool(measurements) and all(node.measured is not None for node in nodes if node.workers)
         return {
             "source": "rapl" if measured else "modelled",
             "watts": sum(node.watts for node in nodes),
             "base": sum(node.base for node in nodes),
             "dynamic": sum(node.dynamic for node in nodes),
             "total": sum(node.total for node in nodes),
-            "measured": sum(told) if measured else None,
+            "measured": sum(measurements) if measured else None,
             "cpu_seconds": sum(node.cpu_seconds for node in nodes),
         }
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, described in docs/reference/status.md; what is infinite or unknown is
-        null."""
+        """Return the status as a JSON object, described in docs/reference/status.md. Infinite and unknown values
+        are null."""
         plain: dict[str, Any] = _plain(
             {
                 "format": FORMAT,
@@ -184,7 +187,7 @@ class TopologyStatus:
 
 
 def take(running: Running, clock: Clock | None = None) -> TopologyStatus:
-    """Look at a topology; from any thread."""
+    """Return the status of a topology now. May be called by any thread."""
     clock = clock or SystemClock()
     bus, plan = running.bus, running.plan
     since = clock.now() - clock.monotonic()
@@ -192,7 +195,7 @@ def take(running: Running, clock: Clock | None = None) -> TopologyStatus:
     last = [component for component in plan.tasks_of if not _followers(plan, component)]
     notes = bus.notes()
     for kind, decisions in (
-        ("migration", running.migrations.decisions.copy()),  # at once: other threads add to it meanwhile
+        ("migration", running.migrations.decisions.copy()),  # copied, because other threads append to it
         ("scaling", running.scalings.decisions.copy()),
         ("placement", running.placements.decisions.copy()),
     ):
@@ -288,7 +291,7 @@ def _dated(note: Note, since: float) -> Note:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows neither infinity nor NaN; what users publish may have them too."""
+    """Replace infinity and NaN by None, because JSON has neither. Values that users publish may contain them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Where Penstock meets Spark. The only package that imports pyspark."""
+"""Runs topologies on Spark. This is the only package that imports pyspark."""

@@ -1,5 +1,5 @@
-"""Spark's task slots and who holds them. Real-Time Mode holds a slot per task for as long as the query runs: with
-too few, ``start`` succeeds and the query dies later, so they are counted before."""
+"""Counts Spark's task slots and reserves them for topologies. Real-Time Mode holds a slot per task for the life of
+the query; with too few slots ``start`` succeeds and the query fails later, so they are counted before."""
 
 from __future__ import annotations
 
@@ -13,50 +13,58 @@ from penstock.driver.engine import Shortage
 from penstock.spark.nodes import nodes_of
 from penstock.spark.session import expected, is_local, total_slots
 
-_SETTLED = 3.0  # seconds without another node after which those that are there are all, where nobody knows
-_LATE = 15.0  # seconds for nodes that are known to come; the slots of a lost one may well be enough without
+_SETTLED = 3.0
+"""Seconds without a new node after which all nodes are assumed to have joined, if their number is unknown. Nodes
+of one cluster usually join within a second of each other."""
+_LATE = 15.0
+"""Seconds to wait for further nodes if their number is known. A node may be lost, and the slots of the others may
+be enough."""
 
 _held: dict[int, int] = {}
+"""Reserved slots by holder."""
 _lock = threading.Lock()
 
 
 def reserve(spark: SparkSession, holder: int, wanted: int, elsewhere: int = 0) -> Shortage | None:
-    """Hold so many slots, until ``release``; who holds some already keeps those. None: they are held.
-    ``elsewhere``: so many of those that are held are on nodes that are being released, which Spark does not count
-    any more. In local mode no more slots can come."""
+    """Reserve ``wanted`` slots until ``release``. Returns None if they are reserved, otherwise the shortage. A
+    holder that has reserved slots already keeps those. May be called by any thread.
+
+    ``elsewhere``: how many reserved slots are on nodes that are being released, which Spark no longer counts.
+    """
     with _lock:
         if holder in _held:
             return None
-        taken = sum(_held.values()) - elsewhere
+        reserved = sum(_held.values()) - elsewhere
         total = total_slots(spark)
-        if total - taken >= wanted:
+        if total - reserved >= wanted:
             _held[holder] = wanted
             return None
     master = spark.sparkContext.master
-    return Shortage(total - taken, total, master, is_local(master))
+    return Shortage(total - reserved, total, master, is_local(master))
 
 
 def free(spark: SparkSession) -> int:
-    """Slots that nobody holds."""
+    """Return the number of slots that are not reserved."""
     with _lock:
         return total_slots(spark) - sum(_held.values())
 
 
 def alone(holders: Collection[int]) -> bool:
-    """Nobody else holds any."""
+    """Return whether only these holders have reserved slots."""
     with _lock:
         return all(each in holders for each in _held)
 
 
 def release(holder: int) -> None:
-    """Give them back, if any."""
+    """Release the slots of a holder, if it has any."""
     with _lock:
         _held.pop(holder, None)
 
 
 class NodeWait:
-    """Waits until all expected nodes take tasks; if their number is unknown, until no further one has done so for
-    a while. With the first node alone there may be slots enough, and a topology stays where it is started."""
+    """Detects when all expected nodes accept tasks. If their number is unknown, it waits until no further node has
+    joined for a while. Without this wait, a topology could start on the first node alone if that has enough slots,
+    and would stay there."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -65,7 +73,8 @@ class NodeWait:
         self._nodes, self._since = 0, time.monotonic()
 
     def over(self) -> bool:
-        """Asked from time to time."""
+        """Return whether the wait is over. Called periodically by one thread. Raises ``TopologyFailed`` if Spark
+        does not answer."""
         if self._local:
             return True
         now, found = time.monotonic(), nodes_of(self._spark).present()

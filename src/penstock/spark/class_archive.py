@@ -1,8 +1,7 @@
-"""An archive of Spark's classes (JVM class data sharing): a start loads them ready-made instead of parsing and
-verifying them, which took about a third off a cold start.
+"""An archive of Spark's classes (JVM class data sharing), which ``penstock prepare`` makes once per environment.
+It shortens a cold start by about a third, because the JVM need not parse and verify the classes.
 
-``penstock prepare`` makes it once per environment, next to the installed packages. Without it, or when Java or
-Spark has changed since, everything works as before, only slower.
+Without an archive, or after Java or Spark has changed, Spark starts as usual, only slower.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ import pyspark
 from penstock.spark.ports import JAR
 
 _MAKE = "PENSTOCK_MAKE_CLASS_ARCHIVE"
+"""Environment variable with the path of the archive to make; set while ``make_archive`` runs."""
 
 
 def archive_path() -> Path:
-    """Where the archive for this Java, this Spark and our own jar lies. The jar is part of the class path, which
-    must be that of the archive."""
+    """Return the path of the archive for this Java, this Spark and Penstock's jar. The jar counts because an
+    archive is only valid for the class path it was made with."""
     ours = f"{JAR} {hashlib.sha256(JAR.read_bytes()).hexdigest()}"
     key = f"{pyspark.__version__} {pyspark.__file__} {os.environ.get('JAVA_HOME', '')} {ours}"
     return Path(sys.prefix) / "share" / "penstock" / f"spark-{hashlib.sha256(key.encode()).hexdigest()[:12]}.jsa"
 
 
 def java_options() -> str:
-    """Options for the driver's JVM: use the archive, or make it while ``penstock prepare`` runs."""
+    """Return the options that make the driver's JVM use the archive, or create it while ``penstock prepare``
+    runs."""
     path = archive_path()
     quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
     if new := os.environ.get(_MAKE):
@@ -37,8 +38,12 @@ def java_options() -> str:
 
 
 def make_archive() -> Path:
-    """Run a small topology in a JVM that archives the classes it loaded; minutes on a slow machine. The archive
-    that is there stays until the new one is whole. Interrupted, it ends Spark at once and leaves nothing."""
+    """Run a small topology in a JVM that archives its loaded classes, and return the path of the archive. Takes
+    minutes on a slow machine.
+
+    An existing archive stays until the new one is complete. If this call is interrupted, it ends Spark at once and
+    removes the unfinished archive. Raises ``JavaMissing`` or ``MasterUnreachable`` if Spark cannot be started.
+    """
     from penstock.spark.java import ensure_java
     from penstock.spark.session import abandon_session, close_session
     from penstock.spark.submit import submit

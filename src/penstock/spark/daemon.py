@@ -1,8 +1,8 @@
-"""The process that forks Spark's Python workers, with everything they need imported before the first fork.
+"""The process that forks Spark's Python workers. It imports all that workers need before the first fork.
 
-Spark starts it as ``python -m penstock.spark.daemon``. The first tuple of a topology of 24 tasks comes after 4 s
-instead of 24 s, at half the memory, because the workers share what was loaded here. What a worker does before our
-first line runs is CPU that a running topology lacks while another is started beside it.
+Spark starts it as ``python -m penstock.spark.daemon``. Since the workers share the imported modules, the first
+tuple of a topology with 24 tasks arrives after 4 s instead of 24 s, and the workers need half the memory. A
+running topology also loses less CPU time while another one is started beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.redaction import redacted
 from penstock.spark.exits import LINE
 from penstock.spark.safe_path import SAFE_PATH
 
-# A worker is one of many on its machine; libraries that start a thread per core would fight over them.
+# Many workers run on one machine. Libraries that start one thread per core would compete for the cores.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
@@ -42,8 +42,8 @@ _PRELOAD = (
 
 
 class _QuietTraceback:
-    """Stands in for the traceback module inside pyspark's daemon: a pipe that breaks because the query was
-    stopped is no news, everything else is printed as always."""
+    """Replaces the traceback module inside pyspark's daemon. It does not print errors of broken connections, which
+    occur whenever a query is stopped."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
@@ -55,8 +55,9 @@ class _QuietTraceback:
 
 
 class _Signals:
-    """Stands in for the signal module inside pyspark's daemon, which lets the kernel forget how its children
-    ended. Here the kernel is asked; the driver is told what was not an orderly end (``penstock.spark.exits``)."""
+    """Replaces the signal module inside pyspark's daemon. pyspark ignores SIGCHLD, so that the exit status of
+    workers is lost. This installs ``_reap`` instead, which reports unsuccessful exits to the driver
+    (``penstock.spark.exits``)."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(signal, name)
@@ -67,6 +68,7 @@ class _Signals:
 
 
 def _reap(number: int, frame: Any) -> None:
+    """Handle SIGCHLD: write a line to standard error for each worker that ended with a non-zero status."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -80,12 +82,12 @@ def _reap(number: int, frame: Any) -> None:
 
 
 def _import_unpacked_pyspark() -> None:
-    """Spark has ``pyspark.zip`` on the path, which holds sources only; the same modules stand near it, compiled.
-    To load those takes half the time."""
+    """Import pyspark from its folder instead of ``pyspark.zip``, which Spark puts on the path. The zip contains
+    only sources; the folder has the same modules compiled, and they load in half the time."""
     zipped = next((Path(entry) for entry in sys.path if Path(entry).name == "pyspark.zip"), None)
     if zipped is None:
         return
-    for root in zipped.parents[1:4:2]:  # in Spark's own folder; as pip installs it
+    for root in zipped.parents[1:4:2]:  # in a Spark distribution; as installed by pip
         if (root / "pyspark" / "__init__.py").exists():
             sys.path.insert(0, str(root))
             try:
@@ -96,17 +98,19 @@ def _import_unpacked_pyspark() -> None:
 
 
 def _forget_zips() -> None:
-    """Each worker begins with ``importlib.invalidate_caches()``, for which every zip on the path is read anew,
-    once for each package in it: 0.15 s of CPU a worker. Zips do not change under us."""
+    """Remove zip files from the import cache. Each worker calls ``importlib.invalidate_caches()`` at its start,
+    which reads every cached zip again, once for each package in it. That costs 0.15 s of CPU per worker, although
+    the zips do not change."""
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             del sys.path_importer_cache[path]
 
 
 def main() -> None:
-    # ``python -m`` puts the folder it was started in first, where anyone may have put modules. ``session`` has
-    # Python told to leave it out (SAFE_PATH); so this is for a Spark that was started without. The user's programs
-    # that workers start are not told.
+    """Import the modules, and run pyspark's daemon until Spark ends it."""
+    # ``python -m`` puts the current folder first on the path, where other users may have put modules. ``session``
+    # sets SAFE_PATH to prevent that; for a Spark session that was opened without it, the folder is removed here.
+    # The variable is removed so that programs started by workers do not inherit it.
     if os.environ.pop(SAFE_PATH, None) is None and sys.path[:1] == [os.getcwd()]:
         del sys.path[0]
     _import_unpacked_pyspark()
@@ -117,7 +121,7 @@ def main() -> None:
             sys.stderr.write(f"penstock daemon: cannot import {module}: {error}\n")
     _forget_zips()
     gc.collect()
-    gc.freeze()  # what is loaded now stays: the collector need not look at it, nor copy its pages
+    gc.freeze()  # excludes the loaded modules from garbage collection, which would copy their shared pages
     import pyspark.daemon
 
     pyspark.daemon.traceback = _QuietTraceback()

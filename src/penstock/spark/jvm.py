@@ -1,8 +1,8 @@
-"""The JVM of Spark's driver. We start it ourselves, and not through PySpark, so that it is known from its first
-moment and can be ended at any: also while it starts, from any thread.
+"""Starts and ends the JVM of Spark's driver. Penstock starts it instead of PySpark, so that any thread can end it
+at any time, even while it starts.
 
-It runs in a session of its own. A Ctrl-C in the terminal therefore reaches only the driver, and every process that
-the JVM starts (executors of ``local-cluster``, Python workers) can be found by its session.
+The JVM runs in its own process session. A Ctrl-C in the terminal therefore reaches only the driver, and all
+processes that the JVM starts (executors of ``local-cluster``, Python workers) can be found by their session.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from pyspark.serializers import UTF8Deserializer, read_int
 from penstock.errors import MasterUnreachable
 from penstock.spark.safe_path import SAFE_PATH
 
-_POLL = 0.02  # seconds between two looks at a JVM that starts or ends
-_ASKED = 3.0  # seconds for a JVM that was asked to end: it removes its temporary files
+_POLL = 0.02
+"""Seconds between two checks of a JVM that starts or ends: adds little delay and uses little CPU."""
+_TERMINATE_TIMEOUT = 3.0
+"""Seconds that a terminated JVM has for removing its temporary files before it is killed."""
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 
 
 class Jvm:
-    """Of one process; there is one at a time."""
+    """The JVM of this process. There is at most one at a time. ``abandon`` and ``kill`` may be called by any
+    thread, the rest by one thread at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,21 +46,23 @@ class Jvm:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
+        """The running JVM. Must not be used before ``launch``."""
         assert self._process is not None
         return self._process
 
     @property
     def pid(self) -> int | None:
-        """None where there is none: a session may have been opened by others."""
+        """Process id of the JVM. None if Penstock has not started one; the user may have opened the session."""
         return None if self._process is None else self._process.pid
 
     @property
     def wanted(self) -> bool:
-        """False once it was abandoned or killed: what it says from then on is of no interest."""
+        """False after the JVM was abandoned or killed. Its output is ignored from then on."""
         return self._wanted
 
     def launch(self, settings: SparkConf, within: Path) -> Path:
-        """Start it with these settings; returns the file, in this folder, where it will say how to reach it."""
+        """Start the JVM with these settings. Returns the file, in a new folder in ``within``, to which it will
+        write its port and secret. Raises ``MasterUnreachable`` if this process is ending."""
         folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=within))
         command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
         for key, value in settings.getAll():
@@ -69,10 +74,10 @@ class Jvm:
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "gateway"),
         }
         with self._lock:
-            self._raise_if_unwanted()
+            self._check_wanted()
             self._process = subprocess.Popen(
                 [*command, *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))],
-                stdin=subprocess.PIPE,  # its end tells the JVM that this process is gone
+                stdin=subprocess.PIPE,  # when it closes, the JVM knows that this process has ended
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -80,27 +85,28 @@ class Jvm:
             )
         return folder / "gateway"
 
-    def connect(self, said: Path) -> ClientServer:
-        """Wait until it is up. Raises ``ChildProcessError`` where it ended instead."""
+    def connect(self, gateway_file: Path) -> ClientServer:
+        """Wait until the JVM has written this file, and connect. Raises ``ChildProcessError`` if the JVM exits
+        instead, and ``MasterUnreachable`` if it was abandoned."""
         try:
-            while not said.is_file():
+            while not gateway_file.is_file():
                 if self.process.poll() is not None:
-                    self._raise_if_unwanted()
+                    self._check_wanted()
                     raise ChildProcessError("the JVM exited")
                 time.sleep(_POLL)
-            with open(said, "rb") as info:
+            with open(gateway_file, "rb") as info:
                 port, secret = read_int(info), UTF8Deserializer().loads(info)
         finally:
-            shutil.rmtree(said.parent, ignore_errors=True)
-        os.environ.update({_PORT: str(port), _SECRET: secret})  # where PySpark looks for a JVM that runs already
+            shutil.rmtree(gateway_file.parent, ignore_errors=True)
+        os.environ.update({_PORT: str(port), _SECRET: secret})  # PySpark uses a running JVM if these are set
         try:
             return launch_gateway()
         finally:
             del os.environ[_PORT], os.environ[_SECRET]
 
     def end(self, patience: float) -> None:
-        """Let it end by itself, as it does when its standard input ends, and wait; after ``patience`` seconds it
-        is killed with all it started. Without one, nothing."""
+        """Close the JVM's standard input, which makes it exit, and wait. After ``patience`` seconds the JVM and
+        all processes that it started are killed. Does nothing if there is no JVM."""
         process = self._process
         if process is None:
             return
@@ -111,7 +117,8 @@ class Jvm:
         self._kill(process)
 
     def abandon(self) -> None:
-        """End it at once, and let no other start: whoever waits for it gets an error. From any thread."""
+        """Terminate the JVM, and do not let this process start another one. Threads that wait for it get an
+        error."""
         with self._lock:
             self._wanted = False
             process = self._process
@@ -119,11 +126,11 @@ class Jvm:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        self._await(process, _ASKED)
+        self._await(process, _TERMINATE_TIMEOUT)
         self._kill(process)
 
     def kill(self) -> None:
-        """The same without a moment for the JVM to remove its temporary files."""
+        """Like ``abandon``, but kills the JVM without giving it time to remove its temporary files."""
         with self._lock:
             self._wanted = False
         if self._process is not None:
@@ -135,9 +142,12 @@ class Jvm:
             time.sleep(_POLL)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Whatever is left of its session. Its process id names the session until it has been waited for by nobody
-        and the last process of the session is gone, so no stranger can have it while one is found."""
-        while left := _of_session(process.pid):
+        """Kill all remaining processes of the JVM's session.
+
+        The session has the process id of the JVM. The kernel does not reuse this id before the JVM has been waited
+        for and the last process of the session has ended, so no other process can be killed.
+        """
+        while left := _processes_of_session(process.pid):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -146,19 +156,19 @@ class Jvm:
         if self._process is process:
             self._process = None
 
-    def _raise_if_unwanted(self) -> None:
+    def _check_wanted(self) -> None:
         if not self._wanted:
-            raise MasterUnreachable("Spark", "it is not started, because this process is ending")
+            raise MasterUnreachable("Spark", "it was not started, because this process is ending")
 
 
-def _of_session(session: int) -> Sequence[int]:
-    """Its living processes."""
+def _processes_of_session(session: int) -> Sequence[int]:
+    """Return the ids of the running processes of a session."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                state, _, _, of, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(of) == session and state not in "ZX":
+                state, _, _, session_id, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(session_id) == session and state not in "ZX":
                     found.append(int(entry.name))
     return found
 

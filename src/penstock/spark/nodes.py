@@ -1,5 +1,5 @@
-"""The nodes of a session, Spark's executors: some can be left, so that the master may use or switch off what they
-stood on, and asked for again."""
+"""The nodes of a Spark session, which are Spark's executors: releases them, so that the master can use or switch
+off their machines, and requests them again."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from penstock.driver.engine import executor_of
 from penstock.errors import TopologyFailed
 from penstock.spark.session import is_local
 
-_ALL = 2**31 - 1  # executors: as many as the master has room for
+_ALL = 2**31 - 1  # executors; the largest number that Spark accepts, so that the master starts as many as fit
 _known: dict[str, Nodes] = {}
-"""By application: all topologies of a session have the same nodes."""
+"""Nodes by application id. All topologies of a session share them."""
 T = TypeVar("T")
 
 
 def nodes_of(spark: SparkSession) -> Nodes:
+    """Return the nodes of a session."""
     return _known.setdefault(spark.sparkContext.applicationId, Nodes(spark))
 
 
 class Nodes:
-    """Asked by one thread at a time. In local mode there is one, the driver, which nobody leaves. Raises
-    ``TopologyFailed`` where Spark does not do it: the master may be away for a while."""
+    """The nodes of one session. Not thread-safe. In local mode there is one node, the driver, which cannot be
+    released.
+
+    Methods raise ``TopologyFailed`` if Spark refuses or does not answer; the master may be down for a while.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
         self.away = 0
-        """Nodes that were left and not asked for again."""
+        """Nodes that were released and not requested again."""
 
     def names(self) -> list[str]:
-        """Of those that take tasks, as Spark calls them."""
+        """Return the executor ids of the nodes that accept tasks."""
         if is_local(self._context.master):
             return ["driver"]
 
@@ -42,33 +46,37 @@ class Nodes:
             every = [str(ids.apply(index)) for index in range(ids.size())]
             return [each for each in every if self._takes_tasks(each)]
 
-        return _asked("its executors are not known", ask)
+        return _call_spark("it does not list its executors", ask)
 
     def _takes_tasks(self, executor: str) -> bool:
-        """Spark lists an executor as active from its registration, but uses none of its cores before the executor
-        reports that it has been launched, up to seconds later on a busy machine. Until then it has neither a free
-        core nor a task, and a query that starts gets no task there."""
+        """Return whether Spark runs tasks on an executor.
+
+        Spark lists an executor as active when it registers, but does not use its cores before the executor reports
+        that it was launched, which takes seconds on a busy machine. Until then the executor has neither a free
+        core nor a task, and a query that starts gets no task there.
+        """
         backend = self._scheduler()
         if not backend.isExecutorActive(executor):
             return False
-        # Scala's decimal as text: Py4J takes it for a whole number, and fails on its fraction.
+        # Read as text, because Py4J converts Scala's decimal to an integer and fails on its fraction.
         free = backend.getExecutorAvailableCpus(executor).iterator().mkString()
         launched = bool(free) and float(free) > 0
         return launched or bool(self._context._jsc.sc().taskScheduler().isExecutorBusy(executor))
 
     def present(self) -> int:
-        """Nodes that take tasks."""
+        """Return the number of nodes that accept tasks."""
         return len(self.names())
 
     def leavable(self) -> bool:
-        """A session that others opened may not have what it takes."""
+        """Return whether nodes can be released. A session that the user opened may not be configured for it."""
         return str(self._context.getConf().get("spark.decommission.enabled")) == "true"
 
     def leave(self, nodes: Collection[str]) -> None:
-        """Take no new tasks there; each ends when the last task that it has does, and none is started instead."""
+        """Release nodes: Spark starts no new tasks there, and each executor ends after its last task. The master
+        starts no replacement."""
         active = self.names()
         leaving = {executor_of(node) for node in nodes} & set(active)
-        self._want(len(active) - len(leaving))
+        self._request_executors(len(active) - len(leaving))
         self.away += len(leaving)
 
         def leave() -> None:
@@ -78,31 +86,31 @@ class Nodes:
             for executor in leaving:
                 backend.decommissionExecutor(executor, why, False, False)
 
-        _asked("its executors could not be released", leave)
+        _call_spark("its executors could not be released", leave)
 
     def ask_back(self) -> None:
-        """Have the master start others for those that were left; they join in their own time."""
+        """Ask the master to start as many executors as were released. They join later."""
         if self.away:
-            # A standalone master takes a number as a limit, others as an order.
+            # A standalone master treats the number as an upper limit; other masters start exactly as many.
             standalone = self._context.master.startswith(("spark://", "local-cluster"))
-            self._want(_ALL if standalone else self.present() + self.away)
+            self._request_executors(_ALL if standalone else self.present() + self.away)
             self.away = 0
 
-    def _want(self, executors: int) -> None:
+    def _request_executors(self, executors: int) -> None:
         def want() -> bool:
             empty = getattr(self._context._jvm, "scala.collection.immutable.Map$").__getattr__("MODULE$").empty()
             return bool(self._context._jsc.sc().requestTotalExecutors(executors, 0, empty))
 
-        if not _asked("the master could not be told how many executors are wanted", want):
-            raise TopologyFailed("Spark", f"the master does not agree to at most {executors} executors")
+        if not _call_spark("the number of executors could not be changed", want):
+            raise TopologyFailed("Spark", f"the master refused a limit of {executors} executors")
 
     def _scheduler(self) -> Any:
         return self._context._jsc.sc().schedulerBackend()
 
 
-def _asked(problem: str, ask: Callable[[], T]) -> T:
+def _call_spark(problem: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except (Py4JError, OSError) as error:
-        said = str(error).splitlines() or [type(error).__name__]
-        raise TopologyFailed("Spark", f"{problem} ({said[0]})") from error
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise TopologyFailed("Spark", f"{problem} ({lines[0]})") from error

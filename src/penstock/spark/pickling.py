@@ -1,7 +1,7 @@
-"""Pickling for the way to the nodes: PySpark's own cloudpickle, which every node has.
+"""Pickles what is sent to the nodes, with PySpark's own cloudpickle, which every node has.
 
-Classes of importable modules travel by reference (their module is shipped); what lives in ``__main__``, a
-notebook or a function travels by value.
+Classes of importable modules are pickled by reference, because their module is shipped. Definitions in
+``__main__``, a notebook or a function are pickled by value.
 """
 
 from pyspark.cloudpickle import dumps

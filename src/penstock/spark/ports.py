@@ -1,8 +1,8 @@
-"""Which sockets a run listens on, who may connect to them, and the Spark settings that make it so.
+"""Lists the sockets that a run listens on and who may connect, and makes the Spark settings that restrict them.
 
 Spark's streaming shuffle listens on all interfaces and accepts every connection. ``penstock-shuffle.jar`` (sources
-in ``java/``) makes both of its ends prove that they know the session's secret; where driver and executors are on
-one machine, it also makes the JVM listen on 127.0.0.1 only.
+in ``java/``) makes both ends prove that they know the session's secret. If driver and executors run on one
+machine, it also makes the JVM listen on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from pathlib import Path
 JAR = Path(__file__).with_name("penstock-shuffle.jar")
 SHUFFLE_MANAGER = "penstock.shuffle.AuthenticatedShuffleManager"
 _LONGEST_FOLDER = 61
-"""Characters of the folder of Spark's Unix sockets: the limit of Spark."""
-_LISTEN = "0A"
+"""Longest path of the folder for Spark's Unix sockets, in characters. Spark sets this limit, because the kernel
+limits the path of a socket."""
+_LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
 
 @dataclass(frozen=True)
 class Documented:
-    """A kind of listening socket that a run has."""
+    """A kind of listening socket of a run."""
 
     process: str
-    """``driver``: the Python process that runs the topology; ``jvm``: Spark's, of the driver or of an executor."""
+    """``driver``: the Python process of the driver; ``jvm``: the JVM of the driver or of a Spark executor."""
     purpose: str
     address: str
-    """On a local master; on a cluster those of Spark listen on the node's own address."""
+    """Address with a local master. On a cluster Spark's sockets listen on the address of the node."""
     authentication: str
 
 
@@ -47,12 +48,12 @@ LISTENERS = (
         "jvm", "streaming shuffle: one for each task that sends", "127.0.0.1", "HMAC of the session's secret"
     ),
 )
-"""All TCP sockets that a run listens on. Workers listen on none. Sockets between the JVM and its workers are Unix
-domain sockets in a folder of mode 0700."""
+"""All TCP sockets that a run listens on. Workers do not listen. The JVM and its workers use Unix domain sockets in
+a folder of mode 0700."""
 
 
 def shuffle_conf(one_machine: bool, local: bool) -> dict[str, str]:
-    """Settings for the authenticated shuffle. ``local``: driver and executors are one process."""
+    """Return the settings of the authenticated shuffle. ``local``: driver and executors are one process."""
     conf = {
         "spark.shuffle.manager.incremental": SHUFFLE_MANAGER,
         "spark.penstock.shuffle.loopback": str(one_machine).lower(),
@@ -62,7 +63,8 @@ def shuffle_conf(one_machine: bool, local: bool) -> dict[str, str]:
 
 
 def secret_conf(one_machine: bool) -> dict[str, str]:
-    """Secrets of this session. They must not be on the command line of a process."""
+    """Return settings with new secrets for a session. They must not appear on the command line of a process, which
+    all users can read."""
     conf = {"spark.penstock.shuffle.secret": secrets.token_hex(32)}
     if one_machine:
         conf |= {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(32)}
@@ -70,14 +72,15 @@ def secret_conf(one_machine: bool) -> dict[str, str]:
 
 
 def socket_folder(session_folder: Path) -> Path:
-    """A folder that only this user may enter, for Spark's Unix sockets. Its path is short enough for them."""
+    """Return a folder for Spark's Unix sockets that only this user may enter: the session's folder, or a new one
+    if that path is too long."""
     if len(str(session_folder)) <= _LONGEST_FOLDER:
         return session_folder
     return Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    """Addresses and ports of the TCP sockets that a process listens on. Empty where /proc does not tell."""
+    """Return addresses and ports of the TCP sockets that a process listens on. Empty if /proc cannot be read."""
     try:
         links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
     except OSError:
@@ -97,27 +100,28 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """As /proc/net/tcp and tcp6 have it: words of 32 bits in the byte order of the machine."""
+    """Parse an address of /proc/net/tcp or tcp6, which consists of 32-bit words in the byte order of the
+    machine."""
     address, _, port = text.partition(":")
     packed = b"".join(struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8))
     if packed[:12] == bytes(10) + b"\xff\xff":
-        packed = packed[12:]  # an IPv4 address of a socket that could have an IPv6 one
+        packed = packed[12:]  # an IPv4 address in an IPv6 socket
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
     return socket.inet_ntop(family, packed), int(port, 16)
 
 
 def beyond_loopback(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Those that other machines can reach."""
+    """Return the sockets that other machines can reach."""
     return sorted(each for each in found if not each[0].startswith("127.") and each[0] != "::1")
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and all that it has started, with theirs: in ``local-cluster`` the executors. Empty where /proc
-    does not tell."""
+    """Return a process and all its descendants, which in ``local-cluster`` mode are the executors. A process whose
+    entry in /proc cannot be read is left out."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
+            with contextlib.suppress(OSError, IndexError, ValueError):  # the process has just ended
                 parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = [pid]
@@ -127,8 +131,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def exposure(pid: int) -> str:
-    """For a run on one machine: what to tell if its JVM, or a process that it has started, listens on more than
-    loopback; else an empty text."""
+    """Return a warning if the JVM, or a process that it started, listens on more than loopback; otherwise an empty
+    text. For runs on one machine."""
     for each in descendants(pid):
         reachable = beyond_loopback(listening(each))
         if reachable:

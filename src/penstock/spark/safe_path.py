@@ -1,5 +1,5 @@
-"""Python's workers import nothing from the folder that Spark happens to be started in."""
+"""The environment variable that keeps Python workers from importing modules from Spark's current folder."""
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""The environment variable by which ``python -m`` leaves the folder it was started in out of its path: anyone may
-have put modules there. The user's own modules travel with the topology."""
+"""If this variable is set, ``python -m`` does not put the current folder on its path. Other users may have put
+modules there; the user's own modules are shipped with the topology."""

@@ -1,5 +1,5 @@
-"""The Spark session: the settings without which Python operators do not flow in Real-Time Mode, and a JVM
-whose output passes through us."""
+"""Opens and closes the Spark session, with the settings that Python operators need in Real-Time Mode, and passes
+on the output of its JVM."""
 
 from __future__ import annotations
 
@@ -37,27 +37,33 @@ from penstock.texts import MOST_LINE
 
 log = logging.getLogger("penstock.session")
 
-_FAILED = 3.0  # seconds for a JVM in which Spark did not start
-LOCAL_SLOTS = 64  # threads local[n] may use; a slot is a thread that mostly waits, not a core
+_FAILED_TIMEOUT = 3.0
+"""Seconds that the JVM has for exiting after Spark failed to start in it."""
+_MASTER_TIMEOUT = 5.0
+"""Seconds to wait for a connection to the master. Spark itself would try for a minute."""
+LOCAL_SLOTS = 64
+"""Task slots in local mode. More than there are cores, because a slot is a thread that mostly waits."""
 
 CONF: Mapping[str, str] = {
-    # Python operators are not on Real-Time Mode's list of known-good operators yet.
+    # Python operators are not on Real-Time Mode's list of allowed operators yet.
     "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
-    # Input and output of the Python worker on separate threads; without it rows wait for the batch's end.
+    # Spark writes to and reads from the Python worker on separate threads. Otherwise rows wait for the end of a
+    # batch.
     "spark.python.udf.pipelined.enabled": "true",
-    # TCP to the worker costs 40 ms a turn (delayed ACK).
+    # A TCP connection to the worker adds 40 ms per round trip (delayed ACK).
     "spark.python.unix.domain.socket.enabled": "true",
-    # One frame per Arrow batch, and no buffer that a small frame would wait in.
+    # One frame per Arrow batch, and buffers so small that no frame waits in them.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     "spark.sql.execution.python.udf.buffer.size": "64",
     "spark.sql.execution.pandas.udf.buffer.size": "64",
     "spark.sql.execution.arrow.compression.codec": "none",
-    # The shuffle between stages packs rows into buffers of 32 KB and sends them by a timer. Our rows are packed
-    # already: a buffer smaller than any row sends each at once, and no timer need run a thousand times a second.
+    # The shuffle between stages collects rows in buffers of 32 KB and sends them by a timer. Penstock's rows are
+    # frames of many tuples already. With a buffer smaller than any row each row is sent at once, so the timer can
+    # be slow.
     "spark.shuffle.streaming.networkBufferSize": "16",
     "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "50",
-    # What a sender may have in flight counts in such buffers, whatever the rows' real size: 8 rows to a single
-    # target, beside 33,280 bytes that Spark deducts for sockets; never less than 2 rows per target.
+    # Limits what a sender has in flight, counted in such buffers regardless of the size of the rows: 8 rows if
+    # there is a single target, and always at least 2 rows per target. Spark deducts 33,280 bytes for sockets.
     "spark.shuffle.streaming.writerMaxMemory": str(33_280 + 8 * 16),
     "spark.shuffle.streaming.readerMaxMemory": "262144",
     "spark.shuffle.streaming.checksum.enabled": "false",
@@ -68,12 +74,13 @@ CONF: Mapping[str, str] = {
     "spark.sql.adaptive.enabled": "false",
 }
 
-# The JVM only moves frames, mostly in native code. The C2 compiler took 10 s of CPU at each start, most of a
-# core just when the first tuples flow, to save a tenth of a core later. G1, because the other collectors stop the
-# world for a second when old space or class space runs full; with room for the classes it need not even look.
+# The JVM only moves frames, mostly in native code. TieredStopAtLevel=1 turns the C2 compiler off: it used 10 s of
+# CPU at each start, while the first tuples flow, and saved only a tenth of a core later. UseG1GC: the other
+# collectors pause for a second when the old generation or the metaspace is full. MetaspaceSize: room for all of
+# Spark's classes, so that loading them triggers no collection.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseG1GC -XX:MetaspaceSize=256m"
 
-# Lines of the JVM's that say nothing to a user.
+# Lines of the JVM that are of no use to users.
 _NOISE = re.compile(
     r"WARNING: (Using incubator modules|A (restricted|terminally)|Use --|Restricted|.*sun\.misc\.Unsafe)"
     r"|Setting default log level|To adjust logging level|Using Spark's default log4j"
@@ -95,20 +102,22 @@ _say: Callable[[str], None] = _to_standard_error
 
 
 def log_lines() -> list[str]:
-    """The newest lines Spark's JVM and the workers printed."""
+    """Return the newest lines (up to 200) that Spark's JVM and the workers printed."""
     return list(_log)
 
 
 def say_through(say: Callable[[str], None]) -> None:
-    """Where the lines of Spark and of users' ``print`` go; a live view puts itself here."""
+    """Set the function that prints the lines of Spark and of users' ``print``. It is called on the thread that
+    reads the JVM's output. Live views of the command line use it."""
     global _say
     _say = say
 
 
 def open_session(master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The session to run topologies in: the one that is open, else a new one on ``master``.
+    """Return the open session, or open a new one on ``master``. May be called by any thread.
 
-    Raises ``JavaMissing`` or ``MasterUnreachable``.
+    ``conf`` overrides Penstock's settings for a new session. Raises ``JavaMissing`` if there is no suitable Java,
+    and ``MasterUnreachable`` if the master cannot be used or the open session does not have the needed settings.
     """
     with _opening:
         active = _open_now()
@@ -123,13 +132,13 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
         for key, value in {**ours, **(conf or {})}.items():
             settings.set(key, value)
         spark = _start(settings, master)
-    if is_local(master):  # elsewhere the nodes do not have our code yet
+    if is_local(master):  # other nodes do not have Penstock's code yet
         threading.Thread(target=_warm_up, args=(spark,), name="spark-warm-up", daemon=True).start()
     return spark
 
 
 def _open_now() -> SparkSession | None:
-    """The process's session, whichever thread opened it."""
+    """Return the session of this process, whichever thread opened it."""
     session = SparkSession._instantiatedSession
     return session if session is not None and session.sparkContext._jsc is not None else None
 
@@ -137,38 +146,42 @@ def _open_now() -> SparkSession | None:
 def _start(settings: SparkConf, master: str) -> SparkSession:
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        said = JVM.launch(settings, session_folder())
+        gateway_file = JVM.launch(settings, session_folder())
         threading.Thread(target=_pump, args=(JVM.process.stdout,), name="spark-output", daemon=True).start()
-        gateway = JVM.connect(said)
-        for key, value in _secret_conf(master).items():  # not before: what the JVM is started with all can read
+        gateway = JVM.connect(gateway_file)
+        for key, value in _secret_conf(
+            master
+        ).items():  # set here, because all users can read the JVM's command line
             settings.setIfMissing(key, value)
         context = SparkContext(conf=settings, gateway=gateway)
-        # PySpark's accumulator server prints a stack trace when the JVM goes away; the supervisor tells that.
+        # PySpark's accumulator server prints a stack trace when the JVM ends. The supervisor reports that.
         context._accumulatorServer.handle_error = lambda *ignored: None
         return SparkSession(context)
     except Exception as error:  # py4j wraps whatever the JVM throws
-        reason = _first_line(error)  # py4j asks the JVM for the text, so before the JVM ends
-        JVM.end(_FAILED)
+        reason = _first_line(error)  # before the JVM ends, because py4j fetches the text from it
+        JVM.end(_FAILED_TIMEOUT)
         SparkContext._gateway = SparkContext._jvm = None
         if isinstance(error, MasterUnreachable):
             raise
-        cause = None if isinstance(error, Py4JError) else error  # without a JVM it has no text
+        cause = (
+            None if isinstance(error, Py4JError) else error
+        )  # its text cannot be fetched after the JVM has ended
         raise MasterUnreachable(
             f"master {master}", f"Spark did not start there: {reason}", "See --master in penstock run --help."
         ) from cause
     finally:
-        # PySpark's own handler cancels all jobs on Ctrl-C, before a topology could drain.
+        # PySpark's own handler would cancel all jobs on Ctrl-C, before the topology can drain.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
 
 
 def _warm_up(spark: SparkSession) -> None:
-    """Have Spark start its Python side while the first query is still being planned: a second or two less
-    until the first tuple."""
+    """Make Spark start its Python daemon while the first query is still being planned. The first tuple arrives one
+    or two seconds earlier. Runs on a thread of its own."""
     try:
         spark.range(0, 1, 1, 1).mapInArrow(_pass_on, "id long").collect()
-    except Exception as error:  # only a head start was lost; what is really wrong shows in the query
-        log.debug("warm-up: %s", error)
+    except Exception as error:  # harmless: the query itself will report a real problem
+        log.debug("warm-up of Spark's Python daemon failed: %s", error)
 
 
 def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -176,7 +189,8 @@ def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def close_session(patience: float = 30.0) -> None:
-    """Stop Spark and its JVM, so that nothing is left behind."""
+    """Stop Spark and its JVM, and remove their temporary files. The JVM is killed after ``patience`` seconds. Does
+    not raise if the JVM has died."""
     global _folder, _sockets
     active, gateway = _open_now(), SparkContext._gateway
     try:
@@ -184,8 +198,8 @@ def close_session(patience: float = 30.0) -> None:
             active.stop()
         if gateway is not None:
             gateway.shutdown()
-    except Exception as error:  # a JVM that died on its own is closed, too
-        log.debug("closing Spark: %s", error)
+    except Exception as error:  # the JVM may have died already
+        log.debug("error while closing Spark: %s", error)
     finally:
         JVM.end(patience)
         SparkContext._gateway = SparkContext._jvm = None
@@ -194,8 +208,9 @@ def close_session(patience: float = 30.0) -> None:
 
 
 def abandon_session(at_once: bool = False) -> None:
-    """End Spark whatever it is doing, also while it starts; this process starts no other. Whoever waits for Spark
-    gets an error. ``at_once``: kill it, where it would get a few seconds else. From any thread."""
+    """End Spark at any time, even while it starts. This process cannot start another JVM afterwards, and threads
+    that wait for Spark get an error. ``at_once``: kill the JVM instead of giving it a few seconds. May be called
+    by any thread."""
     if at_once:
         JVM.kill()
     else:
@@ -204,14 +219,14 @@ def abandon_session(at_once: bool = False) -> None:
 
 
 def _remove_folders() -> None:
-    """With all temporary files of the JVM, which a JVM that was killed leaves behind."""
+    """Remove the session's folders with all temporary files of the JVM, which a killed JVM leaves behind."""
     for folder in (_sockets, _folder):
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def session_folder() -> Path:
-    """Where files live that Spark's nodes may fetch as long as the session is open."""
+    """Return the folder of files that Spark's nodes may fetch while the session is open."""
     global _folder
     if _folder is None:
         _folder = Path(tempfile.mkdtemp(prefix="penstock-session-"))
@@ -219,18 +234,19 @@ def session_folder() -> Path:
 
 
 def total_slots(spark: SparkSession) -> int:
-    """Task slots the master offers now; not those of nodes that are being drained."""
+    """Return the number of task slots that the master offers now, without those of nodes that are being
+    drained."""
     context = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def joined(spark: SparkSession) -> int:
-    """Spark executors that have joined so far, the driver not counted."""
+    """Return the number of Spark executors that have joined, without the driver."""
     return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 
 def expected(master: str) -> int | None:
-    """Nodes that are about to join; None where nobody knows."""
+    """Return the number of nodes that will join, or None if it is unknown."""
     found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,.*\]", master)
     if found:
         return int(found[1])
@@ -239,26 +255,26 @@ def expected(master: str) -> int | None:
 
 
 def exposure(spark: SparkSession) -> str:
-    """What to tell if a run on this machine listens on more than loopback; else an empty text. Asked when a query
-    runs: its sockets are opened then."""
+    """Return a warning if a run on this machine listens on more than loopback; otherwise an empty text. Called
+    while a query runs, because Spark opens the sockets then."""
     pid = JVM.pid
     if pid is None or not one_machine(spark.sparkContext.master):
-        return ""  # on a cluster its nodes' addresses are meant
+        return ""  # on a cluster Spark must listen on the addresses of the nodes
     return ports.exposure(pid)
 
 
 def one_machine(master: str) -> bool:
-    """Driver and executors run on this machine and need no other address than 127.0.0.1."""
+    """Return whether driver and executors all run on this machine and need no address but 127.0.0.1."""
     return is_local(master) or master.startswith("local-cluster[")
 
 
 def is_local(master: str) -> bool:
-    """Driver and executors are one process."""
+    """Return whether driver and executors are one process."""
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def _python_conf(master: str) -> dict[str, Any]:
-    """How the workers find Python, Penstock and our log settings."""
+    """Return the settings with which Spark finds Python, Penstock and the log configuration."""
     package_root = str(Path(__file__).resolve().parents[2])
     os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
     _set_local_ip(reachable_address(master))
@@ -273,29 +289,29 @@ def _python_conf(master: str) -> dict[str, Any]:
         if package_root not in known:
             os.environ["PYTHONPATH"] = os.pathsep.join([package_root, *filter(None, known)])
     else:
-        # Files of addPyFile arrive in an executor's own folder, which is also where its Python starts.
+        # Spark puts files of addPyFile into the folder of the executor, which is the current folder of its Python.
         conf["spark.executorEnv.PYTHONPATH"] = f"./{PENSTOCK_ZIP}"
     return conf
 
 
 def _temporary_files() -> str:
-    """Java's option for a folder that goes with the session, however the JVM ends. It is also Spark's local folder
-    unless the user has set SPARK_LOCAL_DIRS."""
+    """Return the Java option that puts temporary files into the session's folder, so that they are removed however
+    the JVM ends. Spark uses it as its local folder, too, unless the user has set SPARK_LOCAL_DIRS."""
     folder = session_folder() / "java"
     folder.mkdir(exist_ok=True)
     return shlex.quote(f"-Djava.io.tmpdir={folder}")
 
 
 def _set_local_ip(address: str) -> None:
-    """Unless the user has chosen one."""
+    """Set SPARK_LOCAL_IP, unless the user has set it."""
     global _local_ip
     if os.environ.get("SPARK_LOCAL_IP") == _local_ip:
         os.environ["SPARK_LOCAL_IP"] = _local_ip = address
 
 
 def _cluster_conf(master: str) -> dict[str, str]:
-    """Nodes can be drained and left; for masters of Spark's own kind our options of Java, and on a cluster of ours
-    one executor per node."""
+    """Return the settings for clusters. Nodes can be decommissioned; executors of a standalone master get
+    Penstock's Java options; a cluster that Penstock started runs one executor per node."""
     conf = {} if is_local(master) else {"spark.decommission.enabled": "true"}
     if _spark_host(master) is None:
         return conf
@@ -308,7 +324,7 @@ def _cluster_conf(master: str) -> dict[str, str]:
 
 
 def _secret_conf(master: str) -> dict[str, str]:
-    """Secrets of this session, and the one that a cluster of ours wants to hear before it runs anything."""
+    """Return settings with the secrets of this session, and the secret of the cluster if Penstock started it."""
     conf = ports.secret_conf(one_machine(master))
     cluster = cluster_record.find(master)
     if cluster is not None:
@@ -317,7 +333,7 @@ def _secret_conf(master: str) -> dict[str, str]:
 
 
 def _port_conf(master: str) -> dict[str, str]:
-    """Who may connect to Spark's sockets."""
+    """Return the settings that restrict who may connect to Spark's sockets."""
     conf = ports.shuffle_conf(one_machine(master), is_local(master))
     if one_machine(master) or cluster_record.find(master) is not None:
         conf["spark.python.unix.domain.socket.dir"] = str(_socket_folder())
@@ -332,7 +348,8 @@ def _socket_folder() -> Path:
 
 
 def reachable_address(master: str) -> str:
-    """The address of this machine for the master's nodes: loopback unless the master is elsewhere."""
+    """Return the address at which the master's nodes reach this machine: loopback unless there is a standalone
+    master."""
     host = _spark_host(master)
     if host is None:
         return "127.0.0.1"
@@ -348,43 +365,44 @@ def _spark_host(master: str) -> tuple[str, int] | None:
 
 
 def _check_master(master: str) -> None:
-    """Fail at once where Spark would try for a minute."""
+    """Raise ``MasterUnreachable`` at once if the master is invalid or does not answer; Spark would try for a
+    minute."""
     if not re.match(r"(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+)$", master):
         raise MasterUnreachable(
             f"master {master}",
-            "it is not of the form local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, yarn or k8s://…",
+            "it does not have the form local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, yarn or k8s://…",
         )
     host = _spark_host(master)
     if host is None:
         return
     try:
-        socket.create_connection(host, 5).close()
+        socket.create_connection(host, _MASTER_TIMEOUT).close()
     except OSError as error:
         raise MasterUnreachable(
             f"master {master}",
             f"the master does not answer: {error.strerror or error}",
-            "Is it running, and is the address right? Without --master the topology runs on this machine.",
+            "Check its address, and that it is running. Without --master the topology runs on this machine.",
         ) from error
 
 
 def _check_open_session(spark: SparkSession, master: str | None) -> None:
     current = spark.sparkContext.master
     if master is not None and master != current:
-        raise MasterUnreachable(f"master {master}", f"this process already has a Spark session, on {current}")
+        raise MasterUnreachable(f"master {master}", f"this process already has a Spark session on {current}")
     wrong = [key for key, value in CONF.items() if spark.sparkContext.getConf().get(key) != value]
     needed = [key for key in wrong if key.startswith(("spark.python", "spark.shuffle.streaming.network"))]
     if needed:
         raise MasterUnreachable(
             "the open Spark session",
-            f"it has {needed[0]}={spark.sparkContext.getConf().get(needed[0])}, not the "
-            "settings of penstock.spark.session.CONF",
-            "Let Penstock open the session, or set them when you build yours.",
+            f"it has {needed[0]}={spark.sparkContext.getConf().get(needed[0])}, which differs from "
+            "penstock.spark.session.CONF",
+            "Let Penstock open the session, or use the settings of CONF when you build yours.",
         )
 
 
 def _pump(stream: IO[bytes]) -> None:
-    """Pass on what the JVM and the workers print, except what is known to be noise, and the stack traces of a JVM
-    that was ended in the middle of its work."""
+    """Pass on the output of the JVM and the workers, except for known noise and the output of a JVM that is being
+    killed. Runs on a thread of its own until the JVM exits."""
     for raw in _lines(stream):
         line = raw.decode(errors="replace").rstrip("\r\n")
         if not _NOISE.match(line) and not note_exit(line):
@@ -395,11 +413,11 @@ def _pump(stream: IO[bytes]) -> None:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """The stream's lines; of a line that is longer than ``MOST_LINE`` bytes the beginning, and that it was cut."""
+    """Yield the lines of a stream. A line longer than ``MOST_LINE`` bytes is truncated, with a note."""
     while raw := stream.readline(MOST_LINE):
-        cut = not raw.endswith(b"\n")
+        truncated = not raw.endswith(b"\n")
         left_out = 0
-        while cut and (more := stream.readline(1 << 20)):
+        while truncated and (more := stream.readline(1 << 20)):
             left_out += len(more)
             if more.endswith(b"\n"):
                 break
@@ -407,7 +425,8 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _at_exit() -> None:
-    """For a script that forgot to close the session, or was interrupted. A fork of this process is not meant."""
+    """End Spark if a script was interrupted or did not close the session. Does nothing in a fork of this
+    process."""
     if os.getpid() == _OWNER:
         abandon_session(at_once=True)
 
@@ -421,7 +440,7 @@ def _first_line(error: BaseException) -> str:
         return "the JVM exited: " + " / ".join(_log)[-500:]
     try:
         text = str(error)
-    except Py4JError:  # the JVM that has the text is gone
-        return f"the JVM did not say: {' / '.join(_log)[-500:]}"
+    except Py4JError:  # the text was in the JVM, which has ended
+        return f"the JVM gave no reason; its last output: {' / '.join(_log)[-500:]}"
     found = re.search(r"(?:Caused by: |: )((?:org|java)\.[\w.$]+(?:: [^\n]+)?)", text)
     return found[1] if found else text.splitlines()[0] if text else repr(error)

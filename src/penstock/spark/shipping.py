@@ -1,6 +1,5 @@
-"""Code travels with the job: Penstock and the user's modules go to the nodes, as Storm's jar does. Compiled too:
-every worker imports the user's modules when it starts, and a replacement starts many beside a topology that
-runs."""
+"""Packs Penstock and the user's modules into zip files for the nodes, with compiled modules, so that workers start
+quickly."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ PENSTOCK_ZIP = "penstock.zip"
 
 
 def penstock_zip(folder: Path) -> Path:
-    """Penstock itself as a zip that Python can import from."""
+    """Write Penstock itself to a zip file in ``folder`` that Python can import from, and return its path."""
     root = Path(penstock.__file__).parent
     path = folder / PENSTOCK_ZIP
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -34,9 +33,10 @@ def penstock_zip(folder: Path) -> Path:
 
 
 def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path | None:
-    """The user's own modules, out of all that are loaded, as one zip; None where there are none.
+    """Write the user's modules to one zip file in ``folder``, and return its path. None if there are no such
+    modules. Without ``modules`` it takes all loaded ones.
 
-    The name carries a hash of the content, as Spark keeps one file per name.
+    The file name contains a hash of the content, because Spark does not replace a file of the same name.
     """
     files: dict[str, Path] = {}
     for module in own_modules() if modules is None else modules:
@@ -60,7 +60,7 @@ def user_zip(folder: Path, modules: Iterable[ModuleType] | None = None) -> Path 
 
 
 def _add(archive: zipfile.ZipFile, file: Path, name: str) -> None:
-    """A file, and what Python makes of it. Another Python at the other end takes the source."""
+    """Add a file and its compiled form. A node with another version of Python uses the source."""
     archive.write(file, name)
     if file.suffix == ".py":
         with tempfile.TemporaryDirectory() as folder:
@@ -71,8 +71,8 @@ def _add(archive: zipfile.ZipFile, file: Path, name: str) -> None:
 
 
 def own_modules() -> list[ModuleType]:
-    """The user's own, out of all that are loaded: neither installed (those are expected on the nodes) nor
-    ``__main__`` (its classes travel inside the pickles)."""
+    """Return the user's modules among all loaded ones. Installed modules are left out, since the nodes must have
+    them, and so is ``__main__``, whose classes are pickled by value."""
     return [module for module in list(sys.modules.values()) if _source(module) is not None]
 
 
@@ -86,7 +86,7 @@ def _source(module: ModuleType) -> Path | None:
 
 @cache
 def _installed_roots() -> tuple[str, ...]:
-    """Folders of Python, of installed packages and of Penstock itself."""
+    """Return the folders of Python, of installed packages and of Penstock itself."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(penstock.__file__).parent)}
     return tuple(os.path.realpath(root) + os.sep for root in roots if root)

@@ -1,7 +1,7 @@
-"""The clock source: a source without rows that keeps a query's tasks alive.
+"""The clock source: a streaming source without rows that keeps the tasks of a query alive.
 
-Real-Time Mode needs a source that supports it. Spark's own in-memory one does; spouts read their data
-themselves. This is the one internal class of Spark's that Penstock touches.
+Real-Time Mode requires a source that supports it. Spouts read their data themselves, so Spark's own in-memory
+source is used, which stays empty. It is an internal class of Spark and may change between versions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def clock_source(spark: SparkSession, partitions: int) -> DataFrame:
-    """A streaming DataFrame of so many partitions that never has a row."""
+    """Return a streaming DataFrame with this number of partitions that never has a row."""
     jvm = spark.sparkContext._jvm
     sources = jvm.org.apache.spark.sql.execution.streaming.sources
     stream = sources.LowLatencyMemoryStream.apply(

@@ -1,4 +1,4 @@
-"""What Spark runs in each task of a stage."""
+"""The function that Spark runs in each task of a stage: connects to the driver and runs a worker."""
 
 from __future__ import annotations
 
@@ -19,25 +19,34 @@ from penstock.protocol.job import Job
 from penstock.worker.slot import Slot
 from penstock.worker.wake import Wake
 
-# Tuples are objects the collector counts but never needs to find: by default it looks every 700 of them, which
-# took a tenth of a tuple bolt's time. Cycles in users' code are still found, a little later.
 _GC_THRESHOLD = (50_000, 20, 50)
-_SWITCH_INTERVAL = 0.0005  # seconds; with Python's 5 ms a snapshot written beside the loop cost each hop 20 ms
+"""Allocations until a garbage collection of each generation. Tuples count as allocations but form no cycles;
+Python's default of 700 cost a tenth of the time of a tuple bolt. Cycles in users' code are still collected, a
+little later."""
+_SWITCH_INTERVAL = 0.0005
+"""Seconds until Python switches threads. With its default of 5 ms, a thread that writes a snapshot delays each
+tuple by 20 ms per stage."""
 
 
 class StageFunction:
-    """What Spark pickles for each stage: plain data, so that it pickles by reference to this module."""
+    """The function of one stage, which Spark pickles. It contains only data, and its class is pickled by
+    reference."""
 
     def __init__(
         self, stage: int, job: Job, address: tuple[str, int], secret: bytes, attempt: int, placed: bool = False
     ) -> None:
-        """``placed``: which worker runs in which task is said when all have connected. Made by the driver, whose
-        deployment key goes along: workers sign what they store, and check what they unpickle."""
+        """Called on the driver. ``address`` and ``secret``: of the coordinator. ``placed``: the driver assigns
+        workers to tasks after all have connected; otherwise task n runs worker n.
+
+        The deployment key is part of the function: workers sign what they store, and verify it before they
+        unpickle it.
+        """
         self._stage, self._job, self._placed = stage, job, placed
         self._key = signing.deployment_key()
         self._address, self._secret, self._attempt = address, secret, attempt
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Called by Spark once per task, in the worker process. Returns the task's output rows."""
         from pyspark import TaskContext
 
         task = TaskContext.get()
@@ -54,8 +63,9 @@ class StageFunction:
 
 
 def node_name() -> str:
-    """The Spark executor this process belongs to, as ``host/id``: named on the command line of the JVM that
-    is the parent of our parent, the daemon. In local mode there is none: ``host/driver``."""
+    """Return the Spark executor that this process belongs to, as ``host/id``; in local mode ``host/driver``. The
+    id is on the command line of the executor's JVM, which is the parent of the Python daemon, the parent of this
+    process."""
     executor = "driver"
     try:
         status = Path(f"/proc/{os.getppid()}/stat").read_text()
