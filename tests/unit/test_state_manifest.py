@@ -9,6 +9,7 @@ import pytest
 
 from penstock import signing
 from penstock.errors import SnapshotCorrupt, StateError, StateRemoved, StateUnavailable, Superseded
+from penstock.state import manifest as manifest_module
 from penstock.state.generations import Ownership
 from penstock.state.manifest import Manifest, Name, TaskEntry, epochs, history, newest, nothing, prune, sweep
 from penstock.state.savepoints import write_savepoint
@@ -107,6 +108,15 @@ def test_a_damaged_manifest_is_passed_over_loudly(store, caplog, damage):
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert "epoch 2 counts as not committed" in record.message
+
+
+def test_a_manifest_of_another_version_is_refused_with_the_reason(store, monkeypatch):
+    """It has a field that this version does not know."""
+    own = vars(manifest(1))
+    monkeypatch.setattr(manifest_module, "vars", lambda _: {**own, "letters": []}, raising=False)
+    manifest(1).write(store)
+    with pytest.raises(SnapshotCorrupt, match=r"it was not written by this version of Penstock .*'letters'"):
+        Manifest.read(store, Name(1, (0, 0), 1))
 
 
 def test_with_all_manifests_damaged_it_does_not_start_from_nothing(store):

@@ -151,6 +151,21 @@ class Manifest:
             fields = parse_json(text)
         except ValueError as error:
             raise SnapshotCorrupt(where, f"it is not valid JSON ({error})") from error
+        try:
+            found = cls._from_fields(fields)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SnapshotCorrupt(
+                where,
+                f"it was not written by this version of Penstock ({type(error).__name__}: {error})",
+                "Use the version that wrote it, or another delivery.state_dir.",
+            ) from error
+        if found.name != name:
+            raise SnapshotCorrupt(where, f"it was written under another name, {found.name.file}", "Rename it.")
+        return found
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> Manifest:
+        """The inverse of how a manifest is written. Raises whatever fields of another version lead to."""
         fields["base"] = tuple(fields["base"])
         fields["dead_letters"] = tuple((generation, epoch) for generation, epoch in fields.get("dead_letters", ()))
         fields["tasks"] = {
@@ -163,10 +178,7 @@ class Manifest:
             )
             for task, entry in fields["tasks"].items()
         }
-        found = cls(**fields)
-        if found.name != name:
-            raise SnapshotCorrupt(where, f"it was written under another name, {found.name.file}", "Rename it.")
-        return found
+        return cls(**fields)
 
     def taken_over(self, generation: int) -> Manifest:
         """The manifest that another generation writes when it starts from this one."""
