@@ -99,7 +99,7 @@ def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
         if name == "rollingcount":
             _energy(results, cases, TUPLES * (0.2 if options.quick else 1.0))
     note = f"of {len(ordered)}: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in Pu 2021"
-    results.bar("sim.c.order.rate", sum(ordered), note)
+    results.bar("sim.pu2021.order.rate", sum(ordered), note)
     for use in USES:
         results.row(what="computed: 16 machines at this utilization, the same rate", **at_use(use))
 
@@ -125,13 +125,13 @@ def measure_energy_sim_seeds(results: Results, options: argparse.Namespace) -> N
         for what, values in found.items():
             unit = "%" if what.endswith("unsteady") else "% against default"
             spread = f"{unit}, median of {len(values)} seeds, {min(values):g} to {max(values):g}"
-            results.bar(f"sim.c.{name}.seeds.{what}", statistics.median(values), spread)
+            results.bar(f"sim.pu2021.{name}.seeds.{what}", statistics.median(values), spread)
         ours, theirs = (statistics.median(found[f"{each}.rate"]) for each in ("erdm", "tmsh"))
         above += [ours > 0, theirs > 0, theirs > ours]
     note = (
         f"of {len(above)}, medians: ERDM and TMSH above default, TMSH above ERDM, for each benchmark as in Pu 2021"
     )
-    results.bar("sim.c.order.rate_of_seeds", sum(above), note)
+    results.bar("sim.pu2021.order.rate_of_seeds", sum(above), note)
 
 
 def at_use(

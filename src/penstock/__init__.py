@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from penstock.driver.handle import RunningTopology
     from penstock.spark.submit import submit
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 redact_logs()
 

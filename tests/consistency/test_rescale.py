@@ -75,9 +75,10 @@ def start(world, folder, tasks, seed=0, **more):
 
 
 def go_on(runner):
-    """Until an epoch more is committed, and then be killed with tuples under way. Returns the epoch."""
+    """Run until one more epoch is committed and the sinks have published it; then the runner is dropped, with
+    tuples under way, as if it were killed. Returns the epoch."""
     before = runner.commits.committed
-    run_until(runner, lambda: runner.commits.committed > before)
+    run_until(runner, lambda: runner.commits.published == runner.commits.committed > before)
     return runner.commits.committed
 
 
@@ -112,7 +113,8 @@ def test_sinks_publish_before_their_number_changes(world, folder):
     with pytest.raises(Crash):
         start(world, folder, 2, crash_at="committed:2").run(0.2)
     with pytest.raises(
-        StateError, match=r"'sink': it has 3 tasks now, but what its 2 tasks prepared in epoch 2 .*Ctrl-C"
+        StateError,
+        match=r"'sink': it has 3 tasks now, but the output that its 2 tasks prepared in epoch 2 .*Ctrl-C",
     ):
         LocalRunner(words(world, 3), folder=folder)
     LocalRunner(words(world, 3, sinks=2), folder=folder).close()  # the others may have another number

@@ -442,7 +442,7 @@ class Numbers(Spout):
             self._next.value += 1
 
 
-@pytest.mark.parametrize("step", ["announced", "written", "collected", "committed", "told"])
+@pytest.mark.parametrize("step", ["announced", "written", "collected", "committed", "notified"])
 def test_in_a_topology_that_dies_at_any_step_of_a_commit(target: Target, tmp_path: Any, step: str) -> None:
     def run(limit: int, crash_at: str) -> LocalRunner:
         builder = TopologyBuilder()

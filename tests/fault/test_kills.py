@@ -110,7 +110,7 @@ def test_the_disk_of_the_state_directory_fills_up(tmp_path, campaign, small_disk
                     file.flush()
             except OSError:
                 pass
-        run.await_("a refused epoch", lambda: "is not committed" in run.log.read_text())
+        run.await_("a refused epoch", lambda: "was not committed" in run.log.read_text())
         ballast.unlink()
         run.faults.append(("disk full", 0.0))
         run.finish()

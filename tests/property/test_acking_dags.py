@@ -20,7 +20,8 @@ from penstock.testing import CaptureBolt, LocalRunner
 from penstock.topology.groupings import ALL_ROWS, Router
 from penstock.topology.streams import OutputDeclarer
 from penstock.topology.tuples import tuple_type
-from penstock.worker.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector
+from penstock.worker.arrow_collectors import BoltArrowCollector
+from penstock.worker.collectors import HeldTuples, RichTupleCollector
 from penstock.worker.outputs import OutputEdge, StreamOutput
 from penstock.worker.tracking import MessageIds, Origins, Tracker
 

@@ -14,7 +14,7 @@ import pytest
 from penstock.columns import PICKLED, is_pickled, to_column, to_values
 from penstock.state.encoding import apply_map, encode_map
 from penstock.topology.streams import OutputDeclarer
-from penstock.worker.collectors import as_batch
+from penstock.worker.arrow_collectors import as_batch
 
 
 class Colour(enum.IntEnum):

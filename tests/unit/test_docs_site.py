@@ -10,11 +10,17 @@ import pytest
 
 from penstock import RunningTopology, Settings
 from penstock.cli.main import make_parser
+from penstock.driver.internals import Internals, PlacingInternals
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "src" / "penstock"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("**/*.md")])
 MOST_WORDS = 35  # of the glossary
+BEHIND = {
+    "internals": Internals,
+    "placing": PlacingInternals,
+}  # attributes of a handle that have methods of their own
 GROUPS = {
     field.name: {each.name: each for each in dataclasses.fields(field.default)}
     for field in dataclasses.fields(Settings)
@@ -91,8 +97,21 @@ def test_commands_and_options_that_are_named_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_is_called_on_a_handle_exists(page):
-    for name in re.findall(r"\bhandle\.([a-z_]+)", page.read_text()):
-        assert hasattr(RunningTopology, name), name
+    for path in re.findall(r"\bhandle\.([a-z_.]*[a-z_])", page.read_text()):
+        parts = path.split(".")
+        owner = RunningTopology
+        while len(parts) > 1 and parts[0] in BEHIND:
+            owner = BEHIND[parts.pop(0)]
+        assert parts[0] in BEHIND or hasattr(owner, parts[0]), path
+
+
+def test_files_that_the_architecture_names_exist():
+    named = set(
+        re.findall(r"`([\w./-]+\.(?:py|toml|md))`|\]\(((?!https?:)[^)#]+)", (ROOT / "ARCHITECTURE.md").read_text())
+    )
+    paths = {code or link for code, link in named}
+    assert len(paths) > 50
+    assert sorted(path for path in paths if not any((base / path).exists() for base in (ROOT, PACKAGE))) == []
 
 
 def test_the_glossary_is_short_and_sorted():

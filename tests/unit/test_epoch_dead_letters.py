@@ -99,7 +99,7 @@ def test_a_tuple_that_fails_is_a_dead_letter(start, bolt):
     assert [record.payload[0] for record in found] == BAD
     assert all("bad" in record.error and record.component == "bolt" for record in found)
     assert runner.stats("bolt")[0].given_up == 3
-    assert found[0].payload[1].endswith("(cut: 200,000 in all)")
+    assert found[0].payload[1].endswith("(truncated: 200,000 in all)")
     assert len(found[0].payload[1]) < 70_000, "bounded"
     assert found[1].payload[1] == "x"
 

@@ -274,7 +274,7 @@ def test_a_manifest_that_cannot_be_written_leaves_it_to_the_next_epoch(store, mo
     failing(monkeypatch, verb, part)
     workers.epoch()
     assert workers.kinds() == ["EndEpoch", "EndEpoch"]
-    assert "epoch 1 is not committed" in caplog.text
+    assert "epoch 1 was not committed" in caplog.text
     monkeypatch.undo()
     workers.epoch()
     assert manifests.newest(store).epoch == workers.commits.committed == workers.commits.published == 2
@@ -292,7 +292,7 @@ def test_old_snapshots_that_cannot_be_removed_do_no_harm(store, monkeypatch, cap
     failing(monkeypatch, "remove", "manifests/")
     for _ in range(4):
         workers.epoch()
-    assert "old snapshots stay" in caplog.text
+    assert "old snapshots could not be removed" in caplog.text
     assert workers.commits.published == 4
 
 
@@ -670,7 +670,7 @@ def test_with_nothing_to_fall_back_to_recovery_ends(store):
     found = directory(store)
     found.recover()
     assert found.epoch == 1
-    with pytest.raises(StateError, match="there is no other"):
+    with pytest.raises(StateError, match="there is no older one"):
         found.fall_back("broken")
 
 

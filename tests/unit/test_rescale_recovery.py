@@ -158,7 +158,7 @@ def test_a_spout_with_state_keeps_its_tasks(store):
 @pytest.mark.parametrize("now", [1, 3])
 def test_what_a_sink_prepared_is_published_before_its_number_changes(store, now):
     write(store)
-    rule = r"component 'sink': .* what its 2 tasks prepared in epoch 5 .*Start it once more with 2 tasks .*Ctrl-C"
+    rule = r"component 'sink': .* output .* 2 tasks prepared in epoch 5 .*Start it once more with 2 tasks .*Ctrl-C"
     with pytest.raises(StateError, match=rule):
         recovered(store, sinks=now)
     with pytest.raises(StateError, match=rule):

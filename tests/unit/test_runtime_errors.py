@@ -301,7 +301,7 @@ def test_a_value_of_another_type_drops_its_tuple_and_no_other(bad):
     assert runner.captured("b1") == [(1, "x"), (2, "x"), (4, "x")]
     text = str(only_error(runner, FieldTypeError))
     assert "component 'spout', stream 'default': field 'n' is declared int64" in text
-    assert f"and {bad!r} of type {type(bad).__name__} does not fit. Emit a value of that type" in text
+    assert f"but {bad!r} of type {type(bad).__name__} does not fit. Emit a value of that type" in text
     assert runner.stats("spout")[0].errors == 1
 
 
@@ -382,7 +382,7 @@ def test_emit_direct_to_a_task_of_nobody():
     assert [tup.x for tup in runner.captured("sink")] == [2]
     text = str(only_error(runner, ComponentError))
     assert "component 'spout', stream 'default'" in text
-    assert "named task 9, which is not a task of a subscriber ([2, 3]). The ids of" in text
+    assert "named task 9, which does not subscribe to the stream (the subscribers' tasks are [2, 3]). The ids of" in text
 
 
 def test_a_plain_emit_on_a_direct_stream():
@@ -518,7 +518,7 @@ def test_lost_and_doubled_frames_are_reported(numbers, texts):
     assert len(worker.now.errors) == len(texts)
     for error, text in zip(worker.now.errors, texts, strict=True):
         assert f"component 'b1', task 2: {text}" in str(error)
-        assert "lost, doubled or overtaken" in str(error)
+        assert "lost, duplicated or reordered" in str(error)
     assert worker.now.stats[2].errors == len(texts)
 
 

@@ -1,19 +1,26 @@
-"""Commits: how the effects of an epoch on state, positions and sinks come to hold together or not at all.
+"""Commits an epoch: the state, the spout positions and the sink output of an epoch become durable together or not
+at all.
 
-The commit of epoch n, in steps; whatever dies between two of them, recovery finds one of two pictures:
+The commit of epoch n. The names in parentheses are the crash points of the fault tests:
 
-1. The coordinator announces the end of n (``announced``). Exactly once each spout task snapshots its state and
-   sends marker n down every edge (``marked``); at least once spouts are snapshotted first, and bolts when all
-   spouts are.
-2. Exactly once a worker that has got marker n from all workers of the stage before, and is done with all tuples of
-   n, snapshots its tasks' state, lets its sinks prepare, and passes the marker on (``snapshotted``).
-3. Each worker writes what was snapshotted in the background (``written``) and reports it (``reported``).
-4. When all have reported (``collected``), the manifest of n is written: the commit point (``committed``).
-5. The workers are told (``notified``); sinks make visible what they prepared (``published``), and snapshots that
-   no manifest needs any more go.
+1. The driver ends epoch n (``announced``). With exactly-once delivery it sends ``EndEpoch`` to the workers of the
+   first stage; each of their spout tasks snapshots its position and sends marker n on all its outgoing edges
+   (``marked``). With at-least-once delivery it sends ``TakeSnapshot`` for the spouts, and another one for the
+   bolts after all spouts have been snapshotted.
+2. With exactly-once delivery, a worker waits for marker n from all workers of the previous stage and finishes all
+   tuples of epoch n. Then it snapshots the state of its tasks, asks its sinks to prepare their output of the
+   epoch, and forwards the marker (``snapshotted``).
+3. Each worker writes its snapshot files to the state directory in the background (``written``), and then sends
+   ``SnapshotWritten`` to the driver with the names of the files and the tokens of the prepared output
+   (``reported``).
+4. After all workers have reported (``collected``), the driver writes the manifest of epoch n, which lists those
+   files and tokens. The epoch is committed from then on (``committed``).
+5. The driver sends ``EpochCommitted`` to all workers (``notified``) and deletes the snapshots that no manifest
+   refers to any more. The sinks publish their prepared output (``published``).
 
-Before the manifest is there, a restart begins at n - 1: what sinks prepared for n is dropped, and all is done
-again. After it, a restart begins at n, and its tokens are committed again, which does nothing a second time.
+If a process dies before the manifest is written, the next query run starts from epoch n - 1: sinks discard what
+they prepared for epoch n, and its tuples are processed again. If a process dies afterwards, the next query run
+starts from epoch n and publishes the tokens in its manifest again. Publishing a token twice has no effect.
 """
 
 from __future__ import annotations
@@ -38,11 +45,13 @@ log = logging.getLogger("penstock.commits")
 
 
 _PUBLISHED = "published"
-"""A folder with a file for each generation: the newest epoch of its own that all sinks have made visible."""
+"""Folder in the state directory with one file per generation. A file holds the newest epoch of its generation that
+all sinks have published."""
 
 
 def read_published(store: StateStore, generation: int) -> int:
-    """The newest epoch of a generation that is known to be published; 0: none."""
+    """Return the newest epoch of a generation that is known to be published, or 0. Raises ``StateError`` if the
+    store cannot be read."""
     try:
         return int(store.read(_published(generation)))
     except ValueError:
@@ -54,11 +63,12 @@ def read_published(store: StateStore, generation: int) -> int:
 
 
 def write_published(store: StateStore, generation: int, epoch: int) -> None:
+    """Record that all sinks have published an epoch. Raises ``StateError`` if the store cannot be written."""
     store.write(_published(generation), str(epoch).encode())
 
 
 def forget_published(store: StateStore, generation: int) -> None:
-    """Remove the records of generations that no manifest is of."""
+    """Remove the records of generations before ``generation`` that have no manifest any more."""
     needed = {_published(name.generation) for name in manifests.history(store)}
     for file in store.list(f"{_PUBLISHED}/"):
         if file < _published(generation) and file not in needed:
@@ -70,7 +80,11 @@ def _published(generation: int) -> str:
 
 
 class Commits:
-    """Carries out what the keeper decides. Called by one thread at a time."""
+    """Carries out the instructions of an ``EpochKeeper``: sends commands to workers and writes manifests.
+
+    One object serves one query run. It is not thread-safe: callers make sure that only one thread uses it at a
+    time.
+    """
 
     def __init__(
         self,
@@ -86,18 +100,20 @@ class Commits:
         self.committed = committed
         """The newest epoch that has a manifest."""
         self.committed_at: float | None = None
-        """When the newest epoch was committed, on the monotonic clock; None: by an earlier query run."""
+        """Time of the newest commit on the monotonic clock. None if an earlier query run made it."""
         self._plan, self._delivery, self._store = plan, delivery, store
         self._owner, self._send, self._crash = owner, send, crash
         self._generation = owner.generation
         self._origin: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
-        """``base`` and ``dead_letters`` of this generation's manifests, from its first one once that was read."""
+        """``base`` and ``dead_letters`` of this generation's manifests. None until its first manifest has been
+        read."""
         self._last = False
-        """The last epoch of this query run has begun."""
+        """Whether the last epoch of this query run has begun."""
         self._moves = 0
-        """The commit with which a worker leaves for another process."""
+        """The number of the commit after which a worker moves to another process. 0 if there is none."""
         self._ended = committed
-        """Other than exactly once: the epoch of frames that ended last; it does with such a commit only."""
+        """The newest epoch of frames that has ended. Without exactly-once delivery an epoch of frames ends only
+        when a worker moves, so it lags behind the number of commits."""
         self._first_stage = [worker for worker in plan.worker_ids() if worker.stage == 0]
         self._keeper = EpochKeeper(
             plan.worker_ids(),
@@ -109,30 +125,35 @@ class Commits:
 
     @property
     def published(self) -> int:
-        """The newest epoch that all sinks have made visible."""
+        """The newest epoch that all sinks have published."""
         return self._keeper.published
 
     @property
     def newest(self) -> int:
-        """The epoch begun last."""
+        """The newest epoch that has begun."""
         return self._keeper.newest
 
     def tick(self, now: float) -> None:
+        """Begin the next epoch if the interval has passed. Called periodically. Raises as ``begin`` does."""
         self._obey(self._keeper.tick(now))
 
     @property
     def idle(self) -> bool:
-        """No epoch is under way."""
+        """Whether no epoch is in progress."""
         return not self._keeper.any_open
 
     def next_move(self) -> tuple[int, int]:
-        """The commit that is begun next, and the epoch of frames that ends with it if a worker leaves then."""
+        """Return the number of the next commit, and the epoch of frames that ends with it if a worker moves
+        then."""
         commit = self.newest + 1
         return commit, commit if self._delivery == "exactly_once" else self._ended + 1
 
     def begin(self, now: float, last: bool = False, moves: bool = False) -> bool:
-        """End an epoch now. The ``last`` one of this query run writes changes only, and leaves cleaning up to
-        whoever takes over; with one that ``moves`` a worker leaves. False: too many are under way."""
+        """Begin the next epoch now. Returns False if too many epochs are in progress.
+
+        ``last``: this is the last epoch of the query run. Workers write only what has changed, and the next query
+        run removes old snapshots. ``moves``: a worker moves to another process with this commit.
+        """
         instructions = self._keeper.begin(now)
         self._last = self._last or (last and bool(instructions))
         if moves and instructions:
@@ -141,7 +162,8 @@ class Commits:
         return bool(instructions)
 
     def handle(self, worker: WorkerId, event: Event) -> None:
-        """What a worker says of an epoch."""
+        """Handle a worker's event about an epoch. Raises ``Superseded`` or ``StateRemoved`` if the event completes
+        an epoch that this driver may not commit any more."""
         match event:
             case SpoutsSnapshotted():
                 self.spouts_snapshotted(worker, event.epoch)
@@ -168,10 +190,13 @@ class Commits:
             try:
                 write_published(self._store, self._generation, self._keeper.published)
             except StateError as error:
-                log.warning("a savepoint at rest will not know what was published: %s", error)
+                log.warning(
+                    "cannot record the published epoch, which a savepoint of the stopped topology needs: %s",
+                    error,
+                )
 
     def expects(self, epoch: int) -> bool:
-        """The epoch is under way or committed; not so one that was given up."""
+        """Whether the epoch is in progress or committed. False for an epoch that was abandoned."""
         return epoch <= self.committed or self._keeper.is_open(epoch)
 
     def _obey(self, instructions: list[Instruction]) -> None:
@@ -183,7 +208,7 @@ class Commits:
                 self._crash("announced", instruction.epoch)
             elif isinstance(instruction, SnapshotBolts):
                 self._send(TakeSnapshot(instruction.epoch, "bolts", self._last), None)
-                if instruction.epoch == self._moves:  # exactly once markers are sent with each
+                if instruction.epoch == self._moves:  # with exactly-once delivery every epoch ends so
                     self._ended += 1
                     for worker in self._first_stage:
                         self._send(EndEpoch(self._ended), worker)
@@ -191,7 +216,7 @@ class Commits:
                 self._commit(instruction)
             elif isinstance(instruction, Abandon):
                 log.error(
-                    "epoch %d is not committed: %s; it will be with the next",
+                    "epoch %d was not committed: %s; the next commit will include it",
                     instruction.epoch,
                     "; ".join(instruction.errors),
                 )
@@ -202,34 +227,34 @@ class Commits:
         return TakeSnapshot(epoch, "spouts", self._last)
 
     def _commit(self, commit: Commit) -> None:
-        """Steps 4 and 5. Raises ``Superseded`` where another driver has taken over, ``StateRemoved`` where the
-        directory is gone."""
+        """Carry out steps 4 and 5. Raises ``Superseded`` if another driver has taken over, and ``StateRemoved`` if
+        the state directory no longer exists. Other errors of the store are logged."""
         self._crash("collected", commit.epoch)
         try:
             self._check_owner()
             self._manifest(commit).write(self._store)
-            # Checked again: a driver that takes over from now on finds this manifest, and publishes what it
-            # promises. One that did before may not have found it; then this manifest is in no history.
+            # The check is repeated because a driver that took over before the write may have missed this manifest,
+            # which is then in no history. A driver that takes over from now on finds it and publishes its tokens.
             self._check_owner()
         except (Superseded, StateRemoved):
             raise
         except StateError as error:
-            log.error("epoch %d is not committed: %s It will be with the next.", commit.epoch, error)
+            log.error("epoch %d was not committed: %s The next commit will include it.", commit.epoch, error)
             return
         self.committed, self.committed_at = commit.epoch, time.monotonic()
         self._crash("committed", commit.epoch)
         self._send(EpochCommitted(commit.epoch), None)
         self._crash("notified", commit.epoch)
         if self._last:
-            return  # somebody waits to take over
+            return  # the next query run is waiting for this one to end
         try:
             manifests.prune(self._store, self._generation)
         except StateError as error:
-            log.warning("old snapshots stay: %s", error)
+            log.warning("old snapshots could not be removed: %s", error)
 
     def _check_owner(self) -> None:
-        """Raises as ``Ownership.check`` does, and where a later query run of this driver has begun while the store
-        stalled here: that one does the epoch again."""
+        """Raise what ``Ownership.check`` raises, and ``Superseded`` if this driver started a later query run while
+        this one waited for the store. The later query run processes the epoch again."""
         self._owner.check(self._store)
         if self._owner.generation != self._generation:
             raise Superseded(

@@ -1,5 +1,5 @@
-"""Energy of a running topology, node by node: watts from a ``PowerModel`` and joules so far; measured
-ones beside them where the machines count them (RAPL). Pure; the load monitor tells it what was used."""
+"""Meters the energy that each node uses for a topology: modelled by a ``PowerModel``, and measured where the
+machines have RAPL counters. Does no IO; the load monitor supplies the readings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from penstock.metrics.bus import WorkerLoad
 
 @dataclass(frozen=True)
 class NodeEnergy:
-    """One node since the topology was first started. Joules; base and dynamic are modelled."""
+    """The energy of one node since the topology was submitted. ``base`` and ``dynamic`` are modelled joules: of
+    the idle node, and of what the topology uses on it."""
 
     node: str
     workers: int = 0
-    """Of ours on it now. 0: it is released, and nothing more counts."""
+    """The topology's workers on the node now. 0 after the topology has left the node; its energy no longer
+    grows."""
     base_watts: float = 0.0
+    """Watts now."""
     dynamic_watts: float = 0.0
-    """Both now."""
+    """Watts now."""
     base: float = 0.0
     dynamic: float = 0.0
     cpu_seconds: float = 0.0
-    """Of the workers' processes, and of the Spark executor beside them since it was first seen."""
+    """CPU time of the worker processes, and of the Spark executor since its first reading."""
     measured: float | None = None
-    """By RAPL: all that ran on its machine, an even share where several of our nodes are on it; None: not told."""
+    """Joules measured by RAPL for everything that ran on the machine. If several nodes are on one machine, each
+    has an even share. None if the machine does not report it."""
 
     @property
     def watts(self) -> float:
@@ -43,7 +47,8 @@ class NodeEnergy:
 
 
 class EnergyMeter:
-    """``update`` is called every few seconds, by one thread; ``nodes`` is read by any."""
+    """Sums up the energy of all nodes. One thread calls ``update`` every few seconds; any thread may read
+    ``nodes``."""
 
     def __init__(self, model: PowerModel) -> None:
         self._model = model
@@ -53,12 +58,12 @@ class EnergyMeter:
 
     @property
     def nodes(self) -> tuple[NodeEnergy, ...]:
-        """All that ever had a worker of ours, by name."""
+        """All nodes that have ever had a worker of the topology, sorted by name."""
         return tuple(self._nodes[name] for name in sorted(self._nodes.copy()))
 
     def update(self, reading: LoadReading, capacities: Mapping[str, Use], bandwidths: Mapping[str, float]) -> None:
-        """Count what nodes with workers of ours have used since the last call. ``bandwidths``: bytes a second, of
-        the last window; what is not named used none."""
+        """Add the energy that nodes with workers have used since the last call. ``bandwidths``: bytes per second
+        of each node in the last load sample; a node that is missing used none."""
         seconds = 0.0 if self._last is None else max(0.0, reading.time - self._last)
         self._last = reading.time
         measured = self._measured(reading)
@@ -74,7 +79,7 @@ class EnergyMeter:
             has = capacities[name]
             shares = (cores / has.cpu, memory / has.memory, bandwidths.get(name, 0.0) / has.bandwidth)
             dynamic = self._model.dynamic(*(min(1.0, share) for share in shares))
-            known = seconds if node.workers else 0.0  # how long it has been ours nobody knows
+            known = seconds if node.workers else 0.0  # how long a new node has been in use is unknown
             joules = measured.get(name)
             if joules is not None:
                 joules += node.measured or 0.0
@@ -92,7 +97,7 @@ class EnergyMeter:
             self._nodes[name] = replace(self._nodes[name], workers=0, base_watts=0.0, dynamic_watts=0.0)
 
     def _cpu(self, reading: LoadReading, name: str) -> tuple[float, float]:
-        """Cores in use, and seconds since the last call."""
+        """Return the cores in use on a node, and the CPU seconds used since the last call."""
         cores = grown = 0.0
         for worker in reading.workers_of[name]:
             load, key = reading.load.workers[worker], (name, reading.places[worker].pid)
@@ -106,7 +111,8 @@ class EnergyMeter:
         return cores, grown
 
     def _measured(self, reading: LoadReading) -> dict[str, float]:
-        """Joules since the last call, by node. Of each machine one worker is listened to."""
+        """Return the joules measured since the last call, by node. All workers of a machine report the same
+        counter, so only one of them is read."""
         by_machine: dict[object, tuple[float, set[str]]] = {}
         for worker, place in reading.places.items():
             load = reading.load.workers[worker]
@@ -121,16 +127,16 @@ class EnergyMeter:
 
 
 class _CounterReader:
-    """Counters that are read now and then: by how much each grew, and how fast."""
+    """Computes the growth and the rate of counters that are read repeatedly."""
 
     def __init__(self) -> None:
         self.rates: dict[Hashable, float] = {}
-        """As of the last time it was seen to have moved on; unknown at first."""
+        """Growth per second between the last two readings of each counter; missing until there are two."""
         self._last: dict[Hashable, tuple[float, float]] = {}
 
     def read(self, key: Hashable, time: float, value: float, begins: float | None = None) -> float:
-        """Its growth since it was last read. At first sight since ``begins``, or none. One that went back has
-        begun anew at 0."""
+        """Return the growth since the last reading. The first reading of a counter grows from ``begins``, or by 0
+        without it. A counter that has decreased was reset to 0."""
         then, before = self._last.get(key, (time, value if begins is None else begins))
         grown = value - before if value >= before else value
         if time > then:
@@ -140,6 +146,6 @@ class _CounterReader:
 
 
 def _jvm(load: WorkerLoad) -> tuple[int, float, int]:
-    """Process, CPU seconds, resident bytes of the Spark executor; zeros where it is not known."""
+    """Return process id, CPU seconds and resident bytes of the Spark executor; zeros if unknown."""
     pid, seconds, resident = load.machine.get("jvm") or (0, 0.0, 0)
     return pid, seconds, resident

@@ -1,4 +1,5 @@
-"""Which epochs are under way, and what is to be done next. Events in, instructions out: no clock, no IO."""
+"""Tracks the epochs in progress and decides what happens next. Takes events and returns instructions, without
+clock or IO."""
 
 from __future__ import annotations
 
@@ -8,26 +9,28 @@ from dataclasses import dataclass, field
 from penstock.plan.model import WorkerId
 from penstock.protocol.task_states import SavedTask
 
-_MOST_OPEN = 2  # epochs under way; more would only wait for each other
+_MOST_OPEN = 2
+"""Epochs in progress at once with exactly-once delivery: workers snapshot one while they write the one before.
+Commits are in order, so further epochs would only wait."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Announce the epoch's end to the first stage (exactly once), or snapshot the spouts (at least once)."""
+    """Tell the first stage to end the epoch (exactly once) or to snapshot its spouts (at least once)."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class SnapshotBolts:
-    """All spouts are snapshotted: snapshot the bolts (at least once)."""
+    """Tell the workers to snapshot their bolts, since all spouts are snapshotted (at least once only)."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Every worker's snapshot is written: write the manifest and tell the workers."""
+    """Write the manifest and notify the workers, since every worker has written its snapshot."""
 
     epoch: int
     tasks: dict[str, SavedTask]
@@ -35,7 +38,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Abandon:
-    """A snapshot could not be written; what belongs to the epoch goes with the next."""
+    """Do not commit the epoch, since a worker could not write its snapshot. The next commit includes the epoch."""
 
     epoch: int
     errors: tuple[str, ...]
@@ -46,6 +49,8 @@ Instruction = Begin | SnapshotBolts | Commit | Abandon
 
 @dataclass
 class _Open:
+    """An epoch in progress. ``answered`` counts the snapshots that each worker has written or failed to write."""
+
     snapshotted: set[WorkerId] = field(default_factory=set)
     tasks: dict[str, SavedTask] = field(default_factory=dict)
     answered: dict[WorkerId, int] = field(default_factory=dict)
@@ -53,7 +58,10 @@ class _Open:
 
 
 class EpochKeeper:
-    """The epochs of one query run. Epochs may overlap and are committed in order."""
+    """The epochs of one query run. Epochs may overlap and are committed in order. Not thread-safe.
+
+    Events about an epoch that is not in progress are ignored.
+    """
 
     def __init__(
         self,
@@ -63,8 +71,11 @@ class EpochKeeper:
         committed: int,
         interval: float,
     ) -> None:
+        """``spout_workers``: the workers of the first stage. ``aligned``: markers separate the epochs (exactly
+        once). ``committed``: the epoch that the query run starts from. ``interval``: seconds between two
+        epochs."""
         self.published = committed
-        """The newest epoch that all sinks have made visible."""
+        """The newest epoch that all sinks have published."""
         self._workers, self._spouts, self._aligned = frozenset(workers), frozenset(spout_workers), aligned
         self._interval = interval
         self._next = committed + 1
@@ -73,7 +84,7 @@ class EpochKeeper:
         self._published_by: dict[WorkerId, int] = {}
 
     def tick(self, now: float) -> list[Instruction]:
-        """Called from time to time."""
+        """Begin an epoch if the interval has passed. Called periodically, with times of one clock."""
         if self._due is None:
             self._due = now + self._interval
         if now < self._due:
@@ -81,7 +92,7 @@ class EpochKeeper:
         return self.begin(now)
 
     def begin(self, now: float) -> list[Instruction]:
-        """Begin to end an epoch now, if not too many are under way."""
+        """Begin the next epoch now, unless too many are in progress."""
         if len(self._open) >= (_MOST_OPEN if self._aligned else 1):
             return []
         self._due = now + self._interval
@@ -90,20 +101,21 @@ class EpochKeeper:
         return [Begin(epoch)]
 
     def is_open(self, epoch: int) -> bool:
-        """The epoch is under way."""
+        """Whether the epoch is in progress."""
         return epoch in self._open
 
     @property
     def any_open(self) -> bool:
+        """Whether any epoch is in progress."""
         return bool(self._open)
 
     @property
     def newest(self) -> int:
-        """The epoch begun last."""
+        """The newest epoch that has begun."""
         return self._next - 1
 
     def spouts_snapshotted(self, worker: WorkerId, epoch: int) -> list[Instruction]:
-        """At least once: the worker's spouts are snapshotted."""
+        """The worker has snapshotted its spouts (at least once only)."""
         state = self._open.get(epoch)
         if state is None or worker in state.snapshotted:
             return []
@@ -111,7 +123,8 @@ class EpochKeeper:
         return [SnapshotBolts(epoch)] if state.snapshotted == self._spouts else []
 
     def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, SavedTask]) -> list[Instruction]:
-        """The worker has written a snapshot; at least once a worker of the first stage writes two."""
+        """The worker has written a snapshot. With at-least-once delivery a worker of the first stage writes two:
+        of its spouts and of its bolts."""
         state = self._open.get(epoch)
         if state is not None:
             state.tasks |= tasks
@@ -125,10 +138,10 @@ class EpochKeeper:
         return self._answer(worker, epoch)
 
     def epoch_published(self, worker: WorkerId, epoch: int) -> None:
-        """The worker's sinks have made the epoch visible."""
+        """The worker's sinks have published the epoch."""
         self._published_by[worker] = epoch
         if self._published_by.keys() >= self._workers:
-            self.published = min(self._published_by[one] for one in self._workers)
+            self.published = min(self._published_by[each] for each in self._workers)
 
     def _answer(self, worker: WorkerId, epoch: int) -> list[Instruction]:
         state = self._open.get(epoch)

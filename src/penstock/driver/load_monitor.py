@@ -1,5 +1,5 @@
-"""The load monitor of a running topology: once a load sample, what executors, streams and nodes were up
-to; for placement policies, for people, for a database. It meters the energy too."""
+"""The load monitor: takes a load sample of executors, streams and nodes at each interval, for placement policies,
+users and a database. It also drives the energy meter."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from penstock.plan.model import WorkerId
 from penstock.settings import Settings
 
 _METERED = 6
-"""Times a load sample energy is counted: every 5 s, so that what a lost query run used last is mostly
-counted."""
+"""Energy readings per load sample: one every 5 s with the default of 30 s. A query run that is lost loses the
+energy since the last reading, so readings are more frequent than load samples."""
 
 
 class LoadMonitor:
-    """One for a topology, its restarts and its replacements. ``poll`` is called by one thread, the rest by any.
+    """Serves one topology across restarts and replacements. One thread calls ``poll``; any thread may call the
+    rest.
 
-    With ``monitor=off`` workers do not tell their streams: no load samples are made and nothing is kept, but
-    energy is still metered, without the network's part.
+    With ``monitor=off`` workers do not report their streams. No load samples are taken or stored, and the energy
+    is metered without the network's share.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None, store: LoadStore | None = None) -> None:
-        """``store``: instead of that of the settings. Raises where that can never work."""
+        """``store`` overrides the store of the settings. Raises ``SettingError`` or ``EnvironmentFault`` if the
+        settings name a store that can never work."""
         self.sample: MonitorSample | None = None
-        """The newest; None: none yet since the last start, restart or replacement."""
+        """The newest load sample of the current query run. None if there is none yet."""
         self.energy = EnergyMeter(PowerModel(*map(float, settings.placement.watts.split(","))))
         self._settings, self._clock = settings, clock or SystemClock()
         self._store = store or open_store(
@@ -42,10 +44,10 @@ class LoadMonitor:
         self._bus: MetricsBus | None = None
         self._attempt = -1
         self._first: LoadReading | None = None
-        """Where the load sample that is under way began."""
+        """The reading at the start of the load sample in progress."""
         self._metered = -1.0
         self._reported_drops = 0
-        """Dropped load samples that were spoken of."""
+        """The number of dropped load samples when it was last reported."""
 
     @property
     def on(self) -> bool:
@@ -54,9 +56,11 @@ class LoadMonitor:
     def poll(
         self, now: float, bus: MetricsBus, workers: Mapping[WorkerId, WorkerConnection]
     ) -> MonitorSample | None:
-        """Called a few times a second with the bus and the workers of the current query run; ``now`` on the bus'
-        clock, ``workers`` not to be changed meanwhile. Does something only when something is due. Returns a load
-        sample when one has just ended."""
+        """Take a reading if one is due, and return the load sample if one has just ended.
+
+        Called several times per second with the metrics bus and the workers of the current query run. ``now`` is
+        on the clock of the bus. The caller must not change ``workers`` during the call.
+        """
         if not self._due(now, bus):
             return None
         reading = read_load(now, bus.plan, bus.load(), workers)
@@ -65,10 +69,10 @@ class LoadMonitor:
         if not self.on:
             return None
         if bus is not self._bus or reading.load.attempt != self._attempt:
-            self._first = self.sample = None  # first: ``newest`` is asked by other threads
+            self._first = self.sample = None  # before ``_bus``: other threads call ``newest``
             self._bus, self._attempt = bus, reading.load.attempt
         if not reading.complete:
-            return None  # a worker is missing: the query is about to be started again, or has just been
+            return None  # a worker has not connected or reported yet, or was lost
         if self._first is None:
             self._first = reading
             return None
@@ -80,18 +84,18 @@ class LoadMonitor:
         return sample
 
     def newest(self, bus: MetricsBus) -> MonitorSample | None:
-        """The newest load sample of the query run that has this bus; None: it has none yet."""
+        """Return the newest load sample of the query run that uses this bus, or None."""
         sample = self.sample
         return sample if bus is self._bus and bus.load().attempt == self._attempt else None
 
     def apply_settings(self, settings: Settings) -> None:
-        """From now on; what is kept goes where it went before."""
+        """Use other settings from now on. The store of load samples stays the same."""
         self._settings = settings
         self._first = self.sample = None
 
     def placement(self) -> str:
-        """What ERDM would do by the newest load sample, as JSON for ``penstock placement``: ``lines`` for people,
-        ``plan`` for programs; null while there is no load sample."""
+        """Return the moves that ERDM proposes for the newest load sample, as JSON for ``penstock placement``.
+        ``lines`` is for people and ``plan`` for programs; ``plan`` is null if there is no load sample."""
         sample = self.sample
         if sample is None:
             return json.dumps({"ended": None, "lines": [self._why_none()], "plan": None})
@@ -99,7 +103,7 @@ class LoadMonitor:
         return json.dumps({"ended": sample.ended, "lines": explain(plan), "plan": as_json(plan)})
 
     def close(self) -> None:
-        """Waits a few seconds for what is not written yet."""
+        """Close the store. Waits a few seconds for load samples that are not written yet."""
         if self._store is not None:
             self._store.close()
 
@@ -111,7 +115,8 @@ class LoadMonitor:
         return ends or self._metered < 0 or now - self._metered >= length / _METERED
 
     def _meter(self, reading: LoadReading) -> None:
-        """The network's part is that of the last load sample: streams are told less often."""
+        """Update the energy meter. Workers report their streams less often, so the network's share is that of the
+        last load sample."""
         sample = self.sample
         bandwidths = {} if sample is None else {node.node: node.used.bandwidth for node in sample.nodes}
         self.energy.update(reading, node_capacities(reading, self._settings), bandwidths)
@@ -123,7 +128,7 @@ class LoadMonitor:
         if self._store.dropped > self._reported_drops:
             self._reported_drops = self._store.dropped
             samples = f"{self._reported_drops} load sample{'' if self._reported_drops == 1 else 's'}"
-            bus.note("monitor", "", f"{samples} not kept so far: {self._store.error}")
+            bus.note("monitor", "", f"{samples} could not be stored so far: {self._store.error}")
 
     def _why_none(self) -> str:
         if not self.on:

@@ -1,5 +1,5 @@
-"""One load sample of the load monitor: what executors, the streams between them and their nodes were up to.
-Pure."""
+"""Computes the load samples of the load monitor: what executors, the streams between them, and their nodes used
+between two readings. Does no IO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from penstock.plan.model import Plan, WorkerId
 from penstock.settings import Settings
 
 _LEAST = 1e-9
-"""Of a limit: a node that tells nothing of itself has none, and a snapshot wants limits above 0."""
+"""Smallest capacity, in cores or bytes. A node that reports no capacity gets this, because placement requires
+limits above 0."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class WorkerPlace:
 
 @dataclass(frozen=True)
 class LoadReading:
-    """All that is known of one query run at a moment. Workers that have not connected, or have not reported yet,
-    are missing from ``places``."""
+    """The counters of one query run at one moment. Workers that have not connected or not reported yet are missing
+    from ``places``."""
 
     time: float
     plan: Plan
@@ -38,14 +39,14 @@ class LoadReading:
 
     @property
     def complete(self) -> bool:
-        """All workers are there."""
+        """Whether all workers have connected and reported."""
         return all(
             worker in self.places and self.load.workers[worker].machine for worker in self.plan.worker_ids()
         )
 
     @cached_property
     def workers_of(self) -> dict[str, list[WorkerId]]:
-        """By node, both in order."""
+        """Workers by node, both sorted."""
         result: dict[str, list[WorkerId]] = {node: [] for node in sorted({p.node for p in self.places.values()})}
         for worker, place in self.places.items():
             result[place.node].append(worker)
@@ -53,6 +54,7 @@ class LoadReading:
 
     @cached_property
     def tasks_of(self) -> dict[WorkerId, list[int]]:
+        """Task ids by worker."""
         result: dict[WorkerId, list[int]] = {worker: [] for worker in self.plan.worker_ids()}
         for task, worker in self.plan.routes.worker_of.items():
             result[worker].append(task)
@@ -60,8 +62,8 @@ class LoadReading:
 
 
 def read_load(now: float, plan: Plan, load: Load, workers: Mapping[WorkerId, WorkerConnection]) -> LoadReading:
-    """Only of workers that are connected and of this query run: reports of an earlier one are about another
-    process."""
+    """Make a reading. It includes only workers that are connected and belong to this query run, because reports
+    from an earlier query run describe other processes."""
     places = {
         worker: WorkerPlace(each.hello.node, each.hello.pid)
         for worker, each in sorted(workers.items())
@@ -72,7 +74,8 @@ def read_load(now: float, plan: Plan, load: Load, workers: Mapping[WorkerId, Wor
 
 @dataclass(frozen=True)
 class ExecutorLoad:
-    """The tasks of one component in one worker. Cores, bytes, bytes a second."""
+    """Load of an executor, which is the tasks of one component in one worker. ``cpu`` is in cores, ``memory`` in
+    bytes, the rest in bytes per second."""
 
     executor: str
     component: str
@@ -82,26 +85,28 @@ class ExecutorLoad:
     bytes_in: float = 0.0
     """From other workers."""
     bytes_out: float = 0.0
+    """To other workers."""
     network: float = 0.0
-    """Of both together, with other nodes."""
+    """From and to other nodes, together."""
 
 
 @dataclass(frozen=True)
 class NodeLoad:
-    """Sums over a node's executors; ``other`` is the Spark executor's JVM."""
+    """Load of a node. ``used`` is the sum over its executors; ``other`` is used by the JVM of the Spark
+    executor."""
 
     node: str
     used: Use
     other: Use
     capacity: Use
-    """What it has."""
+    """What the node has."""
     limit: Use
-    """What of that may be in use."""
+    """How much of the capacity may be used."""
 
 
 @dataclass(frozen=True)
 class MonitorSample:
-    """``ended`` in seconds since 1970. ``streams`` are between executors."""
+    """One load sample. ``ended`` is in seconds since 1970; ``streams`` are between executors."""
 
     topology: str
     ended: float
@@ -110,11 +115,12 @@ class MonitorSample:
     streams: tuple[ExecutorStream, ...]
     nodes: tuple[NodeLoad, ...]
     workers: Mapping[str, WorkerId] = field(default_factory=dict)
-    """Of each executor. Those of one worker can move only together."""
+    """The worker of each executor. The executors of one worker can only move together."""
 
     @cached_property
     def units(self) -> dict[str, WorkerId]:
-        """What can move: the executors of a worker together, as ``split+count@1.0``."""
+        """The units that can move, each being all executors of a worker. A unit is named like
+        ``split+count@1.0``."""
         return {unit_id(names): worker for worker, names in self._members.items()}
 
     @cached_property
@@ -125,8 +131,8 @@ class MonitorSample:
         return result
 
     def snapshot(self, share: float = 1.0) -> PlacementSnapshot:
-        """For placement policies, its executors being ``units``; what stays inside one is no stream. ``share``: of
-        the nodes' limits."""
+        """Return the load sample as input for placement policies. Its executors are the ``units``, and streams
+        inside a unit are left out. ``share``: fraction of the nodes' limits that may be used."""
         unit_of = {name: unit_id(names) for names in self._members.values() for name in names}
         loads = {each.executor: each for each in self.executors}
         executors = []
@@ -155,18 +161,18 @@ class MonitorSample:
 
 
 def unit_id(executors: Sequence[str]) -> str:
-    """Of the executors of one worker."""
+    """Return the name of the unit that consists of these executors of one worker."""
     worker = executors[0].rpartition("@")[2]
     return "+".join(name.rpartition("@")[0] for name in executors) + f"@{worker}"
 
 
 def executor_id(component: str, worker: WorkerId) -> str:
-    """As ``split@1.0``."""
+    """Return the name of an executor, such as ``split@1.0``."""
     return f"{component}@{worker}"
 
 
 def sample_between(first: LoadReading, last: LoadReading, ended: float, settings: Settings) -> MonitorSample:
-    """What happened from one complete reading to another of the same query run."""
+    """Return the load sample between two complete readings of the same query run."""
     plan = last.plan
     workers = {
         executor_id(component, worker): worker
@@ -186,8 +192,9 @@ def sample_between(first: LoadReading, last: LoadReading, ended: float, settings
 
 
 def node_capacities(reading: LoadReading, settings: Settings) -> dict[str, Use]:
-    """What each node has: as set, or an even share of what its machine says. Several nodes may stand on one
-    machine (containers, network namespaces); those of other topologies are not known."""
+    """Return the capacity of each node: from the settings, or an even share of what its machine reports. Several
+    nodes may share one machine (containers, network namespaces). Nodes of other topologies are unknown and not
+    counted."""
     machine_of: dict[str, Any] = {}
     for worker, place in reading.places.items():
         machine_of[place.node] = machine_of.get(place.node) or reading.load.workers[worker].machine
@@ -207,7 +214,7 @@ def _components(reading: LoadReading, worker: WorkerId) -> list[str]:
 
 @dataclass
 class _Traffic:
-    """Bytes a second of an executor with other workers, and of both with other nodes."""
+    """Bytes per second of one executor: from and to other workers, and from and to other nodes together."""
 
     into: float = 0.0
     out: float = 0.0
@@ -233,8 +240,8 @@ def _traffic(
 def _executor(
     first: LoadReading, last: LoadReading, name: str, worker: WorkerId, traffic: _Traffic
 ) -> ExecutorLoad:
-    """A worker's process has one CPU time; where several components are chained in it, their shares are those of
-    the time in their code; of its memory, those of their tasks."""
+    """A worker process reports one CPU time and one memory size. If several components are fused in it, its CPU
+    time is divided by the time spent in their code, and its memory by their numbers of tasks."""
     plan, component = last.plan, name.rpartition("@")[0]
     tasks = last.tasks_of[worker]
     mine = [task for task in tasks if plan.task[task].component == component]
@@ -256,25 +263,25 @@ def _executor(
 
 
 def _streams(first: LoadReading, last: LoadReading) -> dict[tuple[str, str], ExecutorStream]:
-    """By executors, both names; all streams between two of them together."""
+    """Return the streams by the names of source and target. All streams between two executors are added up."""
     plan = last.plan
     name = {task: executor_id(plan.task[task].component, worker) for task, worker in plan.routes.worker_of.items()}
     result: dict[tuple[str, str], ExecutorStream] = {}
     for worker in plan.worker_ids():
         old, new = first.load.workers[worker], last.load.workers[worker]
-        for (source, target), grown in _grown(old, new):
+        for (source, target), growth in _growth(old, new):
             key = name[source], name[target]
             before = result.get(key, ExecutorStream(*key, 0.0, 0.0))
             seconds = new.detailed_at - old.detailed_at
             result[key] = ExecutorStream(
-                *key, before.tuples + grown.tuples / seconds, before.bytes + grown.bytes / seconds
+                *key, before.tuples + growth.tuples / seconds, before.bytes + growth.bytes / seconds
             )
     return result
 
 
-def _grown(old: WorkerLoad, new: WorkerLoad) -> Iterator[tuple[Pair, StreamCount]]:
+def _growth(old: WorkerLoad, new: WorkerLoad) -> Iterator[tuple[Pair, StreamCount]]:
     if new.detailed_at <= old.detailed_at:
-        return  # nothing new was told
+        return  # the worker has not reported its streams since
     for pair, count in (new.streams or {}).items():
         before = (old.streams or {}).get(pair, StreamCount())
         yield pair, StreamCount(count.tuples - before.tuples, count.bytes - before.bytes)
@@ -293,7 +300,7 @@ def _node(
         sum(each.memory for each in executors),
         sum(each.network for each in executors),
     )
-    worker = last.workers_of[name][0]  # any of them tells the same
+    worker = last.workers_of[name][0]  # all workers of a node report the same machine
     old, new = first.load.workers[worker], last.load.workers[worker]
     other, jvm, before = Use(), new.machine.get("jvm"), old.machine.get("jvm")
     if jvm and before and jvm[0] == before[0]:

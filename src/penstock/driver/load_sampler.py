@@ -1,4 +1,4 @@
-"""Load samples of a whole topology, for the scaling policies, out of what its tasks count."""
+"""Computes load samples of a whole topology for the scaling policies, from the counters of its tasks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from penstock.plan.scalable import why_fixed
 from penstock.topology.builder import Topology
 
 Stats = Mapping[int, TaskStats]
-"""By task; not to be changed by anybody once it is handed over."""
+"""Counters by task id. The sampler keeps them, so the caller must not change them afterwards."""
 
 
 @dataclass(frozen=True)
 class ScalingUnit:
-    """What scales as one: a bolt and those fused with it. They share workers, so their work adds up; what comes to
-    the first is what all of them get. A bolt fused with a spout is a unit of its own, and fixed."""
+    """Bolts that are scaled together: a bolt and the bolts fused with it. They share workers, so their busy times
+    add up, and the input of the first bolt is the input of the unit. A bolt that is fused with a spout is a unit
+    of its own and has a fixed parallelism."""
 
     components: tuple[str, ...]
     inputs: tuple[str, ...]
-    """Spouts and units, by the name of their first component, that it gets tuples from."""
+    """The spouts and units that send tuples to this unit, by the name of their first component."""
     executors: tuple[tuple[int, ...], ...]
-    """Tasks of the first bolt, executor by executor."""
+    """Tasks of the first bolt, by executor."""
     fused: tuple[tuple[int, ...], ...] = ()
-    """Tasks of the others, likewise; empty where there are none."""
+    """Tasks of the other bolts, by executor. Empty if there are none."""
     fixed: bool = False
 
     @property
@@ -39,15 +40,15 @@ class ScalingUnit:
 
 @dataclass(frozen=True)
 class TopologyShape:
-    """What a load sample needs to know of a topology."""
+    """The parts of a topology that a load sample consists of."""
 
     spouts: Mapping[str, tuple[int, ...]]
-    """Their tasks."""
+    """Tasks of each spout."""
     units: tuple[ScalingUnit, ...]
     ends: tuple[int, ...] = ()
-    """Without acks: tasks of the bolts that nothing follows, where it shows how long tuples took."""
+    """Without acks: tasks of the last bolts, where the latency of tuples is measured. Empty with acks."""
     timeout: float = math.inf
-    """Seconds after which a tuple there is late."""
+    """Seconds after which a tuple that reaches the last bolts counts as late."""
 
     @cached_property
     def tasks(self) -> frozenset[int]:
@@ -56,7 +57,7 @@ class TopologyShape:
 
 
 def shape_of(plan: Plan, topology: Topology) -> TopologyShape:
-    """The shape of a topology that runs by this plan."""
+    """Return the shape of a topology that runs with this plan."""
     spouts = {spout: plan.tasks_of[spout] for spout in plan.spouts}
     unit_of = {spout: spout for spout in spouts}
     units = []
@@ -91,23 +92,25 @@ def _by_worker(plan: Plan, components: Iterable[str]) -> tuple[tuple[int, ...], 
 
 
 class LoadSampler:
-    """Of one topology, one after the other: what was counted between two calls of ``take``."""
+    """Takes successive load samples of one topology. A load sample covers the time between two calls of ``take``.
+    Not thread-safe."""
 
     def __init__(self, shape: TopologyShape, longest: float = math.inf) -> None:
-        """``longest``: seconds of a load sample; one that would span more is left out, for load samples are to be
-        compared."""
+        """``longest``: maximum length of a load sample in seconds. Longer ones are dropped, since policies compare
+        load samples of about the same length."""
         self.shape, self._longest = shape, longest
         self._before: tuple[float, Stats] | None = None
 
     def counters_went_back(self, stats: Stats) -> bool:
-        """A task counts from the beginning again, or does not report any more: there was a restart."""
+        """Whether the counters of a task have decreased or are missing, which means that the query was
+        restarted."""
         before = {} if self._before is None else self._before[1]
         return any(task not in stats or _went_back(stats[task], then) for task, then in before.items())
 
     def take(self, now: float, stats: Stats, offered: Mapping[str, float] | None = None) -> LoadSample | None:
-        """The load sample that ends now. None where there is nothing to compare with: at the first call, after a
-        restart, while a task has not reported, after a pause. ``offered``: what came to a spout's source, where
-        known."""
+        """Return the load sample that ends now. None if there is no earlier reading to compare with: at the first
+        call, after a restart or a pause, and until all tasks have reported. ``offered``: tuples that arrived at
+        the sources of spouts, where known."""
         if set(stats) != self.shape.tasks:
             self._before = None
             return None
@@ -120,9 +123,9 @@ class LoadSampler:
         seconds, then = now - before[0], before[1]
         spouts = [_spout(name, tasks, seconds, then, stats, offered) for name, tasks in self.shape.spouts.items()]
         bolts = [_bolt(unit, seconds, then, stats) for unit in self.shape.units]
-        timed = self.shape.ends or [task for tasks in self.shape.spouts.values() for task in tasks]
+        latency_tasks = self.shape.ends or [task for tasks in self.shape.spouts.values() for task in tasks]
         latency = Histogram()
-        for task in timed:
+        for task in latency_tasks:
             latency = latency.plus(stats[task].latency.minus(then[task].latency))
         return LoadSample(
             now,
@@ -142,12 +145,12 @@ def _spout(
     now: Stats,
     offered: Mapping[str, float] | None,
 ) -> SpoutLoad:
-    held = sum(now[task].held_back - then[task].held_back for task in tasks)
+    held_back = sum(now[task].held_back - then[task].held_back for task in tasks)
     return SpoutLoad(
         name,
         sum(now[task].emitted - then[task].emitted for task in tasks),
         sum(now[task].timed_out - then[task].timed_out for task in tasks),
-        min(1.0, held / (seconds * len(tasks))),
+        min(1.0, held_back / (seconds * len(tasks))),
         (offered or {}).get(name),
     )
 
@@ -161,8 +164,8 @@ def _bolt(unit: ScalingUnit, seconds: float, then: Stats, now: Stats) -> BoltLoa
 def _executor(first: tuple[int, ...], rest: tuple[int, ...], seconds: float, then: Stats, now: Stats) -> TaskLoad:
     every = first + rest
     busy = sum(now[task].busy - then[task].busy for task in every)
-    # Tuples are also read and written, which is not in ``busy``. A task that had to slow its senders and that
-    # nobody slows has worked all the time, whatever at: what it got done is all it can do.
+    # ``busy`` does not include the time for reading and writing tuples. A task that slowed its senders, and was
+    # not slowed by its receivers, was busy all the time: its throughput is its capacity.
     if any(then[task].demand and now[task].demand for task in first) and all(
         math.isinf(now[task].limit) for task in every
     ):
@@ -177,6 +180,7 @@ def _executor(first: tuple[int, ...], rest: tuple[int, ...], seconds: float, the
     )
 
 
+# Counters that never decrease while a task runs.
 _GROWING = ("arrived", "executed", "emitted", "busy", "held_back", "timed_out")
 
 

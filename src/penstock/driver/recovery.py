@@ -1,8 +1,8 @@
-"""The state directory as a query run finds it: which epoch it begins with, and the state of its tasks then.
+"""Takes over a state directory when a query run starts, and finds the epoch and the task states to start from.
 
-The newest manifest decides. A query run takes the directory over by writing a manifest of its own generation
-(``state.manifest``), and only then removes what others left unfinished. So whatever fails or dies on the way, the
-directory holds either what it held before or what the query run begins with.
+The query run starts from the newest manifest. It takes the directory over by writing a manifest of its own
+generation (``state.manifest``), and only then removes unfinished files of earlier query runs. A crash at any point
+therefore leaves either the earlier contents or the state that the query run starts from.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ log = logging.getLogger("penstock.recovery")
 
 
 class StateDirectory:
-    """A topology's own folder in the state directory."""
+    """The folder of one topology in the state directory. Not thread-safe."""
 
     def __init__(
         self, plan: Plan, topology: Topology, folder: str | None = None, owner: Ownership | None = None
     ) -> None:
-        """``owner``: of all query runs of this driver; without one, this object stands for a driver of its own."""
+        """``owner``: shared by all query runs of this driver. Without it, this object acts as a separate
+        driver."""
         self.store = StateStore(folder or topology.settings.delivery.state_dir).child(topology.name)
         self.owner = owner or Ownership(topology.name)
         self._plan, self._delivery = plan, topology.settings.delivery.guarantee
@@ -41,19 +42,21 @@ class StateDirectory:
 
     @property
     def generation(self) -> int:
-        """The generation that this driver claimed last."""
+        """The newest generation that this driver has claimed."""
         return self.owner.generation
 
     @property
     def epoch(self) -> int:
-        """The committed epoch to begin with; 0: from nothing."""
+        """The committed epoch to start from. 0 if there is no committed state."""
         return 0 if self._manifest is None else self._manifest.epoch
 
     def recover(self, published: int = 0) -> None:
-        """Take the directory over, and find what to begin with. Raises ``StateError`` where that does not fit the
-        topology, ``Superseded`` where another driver has taken over since this one last did. ``published``: the
-        newest epoch whose sinks are known to have published all, so that nothing they prepared for it is of use
-        any more."""
+        """Take the directory over and find the epoch to start from. Called once per query run, before it starts.
+
+        ``published``: the newest epoch that all sinks are known to have published. Their tokens for it are
+        dropped. Raises ``StateError`` if the state does not match the topology, and ``Superseded`` if another
+        driver has taken over since the last call.
+        """
         self.store.check_owner()
         generation = self.owner.claim(self.store)
         found = manifests.newest(self.store)
@@ -63,11 +66,12 @@ class StateDirectory:
         self._begin_with(found, generation)
         self._manifest = checked
         if self.epoch:
-            log.info("topology '%s' goes on from epoch %d", self._plan.topology, self.epoch)
+            log.info("topology '%s' continues from epoch %d", self._plan.topology, self.epoch)
 
     def _begin_with(self, found: Manifest | None, generation: int) -> None:
-        """The switch to another generation, and the clean-up after it. What was published is carried over before:
-        the record of a generation without a manifest is never read."""
+        """Write the first manifest of a generation, and clean up."""
+        # The record of what was published is written before the manifest that makes it readable. A crash in
+        # between does no harm: the record of a generation without a manifest is never read.
         if found is not None and self._known_published(found) >= found.epoch > 0:
             write_published(self.store, generation, found.epoch)
         if found is None:
@@ -80,47 +84,54 @@ class StateDirectory:
         self._clean_up(generation)
 
     def _known_published(self, manifest: Manifest) -> int:
-        """The newest published epoch of a history. If a later one than the manifest's was published, so was the
-        manifest's."""
+        """The newest epoch published by the manifest's generation or a later one. If an epoch after the manifest's
+        was published, then so was the manifest's own."""
         later = {name.generation for name in manifests.history(self.store) if name >= manifest.name}
         return max((read_published(self.store, generation) for generation in later), default=0)
 
     def _clean_up(self, generation: int) -> None:
-        """Remove what no manifest needs. If that fails, the query run starts all the same."""
+        """Remove files that no manifest refers to. An error is logged; the query run starts anyway."""
         try:
             manifests.sweep(self.store, generation)
             manifests.prune(self.store, generation)
             forget_published(self.store, generation)
         except StateError as error:
-            log.warning("old snapshots stay: %s", error)
+            log.warning("old snapshots could not be removed: %s", error)
 
     def look(self) -> None:
-        """Find what a query run would begin with now, without taking the directory over, to prefetch it.
-        Raises ``StateError`` where it does not fit the topology. What sinks prepared is left out: it is published
-        by those who prepared it."""
+        """Find the epoch that a query run would start from now, without taking the directory over. Called to
+        prefetch state while another query run still owns the directory.
+
+        Leaves out the tokens of sinks, since the running query publishes them. Raises ``StateError`` if the state
+        does not match the topology.
+        """
         found = manifests.newest(self.store)
         self._manifest = None if found is None else self._checked(found, found.epoch)
 
     def tasks(self) -> TaskStates:
-        """What each task of the plan begins with, as JSON, by task key (``runtime.archive.Entries``)."""
+        """Return the state that each task of the plan starts from, by task key. Empty if there is no committed
+        state."""
         manifest = self._manifest
         if manifest is None or not manifest.epoch:
             return {}
         return {task.key: self._entry(manifest, task) for task in self._plan.tasks}
 
     def fall_back(self, error: str) -> None:
-        """The epoch's snapshots cannot be read: the next ``recover`` begins with the one before. Raises
-        ``StateError`` where there is none, ``Superseded`` where another driver has taken over."""
+        """Make the next ``recover`` start from the previous committed epoch. Called when the snapshots of the
+        current one cannot be read; ``error`` says why.
+
+        Raises ``StateError`` if there is no earlier epoch, and ``Superseded`` if another driver has taken over.
+        """
         self.owner.check(self.store)
         before = manifests.newest(self.store, before=self.epoch)
         if before is None or not before.epoch:
             raise StateError(
                 f"topology '{self._plan.topology}'",
-                f"its newest snapshot cannot be read, and there is no other: {error}",
+                f"its newest snapshot cannot be read, and there is no older one: {error}",
             )
         log.error(
-            "%s FALLING BACK from epoch %d to epoch %d: what was done in between is done again, and sinks that "
-            "published it will hold it twice.",
+            "%s FALLING BACK from epoch %d to epoch %d: tuples in between are processed again, and sinks that "
+            "published their results will contain them twice.",
             error,
             self.epoch,
             before.epoch,
@@ -128,7 +139,7 @@ class StateDirectory:
         self._begin_with(before, self.owner.claim(self.store))
 
     def clear(self) -> None:
-        """Begin from nothing: forget all that was committed. It is forgotten at once or not at all."""
+        """Discard all committed state, atomically, so that the next query run starts from nothing."""
         self.store.check_owner()
         self._begin_with(None, self.owner.claim(self.store))
         for name in self.store.list("tasks/"):
@@ -136,12 +147,16 @@ class StateDirectory:
                 self.store.remove(name)
 
     def forget(self) -> None:
-        """Begin from nothing, and leave what is here as it is."""
+        """Make this object start from nothing, without changing the directory."""
         self._manifest = None
 
     def adopt(self, savepoint: StateStore) -> int:
-        """Begin from a savepoint instead of what is here; returns its epoch. What is here stays in force until the
-        savepoint is copied whole."""
+        """Replace the state in this directory by a savepoint, and return the savepoint's epoch. The directory's
+        own state stays valid until the savepoint has been copied completely.
+
+        Raises ``StateError`` if the savepoint is damaged or does not match the topology, and ``Superseded`` if
+        another driver has taken over.
+        """
         savepoints.check_apart(self.store, savepoint, f"savepoint {savepoint.url}")
         self.store.check_owner()
         found = savepoints.find(savepoint)
@@ -160,7 +175,7 @@ class StateDirectory:
             entry = manifest.tasks.get(task.key, TaskEntry()) if before == now else TaskEntry()
             return SavedTask(dict(entry.parts), entry.tokens)
         owners = owner_rule(self._plan, task.component)
-        assert owners is not None  # else it was refused
+        assert owners is not None  # ``_check`` has rejected components without an owner rule
         sources: dict[int, Chains] = {}
         for source in owners.share(task.index, before, now).sources:
             found = manifest.tasks.get(f"{task.component}/{source}", TaskEntry())
@@ -169,8 +184,8 @@ class StateDirectory:
         return InheritedTask(before, now, owners, sources, [])
 
     def _checked(self, manifest: Manifest, published: int, of_savepoint: bool = False) -> Manifest:
-        """The manifest, without what sinks prepared where that is published. Raises ``StateError`` where a
-        component with state is gone, or has another number of tasks and cannot have."""
+        """Return the manifest without the tokens of output that is published already. Raises ``StateError`` if a
+        component with state no longer exists, or has a different number of tasks and cannot be rescaled."""
         if manifest.epoch <= published:
             manifest = _without_tokens(manifest)
         known = 0 if of_savepoint else self._known_published(manifest)
@@ -197,7 +212,7 @@ class StateDirectory:
         if prepared:
             raise StateError(
                 where,
-                f"it has {now} tasks now, but what its {before} tasks prepared in epoch {epoch} "
+                f"it has {now} tasks now, but the output that its {before} tasks prepared in epoch {epoch} "
                 "may not be published yet",
                 f"Start it once more with {before} tasks and end it with Ctrl-C; then change the number.",
             )
@@ -210,7 +225,7 @@ class StateDirectory:
             )
 
     def _tasks(self, component: str) -> int:
-        """How many tasks the component has in the plan."""
+        """The number of tasks that the component has in the plan."""
         return len(self._plan.tasks_of.get(component, ()))
 
 
@@ -223,7 +238,7 @@ def _stateful(manifest: Manifest, component: str) -> bool:
 
 
 def _without_tokens(manifest: Manifest, component: str | None = None) -> Manifest:
-    """Of one component, or of all."""
+    """Return the manifest without the tokens of one component, or of all components."""
     tasks = {
         key: TaskEntry(entry.parts) if component in (None, key.rpartition("/")[0]) else entry
         for key, entry in manifest.tasks.items()

@@ -194,13 +194,7 @@ class WorkerRegistry:
             for slot in self.slots.keys() - set(taken.values()):
                 self.slots[slot].free = True
         for worker in taken:
-            self.send(AssignWorker(worker.index, self._next_slots(worker)), worker)
-
-    def _next_slots(self, worker: WorkerId) -> list[list[int]]:
-        """Those of the next stage, by its workers."""
-        return [
-            [slot.index] for each, slot in sorted(self.slot_of_worker.items()) if each.stage == worker.stage + 1
-        ]
+            self.send(AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker)), worker)
 
     def stand_by(self, worker: WorkerId, slot: WorkerId) -> None:
         """Have a free slot prepare to take over the worker."""
@@ -208,7 +202,9 @@ class WorkerRegistry:
             connection = self.slots[slot]
             connection.id, connection.free, connection.ready, connection.left = worker, False, False, None
             connection.closed, connection.problem, connection.ahead, connection.leaving = False, "", -1, 0
-        self.tell(connection, AssignWorker(worker.index, self._next_slots(worker), takes_over=True))
+        self.tell(
+            connection, AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker), takes_over=True)
+        )
 
     def hand_over(self, worker: WorkerId, to: WorkerId) -> None:
         """From now on that slot has the worker: it is told and asked, and speaks for it. What is told to others
@@ -378,6 +374,11 @@ class WorkerRegistry:
         away = any(stats.away for stats in report.tasks.values())
         for worker, held in self._outages.note(connection.id, away, self.workers):
             self._tell(worker, HoldTimeouts(held))
+
+
+def _next_slots(worker: WorkerId, slot_of_worker: Mapping[WorkerId, WorkerId]) -> list[list[int]]:
+    """The slots of the next stage, by its workers."""
+    return [[slot.index] for each, slot in sorted(slot_of_worker.items()) if each.stage == worker.stage + 1]
 
 
 def framed(message: Command | OperatorAnswer) -> bytes:

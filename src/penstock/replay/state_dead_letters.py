@@ -40,7 +40,7 @@ _LENGTH = struct.Struct("<I")
 _REMOVED = "removed"
 _EPOCH = "epoch"
 _PER_GENERATION = 1_000_000  # file numbers per generation: ranges of generations, and unnamed files, never overlap
-_MOST_NAMES = 64  # names group files a writer remembers: more than the number of epochs that wait to be published
+_MOST_NAMES = 64  # names whose files a writer remembers: more than the number of epochs that wait to be published
 
 
 class _File(NamedTuple):
@@ -65,7 +65,7 @@ class _File(NamedTuple):
 
     @property
     def epoch(self) -> int | None:
-        """The epoch group commit makes the file valid; None if there is none."""
+        """The epoch whose commit makes the file valid; None if there is none."""
         kind, _, rest = self.once.partition(".")
         return int(rest.partition(".")[0]) if kind == _EPOCH else None
 
@@ -77,10 +77,10 @@ class _File(NamedTuple):
 class StateDeadLetterStore(DeadLetterStore):
     """Stores files of up to 1,000 dead letters. A file is created exclusively and never changed. The removal of a
     dead letter is a separate marker file. A file is removed with its last dead letter, except the newest file,
-    group number determines the next one."""
+    whose number determines the next one."""
 
     def __init__(self, store: StateStore, generation: int = 0) -> None:
-        """``generation`` is that of the query run group task adds dead letters. Such an object is the only writer
+        """``generation`` is that of the query run whose task adds dead letters. Such an object is the only writer
         of its generation and lists the folder once. Omit it for reading and removing."""
         self._store, self._generation = store, generation
         self._next: int | None = None

@@ -12,16 +12,14 @@ import math
 import random
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from penstock.clock import Clock, SimulatedClock
 from penstock.control.migration import Segment
-from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.driver.commits import Commits
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.recovery import StateDirectory
@@ -34,42 +32,23 @@ from penstock.plan.model import Plan, WorkerId
 from penstock.plan.planner import make_plan
 from penstock.protocol.commands import (
     ActivateSpouts,
-    AssignWorker,
-    CancelLeave,
     CloseTasks,
     Command,
     DeactivateSpouts,
-    OpenTasks,
-    PrepareToLeave,
-    RouteWorker,
     SetMigrationRoutes,
 )
-from penstock.protocol.events import Hello, SlotFreed
 from penstock.protocol.job import Job, make_job
-from penstock.protocol.message_board import MessageBoard
 from penstock.testing.doubles import CaptureBolt, FeederSpout
-from penstock.testing.memory import MemoryTransport
+from penstock.testing.local_move import LocalMove
+from penstock.testing.local_slot import LocalSlot
 from penstock.topology.builder import Topology
 from penstock.topology.tuples import Tuple
-from penstock.worker.archive import WorkerArchive
-from penstock.worker.host import InlineJobs, WorkerHost
-from penstock.worker.message_board import CoordinatorMessageBoard
 from penstock.worker.phase import WorkerPhase
 from penstock.worker.worker import Worker
 
 _TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
 _SLOWEST = 0.2  # the share of rounds in which the slowest worker of an uneven runner takes its turn
 _START_ROUNDS = 1000  # in which all tasks are open: each needs as many as there are stages
-
-
-@dataclass
-class _LocalSlot:
-    """A place where a worker runs: its control connection, and the rows on their way to it."""
-
-    id: WorkerId
-    transport: MemoryTransport
-    channel: deque[pa.Buffer]
-    host: WorkerHost | None = None
 
 
 class LocalRunner:
@@ -120,8 +99,15 @@ class LocalRunner:
         self._start()
         self.activate()
 
-    def _make_slot(self, id: WorkerId) -> _LocalSlot:
-        return _LocalSlot(id, MemoryTransport(self.registry, Hello(id.stage, id.index, 0, 0, "local")), deque())
+    def _make_slot(self, id: WorkerId) -> LocalSlot:
+        crash_at = "" if self._state is None else self._job.settings.lifecycle.crash_at
+        return LocalSlot(
+            id,
+            self._job,
+            self.registry,
+            self.clock_of,
+            lambda worker: CrashPoint(crash_at, str(worker), self._die),
+        )
 
     def _start(self) -> None:
         state, settings = self._state, self._job.settings
@@ -150,20 +136,6 @@ class LocalRunner:
                 self._command,
                 CrashPoint(settings.lifecycle.crash_at, "driver", self._die),
             )
-
-    def _make_host(self, slot: _LocalSlot, assignment: AssignWorker) -> WorkerHost:
-        id = WorkerId(slot.id.stage, assignment.worker)
-        crash = CrashPoint(
-            "" if self._state is None else self._job.settings.lifecycle.crash_at, str(id), self._die
-        )
-        archive = WorkerArchive(self._job.archive, id, crash) if self._job.archive else None
-        clock = self.clock_of(id)
-        worker = Worker(id, self._job, clock, assignment, archive)
-
-        def open_board(on_signal: Callable[[TaskMessage | TaskFlowState], None]) -> MessageBoard:
-            return CoordinatorMessageBoard(slot.transport, on_signal, on_signal)
-
-        return WorkerHost(worker, slot.transport, InlineJobs(), open_board, clock, crash)
 
     def clock_of(self, worker: WorkerId) -> Clock:
         """The clock of the machine that a worker runs on; a test may have one that is wrong."""
@@ -202,7 +174,7 @@ class LocalRunner:
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self._round()
-            wait = min((self._wait(slot) for slot in self._slots.values()), default=0.0)
+            wait = min((slot.wait() for slot in self._slots.values()), default=0.0)
             self.clock.advance(max(min(wait, end - self.clock.now()), _TURN))
 
     def run_until_idle(self, limit: float = 3600.0) -> None:
@@ -276,71 +248,29 @@ class LocalRunner:
     def close(self) -> None:
         """Call ``close`` and ``cleanup`` everywhere. What a worker failed with earlier is not raised again."""
         self.registry.send(CloseTasks())
-        for host in [slot.host for slot in self._slots.values() if slot.host is not None]:
-            failed = host.failure is not None
-            host.take_input()
-            if not failed:
-                self._check(host)
-
-    # ---- moving a worker -----------------------------------------------------------------------------------
+        for slot in self._slots.values():
+            if slot.host is not None and slot.host.failure is not None:
+                slot.host.take_input()
+            else:
+                slot.deliver()
 
     def move(self, id: WorkerId, patience: float = 60.0) -> bool:
         """Have a worker continue in another slot, as on Spark, while the others run. False: it did not leave in
         time, and stays."""
         assert self.commits is not None and self._state is not None, "give the runner a folder"
-        registry, state = self.registry, self._state
-        old_slot = registry.slot_of_worker[id]
-        old, spare = registry.workers[id], WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
-        old.left = None
         self._moves += 1
+        spare = WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
         self._slots[spare] = self._make_slot(spare)
-        new = self._slots[spare].transport.connection
         self._moving = True
         try:
-            registry.stand_by(id, spare)
-            self._route(id, [old_slot.index, spare.index])
-            registry.tell(old, PrepareToLeave(*self.commits.next_move()))
-            self._run_until(lambda: self._commits().begin(self.clock.now(), moves=True))
-            epoch, end = self.commits.newest, self.clock.now() + patience
-            self._run_until(
-                lambda: (old.left is not None and self._commits().published >= epoch) or self.clock.now() >= end
-            )
-            if old.left is None or self.commits.published < epoch:
-                registry.tell(old, CancelLeave())
-                registry.tell(new, CloseTasks())
-                self._route(id, [old_slot.index])
-                return False
-            handover = old.left.handover
-            registry.hand_over(id, spare)
-            registry.tell(old, CloseTasks())
-            self._run_until(lambda: old.closed)
-            state.look()
-            tasks = registry.share(id, state.tasks())
-            registry.tell(new, OpenTasks(registry.nodes(), state.generation, handover.epoch, tasks, handover))
-            for routes in self.migrations.current_routes():
-                registry.tell(new, routes)
-            self._run_until(lambda: new.ready)
-            self._route(id, [spare.index])
-            return True
+            move = LocalMove(id, spare, self.registry, self.commits, self._state, self.clock, self._run_until)
+            return move.carry_out(patience, self.migrations.current_routes())
         finally:
             self._moving = False
-
-    def _route(self, id: WorkerId, slots: list[int]) -> None:
-        """Have the stage before send to these slots, and wait until it does."""
-        senders = [each for each in self.registry.workers if each.stage == id.stage - 1]
-        for sender in senders:
-            self.registry.send(RouteWorker(id.index, slots), sender)
-        self._run_until(
-            lambda: all(self.registry.workers[each].sending.get(id.index) == slots for each in senders)
-        )
 
     def _run_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self.run(_TURN)
-
-    def _commits(self) -> Commits:
-        assert self.commits is not None
-        return self.commits
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
@@ -354,42 +284,17 @@ class LocalRunner:
                 self._commit()
         self._migrate()
 
-    def _pace_of(self, slot: _LocalSlot) -> float:
+    def _pace_of(self, slot: LocalSlot) -> float:
         if slot.host is None:
             return 1.0
         worker = slot.host.worker
         return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
 
-    def _step(self, slot: _LocalSlot) -> None:
+    def _step(self, slot: LocalSlot) -> None:
         """One step of the slot's worker, and its rows on their way."""
-        if slot.host is None and not self._assign(slot):
-            slot.channel.clear()  # what arrives after a worker has moved away is of no use
-            return
-        host = slot.host
-        assert host is not None
-        while slot.channel and host.worker.intake.offer(slot.channel[0]):
-            slot.channel.popleft()
-        for hop, frame in host.step():
+        for hop, frame in slot.step():
             if frame is not None:
                 self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
-        self._check(host)
-        if host.worker.gone:
-            host.close()
-            slot.host = None
-            slot.transport.send(SlotFreed())
-
-    def _assign(self, slot: _LocalSlot) -> bool:
-        """Make the worker that the driver wants in the slot, if any."""
-        inbox = slot.transport.inbox
-        while inbox and slot.host is None:
-            command = inbox.popleft()
-            if isinstance(command, AssignWorker):
-                slot.host = self._make_host(slot, command)
-        return slot.host is not None
-
-    def _check(self, host: WorkerHost) -> None:
-        if host.failure is not None:
-            raise host.failure
         if self.registry.corrupt:
             raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
 
@@ -400,9 +305,7 @@ class LocalRunner:
     def _deliver(self) -> None:
         """Let the workers handle the commands that they have, without a turn."""
         for slot in self._slots.values():
-            if slot.host is not None:
-                slot.host.take_input()
-                self._check(slot.host)
+            slot.deliver()
 
     def _command(self, command: Command, to: WorkerId | None) -> None:
         """What commits send to workers."""
@@ -430,13 +333,8 @@ class LocalRunner:
             for change in self.migrations.decide(self.clock.now(), self.bus.loads()):
                 self._command(change, None)
 
-    def _wait(self, slot: _LocalSlot) -> float:
-        if slot.host is None:
-            return math.inf
-        return 0.0 if slot.channel or slot.transport.inbox else slot.host.wait()
-
     def _in_flight(self) -> bool:
-        busy = any(slot.channel or slot.transport.inbox for slot in self._slots.values())
+        busy = any(slot.busy for slot in self._slots.values())
         return busy or any(worker.inspect().pending for worker in self.workers.values())
 
     def _progress(self) -> int:

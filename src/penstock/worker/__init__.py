@@ -1,2 +1,2 @@
-"""Inside a worker: inboxes, executors, outputs. No pyspark, no sockets, no thread of its own: the Spark side and
-the local runner of ``penstock.testing`` drive the very same code."""
+"""The worker: inboxes, executors and outputs of the tasks of one process. The package imports neither pyspark
+nor sockets, so that Spark tasks and the local runner of ``penstock.testing`` run the same code."""

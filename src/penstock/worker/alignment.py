@@ -1,9 +1,12 @@
-"""Alignment of epochs in a worker: a worker works on one epoch until the marker of its end has come from every
-worker of the stage before, and holds back what belongs to later ones. Exactly once an epoch ends with every
-commit, otherwise only when a worker moves to another node.
+"""Aligns the input of a worker at the ends of epochs.
 
-Reading must go on meanwhile, for all channels share one iterator and the missing marker may sit behind a frame
-that is held. So what is held is bounded in memory, not in number: beyond a limit it goes to a temporary file.
+A worker processes one epoch until it has received the end marker of that epoch from every worker of the previous
+stage. Frames of later epochs are buffered. With exactly-once delivery an epoch ends with every commit, otherwise
+only when a worker moves to another node.
+
+All channels share one iterator, and a missing marker may follow a frame that is buffered, so the reader must
+never stop. The buffer therefore has a limit for memory but not for its length: beyond the limit frames go to a
+temporary file.
 """
 
 from __future__ import annotations
@@ -15,35 +18,37 @@ from collections.abc import Callable
 from penstock.worker.parcel import Parcel
 from penstock.worker.spill import Spill
 
-_MOST_IN_MEMORY = 64 * 1024 * 1024  # bytes of held frames; about 500 full ones
+_MOST_IN_MEMORY = 64 * 1024 * 1024
+"""Bytes of buffered frames that are kept in memory for each epoch: about 500 full frames, more than a short
+delay of one sender causes."""
 
 
 class Alignment:
-    """Which epoch a worker works on. ``marker`` and ``hold`` are called by the worker's reader, the rest by its
-    main loop."""
+    """The epoch that a worker processes, and the frames of later epochs. The reader's thread calls ``marker``
+    and ``hold``, the worker's loop all other methods."""
 
     def __init__(self, upstream: int, epoch: int) -> None:
         self.epoch = epoch
         self.first = 0
-        """What belongs to earlier epochs is of no use: another did it, of which this worker took over."""
+        """Frames of earlier epochs are dropped, because the worker that this one replaces has processed them."""
         self._upstream = upstream
         self._markers: defaultdict[int, set[int]] = defaultdict(set)
         self._held: defaultdict[int, Spill] = defaultdict(lambda: Spill(_MOST_IN_MEMORY))
         self._rows: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        """Tuples held, by epoch and task."""
+        """Number of buffered tuples, by epoch and receiving task."""
         self._senders: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
-        """Tasks something is held for and who sent it, by epoch."""
+        """⟨Receiving task, sending task⟩ of the buffered frames, by epoch."""
         self._lock = threading.Lock()
 
     def marker(self, epoch: int, source_worker: int) -> None:
-        """The last frame of the epoch from that worker of the stage before has come."""
+        """Record that ``source_worker`` of the previous stage has sent its last frame of the epoch."""
         with self._lock:
             if epoch >= self.first:
                 self._markers[epoch].add(source_worker)
 
     def hold(self, parcel: Parcel) -> bool:
-        """Keep a frame if it belongs to a later epoch, or if others of this one still wait; drop it if it is of no
-        use. False: its inbox may have it."""
+        """Buffer a frame of a later epoch, or of this one if earlier frames of it are still buffered. A frame of
+        an epoch before ``first`` is dropped. Returns False if the caller has to put the frame into its inbox."""
         with self._lock:
             epoch = parcel.header.epoch
             if epoch < self.first:
@@ -57,18 +62,19 @@ class Alignment:
 
     @property
     def complete(self) -> bool:
-        """Every frame of this epoch has come, and none of them waits here."""
+        """True when every frame of this epoch has arrived and none is buffered."""
         return self._ended(self.epoch) and not self._held.get(self.epoch)
 
     def begin(self, epoch: int, put: Callable[[Parcel], bool]) -> None:
-        """Work on this epoch from now on."""
+        """Process ``epoch`` from now on. ``put`` receives its buffered frames as in ``refill``."""
         with self._lock:
             self._markers.pop(self.epoch, None)
             self.epoch = epoch
         self.refill(put)
 
     def take_over(self, epoch: int, put: Callable[[Parcel], bool]) -> None:
-        """Begin with this epoch. What came of earlier ones was a copy of what another has done."""
+        """Begin with ``epoch`` in a worker that replaces another. Frames of earlier epochs are dropped: they are
+        copies of frames that the other worker has processed."""
         with self._lock:
             self.first = epoch
             for each in [each for each in self._held if each < epoch]:
@@ -80,18 +86,18 @@ class Alignment:
         self.begin(epoch, put)
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Delete the temporary files."""
         with self._lock:
             for frames in self._held.values():
                 frames.close()
 
     def advance(self, put: Callable[[Parcel], bool]) -> None:
-        """Go on to the next epoch."""
+        """Process the next epoch from now on."""
         self.begin(self.epoch + 1, put)
 
     def refill(self, put: Callable[[Parcel], bool]) -> None:
-        """Put what was held for this epoch where it belongs, in the order it came, until that refuses. The
-        reader waits meanwhile: a frame that comes now must not overtake them."""
+        """Pass the buffered frames of this epoch to ``put`` in their order of arrival, until ``put`` returns
+        False. The reader waits for the lock meanwhile, so that a new frame cannot overtake them."""
         if self.epoch not in self._held:
             return
         with self._lock:
@@ -106,13 +112,13 @@ class Alignment:
 
     @property
     def waiting(self) -> bool:
-        """Frames of this epoch wait for room."""
+        """True while frames of this epoch are buffered because their inbox has no room."""
         return self.epoch in self._held
 
     def behind(self) -> Counter[int]:
-        """Tuples held for each task that wait for this worker alone: those of this epoch, and of each later one
-        that all markers before it have come for. The others wait for a slow worker elsewhere, and who sends them
-        is not to blame."""
+        """Number of buffered tuples of each task that only this worker delays: those of this epoch, and those of
+        each later epoch whose predecessors have all their markers. The other buffered tuples wait for a slow
+        worker elsewhere, and flow control must not slow down their senders."""
         total: Counter[int] = Counter()
         if self._held:
             with self._lock:
@@ -125,19 +131,20 @@ class Alignment:
         return total
 
     def _ended(self, epoch: int) -> bool:
-        """The last frame of the epoch has come from everywhere."""
+        """True when every worker of the previous stage has sent its last frame of the epoch."""
         return len(self._markers.get(epoch, ())) == self._upstream > 0
 
     @property
     def next_task(self) -> int | None:
-        """The task whose frame is the next to leave here."""
+        """The receiver of the first buffered frame of this epoch; None if there is none."""
         with self._lock:
             first = self._held[self.epoch].first() if self.epoch in self._held else None
             return None if first is None else first.header.target_task
 
     def ahead(self) -> set[tuple[int, int]]:
-        """Tasks and senders of later epochs, where more is held than fits in memory: they are ahead of a sender
-        this worker still waits for, and should wait for it too. Not that sender: it would never come."""
+        """⟨Receiving task, sending task⟩ of the frames of later epochs, once the buffer has reached the disk.
+        These senders are ahead of the sender whose marker is missing and should wait for it. The missing sender
+        is never in the result: a sender that waits would never send its marker."""
         if not any(frames.rows_on_disk for frames in list(self._held.values())):
             return set()
         with self._lock:
@@ -145,6 +152,6 @@ class Alignment:
 
     @property
     def held(self) -> int:
-        """Tuples held back."""
+        """Number of buffered tuples."""
         with self._lock:
             return sum(frames.rows for frames in self._held.values())

@@ -1,4 +1,4 @@
-"""A worker's side of the state directory: restores its tasks and writes what they snapshot."""
+"""A worker's access to the state directory: it restores the state of tasks and writes their snapshots."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from penstock.worker.snapshots import Restored, WorkerSnapshot
 
 @dataclass(frozen=True)
 class _Chain:
-    """A chain that a task is to begin with."""
+    """The chain of snapshot parts from which one state of a task is restored."""
 
     key: str
     source: int | None
-    """The task before that it comes from; None: the task itself."""
+    """Index of the task that wrote the chain, if the number of tasks has changed; None: the task itself."""
     state: str
     parts: list[SnapshotPart]
     share: tuple[int, int, Owners] | None
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Two chains of one place are the same state, earlier and later."""
+        """Identifies the state. Two chains with the same ``place`` are an earlier and a later version of one
+        state."""
         return self.key, self.source, self.state, self.share
 
     def decoder(self) -> DecodedChain:
@@ -40,20 +41,21 @@ class _Chain:
             return DecodedChain()
         share = _share(self.key, *self.share)
         if share.hash is None:
-            return DecodedChain()  # all of it
+            return DecodedChain()  # the task gets the whole state
         return DecodedChain(partial(share.of, source=self.source, state=self.state))
 
 
 @dataclass
-class _Ahead:
-    """What was read of a chain so far."""
+class _Prefetched:
+    """The parts of a chain that have been read before ``restore``."""
 
     chain: DecodedChain
     parts: list[SnapshotPart] = field(default_factory=list)
 
 
 class WorkerArchive:
-    """Used by one thread at a time: by the loop until the tasks are restored, then by background jobs."""
+    """Reads and writes the snapshots of one worker. Not thread-safe: the worker's loop uses it until the tasks
+    are restored, afterwards only background jobs do, one at a time."""
 
     def __init__(self, folder: str, worker: WorkerId, crash: CrashPoint) -> None:
         self._generation = 0
@@ -61,32 +63,34 @@ class WorkerArchive:
         self._writer = SnapshotWriter(self._store)
         self._worker, self._crash = worker, crash
         self._written = 0
-        self._ahead: dict[tuple[Any, ...], _Ahead] = {}
+        self._prefetched: dict[tuple[Any, ...], _Prefetched] = {}
 
     def prefetch(self, entries: TaskStates) -> None:
-        """Read and decode what ``restore`` will probably be asked for, while others still write: entries of the
-        newest epoch committed so far. Called again, it reads what is new since. What cannot be read any more (the
-        epoch was followed by others, and its files removed) is left to ``restore``."""
-        read: dict[tuple[Any, ...], _Ahead] = {}
+        """Read and decode the state that ``restore`` will probably need, while the old workers still write.
+        ``entries`` belong to the newest committed epoch; a further call reads only the new parts. A chain that
+        cannot be read is skipped and left to ``restore``: its files may have been removed after a later
+        commit."""
+        read: dict[tuple[Any, ...], _Prefetched] = {}
         for chain in _chains(entries):
-            known = self._known(chain) or _Ahead(chain.decoder())
+            known = self._find_prefetched(chain) or _Prefetched(chain.decoder())
             try:
                 self._catch_up(known, chain)
             except (SnapshotCorrupt, StateUnavailable):
                 continue
             read[chain.place] = known
-        self._ahead = read
+        self._prefetched = read
 
     def restore(self, entries: TaskStates, generation: int) -> dict[str, Restored]:
-        """What the tasks begin with. ``generation``: in the names of the files written from now on, so that they
-        differ from those of other query runs. Raises ``SnapshotCorrupt``."""
+        """Read the state with which the tasks begin. ``generation`` becomes part of the names of all files that
+        are written from now on, so that they differ from those of other query runs. Raises ``SnapshotCorrupt``,
+        or ``StateUnavailable`` if the file system does not answer."""
         self._generation = generation
         found: dict[str, dict[int | None, dict[str, Sequence[bytes]]]] = {key: {} for key in entries}
-        goes_on: dict[str, dict[str, list[SnapshotPart]]] = {
+        own_chains: dict[str, dict[str, list[SnapshotPart]]] = {
             key: {} for key, entry in entries.items() if isinstance(entry, SavedTask)
         }
         for chain in _chains(entries):
-            known = self._known(chain)
+            known = self._find_prefetched(chain)
             if known is None:
                 data: Sequence[bytes] = [read_part(self._store, part) for part in chain.parts]
             else:
@@ -94,16 +98,16 @@ class WorkerArchive:
                 data = known.chain
             found[chain.key].setdefault(chain.source, {})[chain.state] = data
             if chain.source is None:
-                goes_on[chain.key][chain.state] = chain.parts
-        self._ahead = {}  # the tasks take it over
-        self._writer.adopt(goes_on)
+                own_chains[chain.key][chain.state] = chain.parts
+        self._prefetched = {}  # from now on the tasks own the decoded chains
+        self._writer.adopt(own_chains)
         return {key: _restored(key, entry, found[key]) for key, entry in entries.items()}
 
     def write(self, snapshot: WorkerSnapshot) -> dict[str, SavedTask]:
-        """Write a snapshot (step 3 of a commit). Raises ``StateError``; then the next snapshot of these tasks must
-        be full."""
+        """Write a snapshot and return the chains that a manifest refers to. Called in a background job. Raises
+        ``StateError``; the next snapshot of these tasks must then be full."""
         name = snapshot_name(snapshot.epoch, self._generation, self._worker.stage, self._worker.index)
-        self._written += 1  # at least once a worker with spouts and bolts writes twice in an epoch
+        self._written += 1  # with at-least-once delivery a worker with spouts and bolts writes twice in an epoch
         name = f"{name}-{self._written}"
         chains = self._writer.write(name, snapshot.snapshots)
         self._crash("written", snapshot.epoch)
@@ -114,12 +118,12 @@ class WorkerArchive:
             for key in snapshot.snapshots
         }
 
-    def _known(self, chain: _Chain) -> _Ahead | None:
-        """What was read of the chain ahead; None where that is nothing, or the chain was begun anew since."""
-        known = self._ahead.get(chain.place)
+    def _find_prefetched(self, chain: _Chain) -> _Prefetched | None:
+        """The prefetched parts of the chain; None if there are none, or if a full snapshot has replaced them."""
+        known = self._prefetched.get(chain.place)
         return known if known is not None and chain.parts[: len(known.parts)] == known.parts else None
 
-    def _catch_up(self, known: _Ahead, chain: _Chain) -> None:
+    def _catch_up(self, known: _Prefetched, chain: _Chain) -> None:
         for part in chain.parts[len(known.parts) :]:
             known.chain.add(read_part(self._store, part))
             known.parts.append(part)

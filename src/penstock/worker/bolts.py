@@ -1,4 +1,5 @@
-"""Runs a bolt: takes parcels from its inbox and executes them, a chunk of tuples or a whole batch at a time."""
+"""Executors of bolts: each takes parcels from its inbox and executes a chunk of tuples or a whole batch at a
+time."""
 
 from __future__ import annotations
 
@@ -29,19 +30,22 @@ from penstock.topology.components import (
 )
 from penstock.topology.streams import Stream
 from penstock.topology.tuples import TICK, Tuple, tuple_type
-from penstock.worker.collectors import BoltArrowCollector, HeldTuples, RichTupleCollector, TupleCollector
+from penstock.worker.arrow_collectors import BoltArrowCollector
+from penstock.worker.collectors import HeldTuples, RichTupleCollector, TupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.inbox import Inbox
 from penstock.worker.parcel import Parcel
 
-_TIMEOUT_SLACK = 1.0  # seconds by which the youngest tuple of a frame may be younger than the oldest, its ``born``
+_TIMEOUT_SLACK = 1.0
+"""Seconds added to the message timeout. The header of a frame carries the birth of its oldest tuple; its
+youngest tuple may be that much younger."""
 
 B = TypeVar("B", bound=BaseBolt)
 
 
 class BoltExecutor(Executor[B]):
-    """What all forms of bolt share."""
+    """The part that is the same for all kinds of bolts. Used by the worker's loop only."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class BoltExecutor(Executor[B]):
         self.expected: dict[tuple[int, int], int] = {}
         """The number of the next frame, by sender and stream."""
         self.arrived_before: tuple[int, ...] = (0, 0)
-        """Tuples and bytes that came while the task was in another process."""
+        """Tuples and bytes that arrived before the task moved to this process."""
         self._parcel: Parcel | None = None
         self._lineage: Lineage | None = None
         self._left = 0
@@ -73,17 +77,18 @@ class BoltExecutor(Executor[B]):
 
     @property
     def busy(self) -> bool:
-        """A parcel is being executed or waits."""
+        """True while a parcel is being executed or waits in the inbox."""
         return self._parcel is not None or bool(self.inbox)
 
     @property
     def may_run(self) -> bool:
-        """There is work, and what comes of it may leave."""
+        """True if there is work, and flow control and the dead letter store accept its results."""
         return self.busy and not self.send_queues.held_back and (self.given_up is None or not self.given_up.waits)
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
-        """Tuples and bytes that its inbox ever took."""
+        """Tuples and bytes that have entered the task's inbox, here and before the task moved to this
+        process."""
         tuples, size = self.arrived_before
         return tuples + self.inbox.arrived - self.inbox.behind, size + self.inbox.arrived_bytes
 
@@ -125,10 +130,10 @@ class BoltExecutor(Executor[B]):
         return True
 
     def tick(self) -> None:
-        """Hand the bolt its tick tuple."""
+        """Execute the bolt's tick tuple. Raises ``SinkRefused``; other errors of user code are reported."""
         assert self.tick_interval is not None and self.next_tick is not None
         now = self._clock.monotonic()
-        while self.next_tick <= now:  # ticks missed while the task was busy are not made up for
+        while self.next_tick <= now:  # ticks missed while the task was busy are skipped
             self.next_tick += self.tick_interval
         born = self._clock.now()
         try:
@@ -140,7 +145,8 @@ class BoltExecutor(Executor[B]):
         self._note_birth(born)
 
     def hold_timeouts(self, held: bool) -> None:
-        """While held no tuple has timed out; from the end of it on each has the whole time again."""
+        """While ``held``, no tuple counts as timed out. When the hold ends, the timeout of every tuple starts
+        again."""
         if self._holds_timeouts and not held:
             self._timeouts_since = self._clock.now()
         self._holds_timeouts = held
@@ -148,19 +154,19 @@ class BoltExecutor(Executor[B]):
     def close(self) -> None:
         self._guard("cleanup", self.component.cleanup)
 
-    # ---- what the forms differ in ----------------------------------------------------------------------
+    # ---- implemented by each kind of bolt --------------------------------------------------------------
 
     @abstractmethod
     def _open(self, conf: Conf) -> None:
-        """Make the collector and call ``prepare``."""
+        """Create the collector and call the component's ``prepare``."""
 
     @abstractmethod
     def _take(self, batch: pa.RecordBatch) -> None:
-        """The next parcel's tuples."""
+        """Accept the tuples of the next parcel."""
 
     @abstractmethod
     def _work(self) -> int:
-        """Execute some of them, the last included where that is all; returns how many."""
+        """Execute some tuples of the current parcel and return how many."""
 
     def _tick(self) -> None: ...
 
@@ -185,14 +191,14 @@ class BoltExecutor(Executor[B]):
         self._left = 0
 
     def _given_up(self, header: Header) -> bool:
-        """Every tuple of the parcel stems from roots that have timed out: their spouts send them again, so to
-        execute them now would only make the next ones late too."""
+        """True if every tuple of the parcel descends from roots that have timed out. The spouts emit them again,
+        so executing the tuples now would only delay the following ones."""
         lineage = self._lineage
         if lineage is None or self._holds_timeouts:
             return False
         if self._clock.now() - max(header.born, self._timeouts_since) < self._timeout + _TIMEOUT_SLACK:
             return False
-        return len(np.unique(lineage.group)) == len(lineage.ends)  # none of them is untracked
+        return len(np.unique(lineage.group)) == len(lineage.ends)  # no tuple is untracked
 
     def _source(self) -> Source:
         assert self._parcel is not None
@@ -230,9 +236,9 @@ class BoltExecutor(Executor[B]):
             ) from error
 
     def _check_sequence(self, parcel: Parcel) -> None:
-        """Frames from one task to another arrive once and in order. Exactly once anything else is raised: an epoch
-        without those tuples must not be committed. At least once they time out and are emitted again, so it is
-        reported only."""
+        """Check that frames from one task arrive once and in order. With exactly-once delivery a violation is
+        raised, because an epoch with missing tuples must not be committed. Otherwise it is only reported: with
+        at-least-once delivery the lost tuples time out and are emitted again."""
         if isinstance(parcel.content, pa.RecordBatch):
             return
         header = parcel.header
@@ -243,7 +249,7 @@ class BoltExecutor(Executor[B]):
             error = FramesLost(
                 f"component '{self.context.component}', task {self.context.task}",
                 f"frame {header.sequence} from task {header.source_task} arrived where frame {expected} was next",
-                "Frames were lost, doubled or overtaken on the way.",
+                "Frames were lost, duplicated or reordered in transit.",
             )
             if self.context.delivery == "exactly_once":
                 raise error
@@ -251,14 +257,14 @@ class BoltExecutor(Executor[B]):
 
 
 class BasicExecutor(BoltExecutor[BasicBolt]):
-    """Emitted tuples are anchored to the input, which is acked when ``execute`` returns and failed when it
-    raises."""
+    """Runs a ``BasicBolt``: emitted tuples are anchored to the input tuple, which is acked when ``execute``
+    returns and failed when it raises."""
 
     def _open(self, conf: Conf) -> None:
         self._collector = TupleCollector(self.context.component, self.outputs)
         self._rows: Iterator[Any] = iter(())
         self._values: Iterator[Any] = iter(())
-        """The first field's values: how many of them are left says which row is executed."""
+        """Values of the first field. The number of remaining values tells which row is being executed."""
         self._groups_acked = 0
         self._lengths = [buffer.waiting for buffer in self._buffers]
         self._guard("prepare", self.component.prepare, conf, self.context)
@@ -295,13 +301,14 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 for tup in chunk:
                     execute(tup, collector)
                 return
-            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
                 blamed = blame(self.context.component, "execute", error, tup)
                 self.report(blamed)
                 self._give_up(tup, str(blamed))
 
     def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
-        """The same, noting after each tuple how many rows wait: what it emitted stems from it."""
+        """As ``_execute``, and record the number of waiting rows after each tuple, which tells which input tuple
+        each emitted row descends from."""
         execute, collector = self.component.execute, self._collector
         before = [length() for length in self._lengths]
         marks: list[list[int]] = [[] for _ in self._lengths]
@@ -321,7 +328,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                         for note_, length_ in notes:
                             note_(length_())
                 break
-            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
                 self._fail_row(error, tup, lineage, begin + len(marks[0]))
                 for note_, length_ in notes:
                     note_(length_())
@@ -332,7 +339,8 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
 
     def _execute_as_one(self, chunk: Iterable[Any], lineage: Lineage) -> None:
-        """All rows are one group, or nothing can be emitted: no need to note what comes of which."""
+        """As ``_execute_marked``, for rows that all have the same roots or a bolt without output. There is no
+        need to record which row descends from which tuple."""
         execute, collector = self.component.execute, self._collector
         before = [length() for length in self._lengths]
         tup: Any = None
@@ -341,7 +349,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 for tup in chunk:
                     execute(tup, collector)
                 break
-            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
                 self._fail_row(error, tup, lineage, lineage.rows - length_hint(self._values) - 1)
         for buffer, start in zip(self._buffers, before, strict=True):
             rows = buffer.waiting()
@@ -365,7 +373,8 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
 
 
 class RichExecutor(BoltExecutor[RichBolt]):
-    """Anchors, acks and fails are the bolt's own affair; what it raises fails the tuple."""
+    """Runs a ``RichBolt``, which anchors, acks and fails tuples itself. A tuple whose ``execute`` raises is
+    failed."""
 
     def _open(self, conf: Conf) -> None:
         self._rows: Iterator[Tuple] = iter(())
@@ -393,7 +402,7 @@ class RichExecutor(BoltExecutor[RichBolt]):
                 for tup in chunk:
                     execute(tup)
                 return count
-            except USER_ERRORS as error:  # user code may raise anything; the next tuple is another matter
+            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
                 blamed = blame(self.context.component, "execute", error, tup)
                 self.report(blamed)
                 assert tup is not None
@@ -401,7 +410,8 @@ class RichExecutor(BoltExecutor[RichBolt]):
 
 
 class BatchExecutor(BoltExecutor[BatchBolt]):
-    """A whole parcel at a time, acked when ``execute_batch`` returns and failed when it raises."""
+    """Runs a ``BatchBolt``: one call for each parcel, which is acked when ``execute_batch`` returns and failed
+    when it raises."""
 
     def _open(self, conf: Conf) -> None:
         self._batch: pa.RecordBatch | None = None

@@ -1,39 +1,34 @@
-"""What components emit with. The hot path of tuple components: one closure call per emitted tuple."""
+"""Collectors: the objects with which components emit tuples. Tuple components make one call for each emitted
+tuple, so ``emit`` is a closure made for the stream."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from penstock.acking.lineage import Anchors, Lineage, of_all, of_groups, part_of
-from penstock.columns import to_column
-from penstock.errors import ComponentError, FieldCountError, FieldTypeError
+from penstock.acking.lineage import Lineage, of_all, part_of
 from penstock.metrics.stats import TaskStats
-from penstock.topology.components import Columns
-from penstock.topology.streams import DEFAULT_STREAM, Stream
+from penstock.topology.streams import DEFAULT_STREAM
 from penstock.topology.tuples import Tuple
+from penstock.worker.emitting import Outputs, direct_only, direct_output, named_output, wrong_count
 from penstock.worker.outputs import StreamOutput
 from penstock.worker.tracking import MessageIds, Tracker
-
-Outputs = Mapping[str, StreamOutput]
-
 
 Append = Callable[[Sequence[Any]], None]
 Emit = Callable[..., None]
 
 
 def make_append(output: StreamOutput) -> Append:
-    """Adds one tuple's values to the waiting columns, all or none."""
+    """Make the function that adds the values of one tuple to the waiting columns, all or none. It raises
+    ``FieldCountError``."""
     stream = output.stream
     adds = [column.append for column in output.columns]
 
     def append(values: Sequence[Any]) -> None:
         if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(adds):
-            _wrong_count(stream, values)
+            wrong_count(stream, values)
         for add, value in zip(adds, values, strict=True):
             add(value)
 
@@ -41,10 +36,11 @@ def make_append(output: StreamOutput) -> Append:
 
 
 def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]], None]) -> Emit:
-    """The ``emit`` of a tuple component: ``output`` is its plain default stream, if it has one.
+    """Make the ``emit`` of a tuple component. ``output`` is its default stream, unless that is direct or
+    missing; ``emit_on`` emits on any other stream.
 
-    Called for every tuple, so streams of one or two fields have forms of their own: unpacking checks the
-    number of values and takes them apart in one step.
+    ``emit`` is called for every tuple, so streams of one or two fields have special versions: unpacking checks
+    the number of values and reads them in one step.
     """
     if output is None or len(output.columns) > 2:
         append = None if output is None else make_append(output)
@@ -65,9 +61,9 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                 try:
                     (value,) = values
                 except (ValueError, TypeError):
-                    _wrong_count(declared, values)
+                    wrong_count(declared, values)
                 if value is values:  # "a" unpacks to "a"
-                    _wrong_count(declared, values)
+                    wrong_count(declared, values)
                 add(value)
             else:
                 emit_on(stream, values)
@@ -80,9 +76,9 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
             try:
                 first, second = values
             except (ValueError, TypeError):
-                _wrong_count(declared, values)
+                wrong_count(declared, values)
             if values.__class__ is str:
-                _wrong_count(declared, values)
+                wrong_count(declared, values)
             add_first(first)
             add_second(second)
         else:
@@ -92,7 +88,7 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
 
 
 class TupleCollector:
-    """For basic bolts, and the base of the other two."""
+    """The collector of basic bolts, and the base class of the collectors of rich bolts and spouts."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         self._component, self._outputs = component, outputs
@@ -110,21 +106,21 @@ class TupleCollector:
     def emit_columns(self, *columns: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
-            _direct_only(output.stream)
+            direct_only(output.stream)
         if len(columns) != len(output.columns) or len(set(map(len, columns))) != 1:
-            _wrong_count(output.stream, [f"{len(column)} values" for column in columns])
+            wrong_count(output.stream, [f"{len(column)} values" for column in columns])
         for waiting, column in zip(output.columns, columns, strict=True):
             waiting.extend(column)
 
     def _emit_on(self, stream: str, values: Sequence[Any]) -> None:
         output = named_output(self._component, self._outputs, stream)
         if output.stream.direct:
-            _direct_only(output.stream)
+            direct_only(output.stream)
         self._append[stream](values)
 
 
 class RichTupleCollector(TupleCollector):
-    """For rich bolts. Where acks are not tracked they are only counted."""
+    """The collector of rich bolts. If acks are not tracked, it only counts them."""
 
     def __init__(
         self,
@@ -134,7 +130,7 @@ class RichTupleCollector(TupleCollector):
         tracker: Tracker | None,
         give_up: Callable[[Iterable[Any], str], None] = lambda values, error: None,
     ) -> None:
-        """``give_up``: called for a tuple that fails where nobody emits it again."""
+        """``give_up`` is called for a failed tuple that no spout will emit again."""
         super().__init__(component, outputs)
         self._stats, self._tracker, self._give_up = stats, tracker, give_up
         if tracker is not None:
@@ -168,7 +164,8 @@ class RichTupleCollector(TupleCollector):
         self._stats.failed += 1
 
     def _anchor(self, output: StreamOutput, anchors: Tuple | Sequence[Tuple] | None) -> None:
-        """Note what the row emitted last stems from. A tuple that was acked already anchors nothing."""
+        """Record the anchors of the row that was emitted last. A tuple that is acked already has no effect as an
+        anchor."""
         if not anchors or output.origins is None:
             return
         given = [anchors] if isinstance(anchors, Tuple) else anchors
@@ -178,14 +175,15 @@ class RichTupleCollector(TupleCollector):
 
 
 class HeldTuples:
-    """The tuples of one frame in a rich bolt's hands. A group is acked when all its tuples are."""
+    """The tuples of one frame that a rich bolt has received and not yet acked. Tuples with the same roots form a
+    group, which is acked when all its tuples are."""
 
     def __init__(self, lineage: Lineage, tracker: Tracker) -> None:
         self._lineage, self._tracker = lineage, tracker
         self._left = np.diff(lineage.ends, prepend=0).tolist()
 
     def mark(self, tuples: Iterable[Tuple]) -> Iterator[Tuple]:
-        """The tuples as they are handed out, each knowing its group."""
+        """Return the tuples, each with a reference to its group."""
         for tup, group in zip(tuples, self._lineage.group_of_rows().tolist(), strict=True):
             tup.__dict__[_HELD] = (self, group)
             yield tup
@@ -194,7 +192,7 @@ class HeldTuples:
         return part_of(self._lineage, tup.__dict__[_HELD][1])
 
     def ack(self, tup: Tuple) -> None:
-        _, group = tup.__dict__.pop(_HELD)  # a second ack finds nothing
+        _, group = tup.__dict__.pop(_HELD)  # so that a second ack has no effect
         self._left[group] -= 1
         if not self._left[group]:
             self._tracker.tally.add(self._lineage.entries(group, group + 1))
@@ -214,8 +212,8 @@ def _held(tup: Tuple) -> HeldTuples | None:
 
 
 class SpoutTupleCollector(TupleCollector):
-    """For spouts. ``done`` collects the message ids where acks are not tracked: what becomes of them is the
-    executor's affair."""
+    """The collector of spouts. If acks are not tracked, ``done`` collects the message ids, which the executor
+    acks when the guarantee allows it."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
@@ -227,7 +225,8 @@ class SpoutTupleCollector(TupleCollector):
         return named_output(self._component, self._outputs, stream).ready()
 
     def _make_emit(self, emit_tuple: Emit, default: StreamOutput | None) -> Emit:
-        """The emit of the base class and a note of the message id; in one for a stream of one field."""
+        """Make an ``emit`` that also records the message id. A stream of one field has a version without the
+        second call."""
         notes, note_default = self._note, self._note.get(DEFAULT_STREAM)
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
@@ -271,209 +270,3 @@ class SpoutTupleCollector(TupleCollector):
                 done.append(msg_id)
 
         return note
-
-
-class ArrowCollector:
-    """What both forms of batch collector share. ``notes`` come with each tuple: its anchors or message id."""
-
-    _notes_name: ClassVar[str]
-    """For the number of notes."""
-
-    def __init__(self, component: str, outputs: Outputs) -> None:
-        self._component, self._outputs = component, outputs
-
-    def _add_batch(
-        self, columns: Columns, stream: str, notes: Sequence[Any] | None
-    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
-        output = named_output(self._component, self._outputs, stream)
-        if output.stream.direct:
-            _direct_only(output.stream)
-        return output, self._add(output, columns, None, notes), notes
-
-    def _add_direct(
-        self, task: int, columns: Columns, stream: str, notes: Sequence[Any] | None
-    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
-        output = direct_output(self._component, self._outputs, stream, task)
-        return output, self._add(output, columns, task, notes), notes
-
-    def _add(self, output: StreamOutput, columns: Columns, task: int | None, notes: Sequence[Any] | None) -> int:
-        """Add the rows, all or none; returns how many."""
-        batch = as_batch(output.stream, columns)
-        rows = int(batch.num_rows)
-        if notes is not None and len(notes) != rows:
-            raise FieldCountError(
-                _where(output.stream),
-                f"{self._notes_name} must have one item for each tuple, but there are {len(notes)} for {rows}",
-            )
-        if rows:
-            output.add_batch(batch, task)
-        return rows
-
-
-class BoltArrowCollector(ArrowCollector):
-    """For batch bolts. ``lineage`` is that of the batch under execution; None where acks are not tracked."""
-
-    _notes_name = "anchors"
-    lineage: Lineage | None = None
-    _everything: Anchors | None = None
-
-    def begin(self, lineage: Lineage | None) -> None:
-        """The next batch has this lineage."""
-        self.lineage, self._everything = lineage, None
-
-    def emit_batch(
-        self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
-    ) -> None:
-        self._anchor(*self._add_batch(columns, stream, anchors))
-
-    def emit_batch_direct(
-        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
-    ) -> None:
-        self._anchor(*self._add_direct(task, columns, stream, anchors))
-
-    def _anchor(self, output: StreamOutput, rows: int, anchors: Sequence[int] | None) -> None:
-        lineage = self.lineage
-        if lineage is None or output.origins is None or not rows:
-            return
-        if anchors is not None:
-            chosen = lineage.group_of_rows()[np.asarray(anchors, np.int64)]
-            output.origins.add(of_groups(lineage, chosen), output.waiting())
-            return
-        if self._everything is None:
-            self._everything = of_all([lineage], 0)
-        output.origins.add(self._everything._replace(sets=np.zeros(rows, np.int64)), output.waiting())
-
-
-class SpoutArrowCollector(ArrowCollector):
-    """For batch spouts; ``done`` as in ``SpoutTupleCollector``."""
-
-    _notes_name = "msg_ids"
-
-    def __init__(self, component: str, outputs: Outputs) -> None:
-        super().__init__(component, outputs)
-        self.done: list[Any] = []
-
-    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
-        return named_output(self._component, self._outputs, stream).ready()
-
-    def emit_batch(
-        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
-    ) -> None:
-        self._note(*self._add_batch(columns, stream, msg_ids))
-
-    def emit_batch_direct(
-        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
-    ) -> None:
-        self._note(*self._add_direct(task, columns, stream, msg_ids))
-
-    def _note(self, output: StreamOutput, rows: int, msg_ids: Sequence[Any] | None) -> None:
-        ids = msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
-        if isinstance(output.origins, MessageIds):
-            output.origins.ids += [None] * rows if ids is None else ids
-        elif ids is not None:
-            self.done += ids
-
-
-def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
-    """The columns as a record batch with the stream's fields, in order, of their declared types."""
-    names = stream.field_names
-    if isinstance(columns, pa.RecordBatch):
-        if tuple(columns.schema.names) == names and all(
-            columns.schema.field(index).type == field.type for index, field in enumerate(stream.fields)
-        ):
-            return columns
-        named = columns.schema.names
-        if sorted(named) != sorted(names):
-            _wrong_count(stream, named)
-        given: Sequence[Any] = [columns.column(name) for name in names]
-    elif isinstance(columns, Mapping):
-        missing = [name for name in names if name not in columns]
-        if missing or len(columns) != len(names):
-            _wrong_count(stream, list(columns))
-        given = [columns[name] for name in names]
-    else:
-        given = columns
-    if len(given) != len(names):
-        _wrong_count(stream, given)
-    arrays = []
-    for field, column in zip(stream.fields, given, strict=True):
-        try:
-            if isinstance(column, pa.ChunkedArray):
-                column = column.combine_chunks()
-            elif isinstance(column, np.ndarray):
-                column = pa.array(column)
-            elif not isinstance(column, pa.Array):
-                column = to_column(column if isinstance(column, list) else list(column), field.type)
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()  # a frame carries no dictionaries
-            if field.type is not None and column.type != field.type:
-                column = column.cast(field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise FieldTypeError(
-                _where(stream),
-                f"field '{field.name}' is declared {field.type}, and a column does not fit ({error})",
-            ) from None
-        arrays.append(column)
-    if len({len(array) for array in arrays}) > 1:
-        lengths = ", ".join(f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True))
-        raise FieldCountError(_where(stream), f"the columns of a batch have different lengths ({lengths})")
-    return pa.RecordBatch.from_arrays(arrays, names=list(names))
-
-
-def named_output(component: str, outputs: Outputs, stream: str) -> StreamOutput:
-    output = outputs.get(stream)
-    if output is None:
-        near = difflib.get_close_matches(stream, outputs, 1)
-        raise ComponentError(
-            f"component '{component}'",
-            f"it emitted on stream '{stream}', which it does not declare (it declares "
-            f"{', '.join(outputs) or 'none'})",
-            f"Did you mean '{near[0]}'?" if near else "Declare it in declare_output_fields.",
-        )
-    return output
-
-
-def direct_output(component: str, outputs: Outputs, stream: str, task: int) -> StreamOutput:
-    output = named_output(component, outputs, stream)
-    if not output.stream.direct:
-        raise ComponentError(
-            _where(output.stream),
-            "emit_direct was called, but the stream is not direct",
-            "Declare it with direct=True.",
-        )
-    if task not in output.direct_targets:
-        raise ComponentError(
-            _where(output.stream),
-            f"emit_direct named task {task!r}, which is not a task of a subscriber "
-            f"({sorted(output.direct_targets)})",
-            "The ids of a component's tasks are in context.tasks.",
-        )
-    return output
-
-
-def _where(stream: Stream) -> str:
-    return f"component '{stream.component}', stream '{stream.name}'"
-
-
-def _direct_only(stream: Stream) -> NoReturn:
-    raise ComponentError(
-        _where(stream),
-        "emit was called, but the stream is direct",
-        "Call emit_direct(task, values) and name the receiving task.",
-    )
-
-
-def _wrong_count(stream: Stream, values: Any) -> NoReturn:
-    if isinstance(values, str) or not hasattr(values, "__len__"):
-        got, hint = f"{values!r} was emitted", f"Wrap it: emit([{values!r}])."
-    else:
-        got, hint = (
-            f"{len(values)} value{' was' if len(values) == 1 else 's were'} emitted: {values!r}",
-            "Emit one value per declared field.",
-        )
-    raise FieldCountError(
-        _where(stream),
-        f"it has {len(stream.fields)} field{'' if len(stream.fields) == 1 else 's'} "
-        f"({', '.join(stream.field_names)}), but {got}",
-        hint,
-    )

@@ -1,4 +1,5 @@
-"""A worker that moves to another process leaves where it is: at the end of an epoch, with a commit."""
+"""When a worker stops in its slot, because it moves to another one: at the end of an epoch, with the snapshot of
+a commit."""
 
 from __future__ import annotations
 
@@ -6,20 +7,20 @@ import math
 
 
 class Departure:
-    """When a worker is to leave, and whether it has."""
+    """Whether and when a worker is to leave its slot. Used by the worker's loop only."""
 
     def __init__(self) -> None:
         self.left = False
-        """All that comes now is held, for another to do, or for itself where it stays."""
+        """The worker has stopped. Its input is buffered, in case the move is cancelled."""
         self._requested: tuple[int, int] | None = None
-        """⟨Commit, epoch⟩: when that epoch ends the worker snapshots its state for that commit, and does nothing
-        more."""
+        """⟨Commit, epoch⟩: when that epoch ends, the worker takes the snapshot for that commit and stops."""
         self._postponed = False
-        """The bolts were to be snapshotted for the commit with which it leaves."""
+        """The driver has asked for the bolts' snapshot of the commit with which the worker leaves."""
         self._with = 0
-        """The commit it left with at last."""
+        """The commit with which the worker left most recently; 0 if it never left."""
 
     def request(self, commit: int, epoch: int) -> None:
+        """Leave at the end of ``epoch``, with the snapshot of ``commit``."""
         self._requested = commit, epoch
 
     @property
@@ -28,29 +29,29 @@ class Departure:
 
     @property
     def last_epoch(self) -> float:
-        """The last one the worker does anything for."""
+        """The last epoch that the worker processes; infinity if it is not to leave."""
         return math.inf if self._requested is None else self._requested[1]
 
     def commit_at(self, epoch: int) -> int | None:
-        """The commit it leaves with at the end of this epoch; None: it stays."""
+        """The commit with which the worker leaves at the end of this epoch; None if it does not leave then."""
         return self._requested[0] if self._requested is not None and self._requested[1] == epoch else None
 
     def postpones(self, commit: int) -> bool:
-        """The bolts are to be snapshotted for this commit: whether that is done when the worker leaves, and not
-        now. It is remembered, for ``cancel``."""
+        """Called when the driver asks for the bolts' snapshot of ``commit``. Returns True if the worker takes
+        that snapshot when it leaves instead of now; ``cancel`` then returns the commit."""
         if self._requested is None:
             return commit == self._with
         self._postponed = self._postponed or commit == self._requested[0]
         return commit in (self._requested[0], self._with)
 
     def finish(self) -> None:
-        """Its state is snapshotted."""
+        """Record that the worker has taken its snapshot and has left."""
         assert self._requested is not None
         self._with, self._requested, self._postponed, self.left = self._requested[0], None, False, True
 
     def cancel(self) -> int | None:
-        """It is not to leave after all. The commit for which the bolts are still to be snapshotted, if there is
-        one."""
+        """Withdraw the request to leave. Returns the commit whose snapshot of the bolts was postponed and is now
+        due; None if there is none."""
         commit = self._requested[0] if self._requested is not None and self._postponed else None
         self._requested, self._postponed, self.left = None, False, False
         return commit

@@ -1,8 +1,8 @@
-"""Tuples that a task gives up exactly once: dead letters of the epoch in which that happened.
+"""Dead letters of tuples that a task gives up under exactly-once delivery.
 
-Nobody emits such a tuple again, so its dead letter must be stored before the epoch is committed. An epoch that is
-done again after a restart gives up its tuples again: dead letters carry the generation and the epoch, and count
-only if that generation committed that epoch (``replay.stored_letters``).
+No spout emits such a tuple again, so its dead letter must be stored before the epoch is committed. An epoch that
+is processed again after a restart produces its dead letters again. Dead letters therefore carry their generation
+and epoch, and are valid only if that generation committed that epoch (``replay.stored_letters``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from penstock.replay.state_dead_letters import epoch_dead_letters
 from penstock.texts import bounded_repr
 from penstock.topology.components import Context, Failure
 
-_MOST_DEAD_LETTERS = 1000  # kept in memory: one file of the store
-_MOST_BYTES = 8 << 20  # the same in bytes, roughly
-_MOST_VALUE = 64 << 10  # bytes or characters of one value in a dead letter; of a longer one its beginning is kept
+_MOST_DEAD_LETTERS = 1000
+"""Dead letters in memory. They are stored as one file, and storing more at once would save little."""
+_MOST_BYTES = 8 << 20
+"""Estimated bytes of dead letters in memory, for large tuples: a worker may have many tasks."""
+_MOST_VALUE = 64 << 10
+"""Bytes or characters of one value in a dead letter. A longer value is truncated: the beginning is enough to
+identify it."""
 _STORABLE = frozenset((str, bytes, int, float, bool, type(None)))
-_PAUSE = 0.5  # s until a store that failed is asked again
+_PAUSE = 0.5
+"""Seconds until the next attempt after storing failed: short enough not to delay an epoch noticeably, long
+enough not to load a file system in trouble."""
 
 
 class EpochDeadLetters:
-    """What one task has given up and not stored yet."""
+    """The dead letters of one task that are not stored yet. Used by the worker's loop only."""
 
     def __init__(self, context: Context, clock: Clock) -> None:
         self._context, self._clock = context, clock
@@ -33,28 +39,31 @@ class EpochDeadLetters:
         self._bytes = self._part = 0
         self._is_reported = False
         self.epoch = 0
-        """The one that the task works on."""
+        """The epoch that the task processes."""
         self.wake_at: float | None = None
-        """The store failed; it is not asked before that time."""
+        """Storing failed, and is not tried again before this time (monotonic); None: the last attempt
+        succeeded."""
 
     def add(self, values: Sequence[Any], error: str, bounded: bool = True) -> None:
-        """``bounded``: long values are cut, which the dead letter says. Otherwise it holds all of the tuple."""
+        """Add a dead letter. If ``bounded``, long values are truncated, and the dead letter says so; otherwise
+        it holds the whole tuple."""
         kept = tuple(map(_bounded, values)) if bounded else tuple(values)
         self._dead_letters.append((kept, Failure(self._context.component, error)))
         self._bytes += len(error) + sum(len(value) if isinstance(value, str | bytes) else 64 for value in kept)
 
     @property
     def full(self) -> bool:
-        """Store them now, or take no more tuples."""
+        """True if the dead letters must be stored before the task processes more tuples."""
         return len(self._dead_letters) >= _MOST_DEAD_LETTERS or self._bytes >= _MOST_BYTES
 
     @property
     def waits(self) -> bool:
-        """There is no room for more, and the store failed a moment ago."""
+        """True if there is no room for more dead letters and the next attempt to store them is not due yet."""
         return self.full and self.wake_at is not None and self._clock.monotonic() < self.wake_at
 
     def store(self) -> bool:
-        """Make dead letters of all. False: they cannot be stored now, which is reported once; try again later."""
+        """Store all dead letters. Returns False if that is not possible now; the caller tries again later. The
+        first failure is reported."""
         if not self._dead_letters:
             return True
         now = self._clock.monotonic()
@@ -74,23 +83,23 @@ class EpochDeadLetters:
         return True
 
     def begin(self, epoch: int) -> None:
-        """The next tuples belong to this epoch."""
+        """Called when an epoch begins: the following dead letters belong to it."""
         self.epoch, self._part = epoch, 0
 
 
 def _bounded(value: Any) -> Any:
-    """Numbers and short texts as they are; of a long text or bytes the beginning, of another large value its
-    shortened text: what a user's class pickles to may have any size."""
+    """Return numbers and short texts unchanged, the beginning of a long text, and a shortened text of any other
+    large value: an instance of a user's class may have any size when it is pickled."""
     if isinstance(value, str | bytes) and len(value) > _MOST_VALUE:
-        cut = f"… (cut: {len(value):,} in all)"
-        return value[:_MOST_VALUE] + cut if isinstance(value, str) else value[:_MOST_VALUE] + cut.encode()
+        suffix = f"… (truncated: {len(value):,} in all)"
+        return value[:_MOST_VALUE] + suffix if isinstance(value, str) else value[:_MOST_VALUE] + suffix.encode()
     if isinstance(value, list | tuple | dict | set | frozenset) and len(value) > _MOST_VALUE // 64:
-        return f"{bounded_repr(value)} (cut: {len(value):,} elements)"
+        return f"{bounded_repr(value)} (truncated: {len(value):,} elements)"
     return value if type(value) in _STORABLE or _can_be_stored(value) else bounded_repr(value)
 
 
 def _can_be_stored(value: Any) -> bool:
-    """A value that a component emitted may be one that cannot be pickled."""
+    """False if the value cannot be pickled."""
     try:
         encode(ReplayRecord((value,), 0, "", "", 0.0))
     except Exception:  # pickling runs users' code

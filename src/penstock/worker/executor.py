@@ -1,7 +1,7 @@
-"""An executor runs one task's spout or bolt for a moment at a time.
+"""The base class of executors. An executor runs one task.
 
-``run`` does at most about ``QUANTUM`` seconds of work and returns, so that the worker can look at its clock,
-send what is due and serve the other tasks. How many calls fit is learnt from how long they took.
+``run`` works for about ``QUANTUM`` seconds and returns, so that the worker can send tuples that are due and run
+its other tasks. The executor estimates the number of calls that fit from the duration of the previous calls.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from penstock.worker.flow_control import SendQueues
 from penstock.worker.outputs import StreamOutput
 from penstock.worker.tracking import Tracker
 
-QUANTUM = 0.002  # seconds; the linger's order of magnitude: no more often is anything due
-_MOST_CALLS = 4096  # between two looks at the clock, however short the calls
+QUANTUM = 0.002
+"""Seconds of work in one ``run``: about as long as the linger, the shortest interval at which anything is
+due."""
+_MOST_CALLS = 4096
+"""Calls in one ``run``, however short they were: bounds the delay if they become slow."""
 
 C = TypeVar("C", bound=Component)
 Report = Callable[[Exception], None]
 
 
 class Executor(ABC, Generic[C]):
-    """One task: its component's instance, what it has emitted, what it has counted."""
+    """One task: its component instance, its outputs and its counters. Used by the worker's loop only."""
 
     def __init__(
         self,
@@ -45,15 +48,17 @@ class Executor(ABC, Generic[C]):
         self.component, self.context, self.outputs, self.stats = component, context, outputs, stats
         self.send_queues = send_queues
         self.tracker = tracker
-        """The account for acks; None where they are not tracked."""
+        """The acks of this task; None if acks are not tracked."""
         self._clock = clock
         self._buffers = list(outputs.values())
         self.waiting: Callable[[], int] = (
             self._buffers[0].waiting if len(self._buffers) == 1 else self._count_waiting
         )
-        """Rows emitted and not yet sent. Asked after every ``next_tuple``, hence the short way for one."""
+        """The number of rows emitted and not yet sent. It is called after every ``next_tuple``, so a task with
+        one stream calls the stream directly."""
         self.given_up = EpochDeadLetters(context, clock) if context.delivery == "exactly_once" else None
-        """Tuples that nobody emits again; None where spouts do, and where the guarantee allows to lose them."""
+        """Dead letters of tuples that no spout emits again; None if spouts do, or if the guarantee allows
+        losses."""
         if self.given_up is not None:
             for buffer in self._buffers:
                 buffer.give_up = self._give_up
@@ -63,19 +68,20 @@ class Executor(ABC, Generic[C]):
 
     @abstractmethod
     def open(self, conf: Conf) -> None:
-        """Call the component's own ``open`` or ``prepare``."""
+        """Call the component's ``open`` or ``prepare``. Raises the component's error as a ``PenstockError``."""
 
     @abstractmethod
     def run(self) -> bool:
-        """Work for a moment. False: there was nothing to do."""
+        """Work for about ``QUANTUM`` seconds. Returns False if there was nothing to do."""
 
     @abstractmethod
     def close(self) -> None:
-        """Call the component's own ``close`` or ``cleanup``."""
+        """Call the component's ``close`` or ``cleanup``. Raises as ``open`` does."""
 
     def flush(self, only_full: bool = False) -> None:
+        """Send the waiting rows of all streams, or only of streams that have a full frame."""
         if only_full and self.tracker is not None and any(buffer.full() for buffer in self._buffers):
-            only_full = False  # acks wait until nothing waits: one full stream takes the others along
+            only_full = False  # acks are sent only when no row waits, so one full stream flushes the others too
         for buffer in self._buffers:
             if not only_full or buffer.full():
                 buffer.flush()
@@ -88,21 +94,22 @@ class Executor(ABC, Generic[C]):
         return f"{self.context.component}/{self.context.index}"
 
     def snapshot(self, full: bool, compact: bool = True) -> TaskSnapshot:
-        """What changed in the task's state since the last snapshot."""
+        """Take a snapshot: the changes of the task's state since the last one, or all of it if ``full``."""
         self._guard("before_snapshot", self.component.before_snapshot)
         return self.context.state.snapshot(full, compact)
 
     def on_epoch_end(self, epoch: int) -> None:
-        """The epoch's last tuple is done with and its state snapshotted (exactly once)."""
+        """Exactly-once delivery only. Called when the task has processed all tuples of the epoch and its
+        snapshot is taken."""
 
     def on_committed(self, epoch: int) -> None:
-        """The epoch is committed, and all before it."""
+        """Called when the epoch and all earlier ones are committed."""
         self._guard("after_commit", self.component.after_commit)
 
     # ---- shared ----------------------------------------------------------------------------------------
 
     def _store_dead_letters_if_full(self) -> bool:
-        """There is room for tuples that are given up."""
+        """Store the dead letters if there is no room for more. Returns False if there is still no room."""
         return self.given_up is None or not self.given_up.full or self.given_up.store()
 
     def _give_up(self, values: Iterable[Any], error: str) -> None:
@@ -113,19 +120,21 @@ class Executor(ABC, Generic[C]):
         return sum(buffer.waiting() for buffer in self._buffers)
 
     def _guard(self, call: str, function: Callable[..., None], *args: Any) -> None:
-        """Call user code; what it raises becomes an error that names the component."""
+        """Call user code. Whatever it raises is raised as an error that names the component."""
         try:
             function(*args)
         except USER_ERRORS as error:  # user code may raise anything
             raise blame(self.context.component, call, error) from error
 
     def _note_birth(self, born: float) -> None:
-        """What was just emitted stems from tuples that left their spout at ``born``."""
+        """Record that the rows just emitted descend from tuples that left their spout at ``born`` (wall
+        time)."""
         for buffer in self._buffers:
             if buffer.waiting() and (buffer.born is None or buffer.born > born):
                 buffer.born = born
 
     def _learn(self, calls: int, seconds: float) -> None:
+        """Adjust the number of calls in one ``run``."""
         self.stats.busy += seconds
         fitting = int(calls * QUANTUM / seconds) if seconds > 0 else _MOST_CALLS
         self._calls = max(1, min(_MOST_CALLS, fitting, self._calls * 4))

@@ -1,4 +1,4 @@
-"""The bounded queue in front of a task, counted in tuples, and what overflows it."""
+"""The input queue of a task, bounded in tuples, with an overflow on disk."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from collections import deque
 from penstock.worker.parcel import Parcel
 from penstock.worker.spill import Spill
 
-_OVERFLOW_MEMORY = 4 * 1024 * 1024  # bytes of the overflow kept in memory: thirty full frames
+_OVERFLOW_MEMORY = 4 * 1024 * 1024
+"""Bytes of the overflow that are kept in memory: about thirty full frames, so that a short burst does not reach
+the disk."""
 
 
 class Inbox:
-    """Written by the worker's reader, read by its main loop; safe between those two threads.
+    """The input queue of one task. The reader's thread adds parcels and the worker's loop takes them; the class
+    is thread-safe for these two.
 
-    Full means: ``capacity`` tuples wait; one frame may reach over it (a single frame larger than the inbox must
-    still get in). What comes then goes to the overflow, on disk beyond a few frames, as long as that holds less
-    than ``overflow`` bytes; only then is it refused, and its reader has to wait. What is handed over within the
-    worker is never refused, as its sender could not wait; instead the worker does not run the sender of a full
-    inbox.
+    The inbox is full when ``capacity`` tuples wait. The last frame may exceed the capacity, so that a frame
+    larger than the inbox is accepted too. Further frames go to the overflow, which keeps a few of them in memory
+    and the rest on disk. When the overflow holds ``overflow`` bytes, ``offer`` returns False and the reader has
+    to wait. Tuples from the same worker are always accepted, because their sender cannot wait; instead the
+    worker does not run a sender whose receiver's inbox is full.
     """
 
     def __init__(self, capacity: int, overflow: int = 0) -> None:
         self.capacity = capacity
         self.arrived_bytes = 0
-        """Ever taken in."""
+        """Bytes that have entered the inbox so far."""
         self.behind = 0
-        """Tuples that wait outside only because the tasks are behind: those of the next epochs."""
+        """Tuples of later epochs that are buffered outside the inbox only because the worker's tasks are
+        slow."""
         self._arrived = 0
         self._limit = overflow
         self._inside = 0
@@ -36,22 +40,22 @@ class Inbox:
 
     @property
     def arrived(self) -> int:
-        """Tuples that ever came."""
+        """Tuples that have arrived so far."""
         return self._arrived + self.behind
 
     @property
     def length(self) -> int:
-        """Tuples that wait."""
+        """Tuples that wait, including the overflow and ``behind``."""
         return self._inside + self._overflow.rows + self.behind
 
     @property
     def overflowing(self) -> int:
-        """Those of them that overflow."""
+        """Tuples in the overflow."""
         return self._overflow.rows
 
     @property
     def has_room(self) -> bool:
-        """``offer_inside`` would take something."""
+        """True if ``offer_inside`` would accept a parcel."""
         return self._inside < self.capacity and not self._overflow
 
     @property
@@ -59,7 +63,7 @@ class Inbox:
         return self.length >= self.capacity
 
     def offer(self, parcel: Parcel) -> bool:
-        """Take the parcel, or say no because even the overflow is full."""
+        """Add a parcel. Returns False if the overflow is full."""
         with self._lock:
             if self._inside < self.capacity and not self._overflow:
                 self._put(parcel)
@@ -71,7 +75,7 @@ class Inbox:
             return True
 
     def offer_inside(self, parcel: Parcel) -> bool:
-        """The same without the overflow: for what waits on disk already."""
+        """As ``offer``, without the overflow: for frames that are already buffered on disk."""
         with self._lock:
             if self._inside >= self.capacity or self._overflow:
                 return False
@@ -79,25 +83,27 @@ class Inbox:
             return True
 
     def put(self, parcel: Parcel) -> None:
-        """Take the parcel in any case: for tuples from within the worker."""
+        """Add a parcel from the same worker; never refused."""
         with self._lock:
             self._put(parcel)
 
     def take(self) -> Parcel | None:
+        """Remove and return the oldest parcel; None if the inbox is empty."""
         if not self._parcels:
             return None
         with self._lock:
             parcel = self._parcels.popleft()
             self._inside -= parcel.header.rows
             while self._overflow and (self._inside < self.capacity or not self._parcels):
-                waited = self._overflow.first()
-                assert waited is not None
-                self._parcels.append(waited)
-                self._inside += waited.header.rows
+                oldest = self._overflow.first()
+                assert oldest is not None
+                self._parcels.append(oldest)
+                self._inside += oldest.header.rows
                 self._overflow.drop()
             return parcel
 
     def close(self) -> None:
+        """Delete the temporary files."""
         self._overflow.close()
 
     def __bool__(self) -> bool:

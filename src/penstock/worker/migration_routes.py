@@ -1,5 +1,5 @@
-"""Data migration at the branching point: tuples bound for an overloaded task go to another of the same
-component, and it is written down which."""
+"""Data migration in the sender: tuples for an overloaded task go to another task of the same component, and a
+ledger records which tuples did."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from penstock.control.migration import Segment, SegmentLedger
 from penstock.topology.groupings import Rows
 
 Share = tuple[int, Rows]
-"""A task, and which rows of a batch it gets."""
+"""⟨Task, the rows of a batch that it gets⟩."""
 
 
 class MigrationRoutes:
-    """Of one subscription, in one sender."""
+    """The migration routes of one subscription in one sending task. Used by the worker's loop only."""
 
     def __init__(self, keys: Mapping[int, str]) -> None:
         self.ledger = SegmentLedger()
         self._keys = keys
-        """Names of the receiving tasks, for the ledger."""
+        """Keys of the receiving tasks; the ledger records tasks by key."""
         self._routes: dict[int, int] = {}
         self._bound = dict.fromkeys(keys, 0)
-        """Tuples ever bound for each task, wherever they went."""
+        """Number of tuples that the grouping has assigned to each task so far, migrated or not."""
 
     def set(self, routes: Mapping[int, int]) -> list[Segment]:
-        """From now on tuples bound for a task on the left go to the one on the right. Returns the segments that
-        ended by that."""
+        """Replace the routes: from now on tuples for a key of ``routes`` go to the task that is its value.
+        Returns the segments that this ends."""
         ended = []
         for task in self._routes:
             if routes.get(task) != self._routes[task] and (segment := self.ledger.close(self._keys[task])):
@@ -39,7 +39,7 @@ class MigrationRoutes:
         return ended
 
     def apply(self, shares: list[Share], rows: int) -> list[Share]:
-        """Who gets which rows, of a batch that the grouping has spread."""
+        """Apply the routes to the shares that the grouping has assigned for a batch of ``rows`` rows."""
         for task, chosen in shares:
             self._bound[task] += _count(chosen, rows)
         if not self._routes:
@@ -58,6 +58,6 @@ def _count(chosen: Rows, rows: int) -> int:
 
 
 def _join(parts: list[Rows], rows: int) -> Rows:
-    """All of them, in the order of the batch."""
+    """All rows, in the order of the batch."""
     indices = [np.arange(*part.indices(rows)) if isinstance(part, slice) else part for part in parts]
     return np.sort(np.concatenate(indices))

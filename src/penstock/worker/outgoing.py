@@ -1,4 +1,5 @@
-"""What leaves a worker, and when: rows for the next stage, and frames for later ones that only pass through."""
+"""The output of a worker: rows for the next stage, frames for later stages that the worker relays, and the time
+at which waiting tuples are sent."""
 
 from __future__ import annotations
 
@@ -15,24 +16,27 @@ from penstock.protocol.events import WorkerRouted
 from penstock.settings import Settings
 
 Row = tuple[int, bytes | pa.Buffer | None]
-"""A slot of the next stage, and a frame; None is a nudge: Spark hands a row on when it sees the next."""
+"""⟨Slot of the next stage, frame⟩. None instead of a frame is a flush row: Spark delivers a row only when the
+next one follows."""
 Send = Callable[[Header, bytes | pa.Buffer], None]
 
 
 class Outgoing:
-    """Rows for the next stage, in order. Collected by worker, and given to the host by slot."""
+    """Rows for the next stage, in order. They are collected by receiving worker; ``take`` addresses them to
+    slots. Used by the worker's loop only."""
 
     def __init__(
         self, worker: WorkerId, plan: Plan, clock: Clock, linger: float, slots: Sequence[Sequence[int]] = ()
     ) -> None:
-        """``slots``: of each worker of the next stage; empty: each has the slot with its own index."""
+        """``slots``: the slots of each worker of the next stage. If it is empty, each worker has the slot with
+        its own index."""
         self._slots = [list(each) for each in slots]
         self._routed: list[Row] = []
-        """Addressed to slots already; they leave before all others."""
+        """Rows that are addressed to slots already. They are sent before all others."""
         self._worker, self._plan, self._now, self._linger = worker, plan, clock.monotonic, linger
         self._rows: list[Row] = []
         self._unseen: dict[int, float] = {}
-        """Workers whose last row nothing follows yet, and when it was sent."""
+        """Workers whose last row has no successor yet, and when that row was sent (monotonic)."""
         last = worker.stage + 1 == len(plan.stages)
         self._next = range(0 if last else plan.stages[worker.stage + 1].workers)
 
@@ -42,19 +46,19 @@ class Outgoing:
         self._unseen[hop] = self._now()
 
     def mark(self, epoch: int, last: bool) -> None:
-        """The epoch ends here, for every worker of the next stage."""
+        """Send the end marker of the epoch to every worker of the next stage."""
         for worker in self._next:
             self._rows += [(worker, self._own(Kind.MARKER, worker, epoch, last)), (worker, None)]
             self._unseen.pop(worker, None)
 
     def warm_up(self) -> None:
-        """Send a frame over every channel to the next stage."""
+        """Send a frame over every channel to the next stage, so that Spark opens it before the first tuple."""
         for worker in self._next:
             self._rows += [(worker, self._own(Kind.WARM, worker)), (worker, None)]
 
     def route(self, worker: int, slots: list[int]) -> WorkerRouted:
-        """Send rows for that worker of the next stage to these slots from now on. The first frame to a slot that
-        is new warms its channel; the last one to a slot that is no longer used says so."""
+        """Send rows for that worker of the next stage to ``slots`` from now on. A new slot first gets a frame
+        that warms up its channel; a slot that is no longer used gets a last frame that says so."""
         before, self._slots[worker] = self._slots[worker], list(slots)
         for changed, kind in ((set(slots) - set(before), Kind.WARM), (set(before) - set(slots), Kind.LAST)):
             frame = self._own(kind, worker)
@@ -62,8 +66,8 @@ class Outgoing:
         return WorkerRouted(worker, slots)
 
     def nudge(self, idle: bool) -> None:
-        """Follow the last frame to a worker by an empty row when nothing else does: at once when the worker has
-        nothing to do, else when no frame has gone that way for the length of the linger."""
+        """Send a flush row to each worker whose last frame has no successor: at once if this worker is ``idle``,
+        otherwise when it has sent no frame to that worker for the duration of the linger."""
         if not self._unseen:
             return
         limit = self._now() - self._linger
@@ -72,7 +76,7 @@ class Outgoing:
             del self._unseen[worker]
 
     def take(self) -> list[Row]:
-        """All rows that leave now, addressed to slots."""
+        """Remove and return all rows, addressed to slots."""
         rows, self._rows = self._rows, []
         if self._slots:
             rows = [(slot, frame) for worker, frame in rows for slot in self._slots[worker]]
@@ -81,11 +85,11 @@ class Outgoing:
         return rows
 
     def wait(self) -> float:
-        """Seconds until a nudge is due; inf: none is."""
+        """Seconds until ``nudge`` is due; infinity if it is not needed."""
         return min(self._unseen.values()) + self._linger - self._now() if self._unseen else math.inf
 
     def __bool__(self) -> bool:
-        """A nudge is due sooner or later."""
+        """True while a frame waits for a flush row."""
         return bool(self._unseen)
 
     def _own(self, kind: Kind, worker: int, epoch: int = 0, last: bool = False) -> bytes:
@@ -94,14 +98,16 @@ class Outgoing:
 
 
 class Linger:
-    """When tuples that wait in a worker leave it. A frame costs the same whatever is in it, and every hop anew."""
+    """Decides when waiting tuples are sent. Every frame has a fixed cost on every hop, so it pays to wait for
+    more tuples. Used by the worker's loop only."""
 
     def __init__(self, settings: Settings, targets: int) -> None:
-        """``targets``: the most tasks in other workers that a task of the worker sends to; each gets a frame."""
+        """``targets``: the largest number of tasks in other workers to which one task sends. Each of them gets a
+        frame of its own."""
         self._busy = settings.transport.busy_linger
         self._idle = max(settings.transport.linger, min(settings.transport.linger * targets, self._busy))
         self._spacing = self._idle - settings.transport.linger
-        """Between two times a bolt sends at once; 0 where it sends to one task."""
+        """Least seconds between two times that an idle bolt sends at once; 0 if it sends to one task."""
         self._oldest: float | None = None
         self._sent = 0.0
 
@@ -110,25 +116,28 @@ class Linger:
         return self._oldest is not None
 
     def over(self, now: float, idle: bool, emits: bool) -> bool:
-        """Whether all that waits leaves now. A bolt with nothing more to do (``idle``) sends at once: its input
-        came in frames already; but one that sends to many tasks not all the time, for what follows multiplies its
-        frames. Where a spout ``emits``, tuples wait for company as long as the linger says. A worker that never
-        pauses waits longer: it has tuples enough."""
+        """True if all waiting tuples are to be sent now.
+
+        A bolt without further input (``idle``) sends at once, because its input was already collected in frames.
+        If it sends to many tasks, it does so only every ``_spacing`` seconds, because each time costs a frame
+        for every task. If a spout ``emits``, tuples wait for the linger. A busy worker waits longer, because it
+        soon has enough tuples to fill frames."""
         at_once = idle and not emits and now - self._sent >= self._spacing
         return at_once or (self._oldest is not None and now - self._oldest >= (self._idle if idle else self._busy))
 
     def sent(self, now: float) -> None:
+        """Called when all waiting tuples have been sent."""
         self._sent = now
 
     def note(self, now: float, waits: bool) -> None:
-        """Whether anything waits now."""
+        """Record whether any tuple waits now."""
         if not waits:
             self._oldest = None
         elif self._oldest is None:
             self._oldest = now
 
     def wait(self, now: float, emits: bool) -> float:
-        """Seconds until it is over; inf: nothing waits."""
+        """Seconds until ``over`` becomes true; infinity if nothing waits."""
         if self._oldest is None:
             return math.inf
         due = self._oldest + self._idle
@@ -136,23 +145,25 @@ class Linger:
 
 
 class Relay:
-    """Frames for later stages, filled by the worker's reader, emptied by its main loop."""
+    """Frames for later stages, which the worker only passes on. The reader's thread adds them, the worker's loop
+    sends them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._frames: deque[tuple[Header, pa.Buffer]] = deque()
         self._later: deque[tuple[Header, pa.Buffer]] = deque()
-        """Of epochs that another may have to relay."""
+        """Frames of epochs that the worker which replaces this one may have to relay."""
 
     def offer(self, header: Header, frame: pa.Buffer, however_many: bool) -> bool:
+        """Add a frame. Returns False if ``most`` frames wait, unless ``however_many``."""
         if len(self._frames) >= self._most and not however_many:
             return False
         self._frames.append((header, frame))
         return True
 
     def release(self, send: Send, first: int, last: float = math.inf) -> None:
-        """Send on what is of the epochs from ``first`` to ``last``. What is earlier another has relayed; what is
-        later is set aside."""
+        """Send the frames of the epochs from ``first`` to ``last``. Earlier frames are dropped, because the
+        worker that this one replaces has relayed them; later frames are set aside."""
         while self._frames:
             header, frame = self._frames.popleft()
             if header.epoch > last:
@@ -161,7 +172,7 @@ class Relay:
                 send(header, frame)
 
     def requeue_set_aside(self) -> None:
-        """What was set aside comes first again."""
+        """Put the frames that were set aside back at the head of the queue."""
         self._frames.extendleft(reversed(self._later))
         self._later.clear()
 

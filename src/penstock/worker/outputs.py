@@ -1,4 +1,4 @@
-"""What a task has emitted and not yet sent: collects, applies the groupings, builds frames."""
+"""The output of a task: collects emitted tuples, applies the groupings and sends the tuples in frames."""
 
 from __future__ import annotations
 
@@ -21,36 +21,39 @@ from penstock.worker.flow_control import SendQueue
 from penstock.worker.migration_routes import MigrationRoutes
 from penstock.worker.tracking import Origins
 
-_FIRST_GUESS_ROWS = 512  # rows of a full frame until the size of a row is known
-_MOST_ROWS = 65_536  # even of one-byte rows: keeps the work between two looks at the clock short
+_FIRST_GUESS_ROWS = 512
+"""Rows of a frame until the size of a row is known: a full frame of rows of about 256 bytes."""
+_MOST_ROWS = 65_536
+"""Rows of a frame, however small they are: bounds the work between two readings of the clock."""
 
 _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, pickle.PicklingError)
-"""What converting a value to its column raises where it does not fit (Arrow) or cannot be pickled."""
+"""Exceptions raised when a value does not fit the type of its column (Arrow) or cannot be pickled."""
 
 
 class OutputEdge(NamedTuple):
-    """One subscriber of a stream: its tasks and what spreads tuples over them; no router on a direct stream."""
+    """One subscriber of a stream: its tasks, and the router that distributes tuples among them. A direct stream
+    has no router."""
 
     router: Router | None
     tasks: tuple[int, ...]
     grouping: str
     send_queue: SendQueue | None = None
-    """The way there; None within the worker."""
+    """The send queue of the subscriber; None if its tasks run in the same worker."""
     migration_routes: MigrationRoutes | None = None
-    """Where the subscriber's tuples may be migrated between its tasks."""
+    """None if data migration is not allowed for the subscriber."""
 
 
 Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
-"""send(stream number, target task, tuples, born, lineage) -> bytes: hands one frame's worth to the worker."""
-
+"""send(stream number, target task, tuples, born, lineage) -> bytes: passes the tuples of one frame to the
+worker. Returns the size of the frame; 0 if the target is in the same worker."""
 
 GiveUp = Callable[[Sequence[Any], str], None]
-"""give_up(values, error): makes a dead letter of one row."""
+"""give_up(values, error): turns one row into a dead letter."""
 
 
 class StreamOutput:
-    """One stream of one task. Rows wait in columns (tuple components) or batches (batch components) until
-    ``flush``; how long they may wait is the worker's affair."""
+    """One stream of one task. Rows wait in columns (tuple components) or batches (batch components) until the
+    worker calls ``flush``. Used by the worker's loop only."""
 
     def __init__(
         self,
@@ -66,17 +69,18 @@ class StreamOutput:
     ) -> None:
         self.stream = stream
         self.origins = origins
-        """What the waiting rows stem from; None where acks are not tracked."""
+        """The roots of the waiting rows; None if acks are not tracked."""
         self.give_up: GiveUp | None = None
-        """Takes rows that cannot be sent where nobody emits them again (exactly once)."""
+        """Called for rows that cannot be sent and that no spout emits again (exactly-once delivery); otherwise
+        None."""
         self.columns: list[list[Any]] = [[] for _ in stream.fields]
         self.tasks: list[int] = []
-        """Target tasks of the rows, on a direct stream only."""
+        """Target tasks of the rows in ``columns``, on a direct stream only."""
         self.born: float | None = None
-        """Wall time of the oldest input behind the waiting rows; None: there was none, as in ``activate``."""
+        """Wall time at which the oldest tuple from which a waiting row descends left its spout. None if there is
+        none, for example for rows that ``activate`` emitted."""
         self._number, self._edges, self._send, self._stats = number, edges, send, stats
         self._report, self._now = report, now
-        self._names = list(stream.field_names)
         self._batches: list[pa.RecordBatch] = []
         self._batch_tasks: list[int] = []
         self._batch_rows = 0
@@ -84,8 +88,8 @@ class StreamOutput:
         self._frame_rows = _FIRST_GUESS_ROWS
         self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
         self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
-        self._send_queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
-        self._send_queue_of = {task: send_queue for send_queue in self._send_queues for task in send_queue.targets}
+        queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
+        self._send_queue_of = {task: queue for queue in queues for task in queue.targets}
 
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
@@ -96,8 +100,7 @@ class StreamOutput:
         return self.waiting() >= self._frame_rows * self._fan_out
 
     def reroute(self, tasks: tuple[int, ...], routes: Mapping[int, int]) -> list[Segment]:
-        """To the component with these tasks: tuples bound for one on the left of ``routes`` go to the one on the
-        right. Returns the segments that ended."""
+        """Set the migration routes of the subscriber with these tasks. Returns the segments that this ends."""
         ended = []
         for edge in self._edges:
             if edge.migration_routes is not None and edge.tasks == tasks:
@@ -106,17 +109,18 @@ class StreamOutput:
 
     def ready(self) -> bool:
         """Emitted now, a tuple would leave at once: no receiver of this stream is overloaded."""
-        return all(send_queue.room() > self.waiting() for send_queue in self._send_queues)
+        queues = (edge.send_queue for edge in self._edges)
+        return all(queue is None or queue.room() > self.waiting() for queue in queues)
 
     def add_batch(self, batch: pa.RecordBatch, task: int | None) -> None:
-        """Rows of a batch component; ``task`` on a direct stream."""
+        """Add the rows of a batch component. ``task`` is the target task on a direct stream, otherwise None."""
         self._batches.append(batch)
         self._batch_rows += batch.num_rows
         if task is not None:
             self._batch_tasks += [task] * batch.num_rows
 
     def flush(self) -> None:
-        """Send all that waits."""
+        """Send all waiting rows. Rows that cannot be sent are reported and failed."""
         rows = self.waiting()
         if not rows:
             return
@@ -135,7 +139,8 @@ class StreamOutput:
             self._clear()
 
     def _collect(self, anchors: Anchors | None) -> tuple[pa.RecordBatch, list[int], Anchors | None]:
-        """What waits as one batch, with the target tasks on a direct stream, and the anchors."""
+        """The waiting rows as one batch, their target tasks on a direct stream, and their anchors. Rows with a
+        value that does not fit are left out."""
         batches, tasks = self._batches, self._batch_tasks
         if self.columns[0]:
             try:
@@ -146,11 +151,11 @@ class StreamOutput:
                 arrays = self._arrays([[column[row] for row in keep] for column in self.columns])
                 tasks = tasks + [self.tasks[row] for row in keep if self.tasks]
                 anchors = None if anchors is None else anchors.take(np.array(keep, np.int64))
-            batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=self._names)]
+            batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=list(self.stream.field_names))]
         return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks, anchors
 
     def _shares(self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None) -> list[tuple[int, Rows]]:
-        """Which task gets which rows."""
+        """⟨Task, the rows that it gets⟩ for all subscribers."""
         if not batch.num_rows:
             return []
         if self.stream.direct:
@@ -162,11 +167,13 @@ class StreamOutput:
             assert edge.router is not None
             try:
                 split = edge.router.split(batch)
-            except USER_ERRORS:  # a key of another type; a grouping of the user's own may raise anything
+            except USER_ERRORS:  # a key of another type, or a user's grouping, which may raise anything
                 split = self._split_each(edge, edge.router, batch, unsent)
-            spread = [(edge.tasks[position], chosen) for position, chosen in split]
+            assigned = [(edge.tasks[position], chosen) for position, chosen in split]
             shares += (
-                spread if edge.migration_routes is None else edge.migration_routes.apply(spread, batch.num_rows)
+                assigned
+                if edge.migration_routes is None
+                else edge.migration_routes.apply(assigned, batch.num_rows)
             )
         if unsent:
             columns = [to_values(column) for column in batch.take(pa.array(list(unsent))).columns]
@@ -177,8 +184,8 @@ class StreamOutput:
     def _split_each(
         self, edge: OutputEdge, router: Router, batch: pa.RecordBatch, unsent: dict[int, Exception]
     ) -> Split:
-        """The split row by row, where that of all raised. Each row on which it raises again is reported and added
-        to ``unsent``; the others go their way."""
+        """Split the batch row by row, after the split of the whole batch has raised. A row for which it raises
+        again is reported and added to ``unsent``; the others are sent."""
         rows_of: dict[int, list[int]] = {}
         for row in range(batch.num_rows):
             try:
@@ -194,15 +201,16 @@ class StreamOutput:
         return [(position, np.array(rows, np.int64)) for position, rows in sorted(rows_of.items())]
 
     def _fail(self, anchors: Anchors | None, row: int, values: Sequence[Any], error: Exception) -> None:
-        """A row does not reach all its receivers: what it stems from fails, or it becomes a dead letter."""
+        """Called for a row that does not reach all its receivers: fails its roots, or turns it into a dead
+        letter."""
         if anchors is not None and self.origins is not None:
             self.origins.tracker.fail_rows(anchors.take(np.array([row])), str(error))
         if self.give_up is not None:
             self.give_up(values, str(error))
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """One batch out of several. Inferred types may differ between them; such a column is put together
-        again from its values."""
+        """Concatenate the batches. The inferred type of a column may differ between them; such a column is
+        converted again from its values."""
         first = batches[0].schema
         if all(batch.schema.equals(first) for batch in batches):
             return pa.concat_batches(batches)
@@ -213,13 +221,13 @@ class StreamOutput:
                 columns.append(pa.concat_arrays(parts))
             else:
                 columns.append(to_column([value for part in parts for value in to_values(part)], field.type))
-        return pa.RecordBatch.from_arrays(columns, names=self._names)
+        return pa.RecordBatch.from_arrays(columns, names=list(self.stream.field_names))
 
     def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
 
     def _fitting_rows(self, anchors: Anchors | None) -> list[int]:
-        """The rows whose values all fit their declared types; each other one is reported."""
+        """The rows whose values all fit their declared types. Every other row is reported and failed."""
         misfits: dict[int, FieldTypeError] = {}
         for column, field in zip(self.columns, self.stream.fields, strict=True):
             for row, value in enumerate(column):
@@ -228,7 +236,7 @@ class StreamOutput:
                 except _MISFIT:
                     misfits[row] = FieldTypeError(
                         f"component '{self.stream.component}', stream '{self.stream.name}'",
-                        f"field '{field.name}' is declared {field.type or 'without a type'}, and "
+                        f"field '{field.name}' is declared {field.type or 'without a type'}, but "
                         f"{value!r} of type {type(value).__name__} does not fit",
                         "Emit a value of that type, or declare the field without one."
                         if field.type
@@ -240,12 +248,12 @@ class StreamOutput:
         return [row for row in range(len(self.columns[0])) if row not in misfits]
 
     def _send_frames(self, task: int, batch: pa.RecordBatch, anchors: Anchors | None) -> None:
-        """Send a batch to one task in frames of about the wanted size."""
+        """Send a batch to one task in frames of about ``frame_bytes`` bytes."""
         rows = batch.num_rows
         born = self._now() if self.born is None else self.born
         send_queue = self._send_queue_of.get(task)
         wanted = self._frame_rows if send_queue is None else min(self._frame_rows, send_queue.frame_rows)
-        frames = max(1, round(rows / wanted))  # even frames, none of them a small rest
+        frames = max(1, round(rows / wanted))  # frames of equal size, without a small remainder
         for number in range(frames):
             begin, end = rows * number // frames, rows * (number + 1) // frames
             part = batch if frames == 1 else batch.slice(begin, end - begin)
@@ -270,7 +278,7 @@ class StreamOutput:
 
 
 def _once(shares: Sequence[tuple[int, Rows]], rows: int) -> bool:
-    """Every row goes to exactly one task."""
+    """True if every row goes to exactly one task."""
     if len(shares) == 1 and isinstance(shares[0][1], slice):
         return shares[0][1] is ALL_ROWS or shares[0][1] == slice(0, rows)
     copies = np.zeros(rows, np.int64)

@@ -1,4 +1,4 @@
-"""Tuples on their way inside a worker."""
+"""The unit in which tuples wait for a task."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from penstock.frames.header import Header
 
 @dataclass(slots=True)
 class Parcel:
-    """Tuples that wait for a task: a frame from another worker, or a batch handed over within the worker."""
+    """Tuples that wait for a task: a frame from another worker, or a batch from a task of the same worker."""
 
     header: Header
     content: pa.Buffer | pa.RecordBatch
     lineage: Lineage | None = None
-    """What the tuples stem from, where acks are tracked and the batch comes from within the worker."""
+    """The roots of the tuples, if acks are tracked and the batch comes from the same worker. A frame contains
+    its lineage."""
 
     @property
     def bytes(self) -> int:

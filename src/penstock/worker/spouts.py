@@ -14,7 +14,8 @@ from penstock.acking.pending import Pending
 from penstock.control.hold_timer import HoldTimer
 from penstock.control.pace import Pace
 from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
-from penstock.worker.collectors import SpoutArrowCollector, SpoutTupleCollector
+from penstock.worker.arrow_collectors import SpoutArrowCollector
+from penstock.worker.collectors import SpoutTupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
 

@@ -1,0 +1,86 @@
+"""A worker of the local runner continues in another slot: the commands are those of a move on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.clock import Clock
+from penstock.driver.commits import Commits
+from penstock.driver.recovery import StateDirectory
+from penstock.driver.registry import WorkerRegistry
+from penstock.plan.model import WorkerId
+from penstock.protocol.commands import (
+    CancelLeave,
+    CloseTasks,
+    Command,
+    OpenTasks,
+    PrepareToLeave,
+    RouteWorker,
+)
+
+
+class LocalMove:
+    """One move. ``run_until`` lets the topology run until a condition holds."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        spare: WorkerId,
+        registry: WorkerRegistry,
+        commits: Commits,
+        state: StateDirectory,
+        clock: Clock,
+        run_until: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        """``spare``: the slot that the worker moves to."""
+        self._worker, self._spare, self._registry = worker, spare, registry
+        self._commits, self._state, self._clock, self._run_until = commits, state, clock, run_until
+        self._old_slot = registry.slot_of_worker[worker]
+        self._old, self._new = registry.workers[worker], registry.slots[spare]
+        self._old.left = None
+
+    def carry_out(self, patience: float, routes: Sequence[Command]) -> bool:
+        """False: the worker did not leave within ``patience`` seconds, and stays. ``routes``: migration routes,
+        which the new slot does not know yet."""
+        registry, old, new = self._registry, self._old, self._new
+        registry.stand_by(self._worker, self._spare)
+        self._route([self._old_slot.index, self._spare.index])
+        if not self._leave(patience):
+            registry.tell(old, CancelLeave())
+            registry.tell(new, CloseTasks())
+            self._route([self._old_slot.index])
+            return False
+        assert old.left is not None
+        handover, state = old.left.handover, self._state
+        registry.hand_over(self._worker, self._spare)
+        registry.tell(old, CloseTasks())
+        self._run_until(lambda: old.closed)
+        state.look()
+        tasks = registry.share(self._worker, state.tasks())
+        registry.tell(new, OpenTasks(registry.nodes(), state.generation, handover.epoch, tasks, handover))
+        for each in routes:
+            registry.tell(new, each)
+        self._run_until(lambda: new.ready)
+        self._route([self._spare.index])
+        return True
+
+    def _leave(self, patience: float) -> bool:
+        """Have the worker leave with a commit."""
+        commits, old, clock = self._commits, self._old, self._clock
+        self._registry.tell(old, PrepareToLeave(*commits.next_move()))
+        self._run_until(lambda: commits.begin(clock.now(), moves=True))
+        epoch, end = commits.newest, clock.now() + patience
+
+        def done() -> bool:
+            return old.left is not None and commits.published >= epoch
+
+        self._run_until(lambda: done() or clock.now() >= end)
+        return done()
+
+    def _route(self, slots: list[int]) -> None:
+        """Have the stage before send to these slots, and wait until it does."""
+        registry, worker = self._registry, self._worker
+        senders = [each for each in registry.workers if each.stage == worker.stage - 1]
+        for sender in senders:
+            registry.send(RouteWorker(worker.index, slots), sender)
+        self._run_until(lambda: all(registry.workers[each].sending.get(worker.index) == slots for each in senders))

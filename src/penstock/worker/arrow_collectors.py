@@ -1,0 +1,165 @@
+"""What batch components emit with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.acking.lineage import Anchors, Lineage, of_all, of_groups
+from penstock.columns import to_column
+from penstock.errors import FieldCountError, FieldTypeError
+from penstock.topology.components import Columns
+from penstock.topology.streams import DEFAULT_STREAM, Stream
+from penstock.worker.emitting import Outputs, direct_only, direct_output, named_output, where, wrong_count
+from penstock.worker.outputs import StreamOutput
+from penstock.worker.tracking import MessageIds
+
+
+class ArrowCollector:
+    """What both forms of batch collector share. ``notes`` come with each tuple: its anchors or message id."""
+
+    _notes_name: ClassVar[str]
+    """For the number of notes."""
+
+    def __init__(self, component: str, outputs: Outputs) -> None:
+        self._component, self._outputs = component, outputs
+
+    def _add_batch(
+        self, columns: Columns, stream: str, notes: Sequence[Any] | None
+    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
+        output = named_output(self._component, self._outputs, stream)
+        if output.stream.direct:
+            direct_only(output.stream)
+        return output, self._add(output, columns, None, notes), notes
+
+    def _add_direct(
+        self, task: int, columns: Columns, stream: str, notes: Sequence[Any] | None
+    ) -> tuple[StreamOutput, int, Sequence[Any] | None]:
+        output = direct_output(self._component, self._outputs, stream, task)
+        return output, self._add(output, columns, task, notes), notes
+
+    def _add(self, output: StreamOutput, columns: Columns, task: int | None, notes: Sequence[Any] | None) -> int:
+        """Add the rows, all or none; returns how many."""
+        batch = as_batch(output.stream, columns)
+        rows = int(batch.num_rows)
+        if notes is not None and len(notes) != rows:
+            raise FieldCountError(
+                where(output.stream),
+                f"{self._notes_name} must have one item for each tuple, but there are {len(notes)} for {rows}",
+            )
+        if rows:
+            output.add_batch(batch, task)
+        return rows
+
+
+class BoltArrowCollector(ArrowCollector):
+    """For batch bolts. ``lineage`` is that of the batch under execution; None where acks are not tracked."""
+
+    _notes_name = "anchors"
+    lineage: Lineage | None = None
+    _everything: Anchors | None = None
+
+    def begin(self, lineage: Lineage | None) -> None:
+        """The next batch has this lineage."""
+        self.lineage, self._everything = lineage, None
+
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
+    ) -> None:
+        self._anchor(*self._add_batch(columns, stream, anchors))
+
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
+    ) -> None:
+        self._anchor(*self._add_direct(task, columns, stream, anchors))
+
+    def _anchor(self, output: StreamOutput, rows: int, anchors: Sequence[int] | None) -> None:
+        lineage = self.lineage
+        if lineage is None or output.origins is None or not rows:
+            return
+        if anchors is not None:
+            chosen = lineage.group_of_rows()[np.asarray(anchors, np.int64)]
+            output.origins.add(of_groups(lineage, chosen), output.waiting())
+            return
+        if self._everything is None:
+            self._everything = of_all([lineage], 0)
+        output.origins.add(self._everything._replace(sets=np.zeros(rows, np.int64)), output.waiting())
+
+
+class SpoutArrowCollector(ArrowCollector):
+    """For batch spouts; ``done`` as in ``SpoutTupleCollector``."""
+
+    _notes_name = "msg_ids"
+
+    def __init__(self, component: str, outputs: Outputs) -> None:
+        super().__init__(component, outputs)
+        self.done: list[Any] = []
+
+    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
+        return named_output(self._component, self._outputs, stream).ready()
+
+    def emit_batch(
+        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        self._note(*self._add_batch(columns, stream, msg_ids))
+
+    def emit_batch_direct(
+        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
+    ) -> None:
+        self._note(*self._add_direct(task, columns, stream, msg_ids))
+
+    def _note(self, output: StreamOutput, rows: int, msg_ids: Sequence[Any] | None) -> None:
+        ids = msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
+        if isinstance(output.origins, MessageIds):
+            output.origins.ids += [None] * rows if ids is None else ids
+        elif ids is not None:
+            self.done += ids
+
+
+def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
+    """The columns as a record batch with the stream's fields, in order, of their declared types."""
+    names = stream.field_names
+    if isinstance(columns, pa.RecordBatch):
+        if tuple(columns.schema.names) == names and all(
+            columns.schema.field(index).type == field.type for index, field in enumerate(stream.fields)
+        ):
+            return columns
+        named = columns.schema.names
+        if sorted(named) != sorted(names):
+            wrong_count(stream, named)
+        given: Sequence[Any] = [columns.column(name) for name in names]
+    elif isinstance(columns, Mapping):
+        missing = [name for name in names if name not in columns]
+        if missing or len(columns) != len(names):
+            wrong_count(stream, list(columns))
+        given = [columns[name] for name in names]
+    else:
+        given = columns
+    if len(given) != len(names):
+        wrong_count(stream, given)
+    arrays = []
+    for field, column in zip(stream.fields, given, strict=True):
+        try:
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            elif isinstance(column, np.ndarray):
+                column = pa.array(column)
+            elif not isinstance(column, pa.Array):
+                column = to_column(column if isinstance(column, list) else list(column), field.type)
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()  # a frame carries no dictionaries
+            if field.type is not None and column.type != field.type:
+                column = column.cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise FieldTypeError(
+                where(stream),
+                f"field '{field.name}' is declared {field.type}, and a column does not fit ({error})",
+            ) from None
+        arrays.append(column)
+    if len({len(array) for array in arrays}) > 1:
+        lengths = ", ".join(f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True))
+        raise FieldCountError(where(stream), f"the columns of a batch have different lengths ({lengths})")
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
