@@ -92,7 +92,7 @@ def test_a_corrupt_snapshot_is_passed_over_loudly(tmp_path, campaign, seed):
         run.faults.append((f"corrupt {os.path.basename(spoilt)}", 0.0))
         run.finish()
         log = run.log.read_text()
-    assert "other bytes (the signature differs)" in log
+    assert "their signature differs" in log
     assert "FALLING BACK from epoch" in log
     campaign(run)
 
