@@ -53,7 +53,7 @@ def read_published(store: StateStore, generation: int) -> int:
     """Return the newest epoch of a generation that is known to be published, or 0. Raises ``StateError`` if the
     store cannot be read."""
     try:
-        return int(store.read(_published(generation)))
+        return int(store.read(_published_file(generation)))
     except ValueError:
         return 0
     except StateError as error:
@@ -64,18 +64,18 @@ def read_published(store: StateStore, generation: int) -> int:
 
 def write_published(store: StateStore, generation: int, epoch: int) -> None:
     """Record that all sinks have published an epoch. Raises ``StateError`` if the store cannot be written."""
-    store.write(_published(generation), str(epoch).encode())
+    store.write(_published_file(generation), str(epoch).encode())
 
 
 def forget_published(store: StateStore, generation: int) -> None:
     """Remove the records of generations before ``generation`` that have no manifest any more."""
-    needed = {_published(name.generation) for name in manifests.history(store)}
+    needed = {_published_file(name.generation) for name in manifests.history(store)}
     for file in store.list(f"{_PUBLISHED}/"):
-        if file < _published(generation) and file not in needed:
+        if file < _published_file(generation) and file not in needed:
             store.remove(file)
 
 
-def _published(generation: int) -> str:
+def _published_file(generation: int) -> str:
     return f"{_PUBLISHED}/{generation:08d}"
 
 
@@ -135,7 +135,7 @@ class Commits:
 
     def tick(self, now: float) -> None:
         """Begin the next epoch if the interval has passed. Called periodically. Raises as ``begin`` does."""
-        self._obey(self._keeper.tick(now))
+        self._execute(self._keeper.tick(now))
 
     @property
     def idle(self) -> bool:
@@ -158,7 +158,7 @@ class Commits:
         self._last = self._last or (last and bool(instructions))
         if moves and instructions:
             self._moves = self.newest
-        self._obey(instructions)
+        self._execute(instructions)
         return bool(instructions)
 
     def handle(self, worker: WorkerId, event: Event) -> None:
@@ -175,13 +175,13 @@ class Commits:
                 self.epoch_published(worker, event.epoch)
 
     def spouts_snapshotted(self, worker: WorkerId, epoch: int) -> None:
-        self._obey(self._keeper.spouts_snapshotted(worker, epoch))
+        self._execute(self._keeper.spouts_snapshotted(worker, epoch))
 
     def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, SavedTask]) -> None:
-        self._obey(self._keeper.snapshot_written(worker, epoch, tasks))
+        self._execute(self._keeper.snapshot_written(worker, epoch, tasks))
 
     def snapshot_failed(self, worker: WorkerId, epoch: int, error: str) -> None:
-        self._obey(self._keeper.snapshot_failed(worker, epoch, error))
+        self._execute(self._keeper.snapshot_failed(worker, epoch, error))
 
     def epoch_published(self, worker: WorkerId, epoch: int) -> None:
         before = self._keeper.published
@@ -199,7 +199,7 @@ class Commits:
         """Whether the epoch is in progress or committed. False for an epoch that was abandoned."""
         return epoch <= self.committed or self._keeper.is_open(epoch)
 
-    def _obey(self, instructions: list[Instruction]) -> None:
+    def _execute(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Begin):
                 message = self._first_message(instruction.epoch)

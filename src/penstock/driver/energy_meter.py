@@ -76,8 +76,12 @@ class EnergyMeter:
                 sum(reading.load.workers[worker].rss for worker in workers)
                 + _jvm(reading.load.workers[workers[0]])[2]
             )
-            has = capacities[name]
-            shares = (cores / has.cpu, memory / has.memory, bandwidths.get(name, 0.0) / has.bandwidth)
+            capacity = capacities[name]
+            shares = (
+                cores / capacity.cpu,
+                memory / capacity.memory,
+                bandwidths.get(name, 0.0) / capacity.bandwidth,
+            )
             dynamic = self._model.dynamic(*(min(1.0, share) for share in shares))
             known = seconds if node.workers else 0.0  # how long a new node has been in use is unknown
             joules = measured.get(name)

@@ -48,7 +48,7 @@ Instruction = Begin | SnapshotBolts | Commit | Abandon
 
 
 @dataclass
-class _Open:
+class _OpenEpoch:
     """An epoch in progress. ``answered`` counts the snapshots that each worker has written or failed to write."""
 
     snapshotted: set[WorkerId] = field(default_factory=set)
@@ -79,7 +79,7 @@ class EpochKeeper:
         self._workers, self._spouts, self._aligned = frozenset(workers), frozenset(spout_workers), aligned
         self._interval = interval
         self._next = committed + 1
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenEpoch] = {}
         self._due: float | None = None
         self._published_by: dict[WorkerId, int] = {}
 
@@ -97,7 +97,7 @@ class EpochKeeper:
             return []
         self._due = now + self._interval
         epoch, self._next = self._next, self._next + 1
-        self._open[epoch] = _Open()
+        self._open[epoch] = _OpenEpoch()
         return [Begin(epoch)]
 
     def is_open(self, epoch: int) -> bool:
@@ -128,14 +128,14 @@ class EpochKeeper:
         state = self._open.get(epoch)
         if state is not None:
             state.tasks |= tasks
-        return self._answer(worker, epoch)
+        return self._record_answer(worker, epoch)
 
     def snapshot_failed(self, worker: WorkerId, epoch: int, error: str) -> list[Instruction]:
         """The worker could not write its snapshot."""
         state = self._open.get(epoch)
         if state is not None:
             state.errors.append(f"worker {worker}: {error}")
-        return self._answer(worker, epoch)
+        return self._record_answer(worker, epoch)
 
     def epoch_published(self, worker: WorkerId, epoch: int) -> None:
         """The worker's sinks have published the epoch."""
@@ -143,7 +143,7 @@ class EpochKeeper:
         if self._published_by.keys() >= self._workers:
             self.published = min(self._published_by[each] for each in self._workers)
 
-    def _answer(self, worker: WorkerId, epoch: int) -> list[Instruction]:
+    def _record_answer(self, worker: WorkerId, epoch: int) -> list[Instruction]:
         state = self._open.get(epoch)
         if state is None:
             return []
@@ -160,7 +160,7 @@ class EpochKeeper:
                 instructions.append(Commit(number, state.tasks))
         return instructions
 
-    def _complete(self, state: _Open) -> bool:
+    def _complete(self, state: _OpenEpoch) -> bool:
         if self._aligned:
             return state.answered.keys() == self._workers
         return all(state.answered.get(worker, 0) >= 1 + (worker in self._spouts) for worker in self._workers)

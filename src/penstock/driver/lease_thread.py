@@ -21,8 +21,7 @@ _held: set[str] = set()
 
 
 class Lease:
-    """A driver's lease on one state directory, from ``take`` to ``release``. Both are called by the same
-    thread."""
+    """A driver's lease on one state directory, from ``take`` to ``release``."""
 
     def __init__(self, store: StateStore, topology: str, beat: float = BEAT) -> None:
         """``beat``: seconds between two renewals."""

@@ -18,7 +18,7 @@ from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import WorkerId
 from penstock.settings import Settings
 
-_METERED = 6
+_READINGS_PER_SAMPLE = 6
 """Energy readings per load sample: one every 5 s with the default of 30 s. A query run that is lost loses the
 energy since the last reading, so readings are more frequent than load samples."""
 
@@ -80,7 +80,7 @@ class LoadMonitor:
             return None
         sample = sample_between(self._first, reading, self._clock.now(), self._settings)
         self._first, self.sample = reading, sample
-        self._keep(sample, bus)
+        self._store_sample(sample, bus)
         return sample
 
     def newest(self, bus: MetricsBus) -> MonitorSample | None:
@@ -112,7 +112,7 @@ class LoadMonitor:
             return True
         length = self._settings.monitor.window
         ends = self._first is not None and now - self._first.time >= length
-        return ends or self._metered < 0 or now - self._metered >= length / _METERED
+        return ends or self._metered < 0 or now - self._metered >= length / _READINGS_PER_SAMPLE
 
     def _meter(self, reading: LoadReading) -> None:
         """Update the energy meter. Workers report their streams less often, so the network's share is that of the
@@ -121,7 +121,7 @@ class LoadMonitor:
         bandwidths = {} if sample is None else {node.node: node.used.bandwidth for node in sample.nodes}
         self.energy.update(reading, node_capacities(reading, self._settings), bandwidths)
 
-    def _keep(self, sample: MonitorSample, bus: MetricsBus) -> None:
+    def _store_sample(self, sample: MonitorSample, bus: MetricsBus) -> None:
         if self._store is None:
             return
         self._store.put(sample)

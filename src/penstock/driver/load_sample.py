@@ -148,16 +148,14 @@ class MonitorSample:
                     sum(part.network for part in parts),
                 )
             )
-        sample_between: dict[tuple[str, str], ExecutorStream] = {}
+        streams: dict[tuple[str, str], ExecutorStream] = {}
         for stream in self.streams:
             key = unit_of[stream.source], unit_of[stream.target]
             if key[0] != key[1]:
-                before = sample_between.get(key, ExecutorStream(*key, 0.0, 0.0))
-                sample_between[key] = ExecutorStream(
-                    *key, before.tuples + stream.tuples, before.bytes + stream.bytes
-                )
+                before = streams.get(key, ExecutorStream(*key, 0.0, 0.0))
+                streams[key] = ExecutorStream(*key, before.tuples + stream.tuples, before.bytes + stream.bytes)
         nodes = tuple(PlacementNode(node.node, node.limit.times(share), node.other) for node in self.nodes)
-        return PlacementSnapshot(nodes, tuple(executors), tuple(sample_between.values()))
+        return PlacementSnapshot(nodes, tuple(executors), tuple(streams.values()))
 
 
 def unit_id(executors: Sequence[str]) -> str:

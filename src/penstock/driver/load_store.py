@@ -29,7 +29,8 @@ _QUEUE_LENGTH = 8
 """Load samples that may wait to be written: 4 minutes of an outage with the default interval of 30 s. Not more,
 since a load sample of thousands of executors has megabytes of streams."""
 _LOCK_TIMEOUT = 5.0
-"""Seconds that SQLite waits for another program's write lock. Readers of the tables hold none for that long."""
+"""Seconds that SQLite waits for another program's write lock. Then the load sample is dropped. Readers take no
+write lock."""
 _CLOSE_TIMEOUT = 5.0
 """Seconds that the end of a topology waits for load samples that are not written yet: enough for a healthy
 database, and short enough not to annoy users."""

@@ -35,10 +35,10 @@ def explain(lost: Sequence[LostWorker], status: int | None, executor_lost: bool,
         return f"the Spark executor {first.node} was lost, and with it {', '.join(map(str, same_executor))}"
     if status is None:
         return f"{first} was lost; Spark reports: {cause}"
-    return f"{first} {_how(status)}"
+    return f"{first} {_describe_status(status)}"
 
 
-def _how(status: int) -> str:
+def _describe_status(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status}"
     try:

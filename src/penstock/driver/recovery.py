@@ -62,13 +62,13 @@ class StateDirectory:
         found = manifests.newest(self.store)
         if found is not None and found.generation > generation:
             self.owner.check(self.store)
-        checked = None if found is None else self._checked(found, published)
-        self._begin_with(found, generation)
+        checked = None if found is None else self._check_manifest(found, published)
+        self._start_generation(found, generation)
         self._manifest = checked
         if self.epoch:
             log.info("topology '%s' continues from epoch %d", self._plan.topology, self.epoch)
 
-    def _begin_with(self, found: Manifest | None, generation: int) -> None:
+    def _start_generation(self, found: Manifest | None, generation: int) -> None:
         """Write the first manifest of a generation, and clean up."""
         # The record of what was published is written before the manifest that makes it readable. A crash in
         # between does no harm: the record of a generation without a manifest is never read.
@@ -76,10 +76,10 @@ class StateDirectory:
             write_published(self.store, generation, found.epoch)
         if found is None:
             dead_letters = manifests.dead_letters_so_far(self.store)
-            made = manifests.nothing(self._plan.topology, self._delivery, generation, time.time(), dead_letters)
+            first = manifests.nothing(self._plan.topology, self._delivery, generation, time.time(), dead_letters)
         else:
-            made = found.taken_over(generation)
-        made.write(self.store)
+            first = found.taken_over(generation)
+        first.write(self.store)
         self.owner.check(self.store)
         self._clean_up(generation)
 
@@ -106,7 +106,7 @@ class StateDirectory:
         does not match the topology.
         """
         found = manifests.newest(self.store)
-        self._manifest = None if found is None else self._checked(found, found.epoch)
+        self._manifest = None if found is None else self._check_manifest(found, found.epoch)
 
     def tasks(self) -> TaskStates:
         """Return the state that each task of the plan starts from, by task key. Empty if there is no committed
@@ -136,12 +136,12 @@ class StateDirectory:
             self.epoch,
             before.epoch,
         )
-        self._begin_with(before, self.owner.claim(self.store))
+        self._start_generation(before, self.owner.claim(self.store))
 
     def clear(self) -> None:
         """Discard all committed state, atomically, so that the next query run starts from nothing."""
         self.store.check_owner()
-        self._begin_with(None, self.owner.claim(self.store))
+        self._start_generation(None, self.owner.claim(self.store))
         for name in self.store.list("tasks/"):
             if name.endswith(f"/{START_FILE}"):
                 self.store.remove(name)
@@ -160,7 +160,7 @@ class StateDirectory:
         savepoints.check_apart(self.store, savepoint, f"savepoint {savepoint.url}")
         self.store.check_owner()
         found = savepoints.find(savepoint)
-        self._checked(found, 0, of_savepoint=True)
+        self._check_manifest(found, 0, of_savepoint=True)
         savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
         generation = self.owner.claim(self.store)
         copied = savepoints.copy_files(savepoint, found, self.store, generation)
@@ -175,7 +175,7 @@ class StateDirectory:
             entry = manifest.tasks.get(task.key, TaskEntry()) if before == now else TaskEntry()
             return SavedTask(dict(entry.parts), entry.tokens)
         owners = owner_rule(self._plan, task.component)
-        assert owners is not None  # ``_check`` has rejected components without an owner rule
+        assert owners is not None  # ``_check_component`` has rejected components without an owner rule
         sources: dict[int, Chains] = {}
         for source in owners.share(task.index, before, now).sources:
             found = manifest.tasks.get(f"{task.component}/{source}", TaskEntry())
@@ -183,7 +183,7 @@ class StateDirectory:
                 sources[source] = dict(found.parts)
         return InheritedTask(before, now, owners, sources, [])
 
-    def _checked(self, manifest: Manifest, published: int, of_savepoint: bool = False) -> Manifest:
+    def _check_manifest(self, manifest: Manifest, published: int, of_savepoint: bool = False) -> Manifest:
         """Return the manifest without the tokens of output that is published already. Raises ``StateError`` if a
         component with state no longer exists, or has a different number of tasks and cannot be rescaled."""
         if manifest.epoch <= published:
@@ -198,10 +198,10 @@ class StateDirectory:
             prepared = any(entry.tokens for entry in _entries(manifest, component))
             if not prepared and not _stateful(manifest, component):
                 continue
-            self._check(component, before, now, prepared, manifest.epoch)
+            self._check_component(component, before, now, prepared, manifest.epoch)
         return manifest
 
-    def _check(self, component: str, before: int, now: int, prepared: bool, epoch: int) -> None:
+    def _check_component(self, component: str, before: int, now: int, prepared: bool, epoch: int) -> None:
         where = f"topology '{self._plan.topology}', component '{component}'"
         if not now:
             raise StateError(

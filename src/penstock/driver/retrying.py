@@ -11,10 +11,9 @@ from penstock.errors import StateUnavailable
 log = logging.getLogger("penstock.state")
 
 _FIRST_PAUSE = 0.5
-"""Seconds before the first retry, long enough for a brief failure of a network. The pause doubles with each
-retry."""
+"""Seconds before the first retry, so that a brief failure costs little time. The pause doubles with each retry."""
 _LONGEST_PAUSE = 10.0
-"""Longest pause in seconds. A store that is back is used again within that time."""
+"""Longest pause in seconds. A store that answers again is used within that time."""
 
 Result = TypeVar("Result")
 

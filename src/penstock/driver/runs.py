@@ -25,8 +25,8 @@ from penstock.texts import parse_json
 log = logging.getLogger("penstock.driver")
 
 _ANSWER_TIMEOUT = 30.0
-"""Seconds to wait for the answer to a command that only reads. The driver answers within a second unless the
-machine is overloaded."""
+"""Seconds to wait for an answer by default. A driver on an overloaded machine may need seconds; a longer silence
+means that it hangs."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Run:
         if answer is None:
             raise self._no_answer()
         if answer.error:
-            raise _kind(answer.kind)(*(printable(part, multiline=True) for part in answer.error))
+            raise _error_class(answer.kind)(*(printable(part, multiline=True) for part in answer.error))
         return _printable(answer.text)
 
     def _no_answer(self, reason: str = "") -> ControlRefused:
@@ -120,11 +120,11 @@ def running() -> list[Run]:
 
 def find(topology: str) -> Run:
     """Return the running topology of that name. Raises ``NotRunning`` if there is none or more than one."""
-    every = running()
-    matching = [run for run in every if run.topology == topology]
+    runs = running()
+    matching = [run for run in runs if run.topology == topology]
     if len(matching) == 1:
         return matching[0]
-    names = ", ".join(f"'{run.topology}' (process {run.pid})" for run in matching or every)
+    names = ", ".join(f"'{run.topology}' (process {run.pid})" for run in matching or runs)
     raise NotRunning(
         f"topology '{topology}'",
         f"{len(matching)} topologies of that name are running for this user on this machine"
@@ -180,6 +180,6 @@ def _printable(text: str) -> str:
     return json.dumps(printable_values(value)) if isinstance(value, dict | list) else text
 
 
-def _kind(name: str) -> type[PenstockError]:
+def _error_class(name: str) -> type[PenstockError]:
     kind = getattr(errors, name, PenstockError)
     return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else PenstockError

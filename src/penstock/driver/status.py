@@ -26,7 +26,7 @@ FORMAT = 1
 """Version of the JSON. It increases when a field is removed or changes its meaning, but not for new fields."""
 
 # Fields of ``TopologyStatus`` that go into the JSON unchanged.
-_WHOLE = (
+_PLAIN_FIELDS = (
     "topology",
     "state",
     "delivery",
@@ -164,7 +164,7 @@ class TopologyStatus:
         plain: dict[str, Any] = _plain(
             {
                 "format": FORMAT,
-                **{name: getattr(self, name) for name in _WHOLE},
+                **{name: getattr(self, name) for name in _PLAIN_FIELDS},
                 "components": [self._component(view) for view in self.components],
                 "tasks": [_task(task) for task in self.tasks],
                 "workers": [dataclasses.asdict(worker) for worker in self.workers],

@@ -14,8 +14,8 @@ from penstock.spark.nodes import nodes_of
 from penstock.spark.session import expected, is_local, total_slots
 
 _SETTLED = 3.0
-"""Seconds without a new node after which all nodes are assumed to have joined, if their number is unknown. Nodes
-of one cluster usually join within a second of each other."""
+"""Seconds without a new node after which all nodes are assumed to have joined, if their number is unknown. A
+longer wait would delay every start on such a cluster."""
 _LATE = 15.0
 """Seconds to wait for further nodes if their number is known. A node may be lost, and the slots of the others may
 be enough."""

@@ -22,8 +22,8 @@ _MAKE = "PENSTOCK_MAKE_CLASS_ARCHIVE"
 def archive_path() -> Path:
     """Return the path of the archive for this Java, this Spark and Penstock's jar. The jar counts because an
     archive is only valid for the class path it was made with."""
-    ours = f"{JAR} {hashlib.sha256(JAR.read_bytes()).hexdigest()}"
-    key = f"{pyspark.__version__} {pyspark.__file__} {os.environ.get('JAVA_HOME', '')} {ours}"
+    jar = f"{JAR} {hashlib.sha256(JAR.read_bytes()).hexdigest()}"
+    key = f"{pyspark.__version__} {pyspark.__file__} {os.environ.get('JAVA_HOME', '')} {jar}"
     return Path(sys.prefix) / "share" / "penstock" / f"spark-{hashlib.sha256(key.encode()).hexdigest()[:12]}.jsa"
 
 

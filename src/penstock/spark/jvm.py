@@ -37,7 +37,7 @@ _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 
 class Jvm:
     """The JVM of this process. There is at most one at a time. ``abandon`` and ``kill`` may be called by any
-    thread, the rest by one thread at a time."""
+    thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

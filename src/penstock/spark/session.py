@@ -128,8 +128,8 @@ def open_session(master: str | None = None, conf: Mapping[str, str] | None = Non
         master = master or f"local[{LOCAL_SLOTS}]"
         _check_master(master)
         settings = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
-        ours = {**CONF, **_python_conf(master), **_port_conf(master), **_cluster_conf(master)}
-        for key, value in {**ours, **(conf or {})}.items():
+        defaults = {**CONF, **_python_conf(master), **_port_conf(master), **_cluster_conf(master)}
+        for key, value in {**defaults, **(conf or {})}.items():
             settings.set(key, value)
         spark = _start(settings, master)
     if is_local(master):  # other nodes do not have Penstock's code yet
