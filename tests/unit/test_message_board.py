@@ -129,7 +129,7 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
 
 def test_credits_need_the_coordinators_board():
     with pytest.raises(
-        SettingError, match=r"credit mode sends grants many times a second.*flow\.mode=step, or flow\.board=coordinator"
+        SettingError, match=r"credit mode sends grants many times.*flow\.mode=step, or flow\.board=coordinator"
     ):
         check_message_board("zookeeper://a:1/x", "credit")
     check_message_board("coordinator", "credit")

@@ -166,11 +166,11 @@ def test_another_message_that_is_too_long_fails_the_worker_with_the_reason():
     failed = sent(SnapshotFailed(3, "x" * (wire.MOST_BYTES + 1)))
     assert isinstance(failed, WorkerFailed)
     assert failed.problem.endswith(" is longer than the limit of 67,108,864 bytes")
-    assert failed.hint.startswith("The state of a task, what a sink keeps")
+    assert failed.hint.startswith("The state of a task, a sink's token")
 
 
 def test_the_driver_does_not_send_one_either():
-    with pytest.raises(ControlRefused, match=r"a message of 67,.* bytes is longer than the limit of 67,108,864 bytes"):
+    with pytest.raises(ControlRefused, match=r"67,.* bytes is longer than the limit of 67,108,864 bytes"):
         wire.framed(codec.encode(OpenTasks({"1.0": "x" * (wire.MOST_BYTES + 1)})))
 
 
