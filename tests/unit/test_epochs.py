@@ -443,7 +443,7 @@ def test_frames_that_came_before_the_worker_opened_are_not_forgotten():
 def test_a_disk_that_refuses_held_frames_is_named(monkeypatch):
     held = Spill(memory=10)
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **more: open("/dev/full", "wb"))  # noqa: SIM115
-    with pytest.raises(PenstockError, match=r"frames that wait.*No space left.*Make room"):
+    with pytest.raises(PenstockError, match=r"waiting frames.*No space left.*Free space"):
         held.add(parcel(0, size=100_000))
 
 

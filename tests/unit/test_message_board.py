@@ -65,7 +65,7 @@ def test_of_too_many_messages_the_newest_of_each_pair_is_kept(caplog):
     assert len(waiting) == 6
     waiting.append(message(1, 2, 3.0, "cancel"))
     assert waiting.take(10) == [message(1, 3, 2), message(1, 2, 3.0, "cancel")]
-    assert "7 task messages cannot be sent; 2 are kept" in caplog.text
+    assert "7 task messages wait to be sent; 2 are kept" in caplog.text
 
 
 def test_many_pairs_are_all_kept():
@@ -122,14 +122,14 @@ def test_without_kazoo_it_says_what_to_install(monkeypatch):
     with pytest.raises(EnvironmentFault) as caught:
         open_message_board("zookeeper://a:1/x", "run", [1], print, print, None)
     assert str(caught.value) == (
-        "board zookeeper://a:1/x: the package kazoo is not installed. "
+        "message board zookeeper://a:1/x: the package kazoo is not installed. "
         'Install it with: pip install "penstock[zookeeper]".'
     )
 
 
 def test_credits_need_the_coordinators_board():
     with pytest.raises(
-        SettingError, match=r"credit grants many times a second.*flow\.mode=step, or flow\.board=coordinator"
+        SettingError, match=r"credit mode sends grants many times.*flow\.mode=step, or flow\.board=coordinator"
     ):
         check_message_board("zookeeper://a:1/x", "credit")
     check_message_board("coordinator", "credit")

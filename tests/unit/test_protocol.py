@@ -161,21 +161,21 @@ def test_another_version_is_refused_with_both_numbers(monkeypatch, version):
     with monkeypatch.context() as patch:
         patch.setattr(wire, "VERSION", version)
         greeting, answer = wire.greeting(nonce), wire.answer(b"secret", nonce, nonce)
-    text = f"speaks version {version} of the control protocol, and this end version {wire.VERSION}"
+    text = f"uses version {version} of the control protocol, but this side uses version {wire.VERSION}"
     with pytest.raises(ControlRefused, match=f"the driver {text}.* Install the same version"):
         wire.read_greeting(greeting)
-    with pytest.raises(ControlRefused, match=f"the other end {text}"):
+    with pytest.raises(ControlRefused, match=f"the client {text}"):
         wire.read_answer(answer, b"secret", nonce)
 
 
 def test_another_program_is_no_driver():
-    with pytest.raises(ControlRefused, match="is not a driver of penstock"):
+    with pytest.raises(ControlRefused, match="is not a Penstock driver"):
         wire.read_greeting(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
 def test_the_length_is_checked_when_sent_and_when_received():
     assert wire.length_of(wire.framed(b"abc")[: wire.LENGTH.size]) == 3
-    with pytest.raises(ControlRefused, match=r"a message of 67,108,865 bytes is longer than 67,108,864 bytes"):
+    with pytest.raises(ControlRefused, match=r"67,108,865 bytes is longer than the limit of 67,108,864 bytes"):
         wire.length_of(struct.pack("<I", wire.MOST_BYTES + 1))
     with pytest.raises(ControlRefused, match="longer than"):
         wire.framed(bytes(wire.MOST_BYTES + 1))

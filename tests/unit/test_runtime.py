@@ -600,7 +600,7 @@ def test_a_spout_that_never_pauses_does_not_hang_a_test():
 
 
 def test_an_unknown_component_names_those_there_are():
-    with pytest.raises(KeyError, match="no component 'b7'; there are spout, b1"):
+    with pytest.raises(KeyError, match="component 'b7' does not exist; there are spout, b1"):
         LocalRunner(line_topology(FeederSpout("x"), CaptureBolt())).component("b7")
 
 

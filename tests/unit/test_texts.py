@@ -165,12 +165,12 @@ def test_a_report_that_is_too_long_goes_without_what_users_put_in_it():
 def test_another_message_that_is_too_long_fails_the_worker_with_the_reason():
     failed = sent(SnapshotFailed(3, "x" * (wire.MOST_BYTES + 1)))
     assert isinstance(failed, WorkerFailed)
-    assert failed.problem.endswith(" is longer than 67,108,864 bytes")
-    assert failed.hint.startswith("The state of a task, what a sink keeps")
+    assert failed.problem.endswith(" is longer than the limit of 67,108,864 bytes")
+    assert failed.hint.startswith("The state of a task, a sink's token")
 
 
 def test_the_driver_does_not_send_one_either():
-    with pytest.raises(ControlRefused, match=r"a message of 67,.* bytes is longer than 67,108,864 bytes"):
+    with pytest.raises(ControlRefused, match=r"67,.* bytes is longer than the limit of 67,108,864 bytes"):
         wire.framed(codec.encode(OpenTasks({"1.0": "x" * (wire.MOST_BYTES + 1)})))
 
 
@@ -197,7 +197,7 @@ def test_a_message_that_is_too_long_for_the_driver_is_the_reason_of_the_failure(
     client._socket.sendall(wire.LENGTH.pack(75_000_000))
     assert coordinator.wait(lambda: registry.failure is not None, 10)
     assert registry.failure.where == "worker 0.0, control connection"
-    assert registry.failure.problem == "a message of 75,000,000 bytes is longer than 67,108,864 bytes"
+    assert registry.failure.problem == "a message of 75,000,000 bytes is longer than the limit of 67,108,864 bytes"
 
 
 def test_a_worker_says_what_it_could_not_read(joined):
@@ -205,7 +205,7 @@ def test_a_worker_says_what_it_could_not_read(joined):
     connection = next(iter(registry.workers.values()))
     coordinator._soon(lambda: connection.writer.write(wire.LENGTH.pack(75_000_000)))
     assert coordinator.wait(lambda: registry.failure is not None, 10)
-    assert registry.failure.problem == "a message of 75,000,000 bytes is longer than 67,108,864 bytes"
+    assert registry.failure.problem == "a message of 75,000,000 bytes is longer than the limit of 67,108,864 bytes"
     assert "a message of 75,000,000 bytes" in client.lost_because
 
 

@@ -1,6 +1,6 @@
-"""What the driver and the workers say to each other, and how it is written on a socket.
+"""The control protocol between the driver, its workers and operators.
 
-``commands`` has what the driver says to a worker, ``events`` what a worker says to the driver, ``requests`` what
-people ask of a running topology. ``codec`` turns messages into bytes and back and checks their types, ``wire`` has
-the handshake and the framing. Both sides import this package; it imports neither.
+``commands`` are messages from the driver to a worker, ``events`` from a worker to the driver, and ``requests``
+from operators. ``codec`` encodes and decodes messages and checks their types; ``wire`` has the handshake and the
+framing. The packages ``driver`` and ``worker`` import this package; it imports neither.
 """

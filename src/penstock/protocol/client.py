@@ -1,4 +1,4 @@
-"""The worker's and the operator's end of a control connection."""
+"""The client side of a control connection, for workers and operators."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 C = TypeVar("C", bound=Command)
 
 _RETRIES = (0.1, 0.3, 1.0, 3.0)
-"""Seconds between the attempts to connect, roughly."""
+"""Seconds between two attempts to connect, varied by up to a half so that workers do not retry together. The
+driver needs milliseconds for a handshake; four seconds are enough even for a large topology."""
 
 
 class _Dropped(Exception):
-    """The driver ended the connection before it said anything."""
+    """The driver closed the connection before it sent a greeting."""
 
 
 def connect(address: tuple[str, int], secret: bytes) -> tuple[socket.socket, BinaryIO]:
-    """A connection to the driver after the handshake, and the file to read from it. Tries again where the driver
-    ends the connection at once: it does so when too many connect together that have not proved yet who they are.
-    Raises ``ControlRefused`` where one end refuses the other, ``OSError`` where nobody answers."""
+    """Connect to the driver and do the handshake. Returns the socket and a file to read from it. Blocks the
+    caller.
+
+    If the driver closes the connection at once, the function tries again: the driver does so when too many
+    clients are in their handshake. Raises ``ControlRefused`` if either side refuses the other, ``OSError`` if
+    there is no answer."""
     for pause in (*_RETRIES, None):
         connection = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -47,8 +51,8 @@ def connect(address: tuple[str, int], secret: bytes) -> tuple[socket.socket, Bin
             if pause is None:
                 raise ControlRefused(
                     "control connection",
-                    "the driver ended it before the handshake was done",
-                    "Too many connections may be waiting for their handshake there.",
+                    "the driver closed it before the handshake was complete",
+                    "Too many clients may be connecting to the driver at the same time.",
                 ) from error
             time.sleep(pause * random.uniform(0.5, 1.5))
         except BaseException:
@@ -72,8 +76,9 @@ def _shake_hands(connection: socket.socket, file: BinaryIO, secret: bytes) -> No
 def ask(
     address: tuple[str, int], secret: bytes, request: OperatorRequest, timeout: float | None
 ) -> OperatorAnswer | None:
-    """What a person asks of a running topology, and its answer; None: it ended the connection without one, or said
-    nothing for ``timeout`` seconds. Raises as ``connect`` does."""
+    """Send an operator's request to a running topology and return the answer. Returns None if the driver closes
+    the connection without an answer or does not answer within ``timeout`` seconds. Raises as ``connect``
+    does."""
     connection, file = connect(address, secret)
     with connection:
         connection.settimeout(timeout)
@@ -86,30 +91,30 @@ def ask(
 
 
 class ControlClient:
-    """A worker's end. Sending and receiving have threads of their own, so that the loop never waits for the
-    network.
+    """A worker's connection to the driver. Sending and receiving have threads of their own, so that the worker's
+    loop never waits for the network.
 
-    ``inbox`` fills as commands come, and ``wake`` is called for each, from another thread. ``lost`` turns true
-    when the connection ends. ``clock`` tells the driver's time. Messages are encoded by whoever sends them, at
-    once: what they refer to may change afterwards."""
+    Commands are appended to ``inbox``, and ``wake`` is called for each, on the receiving thread. ``lost``
+    becomes True when the connection ends. ``clock`` tells the driver's time. Events are encoded by the caller of
+    ``send``, because the objects in them may change afterwards."""
 
     def __init__(
         self, address: tuple[str, int], secret: bytes, wake: Callable[[], None], clock: Clock | None = None
     ) -> None:
-        """``clock``: that of this machine."""
+        """``clock`` is the clock of this machine. Raises as ``connect`` does."""
         self.inbox: deque[Command] = deque()
         self.lost = False
         self.lost_because = ""
-        """What could not be read, where the connection did not just end."""
+        """Why the connection ended, if a command could not be decoded; otherwise empty."""
         self.clock = DriverClock(clock)
         self._wake = wake
         self._listeners: dict[type, Callable[[Any], None]] = {}
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._queued = 0
-        """Messages in the outbox, and the one that the thread is writing."""
+        """Number of messages in the outbox, including the one that the sending thread is writing."""
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rest = b""
-        """What ``send_now`` could not write; goes before anything else."""
+        """Bytes that ``send_now`` could not write; they are sent before anything else."""
         self._socket, self._file = connect(address, secret)
         self._measure_clock()
         self._socket.settimeout(None)
@@ -117,16 +122,17 @@ class ControlClient:
         threading.Thread(target=self._transmit, name="control-send", daemon=True).start()
 
     def send(self, event: Event) -> None:
-        """Put an event on its way; never blocks. From any thread."""
+        """Send an event. Never blocks. May be called from any thread."""
         self._queue(framed(event))
 
     def send_now(self, event: Event) -> None:
-        """The same, straight from the caller's thread if the socket takes it: for acks, which come hundreds of
-        times a second from a busy loop. Another thread would wait up to 5 ms for the interpreter each time."""
+        """As ``send``, but write from the caller's thread if the socket accepts the data. Used for acks, which a
+        busy loop sends hundreds of times a second: the sending thread would wait up to 5 ms for the interpreter
+        lock each time."""
         data = framed(event)
         with self._counting:
-            straight = not self._queued  # else it would overtake what waits or is just being written
-        if not straight or not self._writing.acquire(blocking=False):
+            is_queue_empty = not self._queued  # otherwise the event would overtake earlier ones
+        if not is_queue_empty or not self._writing.acquire(blocking=False):
             self._queue(data)
             return
         try:
@@ -135,23 +141,23 @@ class ControlClient:
         except BlockingIOError:
             self._rest = data
         except OSError:
-            return  # the other threads notice a lost connection
+            return  # the receiving thread detects the lost connection
         finally:
             self._writing.release()
         if self._rest:
-            self._queue(b"")  # lets the thread write the rest
+            self._queue(b"")  # makes the sending thread write the rest
 
     def listen(self, kind: type[C], listener: Callable[[C], None]) -> None:
-        """Hand commands of this kind to ``listener`` instead of ``inbox``, straight from the receiving thread. It
-        must be quick and not raise."""
+        """Pass commands of this type to ``listener`` instead of ``inbox``. It is called on the receiving thread,
+        and must be quick and not raise."""
         self._listeners[kind] = listener
 
     def ask_time(self) -> None:
-        """Measure once more how far the clocks differ; the answer is entered in ``clock`` when it comes."""
+        """Ask for the driver's time once more; the receiving thread adds the answer to ``clock``."""
         self.send_now(AskDriverTime(self.clock.monotonic()))
 
     def close(self) -> None:
-        """End the connection when everything is sent."""
+        """Close the connection after all queued events are sent. Returns at once."""
         self._outbox.put(None)
 
     def _queue(self, data: bytes) -> None:
@@ -160,7 +166,8 @@ class ControlClient:
         self._outbox.put(data)
 
     def _measure_clock(self) -> None:
-        """Before anything else: whatever the driver sends later comes to a worker that knows the driver's time."""
+        """Measure the driver's time before any other message, so that the worker knows it when the first command
+        arrives."""
         for _ in range(SAMPLES):
             self._socket.sendall(framed(AskDriverTime(self.clock.monotonic())))
             answer = self._read()
@@ -171,7 +178,7 @@ class ControlClient:
             self.clock.add(answer.sent, answer.time, self.clock.monotonic())
 
     def _read(self) -> Command | None:
-        """The next command; None: the connection has ended."""
+        """The next command; None if the connection has ended."""
         data = _read(self._file)
         return None if data is None else codec.decode_command(data)
 
@@ -191,7 +198,7 @@ class ControlClient:
             self.lost_because = str(error)
             self.send(WorkerFailed(error.where, error.problem, error.hint))
         except (OSError, ValueError):
-            pass  # however it ended, what matters is that it did
+            pass  # the connection has ended, for whatever reason
         self.lost = True
         self._wake()
 
@@ -212,7 +219,7 @@ class ControlClient:
 
 
 def _read(file: BinaryIO) -> bytes | None:
-    """The next message's bytes; None: the connection has ended."""
+    """The bytes of the next message; None if the connection has ended."""
     head = file.read(wire.LENGTH.size)
     if len(head) < wire.LENGTH.size:
         return None
@@ -222,8 +229,8 @@ def _read(file: BinaryIO) -> bytes | None:
 
 
 def framed(event: Event) -> bytes:
-    """As it stands on the wire. A report that cannot be sent goes without what users' code put in it, and with the
-    reason; in place of any other event the worker reports that it has failed."""
+    """The bytes of an event on the wire. If a report cannot be encoded, it is sent without the values of user
+    code and with the error. Any other event that cannot be encoded is replaced by ``WorkerFailed``."""
     try:
         return wire.framed(codec.encode(event))
     except ControlRefused as error:
@@ -233,5 +240,5 @@ def framed(event: Event) -> bytes:
             bare = msgspec.structs.replace(event, published={}, errors=[str(refused)], segments=[], streams=None)
             return wire.framed(codec.encode(bare))
         except ControlRefused:
-            pass  # then the worker has failed
+            pass  # send WorkerFailed instead
     return wire.framed(codec.encode(WorkerFailed(refused.where, refused.problem, refused.hint)))

@@ -1,5 +1,5 @@
-"""Messages as bytes: MessagePack, by ``msgspec``. Decoding checks every field's type, and can make nothing but the
-messages of the protocol: bytes from a socket cannot run code."""
+"""Encodes messages as MessagePack with ``msgspec``. Decoding checks the type of every field and creates only
+messages of the protocol, so bytes from a socket cannot run code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 
 Message = Command | Event | OperatorRequest | OperatorAnswer
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a value of the user's that MessagePack does not know: its text
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # users' values of types unknown to MessagePack become text
 _to_driver: msgspec.msgpack.Decoder[Event | OperatorRequest] = msgspec.msgpack.Decoder(Event | OperatorRequest)
 _to_worker: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _to_operator = msgspec.msgpack.Decoder(OperatorAnswer)
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
-    """Raises ``ControlRefused`` where a value of the user's inside the message cannot be written."""
+    """Encode a message. Raises ``ControlRefused`` if it contains a user's value that cannot be encoded."""
     try:
         return _encoder.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -31,17 +31,17 @@ def encode(message: Message) -> bytes:
 
 
 def decode_event(data: bytes) -> Event | OperatorRequest:
-    """What a worker or an operator says. Raises ``ControlRefused`` for anything else."""
+    """Decode a message of a worker or operator. Raises ``ControlRefused`` if it is not valid."""
     return _decode(_to_driver, data)
 
 
 def decode_command(data: bytes) -> Command:
-    """What the driver says to a worker. Raises ``ControlRefused`` for anything else."""
+    """Decode a message of the driver to a worker. Raises ``ControlRefused`` if it is not valid."""
     return _decode(_to_worker, data)
 
 
 def decode_answer(data: bytes) -> OperatorAnswer:
-    """What the driver answers an operator. Raises ``ControlRefused`` for anything else."""
+    """Decode the driver's answer to an operator. Raises ``ControlRefused`` if it is not valid."""
     return _decode(_to_operator, data)
 
 

@@ -1,4 +1,4 @@
-"""Commands: what the driver says to a worker. ``Command`` is the union of all of them."""
+"""Commands: messages from the driver to a worker. ``Command`` is the union of all of them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from penstock.protocol.task_states import TaskStates
 
 
 class _Command(Struct, frozen=True, tag=True, array_like=True):
-    """Written as an array that begins with the name of its class."""
+    """Base class of commands. A command is encoded as an array that begins with its class name."""
 
 
 class DriverTime(_Command, frozen=True):
     """The driver's time, in answer to ``AskDriverTime``."""
 
     sent: float
-    """From the question."""
+    """The value of ``AskDriverTime.sent``."""
     time: float
+    """Wall time of the driver, in seconds."""
 
 
 class AssignWorker(_Command, frozen=True):
-    """To an empty slot: run this worker of the slot's stage."""
+    """Sent to an empty slot: run this worker of the slot's stage."""
 
     worker: int
     """Its index in the stage."""
     next: list[list[int]] = []
-    """The slots of the next stage that rows for each of its workers go to; empty: each worker has the slot with
-    its own index."""
+    """For each worker of the next stage, the slots to which its rows are sent. If it is empty, each worker has
+    the slot with its own index."""
     takes_over: bool = False
-    """The worker still runs in another slot. Until this one opens its tasks it receives copies of that one's
+    """The worker still runs in another slot. Until this slot opens the tasks, it receives copies of that slot's
     input."""
 
 
@@ -45,63 +46,65 @@ class RouteWorker(_Command, frozen=True):
 
 
 class PrepareToLeave(_Command, frozen=True):
-    """When this epoch of frames ends, take the snapshot of this commit and stop: another slot gets the worker.
-    Answered by ``LeavePrepared``, and by ``WorkerLeft`` when it has left."""
+    """When this epoch of frames ends, take the snapshot of this commit and stop, because the worker moves to
+    another slot. Answered by ``LeavePrepared`` at once and by ``WorkerLeft`` when the worker has stopped."""
 
     commit: int
     epoch: int
 
 
 class CancelLeave(_Command, frozen=True):
-    """The worker stays: go on, whether it has left already or not."""
+    """Cancels ``PrepareToLeave``: the worker continues, even if it has stopped already."""
 
 
 class PrefetchState(_Command, frozen=True):
-    """To a query run that is to take over from another: the state that the worker's tasks will probably begin
-    with. The worker reads it now, so that little is left to read when it opens. Answered by
-    ``StatePrefetched``."""
+    """Sent to a worker that will take over from another query run or process: the state with which its tasks
+    will probably begin. The worker reads it now, so that it has little to read when it opens the tasks. Answered
+    by ``StatePrefetched``."""
 
     epoch: int
     tasks: TaskStates = {}
 
 
 class OpenTasks(_Command, frozen=True):
-    """Every worker is connected: open the tasks. Answered by ``TasksOpened``."""
+    """Open the tasks. Sent when every worker is connected. Answered by ``TasksOpened``."""
 
     nodes: dict[str, str]
-    """The node of each worker ("stage.index")."""
+    """Worker ("stage.index") → its node."""
     generation: int = 0
-    """Of the state directory: marks the files that this query run writes."""
+    """The generation of the state directory that this query run has claimed; part of the names of the files it
+    writes."""
     epoch: int = 0
     """The tasks begin after this epoch."""
     tasks: TaskStates = {}
-    """What the worker's tasks begin with."""
+    """The state with which the worker's tasks begin."""
     handover: HandoverState | None = None
-    """Of the worker in the other slot, where this one takes over from it."""
+    """The handover state of the worker in the other slot, if this one takes over from it."""
 
 
 class RootsSettled(_Command, frozen=True):
-    """Roots of a spout task are complete, or have failed where ``error`` is not empty."""
+    """Roots of a spout task are complete, or have failed if ``error`` is not empty."""
 
     task: int
     component: str
-    """Which component failed them."""
+    """The component that failed them."""
     error: str
     data: bytes
-    """Ranges of their numbers, 64-bit integers: all firsts, then all lengths."""
+    """Ranges of root numbers as 64-bit integers: all first numbers, then all lengths."""
 
 
 class EndEpoch(_Command, frozen=True):
-    """To the first stage: end the epoch of frames. Exactly once with each commit, otherwise when a worker
-    moves."""
+    """Sent to the first stage: end the epoch of frames. With exactly-once delivery this happens with each
+    commit, otherwise when a worker moves."""
 
     epoch: int
     last: bool = False
-    """Of this query run: another one waits to take over."""
+    """This is the last epoch of the query run: another run waits to take over."""
 
 
 class TakeSnapshot(_Command, frozen=True):
-    """At least once: take the snapshots of the spouts (answered by ``SpoutsSnapshotted``) or of the bolts."""
+    """At-least-once delivery: take the snapshots of the spouts (answered by ``SpoutsSnapshotted``) or of the
+    bolts. Then answered by ``SnapshotWritten`` or ``SnapshotFailed``."""
 
     epoch: int
     what: Literal["spouts", "bolts"]
@@ -110,48 +113,51 @@ class TakeSnapshot(_Command, frozen=True):
 
 
 class EpochCommitted(_Command, frozen=True):
-    """The epoch and all before it are committed: sinks publish what they prepared. Answered by
+    """The epoch and all earlier ones are committed: the sinks publish what they have prepared. Answered by
     ``EpochPublished``."""
 
     epoch: int
 
 
 class SetMigrationRoutes(_Command, frozen=True):
-    """Tuples for a task on the left go to the task on the right. Replaces the routes of this component so far."""
+    """Send tuples for each key of ``routes`` to the task that is its value. Replaces the previous routes of the
+    component."""
 
     component: str
     routes: dict[int, int]
     version: int
-    """A command with an older version than the newest one is ignored."""
+    """A command whose version is older than the newest one received is ignored."""
 
 
 class SetSpoutRate(_Command, frozen=True):
-    """The tasks of a spout may emit so many tuples a second, all together."""
+    """Limit the rate of a spout."""
 
     component: str
     rate: float
+    """Tuples a second, for all tasks of the spout together."""
 
 
 class HoldTimeouts(_Command, frozen=True):
-    """``held``: a sink's system is away, so no tuple times out until further notice."""
+    """While ``held``, no tuple times out. The driver sends this when the system behind a sink is unavailable."""
 
     held: bool
 
 
 class ActivateSpouts(_Command, frozen=True):
-    """Let the spouts emit, and bolts have their ticks."""
+    """Let the spouts emit tuples and start the ticks of bolts."""
 
 
 class DeactivateSpouts(_Command, frozen=True):
-    """Let the spouts pause."""
+    """Stop the spouts from emitting tuples."""
 
 
 class StopTicks(_Command, frozen=True):
-    """Another query run is about to take over and everything is drained: no ticks until ``ActivateSpouts``."""
+    """Stop the ticks of bolts until ``ActivateSpouts``. Sent when the query run is drained and another one is
+    about to take over."""
 
 
 class RequestReport(_Command, frozen=True):
-    """Report now; the report carries this number."""
+    """Send a report now, with this number in ``WorkerReport.probe``."""
 
     number: int
 
@@ -183,4 +189,5 @@ Command = (
     | TaskMessage
     | TaskFlowState
 )
-"""``TaskMessage`` and ``TaskFlowState`` come from the message board in the coordinator, and go there as events."""
+"""``TaskMessage`` and ``TaskFlowState`` come from the driver's message board; workers send them there as
+events."""

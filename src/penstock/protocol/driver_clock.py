@@ -1,8 +1,9 @@
-"""The driver's time as a worker reads it: the clocks of two machines may differ by more than a message time-out.
+"""A worker's clock that follows the driver's, because the clocks of two machines may differ by more than a
+message timeout.
 
-A worker asks for the driver's time several times while it connects, and again every ``INTERVAL`` seconds. An
-answer holds for the middle of the round trip, so the error of a sample is at most half of its round trip; of the
-newest samples the one with the shortest round trip counts.
+A worker asks for the driver's time several times while it connects, and again every ``INTERVAL`` seconds. The
+driver's answer is taken as its time in the middle of the round trip, so the error of a sample is at most half
+its round trip. The clock uses the sample with the shortest round trip among the newest ones.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from dataclasses import dataclass
 from penstock.clock import Clock, SystemClock
 
 SAMPLES = 5
-"""Taken while a worker connects: one of them is likely not to be delayed by a busy driver."""
+"""Number of samples taken while a worker connects: at least one of them is probably not delayed by a busy
+driver."""
 INTERVAL = 10.0
-"""Seconds between two later samples. Clocks of machines drift by at most 1 ms in that time."""
+"""Seconds between two later samples. The clocks of two machines drift apart by at most about 1 ms in that
+time."""
 WARN_ABOVE = 1.0
-"""Seconds. From here on dates that users see in logs and in their data differ visibly between nodes."""
+"""Seconds of clock skew above which the driver warns: times in logs and data then differ visibly between
+nodes."""
 _KEPT = 8
-"""Samples that are compared: those of the last 80 s. An older one no longer holds after a clock was set."""
+"""Number of samples that are compared: those of the last 80 s. Older ones may be wrong, because a clock may have
+been set since."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,8 @@ class DriverClock:
         return self.monotonic() + self._offset
 
     def add(self, sent: float, driver_time: float, received: float) -> None:
-        """The driver was asked at ``sent`` and had answered ``driver_time`` by ``received``; both are times of
-        ``monotonic``."""
+        """Add a sample: the worker asked at ``sent`` and received ``driver_time`` at ``received``, both in times
+        of ``monotonic``."""
         self._samples.append(_ClockSample(received - sent, driver_time - (sent + received) / 2))
         self._offset = min(self._samples, key=lambda sample: sample.round_trip).offset
 
@@ -58,8 +63,8 @@ class DriverClock:
 
 
 class RunTime:
-    """The driver's side: its wall time when it started, plus what has passed since. Setting the driver's wall
-    clock does not change it, so tuples on their way do not appear older or younger."""
+    """The driver's time: its wall time at the start plus the monotonic time since then. Setting the driver's
+    wall clock does not change it, so tuples in flight do not appear older or younger."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()

@@ -1,4 +1,4 @@
-"""Events: what a worker says to the driver. ``Event`` is the union of all of them."""
+"""Events: messages from a worker to the driver. ``Event`` is the union of all of them."""
 
 from __future__ import annotations
 
@@ -13,110 +13,111 @@ from penstock.protocol.task_states import SavedTask
 
 
 class _Event(Struct, frozen=True, tag=True, array_like=True):
-    """Written as an array that begins with the name of its class."""
+    """Base class of events. An event is encoded as an array that begins with its class name."""
 
 
 class Hello(_Event, frozen=True):
-    """The first event after the handshake: which slot this is. It runs the worker with the same index, unless the
-    driver assigns workers to slots."""
+    """Identifies the slot; sent after the handshake. The slot runs the worker with the same index, unless the
+    driver assigns workers to slots (``AssignWorker``)."""
 
     stage: int
     slot: int
     attempt: int
-    """Which query run the slot belongs to; slots of an earlier one are turned away."""
+    """The number of the query run to which the slot belongs. The driver rejects slots of an earlier run."""
     pid: int
     node: str
 
 
 class AskDriverTime(_Event, frozen=True):
-    """Answered by ``DriverTime``. May come before ``Hello``."""
+    """Asks for the driver's time. Answered by ``DriverTime``. May be sent before ``Hello``."""
 
     sent: float
-    """The worker's own monotonic time; comes back in the answer."""
+    """The worker's monotonic time, which the answer repeats."""
 
 
 class TasksOpened(_Event, frozen=True):
-    """All tasks are open and every channel into this worker has been used."""
+    """All tasks are open, and a frame has arrived over every channel into this worker."""
 
     stateful: bool = False
-    """A task keeps state or is a transactional sink: there is something to commit."""
+    """A task keeps state or is a transactional sink, so epochs have to be committed."""
 
 
 class ChannelsWarm(_Event, frozen=True):
-    """Every channel into this worker has been used, whether its tasks are open or not."""
+    """A frame has arrived over every channel into this worker, whether its tasks are open or not."""
 
 
 class StatePrefetched(_Event, frozen=True):
-    """The worker has read the state of ``PrefetchState``."""
+    """The worker has read the state that ``PrefetchState`` named."""
 
     epoch: int
 
 
 class WorkerReport(_Event, frozen=True):
-    """The state of a worker: sent a few times a second by its loop, and at once in answer to ``RequestReport``.
-    Counters are cumulative, so a lost report costs nothing."""
+    """The state of a worker. Its loop sends it a few times a second, and at once in answer to ``RequestReport``.
+    Counters are cumulative, so a lost report does no harm."""
 
     frames_sent: int
     frames_done: int
     pending: int
-    """Tuples that the worker holds, anywhere."""
+    """Number of tuples in the worker: in inboxes, buffers and outputs."""
     cpu: float
     """CPU seconds of the process so far."""
     rss: int
     """Resident memory in bytes."""
     tasks: dict[int, TaskStats]
     published: dict[int, list[list[Any]]] = {}
-    """Rows that tasks show; values of the user's."""
+    """Rows that tasks publish for display, by task. They contain users' values."""
     errors: list[str] = []
     segments: list[tuple[int, str, str, int, int]] = []
-    """Migrated segments that have ended: sender, branch, where it went, offset, length."""
+    """Migrated segments that have ended: sending task, original receiver, actual receiver, offset, length."""
     probe: int = 0
-    """The number of the request that this answers; 0: none."""
+    """The number of the ``RequestReport`` that this answers; 0 if it answers none."""
     streams: list[tuple[int, int, int, int]] | None = None
-    """Sender, receiver (tasks), tuples and bytes so far; None: not in this report. With the load monitor on they
-    are in a few reports of each window, because there may be many."""
+    """Sending task, receiving task, tuples and bytes so far; None: not in this report. With the load monitor
+    they are in a few reports of each window only, because there may be many."""
     machine: dict[str, str | int | float | list[int | float]] = {}
-    """``metrics.machine.MachineProbe.read``, as often as ``streams``; empty: not in this report."""
+    """The result of ``metrics.machine.MachineProbe.read``, as often as ``streams``; empty: not in this
+    report."""
     clock_skew: float = 0.0
     """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
     settled_below: dict[int, int] = {}
-    """Of each spout task: all its messages with a smaller number are acked, failed or timed out."""
+    """Spout task → number: all its messages with a smaller number are acked, failed or timed out."""
 
 
 class Heartbeat(_Event, frozen=True):
-    """The worker lives, and its loop has not reported for a while: a component's code has not returned, or Spark
-    does not take rows. Sent by a thread of its own."""
+    """The worker is alive although its loop has not reported for a while, because user code has not returned or
+    Spark does not take rows. Sent by a separate thread."""
 
     task: int = -1
-    """The task whose code runs; -1: none."""
+    """The task whose code is running; -1 if none is."""
     in_call: float = 0.0
-    """Seconds for which it has not returned."""
+    """Seconds since that call began."""
 
 
 class WorkerFailed(_Event, frozen=True):
-    """The worker cannot go on. Carries the parts of the error."""
+    """The worker cannot continue. Contains the parts of the error."""
 
     where: str
     problem: str
     hint: str = ""
     passing: bool = False
-    """Starting the query again may help."""
+    """The error may be temporary: a restart of the query may help."""
 
 
 class StateUnreadable(_Event, frozen=True):
-    """The worker's tasks cannot be restored from the state that it was given."""
+    """The worker cannot restore its tasks from the state in ``OpenTasks``."""
 
     error: str
 
 
 class AckTally(_Event, frozen=True):
-    """What the worker sent and acked, for the acker: entries as ``acking.ledger`` packs them."""
+    """The tuples that the worker has emitted and acked, for the acker: entries packed by ``acking.ledger``."""
 
     data: bytes
 
 
 class RootsFailed(_Event, frozen=True):
-    """Roots that have failed, as ranges, and why."""
+    """Roots that have failed, as ranges, and the reason."""
 
     first: list[int]
     length: list[int]
@@ -125,7 +126,7 @@ class RootsFailed(_Event, frozen=True):
 
 
 class SpoutsSnapshotted(_Event, frozen=True):
-    """At least once: the snapshots of the worker's spouts are taken."""
+    """At-least-once delivery: the snapshots of the worker's spouts are taken."""
 
     epoch: int
 
@@ -138,7 +139,7 @@ class SnapshotWritten(_Event, frozen=True):
 
 
 class SnapshotFailed(_Event, frozen=True):
-    """It could not be written."""
+    """The worker's snapshot of an epoch could not be written."""
 
     epoch: int
     error: str
@@ -151,39 +152,40 @@ class EpochPublished(_Event, frozen=True):
 
 
 class WorkerRouted(_Event, frozen=True):
-    """Rows for that worker of the next stage go to these slots now: the answer to ``RouteWorker``."""
+    """The answer to ``RouteWorker``: rows for that worker of the next stage now go to these slots."""
 
     worker: int
     slots: list[int]
 
 
 class LeavePrepared(_Event, frozen=True):
-    """The worker will leave with that commit."""
+    """The answer to ``PrepareToLeave``: the worker will stop with that commit."""
 
     commit: int
 
 
 class WorkerLeft(_Event, frozen=True):
-    """The worker has taken its snapshot at the end of an epoch, and does nothing more."""
+    """The worker has taken its snapshot at the end of an epoch and has stopped."""
 
     handover: HandoverState
 
     @property
     def epoch(self) -> int:
-        """The last one that it worked on."""
+        """The last epoch that the worker processed."""
         return self.handover.epoch
 
 
 class SlotFreed(_Event, frozen=True):
-    """Nothing more comes for the worker that left: its slot is empty and may have another."""
+    """The slot of a worker that has left receives no more rows for it and can run another worker."""
 
 
 class JoinMessageBoard(_Event, frozen=True):
-    """Send this worker the messages and states of the message board from now on, and what waits for it."""
+    """Asks the driver to send this worker the messages and states of the message board from now on, including
+    those that wait already."""
 
 
 class TasksClosed(_Event, frozen=True):
-    """All tasks have been closed."""
+    """The answer to ``CloseTasks``: all tasks are closed."""
 
 
 Event = (
@@ -211,5 +213,5 @@ Event = (
     | TaskMessage
     | TaskFlowState
 )
-"""``TaskMessage`` and ``TaskFlowState`` go to the message board in the coordinator, and come from there as
+"""``TaskMessage`` and ``TaskFlowState`` go to the driver's message board, which sends them to workers as
 commands."""

@@ -1,5 +1,5 @@
-"""The handover state: what a worker that moves to another process takes along besides its tasks' state. It has the
-positions in the streams of frames, so that numbers of frames go on, and the state of flow control and counters."""
+"""The handover state: what a worker that moves to another process takes along besides the state of its tasks. It
+contains the numbers of the next frames, the state of flow control and the counters."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from penstock.metrics.stats import TaskStats
 
 
 class TaskHandover(Struct, frozen=True, array_like=True):
-    """Of one bolt task."""
+    """The handover state of one bolt task."""
 
     stats: TaskStats
     frames_done: int
     expected: list[tuple[int, int, int]]
-    """Sender, stream and the number of the next frame."""
+    """Sending task, stream, and the number of the next frame from it."""
     arrived: tuple[int, int]
-    """Tuples and bytes that its inbox ever took."""
+    """Tuples and bytes that have entered its inbox so far."""
 
 
 class FlowHandover(Struct, frozen=True, array_like=True):
-    """Of flow control."""
+    """The handover state of flow control."""
 
     detectors: dict[int, DetectorState]
-    """By task."""
+    """By receiving task."""
     limiters: dict[int, dict[str, LimiterState]]
-    """By task and by the component that it sends to."""
+    """By sending task and receiving component."""
     asked_to_wait: list[tuple[int, int]]
-    """Tasks and senders that were told to wait because they are epochs ahead."""
+    """⟨Receiving task, sending task⟩ of the senders that were told to wait because they are epochs ahead."""
 
 
 class HandoverState(Struct, frozen=True, array_like=True):
-    """Of one worker, when it has left."""
+    """The handover state of one worker, taken when it has left."""
 
     epoch: int
-    """The last one that it worked on."""
+    """The last epoch that the worker processed."""
     frames_sent: int
     streams: list[tuple[int, int, int, int]]
-    """Sender, receiver (tasks), tuples and bytes so far."""
+    """Sending task, receiving task, tuples and bytes so far."""
     sequence: list[tuple[int, int, int, int]]
-    """Sender, receiver, stream, and the number of the next frame."""
+    """Sending task, receiving task, stream, and the number of the next frame."""
     flow: FlowHandover
     tasks: dict[int, TaskHandover]

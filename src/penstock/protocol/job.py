@@ -1,4 +1,5 @@
-"""What every worker of a query run is given when it starts: made by the driver, pickled by Spark."""
+"""The job: the description of a topology that every worker of a query run receives at its start. The driver
+makes it, and Spark pickles it."""
 
 from __future__ import annotations
 
@@ -18,34 +19,38 @@ from penstock.topology.components import Component
 
 @dataclass(frozen=True)
 class Job:
-    """All a worker needs to know; the same object goes to every worker."""
+    """The description of a topology for its workers. Every worker receives the same object."""
 
     plan: Plan
     settings: Settings
     components: Mapping[str, bytes]
-    """Each component's instance, pickled: every task unpickles one of its own."""
+    """Component → its pickled instance. Every task unpickles an instance of its own."""
     ticks: Mapping[str, float]
+    """Component → seconds between its ticks; only components with ticks."""
     max_rates: Mapping[str, float] = field(default_factory=dict)
-    """Tuples a second each spout may emit, its tasks together, where that is limited."""
+    """Spout → tuples a second that all its tasks together may emit."""
     folder: str = ""
-    """Where the topology's state survives: a path or fsspec URL; empty where nothing does."""
+    """The topology's state directory, a path or fsspec URL; empty if no state is kept between query runs."""
     shared: str = ""
-    """Where components may keep what survives at every level."""
+    """A folder where components may keep files between query runs, with every delivery guarantee."""
     dead_letters: str = ""
-    """Where dead letters of tasks are kept; empty: in ``shared``."""
+    """The folder of the tasks' dead letters; empty: ``shared``."""
     archive: str = ""
-    """Where workers write their tasks' state: ``folder``, or a place to hand it over at where nothing survives."""
+    """The folder where workers write snapshots: ``folder``, or a temporary one for moves if no state is kept."""
     key: int = field(default_factory=new_seed)
-    """Of the roots' ledgers; secret to no one in the run, and different in the next."""
+    """The key from which the edge ids of roots are derived. All workers know it, and each query run has
+    another."""
 
     def instance(self, component: str) -> Component:
+        """A new instance of the component. Called by the worker for each task."""
         made = pickle.loads(self.components[component])
         assert isinstance(made, Component)
         return made
 
 
 def make_job(topology: Topology, plan: Plan, folder: str, dumps: Callable[[Any], bytes], archive: str = "") -> Job:
-    """What the workers of a topology are told."""
+    """Make the job of a topology. Called by the driver. Raises ``TopologyError`` if a component cannot be
+    pickled."""
     nodes = topology.nodes.values()
     return Job(
         plan,
@@ -65,6 +70,6 @@ def _pickled(node: TopologyNode, dumps: Callable[[Any], bytes]) -> bytes:
     except Exception as error:  # pickling runs user code, which may raise anything
         raise TopologyError(
             f"component '{node.id}'",
-            f"it cannot be pickled to be sent to the processes that run it ({type(error).__name__}: {error})",
+            f"it cannot be pickled, so it cannot be sent to the workers ({type(error).__name__}: {error})",
             "Open connections, files and locks in open() or prepare(), not in __init__.",
         ) from error

@@ -1,9 +1,9 @@
-"""The message board: where tasks leave messages and states for each other (Lu 2020, figures 6 and 7, table 2).
+"""The message board, on which tasks post messages and states for each other (Lu 2020, figures 6 and 7, table 2).
 
-A task posts a message; a create-handler brings it to ``/taskmessage``; a delete-handler at the target takes it
-down and hands it over (``on_message``); what the target then does about it goes to ``/taskstate``, which all watch
-(``on_state``). There are two implementations: tables in the coordinator (``driver.message_board``), which control
-connections bring and fetch, and ZooKeeper (``worker.zookeeper_board``).
+A task posts a message, and a create handler writes it to ``/taskmessage``. A delete handler at the target
+removes it and passes it to ``on_message``. The target then publishes its new state in ``/taskstate``, which all
+workers watch (``on_state``). There are two implementations: tables in the driver (``driver.message_board``),
+which workers use over their control connections, and ZooKeeper (``worker.zookeeper_board``).
 """
 
 from __future__ import annotations
@@ -20,62 +20,64 @@ from penstock.errors import EnvironmentFault, SettingError
 log = logging.getLogger("penstock.message_board")
 
 MOST_WAITING = 10_000
-"""Messages; a worker sends a hundred a second when it sends many, so this is an outage of minutes."""
+"""Unsent messages that are kept in full. A busy worker sends about a hundred a second, so this covers an outage
+of more than a minute."""
 
 OnMessage = Callable[[TaskMessage], None]
 OnState = Callable[[TaskFlowState], None]
 
 
 class MessageBoard(ABC):
-    """A worker's view of the message boards. Nothing here blocks the caller, and any thread may call it.
+    """A worker's connection to the message board. Any thread may call its methods; ``post`` and ``publish`` do
+    not block.
 
     ``on_message`` is called once for each message to a task of this worker, in order for each ⟨source, target⟩;
-    the message is then off the board. ``on_state`` is called with the newest state of a task whenever there is
-    one, the worker's own included; a state that is replaced at once may never be seen. Both are called from
-    threads of the board's, perhaps before the constructor returns, and must be quick and not raise.
+    the message is then removed from the board. ``on_state`` is called with the newest state of a task whenever
+    it changes, including the worker's own tasks; a state that is replaced quickly may be skipped. The board
+    calls both on its own threads, possibly before its constructor returns. They must be quick and not raise.
 
-    Messages to a task whose worker is not there yet wait for it. Messages that cannot be sent wait too; of more
-    than ``MOST_WAITING`` only the newest of each ⟨source, target, subject⟩ is kept, which is enough: see
-    ``UnsentMessages``.
+    Messages to a task wait until its worker is connected. Messages that cannot be sent wait too; see
+    ``UnsentMessages`` for what is kept of more than ``MOST_WAITING``.
     """
 
     @abstractmethod
     def post(self, message: TaskMessage) -> None:
-        """Send a message to a task. One that cannot be sent now is sent later."""
+        """Send a message to a task. If it cannot be sent now, it is sent later."""
 
     @abstractmethod
     def publish(self, state: TaskFlowState) -> None:
-        """Say what a task of this worker does; replaces what was said of the same task and component before."""
+        """Publish the state of a task of this worker. It replaces the previous state for the same task and
+        component."""
 
     @abstractmethod
     def close(self, moved: bool = False) -> None:
-        """Leave the message boards. What was posted before is still sent if that is possible at once; what comes
-        from now on is ignored. ``moved``: another worker's board has the same tasks, and what is there for them is
-        its."""
+        """Disconnect from the board. Posted messages are still sent if that is possible at once; arriving
+        messages are ignored. ``moved``: the tasks now belong to another worker, and their messages and states
+        stay on the board."""
 
 
 def check_message_board(url: str, flow: str = "step") -> None:
-    """Raise what would keep the board from being opened, as far as that can be told without it: on the driver,
-    before a topology starts."""
+    """Check the settings of the message board without connecting to it. The driver calls this before a topology
+    starts. Raises ``SettingError`` or ``EnvironmentFault``."""
     if url == "coordinator":
         return
     parse_url(url)
     if flow == "credit":
         raise SettingError(
             "setting flow.mode",
-            f"credit grants many times a second, which is too often for ZooKeeper (flow.board={url})",
+            f"credit mode sends grants many times a second, which is too often for ZooKeeper (flow.board={url})",
             "Use --set flow.mode=step, or flow.board=coordinator.",
         )
     if importlib.util.find_spec("kazoo") is None:
         raise EnvironmentFault(
-            f"board {url}",
+            f"message board {url}",
             "the package kazoo is not installed",
             'Install it with: pip install "penstock[zookeeper]".',
         )
 
 
 def parse_url(url: str) -> tuple[str, str]:
-    """Hosts and path of a ZooKeeper board. Raises ``SettingError`` for anything else."""
+    """Hosts and path from the URL of a message board on ZooKeeper. Raises ``SettingError`` if it is not one."""
     scheme, _, rest = url.partition("://")
     hosts, _, path = rest.partition("/")
     addresses = [host.rpartition(":") for host in hosts.split(",")]
@@ -91,12 +93,12 @@ def parse_url(url: str) -> tuple[str, str]:
 
 
 class UnsentMessages:
-    """Messages that cannot go yet, oldest first.
+    """Messages that wait to be sent, oldest first. Not thread-safe.
 
-    Of more than ``most`` only the newest of each ⟨source, target, subject⟩ stays. That loses nothing that matters:
-    the value of ``slow``, ``cancel`` and ``grant`` is a total, not a difference, and of ``hold`` and ``resume``,
-    and of ``wait`` and ``proceed``, the last one holds. To drop the oldest instead could lose a ``cancel`` and
-    leave the target slow for ever.
+    If there are more than ``most``, only the newest of each ⟨source, target, subject⟩ is kept. The others are
+    not needed: the value of ``slow``, ``cancel`` and ``grant`` is a total, not a difference, and of ``hold`` and
+    ``resume``, and of ``wait`` and ``proceed``, only the last one matters. Dropping the oldest messages instead
+    could lose a ``cancel`` and slow down the target for ever.
     """
 
     def __init__(self, most: int = MOST_WAITING) -> None:
@@ -114,10 +116,10 @@ class UnsentMessages:
                 about = (each.source, each.target, each.subject)
                 newest.pop(about, None)
                 newest[about] = each
-            log.error("%d task messages cannot be sent; %d are kept", len(self._messages), len(newest))
+            log.error("%d task messages wait to be sent; %d are kept", len(self._messages), len(newest))
             self._messages = deque(newest.values())
-            self._limit = max(self._most, 2 * len(newest))  # so that with many senders not each message leads here
+            self._limit = max(self._most, 2 * len(newest))  # do not repeat this for every message
 
     def take(self, most: int) -> list[TaskMessage]:
-        """Remove the oldest, up to ``most``."""
+        """Remove and return the oldest messages, at most ``most``."""
         return [self._messages.popleft() for _ in range(min(most, len(self._messages)))]

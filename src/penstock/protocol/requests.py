@@ -1,4 +1,5 @@
-"""What people ask of a running topology: one request and one answer on a connection of its own."""
+"""Operators' requests to a running topology. Each uses a connection of its own, with one request and one
+answer."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ from msgspec import Struct
 
 
 class OperatorRequest(Struct, frozen=True, tag=True, array_like=True):
-    """The only message of a connection that is not a worker's."""
+    """A request of an operator; the only message that an operator's connection sends."""
 
     name: str
     arguments: dict[str, Any] = {}
-    """Checked by whoever carries out the request."""
+    """Checked by the code that carries out the request."""
 
 
 class OperatorAnswer(Struct, frozen=True, tag=True, array_like=True):
-    """What became of a request."""
+    """The result of a request."""
 
     text: str
     error: list[str] = []
-    """The parts of the error where the request was refused or failed; else empty."""
+    """The parts of the error if the request was refused or failed; otherwise empty."""
     kind: str = "SettingError"
-    """The error's class."""
+    """The class name of the error."""

@@ -1,4 +1,4 @@
-"""The committed state of tasks, as manifests, commands and events carry it."""
+"""The committed state of tasks, as it is stored in manifests and sent in commands and events."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ Chains = dict[str, list[SnapshotPart]]
 
 
 class SavedTask(Struct, frozen=True, tag=True, array_like=True):
-    """A task's state after an epoch, in the same number of tasks as now."""
+    """The state of a task after an epoch, for a component whose number of tasks has not changed."""
 
     parts: Chains
     tokens: list[Any]
-    """What its sink prepared for the epoch; a value of the user's."""
+    """The tokens that its sink prepared for the epoch; users' values."""
 
 
 class InheritedTask(Struct, frozen=True, tag=True, array_like=True):
-    """A task of a component whose number of tasks has changed: it takes its share of what the tasks before had."""
+    """The state of a task of a component whose number of tasks has changed: its share of the states of the
+    previous tasks."""
 
     before: int
-    """How many tasks there were."""
+    """The previous number of tasks."""
     now: int
+    """The number of tasks now."""
     owners: Owners
     sources: dict[int, Chains]
-    """By the index of the task before; only those that this task needs something of."""
+    """By the index of the previous task; only tasks from which this task gets a share."""
     tokens: list[Any]
 
 

@@ -1,8 +1,9 @@
-"""How messages are framed on a socket, and how both ends prove that they know the run's secret.
+"""The framing of messages on a socket, and the handshake in which both sides prove that they know the run's
+secret.
 
-The secret never travels. The driver greets with the version of its protocol and a nonce; the other end answers
-with its version, a nonce of its own and a keyed hash of both nonces; the driver answers with a keyed hash of its
-own. Neither end accepts a message before. A message is its length in four bytes, then its bytes.
+The secret itself is never sent. The driver sends its protocol version and a nonce. The client answers with its
+version, its own nonce and a keyed hash of both nonces. The driver answers with a keyed hash of its own. Neither
+side accepts a message before the handshake is complete. A message is preceded by its length in four bytes.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ import struct
 from penstock.errors import ControlRefused
 
 VERSION = 2
-"""Of the protocol. Raised with every change of a message: both ends come from the same release."""
+"""The version of the protocol. It is incremented with every change of a message; both sides must come from the
+same release."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 * 1024 * 1024
-"""Of a message. What workers report is cut to less at its source; a longer message is not sent, and not read."""
-HANDSHAKE_TIMEOUT = 10.0  # seconds; a stranger that says nothing does not hold a connection
+"""Longest message. Workers limit their reports to less; a longer message is neither sent nor read, so that a
+wrong length cannot exhaust the memory."""
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds for the whole handshake: a client that sends nothing must not keep a connection open, and a busy
+driver answers within this time."""
 MOST_STRANGERS = 128
-"""Connections at a time that have not proved yet that they know the secret. One more, and the oldest of them is
-closed: a worker needs milliseconds for its proof, so the oldest is most likely a stranger. The process may have
-1024 open files by default."""
+"""Connections that may be in their handshake at a time. With one more, the oldest is closed: a worker needs
+milliseconds for its handshake, so the oldest is most likely not a worker. A process may have 1024 open files by
+default, so the number stays far below that."""
 ACCEPTED_AT_ONCE = 16
-"""Connections that are accepted before those accepted earlier are served: keeps the count near the limit above."""
+"""Connections that the driver accepts before it serves the ones accepted earlier: keeps their number near the
+limit above."""
 QUEUE = 1024
-"""Connections that wait in the kernel: all workers of a large topology connect at the same time."""
+"""Connections that may wait in the kernel to be accepted, because all workers of a large topology connect at the
+same time."""
 
 _NAME = b"penstock control "
 _VERSION = struct.Struct("<H")
@@ -55,10 +62,9 @@ def greeting(nonce: bytes) -> bytes:
 
 
 def read_greeting(data: bytes) -> bytes:
-    """The driver's nonce. Raises ``ControlRefused`` where the other end is not a driver, or one of another
-    version."""
+    """The driver's nonce. Raises ``ControlRefused`` if the other side is not a driver or has another version."""
     if len(data) != GREETING_BYTES or not data.startswith(_NAME):
-        raise ControlRefused(_WHERE, f"the other end is not a driver of penstock: it began with {data[:40]!r}")
+        raise ControlRefused(_WHERE, f"the other side is not a Penstock driver: it sent {data[:40]!r}")
     _check_version(data[len(_NAME) :], "driver")
     return data[-NONCE_BYTES:]
 
@@ -69,12 +75,12 @@ def answer(secret: bytes, driver_nonce: bytes, nonce: bytes) -> bytes:
 
 
 def read_answer(data: bytes, secret: bytes, driver_nonce: bytes) -> bytes:
-    """The other end's nonce. Raises ``ControlRefused`` where it has another version or does not know the
+    """The client's nonce. Raises ``ControlRefused`` if the client has another version or does not know the
     secret."""
-    _check_version(data, "other end")
+    _check_version(data, "client")
     nonce = data[_VERSION.size : _VERSION.size + NONCE_BYTES]
     if not hmac.compare_digest(data[-PROOF_BYTES:], _proof(b"worker", secret, driver_nonce, nonce)):
-        raise ControlRefused(_WHERE, "the other end does not know the secret of this run")
+        raise ControlRefused(_WHERE, "the client does not know the secret of this run")
     return nonce
 
 
@@ -84,11 +90,12 @@ def driver_proof(secret: bytes, driver_nonce: bytes, nonce: bytes) -> bytes:
 
 
 def check_driver_proof(data: bytes, secret: bytes, driver_nonce: bytes, nonce: bytes) -> None:
-    """Raises ``ControlRefused`` where the driver does not know the secret, or ended the connection."""
+    """Check the driver's proof. Raises ``ControlRefused`` if the driver does not know the secret or has closed
+    the connection."""
     if not hmac.compare_digest(data, driver_proof(secret, driver_nonce, nonce)):
         raise ControlRefused(
             _WHERE,
-            "the driver refused this end, or could not prove that it knows the secret of this run",
+            "the driver refused this client, or could not prove that it knows the secret of this run",
             "Workers of another run cannot join; start the topology again.",
         )
 
@@ -102,8 +109,8 @@ def _check_version(data: bytes, end: str) -> None:
     if theirs != VERSION:
         raise ControlRefused(
             _WHERE,
-            f"the {end} speaks version {theirs} of the control protocol, and this end version {VERSION}",
-            "Install the same version of penstock on all nodes and for all commands.",
+            f"the {end} uses version {theirs} of the control protocol, but this side uses version {VERSION}",
+            "Install the same version of Penstock on all nodes and for the command line.",
         )
 
 
@@ -111,12 +118,12 @@ def _check_version(data: bytes, end: str) -> None:
 
 
 def framed(data: bytes) -> bytes:
-    """A message with its length. Raises ``ControlRefused`` for one that is too long."""
+    """A message preceded by its length. Raises ``ControlRefused`` if it is too long."""
     return LENGTH.pack(checked_length(len(data))) + data
 
 
 def length_of(head: bytes) -> int:
-    """Of the message behind these bytes. Raises ``ControlRefused`` for one that is too long."""
+    """The length of the message that follows these bytes. Raises ``ControlRefused`` if it is too long."""
     return checked_length(LENGTH.unpack(head)[0])
 
 
@@ -124,7 +131,7 @@ def checked_length(length: int) -> int:
     if length > MOST_BYTES:
         raise ControlRefused(
             _WHERE,
-            f"a message of {length:,} bytes is longer than {MOST_BYTES:,} bytes",
-            "The state of a task, what a sink keeps for its commit or what a component shows is too large.",
+            f"a message of {length:,} bytes is longer than the limit of {MOST_BYTES:,} bytes",
+            "The state of a task, a sink's token or the rows that a component publishes are too large.",
         )
     return length

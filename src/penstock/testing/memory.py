@@ -1,4 +1,4 @@
-"""The transport of the local runner: what driver and workers say passes through memory, encoded as on a socket."""
+"""The transport of the local runner: control messages pass through memory, encoded as on a socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from penstock.protocol.requests import OperatorRequest
 
 
 class MemoryTransport:
-    """Both ends of one worker's control connection: its host sends and receives, the registry writes."""
+    """Both sides of one worker's control connection. The worker's host calls ``send`` and ``listen`` and reads
+    ``inbox``; the driver's registry calls ``write``. All on one thread."""
 
     def __init__(self, registry: WorkerRegistry, hello: Hello) -> None:
         self.inbox: deque[Command] = deque()
@@ -24,7 +25,7 @@ class MemoryTransport:
         self._listeners: dict[type, Callable[[Any], None]] = {}
         registry.join(self.connection)
 
-    # ---- the worker's end ------------------------------------------------------------------------------
+    # ---- the worker's side -----------------------------------------------------------------------------
 
     def send(self, event: Event) -> None:
         received = codec.decode_event(framed(event)[wire.LENGTH.size :])
@@ -36,11 +37,11 @@ class MemoryTransport:
     def listen(self, kind: type[Any], listener: Callable[[Any], None]) -> None:
         self._listeners[kind] = listener
 
-    # ---- the driver's end ------------------------------------------------------------------------------
+    # ---- the driver's side -----------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         command = codec.decode_command(data[wire.LENGTH.size :])
         self._listeners.get(type(command), self.inbox.append)(command)
 
     def close(self) -> None:
-        """Nobody waits for the end of a connection in memory."""
+        """Does nothing, because a connection in memory has no resources to release."""

@@ -1,10 +1,17 @@
-"""The local runner: a whole topology in one thread, on a simulated clock.
+"""The local runner: runs a whole topology in one thread, on a simulated clock.
 
+<<<<<<< HEAD
 The runner drives the same components, groupings, frames, workers, hosts, worker registry, commits and migration
 as Spark does. It differs in these points: rows and control messages pass through memory, background jobs run
 inline, and the clock advances only when the runner advances it. There is no supervisor, so it does not restart,
 replace, scale or place the topology. The seed determines the order in which workers take their turns: two runs
 with one seed are equal, and another seed gives another legal order.
+=======
+Components, groupings, frames, workers and their hosts, the worker registry, commits and migration are the same
+code as on Spark. Only two things differ: rows and control messages pass through memory, and the runner advances
+the time. The order in which workers take their turns depends on the seed: two runs with the same seed are
+identical, and another seed gives another possible order.
+>>>>>>> prose-w
 """
 
 from __future__ import annotations
@@ -47,18 +54,35 @@ from penstock.topology.tuples import Tuple
 from penstock.worker.phase import WorkerPhase
 from penstock.worker.worker import Worker
 
-_TURN = 0.0005  # simulated seconds a round of turns takes: time passes even for a spout that never pauses
-_SLOWEST = 0.2  # the share of rounds in which the slowest worker of an uneven runner takes its turn
-_START_ROUNDS = 1000  # in which all tasks are open: each needs as many as there are stages
+_TURN = 0.0005
+"""Least simulated seconds of a round, so that time passes even if a spout never pauses."""
+_SLOWEST = 0.2
+"""Fraction of rounds in which the slowest worker of an uneven runner takes a turn: it falls epochs behind."""
+_START_ROUNDS = 1000
+"""Rounds within which all tasks must be open; a start needs about as many as there are stages."""
 
 
+<<<<<<< HEAD
+=======
+@dataclass
+class _LocalSlot:
+    """A slot: its control connection, the rows that are in transit to it, and the host of its worker."""
+
+    id: WorkerId
+    transport: MemoryTransport
+    channel: deque[pa.Buffer]
+    host: WorkerHost | None = None
+
+
+>>>>>>> prose-w
 class LocalRunner:
-    """Runs a topology. Every task has an instance of its own, as on Spark; ``component`` reaches them.
+    """Runs a topology. Every task has its own instance of its component, as on Spark; ``component`` returns
+    them.
 
-    With a ``folder`` for the state, epochs are committed there, and another runner continues from it, with another
-    number of tasks if wanted. ``die`` is what the setting ``crash_at`` does; a test may raise instead. ``uneven``
-    gives each worker a speed of its own, drawn from the seed, so that they drift apart as processes do: some are
-    epochs ahead of others.
+    With a ``folder``, epochs are committed to that state directory, and another runner can continue from it,
+    also with another number of tasks. ``die`` is called at the crash point of the setting
+    ``lifecycle.crash_at``; a test may raise instead. ``uneven`` gives each worker its own speed, which depends
+    on the seed, so that workers drift apart as processes do and some are epochs ahead of others.
     """
 
     def __init__(
@@ -77,26 +101,26 @@ class LocalRunner:
         self.clock = clock or SimulatedClock()
         self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
         job = make_job(topology, self.plan, "" if self._state is None else self._state.store.url, dumps)
-        if self._state is None:  # then nothing is written to the user's state directory either
+        if self._state is None:  # without a folder nothing may be written to the user's state directory
             job = replace(job, dead_letters=f"memory://penstock-local-{uuid.uuid4().hex}")
         self._job: Job = job
         self._die, self._random = die, random.Random(seed)
         self.bus = MetricsBus(self.plan, self.clock.monotonic)
-        """What the workers have reported."""
+        """The reports of the workers."""
         self.registry = WorkerRegistry(
             0, self.plan, self.bus, job.key, threading.Condition(), lambda call: call(), placed=True
         )
         self._slots = {id: self._make_slot(id) for id in self.plan.worker_ids()}
         self._pace = {id: self._random.uniform(_SLOWEST, 1.0) if uneven else 1.0 for id in self._slots}
         self.migrations = MigrationController(self.plan, settings)
-        """What was decided about data migration."""
+        """Decides about data migration, and has the decisions so far."""
         self._migration_interval = settings.migration.interval if settings.migration.enabled else math.inf
         self._migration_due, self._probe = self.clock.now() + self._migration_interval, 0
         self._routes_version = self.plan.routes.version
         self._moves = 0
         self._moving = False
         self.commits: Commits | None = None
-        """Where epochs are committed; None without a folder."""
+        """Commits the epochs; None without a folder."""
         self._start()
         self.activate()
 
@@ -125,7 +149,7 @@ class LocalRunner:
             if all(worker.ready for worker in self.registry.workers.values()):
                 break
         else:
-            raise TimeoutError(f"topology '{self.plan.topology}' did not start")
+            raise TimeoutError(f"topology '{self.plan.topology}' did not start within {_START_ROUNDS} rounds")
         if state is not None:
             self.commits = Commits(
                 self.plan,
@@ -139,39 +163,41 @@ class LocalRunner:
             )
 
     def clock_of(self, worker: WorkerId) -> Clock:
-        """The clock of the machine that a worker runs on; a test may have one that is wrong."""
+        """The clock of the machine on which a worker runs. A test may override this to simulate a wrong
+        clock."""
         return self.clock
 
-    # ---- what users do -----------------------------------------------------------------------------------
+    # ---- operations --------------------------------------------------------------------------------------
 
     def commit(self) -> int:
-        """End an epoch now and run until it is committed; returns its number."""
-        assert self.commits is not None, "give the runner a folder"
+        """End an epoch now, run until it is published, and return its number. No other epoch may be under
+        way."""
+        assert self.commits is not None, "commit needs a runner with a folder"
         if not self.commits.begin(self.clock.now()):
-            raise RuntimeError("epochs are under way already")
+            raise RuntimeError("another epoch is being committed")
         epoch = self.commits.newest
         while self.commits.published < epoch:
             self.run(_TURN)
         return epoch
 
     def activate(self) -> None:
-        """Let the spouts emit."""
+        """Let the spouts emit tuples."""
         self._tell_all(ActivateSpouts())
 
     def deactivate(self) -> None:
-        """Let the spouts pause."""
+        """Stop the spouts from emitting tuples."""
         self._tell_all(DeactivateSpouts())
 
     def reroute(self, component: str, routes: Mapping[int, int]) -> None:
-        """Migrate data by hand: tuples for the task with the index on the left go to the one on the right; without
-        routes every task gets its own again."""
+        """Set migration routes by hand: tuples for the task whose index is a key of ``routes`` go to the task
+        whose index is the value. With empty routes every task gets its own tuples again."""
         tasks = self.plan.tasks_of[component]
         self._routes_version += 1
         changed = {tasks[heavy]: tasks[light] for heavy, light in routes.items()}
         self._tell_all(SetMigrationRoutes(component, changed, self._routes_version))
 
     def run(self, seconds: float) -> None:
-        """Let so much simulated time pass."""
+        """Run for this many simulated seconds. Raises the error of a worker that fails."""
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self._round()
@@ -179,8 +205,8 @@ class LocalRunner:
             self.clock.advance(max(min(wait, end - self.clock.now()), _TURN))
 
     def run_until_idle(self, limit: float = 3600.0) -> None:
-        """Run until no tuple is on its way. Ticks do not count as work. Raises after ``limit`` seconds of
-        simulated time: a spout that never pauses would keep the topology busy for ever."""
+        """Run until no tuple is in flight. Ticks do not count as work. Raises ``TimeoutError`` after ``limit``
+        simulated seconds, because a spout that never pauses keeps the topology busy for ever."""
         end = self.clock.now() + limit
         patience = 2 * _TURN if min(self._pace.values()) == 1.0 else 10 * _TURN / _SLOWEST
         while True:
@@ -192,7 +218,8 @@ class LocalRunner:
                 raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
 
     def feed(self, component: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Give a ``FeederSpout`` rows to emit: row i goes to its task i mod tasks."""
+        """Give rows to a ``FeederSpout`` to emit: row i goes to the task with index i modulo the number of
+        tasks."""
         spouts = self.component(component)
         rows = list(rows)
         for index, spout in enumerate(spouts):
@@ -200,7 +227,7 @@ class LocalRunner:
             spout.feed(rows[index :: len(spouts)])
 
     def captured(self, component: str) -> list[Tuple]:
-        """What the tasks of a ``CaptureBolt`` got, task by task."""
+        """The tuples that the tasks of a ``CaptureBolt`` have received, task by task."""
         result: list[Tuple] = []
         for bolt in self.component(component):
             assert isinstance(bolt, CaptureBolt)
@@ -208,7 +235,7 @@ class LocalRunner:
         return result
 
     def component(self, component: str) -> list[Any]:
-        """The instances of a component, lowest task first."""
+        """The instances of a component, lowest task first. Raises ``KeyError`` if it does not exist."""
         found = {
             executor.context.task: executor.component
             for worker in self.workers.values()
@@ -216,7 +243,7 @@ class LocalRunner:
             if executor.context.component == component
         }
         if not found:
-            raise KeyError(f"no component '{component}'; there are {', '.join(self.plan.tasks_of)}")
+            raise KeyError(f"component '{component}' does not exist; there are {', '.join(self.plan.tasks_of)}")
         return [found[task] for task in sorted(found)]
 
     def stats(self, component: str) -> list[TaskStats]:
@@ -226,11 +253,11 @@ class LocalRunner:
 
     @property
     def errors(self) -> list[PenstockError]:
-        """What user code has raised so far, newest last in each worker."""
+        """The errors reported so far, worker by worker, newest last."""
         return [error for worker in self.workers.values() for error in worker.inspect().errors]
 
     def report(self) -> None:
-        """Have all workers report to ``bus`` now."""
+        """Let all workers report to ``bus`` now."""
         self.registry.probe()
         self._deliver()
 
@@ -242,12 +269,12 @@ class LocalRunner:
 
     @property
     def workers(self) -> dict[WorkerId, Worker]:
-        """The workers that run the tasks; not those that stand by or have left."""
+        """The workers that run the tasks, without those that stand by or have left."""
         hosts = {id: self._slots[slot].host for id, slot in self.registry.slot_of_worker.items()}
         return {id: host.worker for id, host in hosts.items() if host is not None}
 
     def close(self) -> None:
-        """Call ``close`` and ``cleanup`` everywhere. What a worker failed with earlier is not raised again."""
+        """Close all tasks. The error of a worker that failed earlier is not raised again."""
         self.registry.send(CloseTasks())
         for slot in self._slots.values():
             if slot.host is not None and slot.host.failure is not None:
@@ -256,9 +283,19 @@ class LocalRunner:
                 slot.deliver()
 
     def move(self, id: WorkerId, patience: float = 60.0) -> bool:
+<<<<<<< HEAD
         """Have a worker continue in another slot, as on Spark, while the others run. False: it did not leave in
         time, and stays."""
         assert self.commits is not None and self._state is not None, "give the runner a folder"
+=======
+        """Move a worker to another slot while the others run, as on Spark. Returns False if it did not stop
+        within ``patience`` simulated seconds; it then stays where it is."""
+        assert self.commits is not None and self._state is not None, "move needs a runner with a folder"
+        registry, state = self.registry, self._state
+        old_slot = registry.slot_of_worker[id]
+        old, spare = registry.workers[id], WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
+        old.left = None
+>>>>>>> prose-w
         self._moves += 1
         spare = WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
         self._slots[spare] = self._make_slot(spare)
@@ -269,6 +306,18 @@ class LocalRunner:
         finally:
             self._moving = False
 
+<<<<<<< HEAD
+=======
+    def _route(self, id: WorkerId, slots: list[int]) -> None:
+        """Let the previous stage send the worker's rows to these slots, and run until it does."""
+        senders = [each for each in self.registry.workers if each.stage == id.stage - 1]
+        for sender in senders:
+            self.registry.send(RouteWorker(id.index, slots), sender)
+        self._run_until(
+            lambda: all(self.registry.workers[each].sending.get(id.index) == slots for each in senders)
+        )
+
+>>>>>>> prose-w
     def _run_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self.run(_TURN)
@@ -291,11 +340,44 @@ class LocalRunner:
         worker = slot.host.worker
         return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
 
+<<<<<<< HEAD
     def _step(self, slot: LocalSlot) -> None:
         """One step of the slot's worker, and its rows on their way."""
         for hop, frame in slot.step():
             if frame is not None:
                 self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
+=======
+    def _step(self, slot: _LocalSlot) -> None:
+        """Run one step of the slot's worker, and put its rows into the channels of the next stage."""
+        if slot.host is None and not self._assign(slot):
+            slot.channel.clear()  # rows for a worker that has moved away
+            return
+        host = slot.host
+        assert host is not None
+        while slot.channel and host.worker.intake.offer(slot.channel[0]):
+            slot.channel.popleft()
+        for hop, frame in host.step():
+            if frame is not None:
+                self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
+        self._check(host)
+        if host.worker.gone:
+            host.close()
+            slot.host = None
+            slot.transport.send(SlotFreed())
+
+    def _assign(self, slot: _LocalSlot) -> bool:
+        """Create the worker that the driver has assigned to the slot. Returns False if there is none."""
+        inbox = slot.transport.inbox
+        while inbox and slot.host is None:
+            command = inbox.popleft()
+            if isinstance(command, AssignWorker):
+                slot.host = self._make_host(slot, command)
+        return slot.host is not None
+
+    def _check(self, host: WorkerHost) -> None:
+        if host.failure is not None:
+            raise host.failure
+>>>>>>> prose-w
         if self.registry.corrupt:
             raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
 
@@ -304,16 +386,16 @@ class LocalRunner:
         self._deliver()
 
     def _deliver(self) -> None:
-        """Let the workers handle the commands that they have, without a turn."""
+        """Let the workers handle the commands in their inboxes, without a turn."""
         for slot in self._slots.values():
             slot.deliver()
 
     def _command(self, command: Command, to: WorkerId | None) -> None:
-        """What commits send to workers."""
+        """Called by ``Commits`` to send a command to one worker, or to all if ``to`` is None."""
         self.registry.send(command, to)
 
     def _commit(self) -> None:
-        """Commit what the workers have written, and begin epochs that are due."""
+        """Pass the workers' events to ``Commits``, and begin an epoch if one is due."""
         commits, events = self.commits, self.registry.epoch_events
         while not events.empty():
             event = events.get()
@@ -323,7 +405,7 @@ class LocalRunner:
             commits.tick(self.clock.now())
 
     def _migrate(self) -> None:
-        """At every interval: ask for reports, and decide when they are there."""
+        """At every migration interval, request reports; decide when all have arrived."""
         if self.migrations.idle:
             return
         if not self._probe and self.clock.now() >= self._migration_due:

@@ -434,7 +434,7 @@ def _rejected(component: str, rows: int, error: str) -> ComponentError:
     return ComponentError(
         f"component '{component}'",
         f"the sink rejected {rows} row{'' if rows == 1 else 's'}: {error}",
-        "They are stored as dead letters; list them with: penstock dlq list. All other rows are written.",
+        "They are among the dead letters: penstock dlq list. All other rows are written.",
     )
 
 

@@ -1,15 +1,16 @@
-"""The boards on ZooKeeper, for signals that do not depend on the driver (Lu 2020, figure 6).
+"""The message board on ZooKeeper, for flow control that does not depend on the driver (Lu 2020, figure 6).
 
-Below the path of a run:
+A run uses these nodes below its path:
 
-- ``taskmessage/TARGET/SENDER:NUMBER:SOURCE:KIND:VALUE``, persistent: a message, whole in its name, so that one
-  list of children reads them all. The name is unique, so that a create whose answer was lost can be done again. If
-  the first was carried out and its node read and deleted meanwhile, the message comes twice; the number tells.
-- ``taskstate/TASK-COMPONENT``, persistent: the newest state, as JSON. It is set only on the version before: a set
-  that was held up in a broken connection cannot replace a newer one.
-- ``members``, with an ephemeral node for each board: a run that has none is over.
+- ``taskmessage/TARGET/SENDER:NUMBER:SOURCE:KIND:VALUE``, persistent: a message. Its content is in its name, so
+  that one list of children reads all messages. The name is unique, so that a create whose answer was lost can be
+  repeated. If the first create succeeded and its node has been read and deleted meanwhile, the message arrives
+  twice; the receiver recognizes it by its number.
+- ``taskstate/TASK-COMPONENT``, persistent: the newest state, as JSON. A set names the previous version, so that
+  a set that was delayed in a broken connection cannot overwrite a newer state.
+- ``members``, with an ephemeral node for each connected board. A run without members is over.
 
-kazoo connects, has a session again after one was lost, and renews the watches.
+kazoo connects, opens a new session after one was lost, and renews the watches.
 """
 
 from __future__ import annotations
@@ -46,20 +47,33 @@ from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.driver")
 
-SESSION_SECONDS = 6.0  # a server that says nothing is left after two thirds of it; losing a session costs little
-OLD_SECONDS = 86_400.0  # a run that is over and began so long before a new one is removed by it
-_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0  # seconds; kazoo alone would wait up to an hour for a server that comes back
-_AT_ONCE = 100  # messages in one transaction: a queue's signal to all its senders is one, and far below the 1 MB
-_FAREWELL_SECONDS = 1.0  # to send what waits and take down what is ours, when the board is closed
-_CLOSE_SECONDS = 2.0  # how long ``close`` waits; with a server that hangs, the threads end within a session's time
-_MARK = b"penstock run"  # in the node of a run: nobody else's are ever removed
+SESSION_SECONDS = 6.0
+"""Timeout of a session. kazoo leaves a server that is silent for two thirds of it; a lost session costs little,
+so it is short."""
+OLD_SECONDS = 86_400.0
+"""Seconds between the creation of a run without members and of a new run, after which the new one removes the
+old: a day, so that a run whose workers are all disconnected for a while is safe."""
+_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
+"""Seconds of the first and the longest pause between retries. kazoo's default would wait up to an hour for a
+server that comes back."""
+_AT_ONCE = 100
+"""Messages in one transaction: a signal of an inbox to all its senders fits, far below ZooKeeper's limit of 1
+MB."""
+_FAREWELL_SECONDS = 1.0
+"""Seconds that a closing board has to send waiting messages and to delete its nodes."""
+_CLOSE_SECONDS = 2.0
+"""Seconds that ``close`` waits at most. If the server hangs, the threads end later, within
+``SESSION_SECONDS``."""
+_MARK = b"penstock run"
+"""Content of the node of a run. Nodes with other content are never removed."""
 
 
 class ZooKeeperMessageBoard(MessageBoard):
-    """A worker's end of the boards on ZooKeeper. ``hosts`` as kazoo wants them; ``path`` is that of the run.
+    """A worker's connection to the message board on ZooKeeper. ``hosts`` are in kazoo's format; ``path`` is the
+    node of the run.
 
-    The create-handler is a thread of this class; the delete-handler runs in kazoo's threads. While no server
-    answers, messages wait."""
+    The create handler is a thread of this class; the delete handler runs on kazoo's threads. While no server
+    answers, messages wait in memory."""
 
     def __init__(
         self,
@@ -73,20 +87,20 @@ class ZooKeeperMessageBoard(MessageBoard):
         self._path, self._tasks, self._on_message, self._on_state = path, tuple(tasks), on_message, on_state
         self._waiting = UnsentMessages()
         self._states: dict[tuple[int, str], TaskFlowState] = {}
-        """To be published."""
+        """States to be published."""
         self._work = threading.Condition()
         self._closing = self._moved = False
         self._sender = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
         self._known: set[str] = set()
-        """Nodes of targets that exist."""
+        """Nodes of message targets that are known to exist."""
         self._versions: dict[str, int] = {}
-        """Of our states, by node."""
+        """ZooKeeper's version of each state that this board has published, by node."""
         self._reading = threading.Lock()
         self._read: dict[tuple[str, int], int] = {}
-        """The last number from each ⟨sender, target⟩."""
+        """The number of the last message read from each ⟨sender, target⟩."""
         self._undeleted: set[str] = set()
-        """Nodes of messages that were read."""
+        """Nodes of messages that have been read and are not known to be deleted."""
         self._joined = False
         self._retry = _retry()
         self._retry.interrupt = lambda: self._closing
@@ -122,10 +136,10 @@ class ZooKeeperMessageBoard(MessageBoard):
     def _stop(self) -> None:
         self._thread.join(_FAREWELL_SECONDS)
         self._cache.close()
-        self._client.stop()  # also ends a create-handler that waits for an answer
+        self._client.stop()  # also ends a create handler that waits for an answer
         self._client.close()
 
-    # ---- the create-handler ----------------------------------------------------------------------------
+    # ---- the create handler ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -138,10 +152,10 @@ class ZooKeeperMessageBoard(MessageBoard):
         except (RetryFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError):
             pass  # closed while no server answered
         except KazooException:
-            log.exception("the board at %s cannot be used", self._path)
+            log.exception("the message board at %s cannot be used", self._path)
 
     def _ready(self) -> bool:
-        """Wait until there is something to do and a connection to do it; false when the board is closed."""
+        """Wait until there is work and a connection. Returns False when the board is closed."""
         with self._work:
             self._work.wait_for(lambda: self._closing or (self._client.connected and self._pending))
         return not self._closing
@@ -155,35 +169,36 @@ class ZooKeeperMessageBoard(MessageBoard):
             self._retry(self._client.create, self._path, _MARK, makepath=True)
             self._sweep()
         except NodeExistsError:
-            pass  # another worker was first
+            pass  # another worker has created it
         self._retry(self._client.ensure_path, f"{self._path}/taskstate")
         self._join()
         for task in self._tasks:
             node = self._target(task)
-            self._client.ChildrenWatch(node, partial(self._take_down, task, node))
-        with contextlib.suppress(ConnectionLoss, SessionExpiredError):  # then it goes on with the next connection
+            self._client.ChildrenWatch(node, partial(self._receive, task, node))
+        with contextlib.suppress(ConnectionLoss, SessionExpiredError):  # the cache starts with the next connection
             self._cache.start()
 
     def _join(self) -> None:
-        self._joined = True  # first, so that a session lost from here on makes it false again
+        self._joined = True  # set before joining, so that a session lost meanwhile sets it to False again
         self._members.join()
 
     def _sweep(self) -> None:
-        """Remove runs that ended without a farewell. The server's clock judges."""
+        """Remove old runs whose workers ended without closing their boards. Ages are measured by the server's
+        clock."""
         client, retry = self._client, self._retry
-        parent, _, ours = self._path.rpartition("/")
+        parent, _, own = self._path.rpartition("/")
         _, stat = retry(client.get, self._path)
-        for run in set(retry(client.get_children, parent)) - {ours}:
+        for run in set(retry(client.get_children, parent)) - {own}:
             other = f"{parent}/{run}"
             with contextlib.suppress(NoNodeError):  # it has just been removed
-                mark, its = retry(client.get, other)
-                if mark == _MARK and stat.created - its.created >= OLD_SECONDS:
+                mark, other_stat = retry(client.get, other)
+                if mark == _MARK and stat.created - other_stat.created >= OLD_SECONDS:
                     members = retry(client.exists, f"{other}/members")
                     if members is None or not members.children_count:
                         retry(client.delete, other, recursive=True)
 
     def _target(self, task: int) -> str:
-        """The node for messages to a task; it exists."""
+        """The node for messages to a task. Creates it if necessary."""
         node = f"{self._path}/taskmessage/{task}"
         if node not in self._known:
             self._retry(self._client.ensure_path, node)
@@ -209,12 +224,12 @@ class ZooKeeperMessageBoard(MessageBoard):
             try:
                 self._retry(self._client.create, node)
             except NodeExistsError:
-                pass  # from the try before
+                pass  # the previous attempt created it
             except NoNodeError:
                 log.info("the target of message %s has left the board", node)
 
     def _create_together(self, nodes: list[str]) -> bool:
-        """In one transaction. False: none were created, or it is not known."""
+        """Create all nodes in one transaction. Returns False if none was created or the outcome is unknown."""
         transaction = self._client.transaction()
         for node in nodes:
             transaction.create(node)
@@ -238,7 +253,11 @@ class ZooKeeperMessageBoard(MessageBoard):
             else:
                 self._client.create(node, data)
                 self._versions[node] = 0
-        except (NodeExistsError, BadVersionError, NoNodeError):  # by the try before, or another of the same task
+        except (
+            NodeExistsError,
+            BadVersionError,
+            NoNodeError,
+        ):  # by an earlier attempt or another board
             stat = self._client.exists(node)
             if stat is None:
                 self._versions.pop(node, None)
@@ -247,7 +266,8 @@ class ZooKeeperMessageBoard(MessageBoard):
             raise ForceRetryError from None
 
     def _leave(self) -> None:
-        """Take down what is ours, and what is everybody's if no one else is there."""
+        """Delete the nodes of this worker's tasks, unless they have moved, and those of the run if no other
+        worker is a member."""
         for task in () if self._moved else self._tasks:
             self._client.delete(self._target(task), recursive=True)
         for node in {} if self._moved else self._versions:
@@ -258,7 +278,7 @@ class ZooKeeperMessageBoard(MessageBoard):
             for node in ("/members", "/taskstate", "/taskmessage", ""):
                 self._client.delete(self._path + node)
 
-    # ---- in kazoo's threads ----------------------------------------------------------------------------
+    # ---- on kazoo's threads ----------------------------------------------------------------------------
 
     def _connection_changed(self, state: str) -> None:
         if state == KazooState.LOST:
@@ -269,8 +289,8 @@ class ZooKeeperMessageBoard(MessageBoard):
             with self._work:
                 self._work.notify()
 
-    def _take_down(self, target: int, node: str, names: list[str]) -> None:
-        """The delete-handler: hand over what is new, delete what was read."""
+    def _receive(self, target: int, node: str, names: list[str]) -> None:
+        """The delete handler: passes new messages to ``on_message`` and deletes their nodes."""
         with self._reading:
             for name in sorted(names):
                 if self._closing:
@@ -282,7 +302,7 @@ class ZooKeeperMessageBoard(MessageBoard):
                 self._delete_once(f"{node}/{name}")
 
     def _delete_once(self, node: str) -> None:
-        if node not in self._undeleted:  # else it is on its way
+        if node not in self._undeleted:  # otherwise the deletion is already under way
             self._undeleted.add(node)
             self._delete(node)
 
