@@ -1,17 +1,10 @@
 """The local runner: runs a whole topology in one thread, on a simulated clock.
 
-<<<<<<< HEAD
 The runner drives the same components, groupings, frames, workers, hosts, worker registry, commits and migration
 as Spark does. It differs in these points: rows and control messages pass through memory, background jobs run
 inline, and the clock advances only when the runner advances it. There is no supervisor, so it does not restart,
 replace, scale or place the topology. The seed determines the order in which workers take their turns: two runs
 with one seed are equal, and another seed gives another legal order.
-=======
-Components, groupings, frames, workers and their hosts, the worker registry, commits and migration are the same
-code as on Spark. Only two things differ: rows and control messages pass through memory, and the runner advances
-the time. The order in which workers take their turns depends on the seed: two runs with the same seed are
-identical, and another seed gives another possible order.
->>>>>>> prose-w
 """
 
 from __future__ import annotations
@@ -62,19 +55,6 @@ _START_ROUNDS = 1000
 """Rounds within which all tasks must be open; a start needs about as many as there are stages."""
 
 
-<<<<<<< HEAD
-=======
-@dataclass
-class _LocalSlot:
-    """A slot: its control connection, the rows that are in transit to it, and the host of its worker."""
-
-    id: WorkerId
-    transport: MemoryTransport
-    channel: deque[pa.Buffer]
-    host: WorkerHost | None = None
-
-
->>>>>>> prose-w
 class LocalRunner:
     """Runs a topology. Every task has its own instance of its component, as on Spark; ``component`` returns
     them.
@@ -283,19 +263,9 @@ class LocalRunner:
                 slot.deliver()
 
     def move(self, id: WorkerId, patience: float = 60.0) -> bool:
-<<<<<<< HEAD
         """Have a worker continue in another slot, as on Spark, while the others run. False: it did not leave in
         time, and stays."""
         assert self.commits is not None and self._state is not None, "give the runner a folder"
-=======
-        """Move a worker to another slot while the others run, as on Spark. Returns False if it did not stop
-        within ``patience`` simulated seconds; it then stays where it is."""
-        assert self.commits is not None and self._state is not None, "move needs a runner with a folder"
-        registry, state = self.registry, self._state
-        old_slot = registry.slot_of_worker[id]
-        old, spare = registry.workers[id], WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
-        old.left = None
->>>>>>> prose-w
         self._moves += 1
         spare = WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)
         self._slots[spare] = self._make_slot(spare)
@@ -306,18 +276,6 @@ class LocalRunner:
         finally:
             self._moving = False
 
-<<<<<<< HEAD
-=======
-    def _route(self, id: WorkerId, slots: list[int]) -> None:
-        """Let the previous stage send the worker's rows to these slots, and run until it does."""
-        senders = [each for each in self.registry.workers if each.stage == id.stage - 1]
-        for sender in senders:
-            self.registry.send(RouteWorker(id.index, slots), sender)
-        self._run_until(
-            lambda: all(self.registry.workers[each].sending.get(id.index) == slots for each in senders)
-        )
-
->>>>>>> prose-w
     def _run_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self.run(_TURN)
@@ -340,44 +298,11 @@ class LocalRunner:
         worker = slot.host.worker
         return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
 
-<<<<<<< HEAD
     def _step(self, slot: LocalSlot) -> None:
         """One step of the slot's worker, and its rows on their way."""
         for hop, frame in slot.step():
             if frame is not None:
                 self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
-=======
-    def _step(self, slot: _LocalSlot) -> None:
-        """Run one step of the slot's worker, and put its rows into the channels of the next stage."""
-        if slot.host is None and not self._assign(slot):
-            slot.channel.clear()  # rows for a worker that has moved away
-            return
-        host = slot.host
-        assert host is not None
-        while slot.channel and host.worker.intake.offer(slot.channel[0]):
-            slot.channel.popleft()
-        for hop, frame in host.step():
-            if frame is not None:
-                self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
-        self._check(host)
-        if host.worker.gone:
-            host.close()
-            slot.host = None
-            slot.transport.send(SlotFreed())
-
-    def _assign(self, slot: _LocalSlot) -> bool:
-        """Create the worker that the driver has assigned to the slot. Returns False if there is none."""
-        inbox = slot.transport.inbox
-        while inbox and slot.host is None:
-            command = inbox.popleft()
-            if isinstance(command, AssignWorker):
-                slot.host = self._make_host(slot, command)
-        return slot.host is not None
-
-    def _check(self, host: WorkerHost) -> None:
-        if host.failure is not None:
-            raise host.failure
->>>>>>> prose-w
         if self.registry.corrupt:
             raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
 
