@@ -197,8 +197,8 @@ def wrong_words(capsys):
             2,
             "'0' is neither a number of tuples per second above 0 nor none",
         ),
-        (["set", "operated", "steady.min_rate=9"], 2, "must read SPOUT.max_rate=N"),
-        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name is running.*'operated'"),
+        (["set", "operated", "steady.min_rate=9"], 2, "does not have the form SPOUT.max_rate=N"),
+        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name runs here.*'operated'"),
     ):
         returned, text = refused(capsys, *arguments)
         assert returned == code, arguments
