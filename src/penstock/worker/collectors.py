@@ -304,8 +304,7 @@ class ArrowCollector:
         return output, self._add(output, columns, task, notes), notes
 
     def _add(self, output: StreamOutput, columns: Columns, task: int | None, notes: Sequence[Any] | None) -> int:
-        """Add the rows, all or none, and return their number. Raises ``FieldCountError`` or
-        ``FieldTypeError``."""
+        """Add the rows, all or none, and return their number. Raises ``FieldCountError`` or ``FieldTypeError``."""
         batch = as_batch(output.stream, columns)
         rows = int(batch.num_rows)
         if notes is not None and len(notes) != rows:
