@@ -40,7 +40,7 @@ def topology(run, bolt, count=2_000, **more):
                       r"ValueError: cannot digest this, on Tuple\(origin=1, n=7, key='key-7', sent=7\)"),
         (WrongCount(7), r"component 'middle', stream 'default' \(components.py:\d+ in execute\): it has 4 fields "
                         r"\(origin, n, key, sent\), but 1 value was emitted: \[7\]"),
-        (WrongType(7), r"component 'middle', stream 'default': field 'n' is declared int64, and 'three'"),
+        (WrongType(7), r"component 'middle', stream 'default': field 'n' is declared int64, but 'three'"),
     ],
 )  # fmt: skip
 def test_a_bad_tuple_is_dropped_counted_and_explained(run, bolt, error):

@@ -17,11 +17,9 @@ SAMPLES = 5
 """Number of samples taken while a worker connects: at least one of them is probably not delayed by a busy
 driver."""
 INTERVAL = 10.0
-"""Seconds between two later samples. The clocks of two machines drift apart by at most about 1 ms in that
-time."""
+"""Seconds between two later samples. The clocks of two machines drift apart by at most about 1 ms in that time."""
 WARN_ABOVE = 1.0
-"""Seconds of clock skew above which the driver warns: times in logs and data then differ visibly between
-nodes."""
+"""Seconds of clock skew above which the driver warns: times in logs and data then differ visibly between nodes."""
 _KEPT = 8
 """Number of samples that are compared: those of the last 80 s. Older ones may be wrong, because a clock may have
 been set since."""

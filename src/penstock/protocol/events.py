@@ -76,8 +76,7 @@ class WorkerReport(_Event, frozen=True):
     """Sending task, receiving task, tuples and bytes so far; None: not in this report. With the load monitor
     they are in a few reports of each window only, because there may be many."""
     machine: dict[str, str | int | float | list[int | float]] = {}
-    """The result of ``metrics.machine.MachineProbe.read``, as often as ``streams``; empty: not in this
-    report."""
+    """The result of ``metrics.machine.MachineProbe.read``, as often as ``streams``; empty: not in this report."""
     clock_skew: float = 0.0
     """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
     settled_below: dict[int, int] = {}

@@ -21,8 +21,8 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 * 1024 * 1024
-"""Longest message. Workers limit their reports to less; a longer message is neither sent nor read, so that a
-wrong length cannot exhaust the memory."""
+"""Bytes of the longest message. Workers limit their reports to less. A longer message is neither sent nor read,
+so that a wrong length cannot exhaust the memory."""
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for the whole handshake: a client that sends nothing must not keep a connection open, and a busy
 driver answers within this time."""

@@ -56,8 +56,7 @@ _START_ROUNDS = 1000
 
 
 class LocalRunner:
-    """Runs a topology. Every task has its own instance of its component, as on Spark; ``component`` returns
-    them.
+    """Runs a topology. Every task has its own component instance, as on Spark; ``component`` returns them.
 
     With a ``folder``, epochs are committed to that state directory, and another runner can continue from it,
     also with another number of tasks. ``die`` is called at the crash point of the setting
@@ -143,15 +142,13 @@ class LocalRunner:
             )
 
     def clock_of(self, worker: WorkerId) -> Clock:
-        """The clock of the machine on which a worker runs. A test may override this to simulate a wrong
-        clock."""
+        """The clock of a worker's machine. A test may override this to simulate a wrong clock."""
         return self.clock
 
     # ---- operations --------------------------------------------------------------------------------------
 
     def commit(self) -> int:
-        """End an epoch now, run until it is published, and return its number. No other epoch may be under
-        way."""
+        """End an epoch now, run until it is published, and return its number."""
         assert self.commits is not None, "commit needs a runner with a folder"
         if not self.commits.begin(self.clock.now()):
             raise RuntimeError("another epoch is being committed")
@@ -169,8 +166,8 @@ class LocalRunner:
         self._tell_all(DeactivateSpouts())
 
     def reroute(self, component: str, routes: Mapping[int, int]) -> None:
-        """Set migration routes by hand: tuples for the task whose index is a key of ``routes`` go to the task
-        whose index is the value. With empty routes every task gets its own tuples again."""
+        """Set migration routes by hand: tuples for a task index on the left go to the one on the right. Empty
+        routes end the migration."""
         tasks = self.plan.tasks_of[component]
         self._routes_version += 1
         changed = {tasks[heavy]: tasks[light] for heavy, light in routes.items()}
@@ -186,7 +183,7 @@ class LocalRunner:
 
     def run_until_idle(self, limit: float = 3600.0) -> None:
         """Run until no tuple is in flight. Ticks do not count as work. Raises ``TimeoutError`` after ``limit``
-        simulated seconds, because a spout that never pauses keeps the topology busy for ever."""
+        simulated seconds, for example if a spout never pauses."""
         end = self.clock.now() + limit
         patience = 2 * _TURN if min(self._pace.values()) == 1.0 else 10 * _TURN / _SLOWEST
         while True:
@@ -263,8 +260,8 @@ class LocalRunner:
                 slot.deliver()
 
     def move(self, id: WorkerId, patience: float = 60.0) -> bool:
-        """Have a worker continue in another slot, as on Spark, while the others run. False: it did not leave in
-        time, and stays."""
+        """Move a worker to another slot while the others run. Returns False if it stays, because it did not stop
+        within ``patience`` simulated seconds."""
         assert self.commits is not None and self._state is not None, "give the runner a folder"
         self._moves += 1
         spare = WorkerId(id.stage, self.plan.stages[id.stage].workers + self._moves)

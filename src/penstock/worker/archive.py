@@ -83,7 +83,7 @@ class WorkerArchive:
     def restore(self, entries: TaskStates, generation: int) -> dict[str, Restored]:
         """Read the state with which the tasks begin. ``generation`` becomes part of the names of all files that
         are written from now on, so that they differ from those of other query runs. Raises ``SnapshotCorrupt``,
-        or ``StateUnavailable`` if the file system does not answer."""
+        or ``StateError`` for errors of the file system."""
         self._generation = generation
         found: dict[str, dict[int | None, dict[str, Sequence[bytes]]]] = {key: {} for key in entries}
         own_chains: dict[str, dict[str, list[SnapshotPart]]] = {

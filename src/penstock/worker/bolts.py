@@ -87,8 +87,7 @@ class BoltExecutor(Executor[B]):
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
-        """Tuples and bytes that have entered the task's inbox, here and before the task moved to this
-        process."""
+        """Tuples and bytes that have entered the task's inbox, here and before the task moved to this process."""
         tuples, size = self.arrived_before
         return tuples + self.inbox.arrived - self.inbox.behind, size + self.inbox.arrived_bytes
 

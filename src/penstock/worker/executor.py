@@ -22,8 +22,7 @@ from penstock.worker.outputs import StreamOutput
 from penstock.worker.tracking import Tracker
 
 QUANTUM = 0.002
-"""Seconds of work in one ``run``: about as long as the linger, the shortest interval at which anything is
-due."""
+"""Seconds of work in one ``run``: about as long as the linger, the shortest interval at which anything is due."""
 _MOST_CALLS = 4096
 """Calls in one ``run``, however short they were: bounds the delay if they become slow."""
 
@@ -127,8 +126,7 @@ class Executor(ABC, Generic[C]):
             raise blame(self.context.component, call, error) from error
 
     def _note_birth(self, born: float) -> None:
-        """Record that the rows just emitted descend from tuples that left their spout at ``born`` (wall
-        time)."""
+        """Record that the rows just emitted descend from tuples that left their spout at ``born`` (wall time)."""
         for buffer in self._buffers:
             if buffer.waiting() and (buffer.born is None or buffer.born > born):
                 buffer.born = born

@@ -1,5 +1,4 @@
-"""Turns an exception of user code into an error that names the component, the line of user code and the
-tuple."""
+"""Turns an exception of user code into an error that names the component, the line of user code and the tuple."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ class Inbox:
         self.arrived_bytes = 0
         """Bytes that have entered the inbox so far."""
         self.behind = 0
-        """Tuples of later epochs that are buffered outside the inbox only because the worker's tasks are
-        slow."""
+        """Tuples of later epochs that are buffered outside the inbox only because the worker's tasks are slow."""
         self._arrived = 0
         self._limit = overflow
         self._inside = 0

@@ -44,8 +44,8 @@ class OutputEdge(NamedTuple):
 
 
 Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
-"""send(stream number, target task, tuples, born, lineage) -> bytes: passes the tuples of one frame to the
-worker. Returns the size of the frame; 0 if the target is in the same worker."""
+"""send(stream number, target task, tuples, born, lineage) -> bytes: sends the tuples of one frame.
+Returns the size of the frame, or of the batch if the target is in the same worker."""
 
 GiveUp = Callable[[Sequence[Any], str], None]
 """give_up(values, error): turns one row into a dead letter."""

@@ -54,8 +54,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._epochs = self.context.delivery == "exactly_once"
         self._unacked: list[Lineage] = []
         self._commits = 0
-        """Number of the task's last own transaction: its time in milliseconds, or the previous number plus
-        one."""
+        """Number of the task's last own transaction: its time in milliseconds, or the previous number plus one."""
         self.tokens: deque[tuple[int, Any]] = deque()
         """⟨Epoch, token⟩ of each transaction that is prepared and not known to be committed."""
         self._not_taken = 0
@@ -102,8 +101,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return self._is_recovered and self.wake_at is not None
 
     def unavailable_for(self, now: float) -> float:
-        """Seconds for which the sink has been unavailable; 0 if it is available. May be called from any
-        thread."""
+        """Seconds for which the sink has been unavailable; 0 if it is available. May be called from any thread."""
         since = [each for each in (self._away_since, self._unpublished_since) if each is not None]
         return max(now - min(since), 1e-9) if since else 0.0
 

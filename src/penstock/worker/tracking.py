@@ -132,8 +132,7 @@ class MessageIds(Origins):
 
 
 class AckCollector:
-    """Collects the tallies and failures of all tasks of a worker for the acker. Used by the worker's loop
-    only."""
+    """Collects the tallies and failures of all tasks of a worker for the acker. Used by the worker's loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.monotonic

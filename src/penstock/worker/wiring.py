@@ -148,8 +148,7 @@ def _counter(stats: TaskStats) -> Callable[[int], None]:
 
 
 def _dead_letters(job: Job, task: int, stats: TaskStats, around: Surroundings) -> AddDeadLetters:
-    """Make the function that stores and counts a task's dead letters. The store is created with the first
-    one."""
+    """Make the function that stores and counts a task's dead letters. The store is created with the first one."""
     plan = job.plan
     component, index = plan.task[task].component, plan.task[task].index
     place = f"{job.dead_letters or job.shared}/{component}/{FOLDER}/{index}"

@@ -48,8 +48,8 @@ from penstock.texts import parse_json
 log = logging.getLogger("penstock.driver")
 
 SESSION_SECONDS = 6.0
-"""Timeout of a session. kazoo leaves a server that is silent for two thirds of it; a lost session costs little,
-so it is short."""
+"""Seconds without contact after which a session ends. kazoo leaves a server that is silent for two thirds of
+this; a lost session costs little, so it is short."""
 OLD_SECONDS = 86_400.0
 """Seconds between the creation of a run without members and of a new run, after which the new one removes the
 old: a day, so that a run whose workers are all disconnected for a while is safe."""
@@ -62,8 +62,7 @@ MB."""
 _FAREWELL_SECONDS = 1.0
 """Seconds that a closing board has to send waiting messages and to delete its nodes."""
 _CLOSE_SECONDS = 2.0
-"""Seconds that ``close`` waits at most. If the server hangs, the threads end later, within
-``SESSION_SECONDS``."""
+"""Seconds that ``close`` waits at most. If the server hangs, the threads end later, within ``SESSION_SECONDS``."""
 _MARK = b"penstock run"
 """Content of the node of a run. Nodes with other content are never removed."""
 
