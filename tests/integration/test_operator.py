@@ -198,7 +198,7 @@ def wrong_words(capsys):
             "'0' is neither a number of tuples per second above 0 nor none",
         ),
         (["set", "operated", "steady.min_rate=9"], 2, "does not have the form SPOUT.max_rate=N"),
-        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name runs here.*'operated'"),
+        (["queues", "operatet"], 2, "topology 'operatet': no topology of that name is running.*'operated'"),
     ):
         returned, text = refused(capsys, *arguments)
         assert returned == code, arguments
