@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -226,3 +226,10 @@ class SpoutExecutor(Executor[BaseSpout]):
             function(*args)
         except USER_ERRORS as error:  # user code may raise anything; continue with the next message
             self.report(blame(self.context.component, call, error))
+
+
+def settle(spouts: Iterable[SpoutExecutor], command: RootsSettled) -> None:
+    """Hand the acker's message to the spout task whose roots it is about."""
+    for spout in spouts:
+        if spout.context.task == command.task:
+            spout.settle(command)

@@ -46,6 +46,7 @@ from penstock.worker.phase import TRANSITIONS, IllegalTransition, WorkerPhase
 from penstock.worker.publisher import Publisher
 from penstock.worker.reports import Reporter
 from penstock.worker.sender import FrameSender
+from penstock.worker.spouts import settle
 from penstock.worker.task_loop import TaskLoop
 from penstock.worker.tasks import Tasks
 from penstock.worker.tracking import AckCollector
@@ -128,7 +129,7 @@ class Worker:
             commands.RouteWorker: lambda command: [self._out.route(command.worker, command.slots)],
             commands.PrepareToLeave: self._prepare_to_leave,
             commands.CancelLeave: self._cancel_leave,
-            commands.RootsSettled: self._settle,
+            commands.RootsSettled: lambda command: settle(tasks.spouts, command),
             commands.EndEpoch: lambda command: epochs.announce(command.epoch, command.last),
             commands.TakeSnapshot: epochs.take_snapshot,
             commands.EpochCommitted: lambda command: self._publisher.on_committed(command.epoch),
@@ -359,12 +360,6 @@ class Worker:
         else:
             self._flow.on_message(message)
         return None
-
-    def _settle(self, command: commands.RootsSettled) -> None:
-        """Hand the acker's message to the spout task whose roots it is about."""
-        for spout in self._tasks.spouts:
-            if spout.context.task == command.task:
-                spout.settle(command)
 
     def _set_routes(self, command: commands.SetMigrationRoutes) -> None:
         if command.version < self._sender.route_version:
