@@ -126,8 +126,8 @@ class Windows:
         """From one era to the next: far enough that any row of the next ends all windows of this one."""
         return ERA + self.lateness + self.length
 
-    def over(self, era: int) -> int:
-        """The last window that is over once a closing row of that era has come."""
+    def complete(self, era: int) -> int:
+        """The last window that is complete once a closing row of that era has arrived."""
         return (era * self.apart - self.lateness) // self.slide
 
 

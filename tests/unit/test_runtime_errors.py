@@ -382,7 +382,7 @@ def test_emit_direct_to_a_task_of_nobody():
     assert [tup.x for tup in runner.captured("sink")] == [2]
     text = str(only_error(runner, ComponentError))
     assert "component 'spout', stream 'default'" in text
-    named = "named task 9, which does not subscribe to the stream (the subscribers' tasks are [2, 3]). The ids of"
+    named = "named task 9, which is not a task of a subscriber ([2, 3]). The ids of"
     assert named in text
 
 
