@@ -21,13 +21,20 @@ MOST_ROWS = 1_000
 
 def shortened(text: str, most: int = MOST_ERROR) -> str:
     """Shorten ``text`` to at most ``most`` characters (at least 60): its beginning, its end, and the number of
-    characters left out between them. Idempotent."""
+    characters left out between them. Lone surrogates, which cannot be encoded, are escaped. Idempotent."""
+    text = encodable(text)
     if len(text) <= most:
         return text
     marker = f" … [{len(text):,} characters, cut] … "
     rest = most - len(marker)
     end = rest // 4
     return text[: rest - end] + marker + text[len(text) - end :]
+
+
+def encodable(text: str) -> str:
+    """``text`` with lone surrogates escaped. File names and ``errors="surrogateescape"`` produce them, and UTF-8
+    cannot encode them."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Repr(reprlib.Repr):
@@ -59,10 +66,12 @@ def bounded_cell(value: Any) -> Any:
     """A cell for display: unchanged if it is a number or a short text, otherwise its shortened text."""
     if isinstance(value, str):
         return shortened(value, MOST_CELL)
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        return float(value)  # not a subclass, such as NumPy's
     if isinstance(value, int):
-        return value if abs(value) < 1 << 64 else bounded_repr(value)
+        return int(value) if -(1 << 63) <= value < 1 << 64 else bounded_repr(value)
     return shortened(_text(value), MOST_CELL)
 
 

@@ -65,7 +65,8 @@ def test_a_typo_in_the_topology_names_component_line_and_way_out():
         path.unlink()
     assert done.returncode == 2
     assert re.search(
-        r"component 'count' \(typo_of_a_test.py:\d+\): .*got 'spilt'\. Did you mean 'split'\?", done.stderr
+        r"component 'count' \(typo_of_a_test.py:\d+\): it reads from 'spilt', which .* Did you mean 'split'\?",
+        done.stderr,
     )
     assert no_trace(done)
 
@@ -80,8 +81,8 @@ def test_an_unknown_setting():
     ("master", "message"),
     [
         ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*that it is running"),
-        ("mesos://x", "a master is local"),
-        ("local[2]", "needs 6 task slots.*2 free of 2.*local.N. counts threads"),
+        ("mesos://x", r"it does not have the form local\[N\]"),
+        ("local[2]", "needs 6 task slots.*only 2 of 2 are free.*local.N. counts threads"),
         ("local-cluster[1,2,300]", "Spark did not start there: .*300 MiB/worker but requested 1024 MiB"),
     ],
 )

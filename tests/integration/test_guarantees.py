@@ -174,7 +174,7 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
     assert counted == positions, "every message is counted, and none twice"
     command = [sys.executable, "-m", "penstock.cli.main", "savepoint", "exact", str(run.folder / "saved")]
     asked = subprocess.run([*command, "--state-dir", str(run.folder / "state")], capture_output=True, text=True)
-    found = re.search(r"epoch (\d+) of 'exact' is in", asked.stdout)
+    found = re.search(r"epoch (\d+) of 'exact' is saved in", asked.stdout)
     assert found, asked.stdout + asked.stderr
     saved = int(found[1])
     assert saved > epoch
@@ -182,12 +182,12 @@ def test_exactly_once_over_a_killed_worker_a_savepoint_and_two_starts(run):
     assert running.internals.committed >= epoch
 
     again = run.submit(topology(10_000_000), savepoint=str(run.folder / "saved"))
-    assert again.epoch == saved
-    assert again.coordinator.wait(lambda: shown(again, "counts").get("counted", 0) > counted, 30)
+    assert again.internals.epoch == saved
+    assert again.internals.server.wait(lambda: shown(again, "counts").get("counted", 0) > counted, 30)
     again.kill()
 
     fresh = run.submit(topology(100), fresh=True)
-    assert fresh.coordinator.wait(lambda: shown(fresh, "counts").get("counted") == 200, 30)
+    assert fresh.internals.server.wait(lambda: shown(fresh, "counts").get("counted") == 200, 30)
     fresh.kill()
 
 

@@ -68,7 +68,7 @@ class Before:
     def entries(self, now):
         """The initial state of all tasks if there are ``now`` of them."""
         if now == self.tasks:
-            return {key: SavedTask(states, []) for key, states in self.chains.items()}
+            return {key: SavedTask(states) for key, states in self.chains.items()}
         return {
             f"count/{index}": InheritedTask(
                 self.tasks,
@@ -78,7 +78,6 @@ class Before:
                     source: self.chains[f"count/{source}"]
                     for source in self.owners.share(index, self.tasks, now).sources
                 },
-                [],
             )
             for index in range(now)
         }

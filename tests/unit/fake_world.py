@@ -408,7 +408,7 @@ class Fault:
         if self._hits(step):
             self._fault(change)
 
-    def _refuse(self, step, cancelled):
+    def _refuse(self, step, cancelled, stop):
         if self._hits(step.name):
 
             def refuse(do=step.do):
@@ -417,7 +417,7 @@ class Fault:
                 raise StateError("store", "it does not fit")
 
             step = dataclasses.replace(step, do=refuse)
-        return self._carry_out(step, cancelled)
+        return self._carry_out(step, cancelled, stop)
 
     def _old_lost(self, change):
         self._world.engine.queries[0].lose()

@@ -209,3 +209,11 @@ def test_no_event_leads_past_the_table(phase, event):
 
 def test_messages_name_the_state():
     assert "it is ended, not running" in str(lifecycle.not_running("topology 'words'", "ended"))
+
+
+def test_a_lost_lease_ends_a_topology_whose_restart_was_cancelled():
+    """The restart was cancelled by a kill that is not handled yet. The phase must not stay as it is for ever."""
+    made = in_phase(TopologyPhase.RESTARTING)
+    assert made.handle(RestartEnded(problem(Cause.CANCELLED))) is None
+    superseded = problem(Cause.FAILED, StateError("topology 'words'", "another driver has taken over"))
+    assert made.handle(RunFailed(superseded, 0.0)) == ShutDown(False, False, superseded.error)

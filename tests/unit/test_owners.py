@@ -75,13 +75,16 @@ REASONS = {
     ),
     "numbers of fields": (
         lambda bolt: bolt.fields_grouping("s", "word").fields_grouping("emits", "word", "n"),
-        r"by fields\(word\) grouping and 'emits' by fields\(word, n\) grouping, which do not assign a key to the same task",
+        r"by fields\(word\) grouping and 'emits' by fields\(word, n\) grouping, which do not assign",
     ),
     "mixed": (
         lambda bolt: bolt.fields_grouping("s", "word").shuffle_grouping("emits"),
         "do not assign a key to the same task",
     ),
-    "mixed with global": (lambda bolt: bolt.global_grouping("s").shuffle_grouping("emits"), "do not assign a key to the same task"),
+    "mixed with global": (
+        lambda bolt: bolt.global_grouping("s").shuffle_grouping("emits"),
+        "do not assign a key to the same task",
+    ),
 }
 
 

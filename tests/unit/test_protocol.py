@@ -33,8 +33,8 @@ HANDOVER = HandoverState(
     {2: TaskHandover(STATS, 5, [(1, 0, 9)], (30, 400))},
 )
 STATES = {
-    "count/0": SavedTask({"counts": [PART]}, [{"any": [1, "value"]}]),
-    "sum/1": InheritedTask(2, 3, Owners(fields=1), {0: {"sums": [PART]}}, []),
+    "count/0": SavedTask({"counts": [PART]}, '[{"any": [1, "value"]}]'),
+    "sum/1": InheritedTask(2, 3, Owners(fields=1), {0: {"sums": [PART]}}),
 }
 COMMANDS = [
     commands.DriverTime(1.5, 2.5),

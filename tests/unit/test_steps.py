@@ -178,3 +178,10 @@ def test_a_slow_condition_is_polled_from_time_to_time():
     chores.middle["until"] = lambda: asked.append(chores.waiter.now()) or len(asked) == 4
     assert chores.run().done
     assert asked == pytest.approx([0.0, 0.2, 0.4, 0.6])
+
+
+def test_a_change_that_is_cancelled_just_before_the_point_of_no_return_is_undone():
+    chores = Chores(point_of_no_return=True)
+    ended = chores.run(cancelled=lambda: "do a" in chores.log)
+    assert (ended.ending, ended.problem.cause) == (Ending.UNDONE, Cause.CANCELLED)
+    assert chores.log == ["do a", "undo b", "undo a"]

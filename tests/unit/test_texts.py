@@ -244,3 +244,29 @@ def test_a_manifest_that_is_nested_too_deeply_is_corrupt():
         SnapshotCorrupt, match=r"^manifest memory://x/.*: it is not valid JSON \(the JSON is nested too"
     ):
         Manifest.read(Store(), SimpleNamespace(file="m"))
+
+
+# ---- what MessagePack cannot hold ------------------------------------------------
+
+
+def test_a_lone_surrogate_in_an_error_fails_the_tuple_and_not_the_topology():
+    class Odd(BasicBolt):
+        def execute(self, tup, collector):
+            raise ValueError("caf\udce9")
+
+    builder = TopologyBuilder()
+    builder.set_spout("words", FeederSpout("word"))
+    builder.set_bolt("odd", Odd()).shuffle_grouping("words")
+    runner = LocalRunner(builder.build("t", Settings(delivery=Delivery("at_least_once"))))
+    runner.feed("words", [["a"]])
+    runner.run(1.0)
+    (stats,) = runner.stats("odd")
+    assert stats.errors >= 1
+    assert "caf\\udce9" in stats.last_error
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"), [(1 << 64, str(1 << 64)), (-(1 << 63) - 1, str(-(1 << 63) - 1)), ("\udce9", "\\udce9")]
+)
+def test_a_cell_can_always_be_sent(cell, shown):
+    assert bounded_cell(cell) == shown

@@ -25,6 +25,7 @@ starts from epoch n and publishes the tokens in its manifest again. Publishing a
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -264,7 +265,7 @@ class Commits:
             )
 
     def _manifest(self, commit: Commit) -> Manifest:
-        entries = {key: TaskEntry(entry.parts, entry.tokens) for key, entry in commit.tasks.items()}
+        entries = {key: TaskEntry(entry.parts, json.loads(entry.tokens)) for key, entry in commit.tasks.items()}
         base, dead_letters = self._find_origin()
         return Manifest(
             self._plan.topology,

@@ -219,7 +219,8 @@ class TopologyLifecycle:
             case RunFailed(problem, ran):
                 if self.phase in RUNNING:
                     return self._on_failed(problem, ran)
-                broken = problem.cause is Cause.INTERNAL and self.phase not in OVER | {TopologyPhase.ENDING}
+                final = problem.cause in (Cause.INTERNAL, Cause.FAILED)
+                broken = final and self.phase not in OVER | {TopologyPhase.ENDING}
                 return self.fail(problem.error) if broken else None
             case RestartEnded(problem):
                 return self._on_restarted(problem)

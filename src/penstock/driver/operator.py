@@ -47,6 +47,11 @@ class Operator:
                     "It may run with another version of Penstock.",
                 )
             return OperatorAnswer(carry_out(command.arguments))
+        except (LookupError, TypeError, ValueError) as error:
+            wrong = SettingError(
+                f"command '{command.name}'", f"its arguments are wrong ({type(error).__name__}: {error})"
+            )
+            return OperatorAnswer("", [wrong.where, wrong.problem, wrong.hint], "SettingError")
         except PenstockError as error:
             return OperatorAnswer("", [error.where, error.problem, error.hint], type(error).__name__)
 

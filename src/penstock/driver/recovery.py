@@ -7,6 +7,7 @@ therefore leaves either the earlier contents or the state that the query run sta
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import replace
@@ -173,7 +174,7 @@ class StateDirectory:
         before, now = manifest.parallelism.get(task.component, 0), self._tasks(task.component)
         if before in (0, now) or not _stateful(manifest, task.component):
             entry = manifest.tasks.get(task.key, TaskEntry()) if before == now else TaskEntry()
-            return SavedTask(dict(entry.parts), entry.tokens)
+            return SavedTask(dict(entry.parts), json.dumps(entry.tokens))
         owners = owner_rule(self._plan, task.component)
         assert owners is not None  # ``_check_component`` has rejected components without an owner rule
         sources: dict[int, Chains] = {}
@@ -181,7 +182,7 @@ class StateDirectory:
             found = manifest.tasks.get(f"{task.component}/{source}", TaskEntry())
             if found.parts:
                 sources[source] = dict(found.parts)
-        return InheritedTask(before, now, owners, sources, [])
+        return InheritedTask(before, now, owners, sources)
 
     def _check_manifest(self, manifest: Manifest, published: int, of_savepoint: bool = False) -> Manifest:
         """Return the manifest without the tokens of output that is published already. Raises ``StateError`` if a

@@ -229,9 +229,10 @@ class StepRunner:
             try:
                 step, problem = self._next(steps)
                 if step is not None:
+                    stop = step.cancellable and cancelled()
                     begun.append(step)
-                    returns = returns and not step.point_of_no_return
-                    problem = self._carry_out(step, cancelled)
+                    returns = returns and (stop or not step.point_of_no_return)
+                    problem = self._carry_out(step, cancelled, stop)
             except BaseException:
                 if returns:
                     self._undo(begun)
@@ -268,9 +269,10 @@ class StepRunner:
         log.debug("in a step", exc_info=True)
         return Problem(Cause.INTERNAL, self.explain(error))
 
-    def _carry_out(self, step: Step, cancelled: Callable[[], bool]) -> Problem | None:
+    def _carry_out(self, step: Step, cancelled: Callable[[], bool], stop: bool) -> Problem | None:
+        """``stop``: the change was cancelled before the step."""
         try:
-            if step.cancellable and cancelled():
+            if stop:
                 problem: Problem | None = self._cancelled()
             else:
                 step.do()

@@ -186,7 +186,7 @@ class Supervisor:
 
     def _next(self) -> Posted | None:
         """What to handle next: what other threads want, what policies decide, and what is wrong."""
-        if self._lease is not None and self._lease.error is not None:
+        if self._lease is not None and self._lease.error is not None and not self._requests.waiting():
             return self._failed(Problem(Cause.FAILED, self._lease.error))
         sample = self._poll_monitor()
         self.runs.stop_retired()

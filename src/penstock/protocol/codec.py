@@ -11,10 +11,12 @@ from penstock.errors import ControlRefused
 from penstock.protocol.commands import Command
 from penstock.protocol.events import Event
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
+from penstock.texts import bounded_cell
 
 Message = Command | Event | OperatorRequest | OperatorAnswer
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # users' values of types unknown to MessagePack become text
+# Values of users' types that MessagePack does not know become text.
+_encoder = msgspec.msgpack.Encoder(enc_hook=bounded_cell)
 _to_driver: msgspec.msgpack.Decoder[Event | OperatorRequest] = msgspec.msgpack.Decoder(Event | OperatorRequest)
 _to_worker: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _to_operator = msgspec.msgpack.Decoder(OperatorAnswer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from penstock.plan.owners import Owners
@@ -17,8 +15,9 @@ class SavedTask(Struct, frozen=True, tag=True, array_like=True):
     """The state of a task after an epoch, for a component whose number of tasks has not changed."""
 
     parts: Chains
-    tokens: list[Any]
-    """The tokens that its sink prepared for the epoch; users' values."""
+    tokens: str = "[]"
+    """The tokens that its sink prepared for the epoch, as a JSON list: users' values, which must arrive as they
+    are."""
 
 
 class InheritedTask(Struct, frozen=True, tag=True, array_like=True):
@@ -32,7 +31,7 @@ class InheritedTask(Struct, frozen=True, tag=True, array_like=True):
     owners: Owners
     sources: dict[int, Chains]
     """By the index of the previous task; only tasks from which this task gets a share."""
-    tokens: list[Any]
+    tokens: str = "[]"
 
 
 TaskStates = dict[str, SavedTask | InheritedTask]

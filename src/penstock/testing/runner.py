@@ -302,6 +302,9 @@ class LocalRunner:
                 self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
         if self.registry.corrupt:
             raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
+        failure = self.registry.failure
+        if failure is not None:  # of a message that could not be sent; otherwise the slot has raised it
+            raise PenstockError(failure.where, failure.problem, failure.hint)
 
     def _tell_all(self, command: Command) -> None:
         self.registry.send(command)

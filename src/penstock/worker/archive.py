@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.errors import SnapshotCorrupt, StateUnavailable
+from penstock.errors import ComponentError, SnapshotCorrupt, StateUnavailable
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
 from penstock.plan.owners import Owners
@@ -113,7 +114,8 @@ class WorkerArchive:
         self._crash("written", snapshot.epoch)
         return {
             key: SavedTask(
-                {state: list(parts) for state, parts in chains[key].items()}, snapshot.tokens.get(key, [])
+                {state: list(parts) for state, parts in chains[key].items()},
+                _as_json(key, snapshot.tokens.get(key, [])),
             )
             for key in snapshot.snapshots
         }
@@ -145,10 +147,24 @@ def _restored(
     key: str, entry: SavedTask | InheritedTask, found: Mapping[int | None, Mapping[str, Sequence[bytes]]]
 ) -> Restored:
     if isinstance(entry, SavedTask):
-        return Restored(found.get(None, {}), entry.tokens)
+        return Restored(found.get(None, {}), json.loads(entry.tokens))
     sources = {source: states for source, states in found.items() if source is not None}
-    return Restored(tokens=entry.tokens, sources=sources, share=_share(key, entry.before, entry.now, entry.owners))
+    return Restored(
+        tokens=json.loads(entry.tokens), sources=sources, share=_share(key, entry.before, entry.now, entry.owners)
+    )
 
 
 def _share(key: str, before: int, now: int, owners: Owners) -> Share:
     return owners.share(int(key.rpartition("/")[2]), before, now)
+
+
+def _as_json(key: str, tokens: Sequence[Any]) -> str:
+    """The tokens of a sink's task. Raises ``ComponentError`` for one that is not JSON."""
+    try:
+        return json.dumps(list(tokens))
+    except (TypeError, ValueError) as error:
+        raise ComponentError(
+            f"component '{key.rpartition('/')[0]}'",
+            f"prepare_commit returned a token that is not JSON ({error})",
+            "Return numbers, texts, lists or dicts.",
+        ) from error

@@ -119,7 +119,7 @@ class WorkerHost:
         self._board: MessageBoard | None = None
         self._posting = threading.Lock()
         self._space = threading.Event()
-        self._reader_waits = False
+        self._reader_waits = self._ended = False
         self._reader_error: BaseException | None = None
         self._wake_at = 0.0
         self._steps = self._beaten = 0
@@ -198,6 +198,7 @@ class WorkerHost:
 
     def close(self) -> None:
         """The loop has ended."""
+        self._ended = True
         self._space.set()
         self._jobs.close()
         if self._board is not None:
@@ -260,7 +261,7 @@ class WorkerHost:
     def deliver(self, frame: pa.Buffer) -> None:
         """Give the worker a frame. Waits while there is no room for it, not even on disk."""
         intake = self.worker.intake
-        while not intake.offer(frame):
+        while not self._ended and not intake.offer(frame):
             self._space.clear()
             self._reader_waits = True
             if intake.offer(frame):  # room was made before the loop could see that we wait

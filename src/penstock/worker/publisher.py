@@ -18,7 +18,7 @@ class Publisher:
     def __init__(self, clock: Clock, tasks: Tasks) -> None:
         self._now, self._tasks = clock.monotonic, tasks
         self._committed = self._published = 0
-        self._under_way = False
+        self._under_way = self._refused = False
         self._retry_at = -math.inf
 
     def on_committed(self, epoch: int) -> None:
@@ -29,7 +29,9 @@ class Publisher:
 
     def next_job(self) -> PublishEpoch | None:
         """What the host is to publish now, if anything."""
-        if self._under_way or self._published >= self._committed or self._now() < self._retry_at:
+        if self._refused or self._under_way or self._published >= self._committed:
+            return None
+        if self._now() < self._retry_at:
             return None
         self._under_way = True
         return PublishEpoch(self._committed, [sink.to_publish(self._committed) for sink in self._tasks.sinks])
@@ -45,6 +47,7 @@ class Publisher:
             failed = failed or error
         refused = [error for error in result.errors.values() if isinstance(error, SinkRefused)]
         if refused:
+            self._refused = True  # publishes nothing more: the query is started again
             raise refused[0]
         if failed is not None:
             self._retry_at = self._now() + _RETRY
@@ -54,5 +57,5 @@ class Publisher:
 
     def wait(self) -> float:
         """Seconds until the next try is due; inf: none is."""
-        waits = not self._under_way and self._published < self._committed
+        waits = not self._refused and not self._under_way and self._published < self._committed
         return max(0.0, self._retry_at - self._now()) if waits else math.inf

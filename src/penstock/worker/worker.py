@@ -161,9 +161,10 @@ class Worker:
 
     def fail(self, error: BaseException) -> list[Event]:
         """Something that the worker cannot recover from: tell the driver, once, and do nothing more."""
-        if self._phase is WorkerPhase.FAILED:
+        if WorkerFailed in self._said:
             return []
-        if self._phase is not WorkerPhase.CLOSED:
+        self._said.add(WorkerFailed)
+        if self._phase not in (WorkerPhase.CLOSED, WorkerPhase.FAILED):
             self._become(WorkerPhase.FAILED)
         ours = as_penstock_error(self.id, error)
         passing = isinstance(error, SinkRefused | FramesLost | StateUnavailable)  # the last commit is a way out
@@ -271,6 +272,8 @@ class Worker:
         return [StatePrefetched(command.epoch)]
 
     def _open(self, command: commands.OpenTasks) -> list[Event] | None:
+        if WorkerPhase.OPEN not in TRANSITIONS[self._phase]:
+            raise IllegalTransition(self._phase, WorkerPhase.OPEN)  # before any user code runs
         try:
             restored = {} if self._archive is None else self._archive.restore(command.tasks, command.generation)
         except SnapshotCorrupt as error:
