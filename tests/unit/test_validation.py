@@ -725,3 +725,11 @@ def test_a_method_that_takes_more_is_fine(component):
     builder.set_spout("words", FeederSpout("n"))
     builder.set_bolt("part", component).shuffle_grouping("words")
     builder.build("t")
+
+
+def test_settings_of_another_type_are_rejected():
+    builder = TopologyBuilder()
+    builder.set_spout("words", FeederSpout("word"))
+    text = r"topology 'wc' \(test_validation.py:\d+\): its settings are a dict, not a Settings\. Write Settings\("
+    with pytest.raises(TopologyError, match=text):
+        builder.build("wc", {"delivery": "exactly_once"})

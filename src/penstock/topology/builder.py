@@ -266,6 +266,12 @@ class TopologyBuilder:
         """Validate and return the topology. Raises ``TopologyError`` for the first mistake found."""
         from penstock.topology.validation import validate
 
+        if settings is not None and not isinstance(settings, Settings):
+            raise TopologyError(
+                f"topology '{name}' ({_caller()})",
+                f"its settings are a {type(settings).__name__}, not a Settings",
+                'Write Settings(delivery=Delivery("exactly_once")), for example.',
+            )
         topology = Topology(
             name, {id: declarer.node() for id, declarer in self._declarers.items()}, settings or Settings()
         )
