@@ -1,14 +1,16 @@
 """The messages between driver and workers: what is encoded comes back, and nothing else is accepted."""
 
+import json
 import struct
 from typing import get_args
 
 import msgspec
+import numpy as np
 import pytest
 
 from penstock.control.flow_states import DetectorState, LimiterState
 from penstock.control.signals import TaskFlowState, TaskMessage
-from penstock.errors import ControlRefused
+from penstock.errors import ComponentError, ControlRefused
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
 from penstock.plan.owners import Owners
@@ -17,6 +19,7 @@ from penstock.protocol.handover import FlowHandover, HandoverState, TaskHandover
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 from penstock.protocol.task_states import InheritedTask, SavedTask
 from penstock.state.snapshots import SnapshotPart
+from penstock.worker.archive import _as_json
 
 PART = SnapshotPart("snapshots/a.bin", 0, 10, "00ff", "full", 3)
 STATS = TaskStats(executed=7, busy=0.25, latency=Histogram({60: 3}), lag={"p0": 12})
@@ -179,3 +182,15 @@ def test_the_length_is_checked_when_sent_and_when_received():
         wire.length_of(struct.pack("<I", wire.MOST_BYTES + 1))
     with pytest.raises(ControlRefused, match="longer than"):
         wire.framed(bytes(wire.MOST_BYTES + 1))
+
+
+def test_a_sinks_tokens_reach_the_manifest_and_the_sink_as_they_are():
+    """MessagePack has no integers beyond 64 bits, and takes NumPy's floats for something else."""
+    saved = SavedTask({}, _as_json("sink/0", [np.float64(1.5), 1 << 100, "\udce9"]))
+    again = codec.decode_event(codec.encode(events.SnapshotWritten(3, {"sink/0": saved})))
+    assert json.loads(again.tasks["sink/0"].tokens) == [1.5, 1 << 100, "\udce9"]
+
+
+def test_a_token_that_is_not_json_names_the_component():
+    with pytest.raises(ComponentError, match=r"component 'sink': prepare_commit returned a token that is not"):
+        _as_json("sink/0", [b"bytes"])
