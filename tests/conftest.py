@@ -12,7 +12,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
-from penstock import signing
+from penstock import redaction, signing
 from penstock.errors import EnvironmentFault
 from penstock.testing.servers.zookeeper import ZooKeeperServer
 
@@ -60,6 +60,15 @@ def deployment_key(tmp_path_factory):
     """Tests and the processes they start use a separate deployment key, never the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_FILE, str(tmp_path_factory.mktemp("deployment") / "key"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def hidden_values():
+    """A password that a test opens a connection with is hidden in that test only. Otherwise the word would be
+    missing in the messages of other tests, depending on their order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redaction, "_hidden", redaction._hidden)
         yield
 
 
