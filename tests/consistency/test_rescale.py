@@ -188,7 +188,7 @@ def test_state_is_read_ahead_while_the_others_still_run(now, world, folder):
 
     for _ in range(3):
         go_on(runner)
-        state.look()
+        state.inspect()
         for id, archive in archives.items():
             archive.prefetch(of(id))
     assert go_on(runner) > state.epoch, "it committed more, undisturbed"

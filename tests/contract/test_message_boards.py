@@ -12,7 +12,7 @@ from kazoo.retry import KazooRetry
 
 from penstock import make_plan
 from penstock.control.signals import TaskFlowState, TaskMessage
-from penstock.driver.server import Coordinator
+from penstock.driver.coordinator import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.protocol.client import ControlClient
 from penstock.protocol.events import Hello

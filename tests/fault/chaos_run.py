@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.errors import PenstockError
 from penstock.state.store import StateStore
 from tests.fault.chaos_events import EVENTS, Skipped
@@ -97,7 +97,7 @@ class Driver:
 
     def run(self):
         """As commands find it; None while it cannot be found."""
-        return next((run for run in runs.running() if run.pid == self.pid), None)
+        return next((run for run in discovery.running() if run.pid == self.pid), None)
 
     def tail(self):
         return self.log.read_text(errors="replace")[-_TAIL:]

@@ -18,7 +18,7 @@ import pytest
 
 from penstock import Settings, TopologyBuilder
 from penstock.cli.main import main
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.errors import PenstockError
 from penstock.protocol.requests import OperatorRequest
 from tests.integration.components import Numbers, Witness
@@ -88,7 +88,7 @@ class Process:
     def rate(self):
         """Tuples a second the bolt gets, over the last three; 0 while nothing can be asked."""
         try:
-            tasks = json.loads(runs.find("operated").ask(OperatorRequest("queues")))
+            tasks = json.loads(discovery.find("operated").ask(OperatorRequest("queues")))
         except PenstockError:
             return 0.0
         return sum(task["rate_in"] for task in tasks)
@@ -136,7 +136,7 @@ def test_a_running_topology_is_found_shown_and_slowed(operated, capsys):
     operated.goes(2 * LIMIT, math.inf)
     (listed,) = json.loads(penstock("list", "--json").stdout)
     assert (listed["topology"], listed["pid"]) == ("operated", operated.process.pid)
-    (path,) = runs.folder().glob("*.json")
+    (path,) = discovery.folder().glob("*.json")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it has the run's secret"
 
     done = penstock("set", "operated", f"steady.max_rate={LIMIT}")
@@ -206,9 +206,9 @@ def wrong_words(capsys):
 
 
 def two_of_one_name(capsys):
-    (found,) = runs.running()
-    twin = runs.Run(
-        "operated", found.host, found.port + 1, found.secret, os.getpid(), runs.start_time(os.getpid())
+    (found,) = discovery.running()
+    twin = discovery.DriverEntry(
+        "operated", found.host, found.port + 1, found.secret, os.getpid(), discovery.start_time(os.getpid())
     )
     twin.announce()
     code, text = refused(capsys, "set", "operated", "steady.max_rate=9")
@@ -223,10 +223,10 @@ def test_a_topology_that_ends_is_found_no_more(run):
     builder.set_spout("numbers", Numbers(10))
     builder.set_bolt("witness", Witness()).shuffle_grouping("numbers")
     handle = run.submit(builder.build("short", Settings(conf={"folder": str(run.folder)})))
-    assert runs.find("short").pid == os.getpid()
+    assert discovery.find("short").pid == os.getpid()
     handle.kill()
-    assert runs.running() == []
-    assert list(runs.folder().glob("*.json")) == []
+    assert discovery.running() == []
+    assert list(discovery.folder().glob("*.json")) == []
 
 
 STATEFUL = """

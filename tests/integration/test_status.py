@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.cli.main import main
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.errors import PenstockError
 from penstock.protocol.requests import OperatorRequest
 
@@ -83,7 +83,7 @@ class Process:
 
     def status(self):
         try:
-            return json.loads(runs.find("watched").ask(OperatorRequest("status")))
+            return json.loads(discovery.find("watched").ask(OperatorRequest("status")))
         except PenstockError:
             return None
 
@@ -225,7 +225,7 @@ def pauses_and_goes_on(watched, penstock):
 def ends(watched, penstock, url):
     epoch = watched.status()["epoch"]
     assert penstock("kill", "watched") == "'watched' has ended\n"
-    assert runs.running() == []
+    assert discovery.running() == []
     assert watched.process.wait(PATIENCE) == 0
     text = watched.log.read_text()
     assert "ended by penstock kill\n" in text

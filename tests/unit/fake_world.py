@@ -53,7 +53,7 @@ class FakeWorker:
     def _connect(self):
         if not self.world.mute:
             self.alive = True
-            self.registry.join(self.connection)
+            self.registry.add(self.connection)
             self.say(m.ChannelsWarm())
 
     def say(self, *messages):
@@ -62,12 +62,12 @@ class FakeWorker:
 
     def _arrive(self, message):
         if self.alive and not self.world.mute:
-            self.registry.take(self.connection, message)
+            self.registry.handle(self.connection, message)
 
     def die(self):
         if self.alive:
             self.alive = self.active = self.open = False
-            self.registry.leave(self.connection)
+            self.registry.connection_lost(self.connection)
 
     # ---- the writer ------------------------------------------------------------------------------------
 

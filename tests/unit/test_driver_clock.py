@@ -6,8 +6,8 @@ import pytest
 
 from penstock import Delivery, Settings, SimulatedClock, TopologyBuilder, Transport
 from penstock.clock import SystemClock
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.registry import WorkerConnection, WorkerRegistry
-from penstock.driver.server import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.planner import make_plan
 from penstock.protocol.client import ControlClient
@@ -118,9 +118,9 @@ def test_a_wrong_clock_is_noted_once_for_each_node(caplog):
     registry = WorkerRegistry(0, plan, bus, 1, threading.Condition(), lambda call: call())
     for worker, (node, skew) in enumerate([("a/1", 0.9), ("b/2", -35.25), ("b/3", -35.25), ("c/4", 2.0)]):
         connection = WorkerConnection(Hello(0, worker, 0, 1, node), None)
-        registry.join(connection)
+        registry.add(connection)
         for _ in range(2):
-            registry.take(connection, WorkerReport(0, 0, 0, 0.0, 0, {}, clock_skew=skew))
+            registry.handle(connection, WorkerReport(0, 0, 0, 0.0, 0, {}, clock_skew=skew))
     advice = (
         "Time-outs and latencies are corrected for it; times that your code reads are not. "
         "Synchronise the clocks of the nodes (NTP)."

@@ -190,7 +190,7 @@ def test_a_superseded_start_cannot_touch_the_dead_letters_of_its_successor(begin
     successor = begin(limit=20)
     assert successor.commit() == 1
     assert given_up_by(successor) == [7, 17]
-    stalled.commits.begin(stalled.clock.now())
+    stalled.commits.start_commit(stalled.clock.now())
     with pytest.raises(Superseded):
         stalled.run(1.0)
     assert len(place(successor).list("added/")) == 2, "the older start stored its dead letter too"
@@ -257,7 +257,7 @@ def test_after_a_fall_back_the_dead_letters_of_the_epoch_done_again_count_once(b
     first = begin(limit=10)
     first.commit()
     assert goes_on(first, 20) == 2
-    first._state.look()
+    first._state.inspect()
     first._state.fall_back("damaged")
     second = begin(limit=30)
     assert given_up_by(second) == [7]

@@ -16,7 +16,7 @@ from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
 from penstock.driver.commit_thread import CommitLoop, CommitThread
 from penstock.driver.commits import Commits, write_published
-from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, SnapshotBolts
+from penstock.driver.epochs import Abandon, EpochKeeper, SnapshotBolts, StartCommit, WriteManifest
 from penstock.driver.recovery import StateDirectory
 from penstock.driver.savepoint_requests import request, save_at_rest
 from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
@@ -52,64 +52,64 @@ def test_epochs_begin_by_the_clock():
     made = keeper(committed=4)
     assert made.tick(100.0) == []
     assert made.tick(109.9) == []
-    assert made.tick(110.0) == [Begin(5)]
+    assert made.tick(110.0) == [StartCommit(5)]
     assert made.tick(110.1) == []
     assert made.newest == 5
 
 
 def test_an_epoch_is_committed_when_all_workers_have_written():
     made = keeper()
-    made.begin(0.0)
+    made.start_commit(0.0)
     assert made.snapshot_written(C, 1, {"c/0": 3}) == []
     assert made.snapshot_written(A, 1, {"a/0": 1}) == []
-    assert made.snapshot_written(B, 1, {"a/1": 2}) == [Commit(1, {"a/0": 1, "a/1": 2, "c/0": 3})]
+    assert made.snapshot_written(B, 1, {"a/1": 2}) == [WriteManifest(1, {"a/0": 1, "a/1": 2, "c/0": 3})]
 
 
 def test_two_epochs_overlap_and_no_more():
     made = keeper()
-    assert made.begin(0.0) == [Begin(1)]
-    assert made.begin(0.0) == [Begin(2)]
-    assert made.begin(0.0) == []
+    assert made.start_commit(0.0) == [StartCommit(1)]
+    assert made.start_commit(0.0) == [StartCommit(2)]
+    assert made.start_commit(0.0) == []
     for worker in (A, B, C):
         last = made.snapshot_written(worker, 1, {})
-    assert last == [Commit(1, {})]
-    assert made.begin(0.0) == [Begin(3)]
+    assert last == [WriteManifest(1, {})]
+    assert made.start_commit(0.0) == [StartCommit(3)]
 
 
 def test_epochs_are_committed_in_order():
     made = keeper()
-    made.begin(0.0)
-    made.begin(0.0)
+    made.start_commit(0.0)
+    made.start_commit(0.0)
     for worker in (A, B, C):
         assert made.snapshot_written(worker, 2, {}) == []
     made.snapshot_written(A, 1, {})
     made.snapshot_written(B, 1, {})
-    assert made.snapshot_written(C, 1, {}) == [Commit(1, {}), Commit(2, {})]
+    assert made.snapshot_written(C, 1, {}) == [WriteManifest(1, {}), WriteManifest(2, {})]
 
 
 def test_an_epoch_that_cannot_be_written_is_abandoned_when_all_have_answered():
     made = keeper()
-    made.begin(0.0)
+    made.start_commit(0.0)
     assert made.snapshot_failed(B, 1, "disk full") == []
     made.snapshot_written(A, 1, {})
     assert made.snapshot_written(C, 1, {}) == [Abandon(1, ("worker 0.1: disk full",))]
-    assert made.begin(0.0) == [Begin(2)]
+    assert made.start_commit(0.0) == [StartCommit(2)]
 
 
 def test_the_epoch_after_an_abandoned_one_is_committed():
     made = keeper()
-    made.begin(0.0)
-    made.begin(0.0)
+    made.start_commit(0.0)
+    made.start_commit(0.0)
     for epoch in (2, 1):
         made.snapshot_written(A, epoch, {})
         made.snapshot_written(B, epoch, {})
     assert made.snapshot_written(C, 2, {}) == []
-    assert made.snapshot_failed(C, 1, "no") == [Abandon(1, ("worker 1.0: no",)), Commit(2, {})]
+    assert made.snapshot_failed(C, 1, "no") == [Abandon(1, ("worker 1.0: no",)), WriteManifest(2, {})]
 
 
 def test_doubled_and_late_reports_change_nothing():
     made = keeper()
-    made.begin(0.0)
+    made.start_commit(0.0)
     made.snapshot_written(A, 1, {})
     assert made.snapshot_written(A, 1, {}) == []
     assert made.snapshot_written(A, 7, {}) == []
@@ -122,8 +122,8 @@ def test_doubled_and_late_reports_change_nothing():
 
 def test_at_least_once_bolts_are_snapshotted_when_all_spouts_are():
     made = keeper(aligned=False)
-    assert made.begin(0.0) == [Begin(1)]
-    assert made.begin(0.0) == [], "one at a time"
+    assert made.start_commit(0.0) == [StartCommit(1)]
+    assert made.start_commit(0.0) == [], "one at a time"
     assert made.spouts_snapshotted(A, 1) == []
     assert made.spouts_snapshotted(A, 1) == [], "said twice"
     assert made.snapshot_written(A, 1, {"s/0": 1}) == []
@@ -132,7 +132,7 @@ def test_at_least_once_bolts_are_snapshotted_when_all_spouts_are():
     made.snapshot_written(B, 1, {"s/1": 2})
     made.snapshot_written(C, 1, {"c/0": 3})
     assert made.snapshot_written(A, 1, {}) == [], "B still owes what was fused with its spouts"
-    assert made.snapshot_written(B, 1, {}) == [Commit(1, {"s/0": 1, "s/1": 2, "c/0": 3})]
+    assert made.snapshot_written(B, 1, {}) == [WriteManifest(1, {"s/0": 1, "s/1": 2, "c/0": 3})]
 
 
 def test_an_epoch_is_published_when_all_sinks_say_so():
@@ -201,7 +201,7 @@ class Answers:
                     self.late.append((self.commits.snapshot_written, each, message.epoch, {}))
 
     def epoch(self):
-        assert self.commits.begin(0.0)
+        assert self.commits.start_commit(0.0)
         while self.late:
             call, *args = self.late.popleft()
             call(*args)

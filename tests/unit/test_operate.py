@@ -11,10 +11,10 @@ from penstock.cli import cluster, dlq, kill
 from penstock.cli.main import main
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import duration
-from penstock.driver import runs
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.driver.operator import Operator
 from penstock.driver.requests import Replaced
-from penstock.driver.runs import Run
 from penstock.errors import SettingError, TopologyFailed
 from penstock.protocol.requests import OperatorRequest
 from tests.unit.watched import Watched, busy
@@ -38,7 +38,7 @@ def start():
         watched = Watched(name, **settings)
         watched.server.start()
         watched.server.operator = Operator(watched)
-        run = Run.here(name, watched.server.address, watched.server.secret)
+        run = DriverEntry.here(name, watched.server.address, watched.server.secret)
         run.announce()
         watched.ended = run.withdraw
         started.append((watched, run))
@@ -86,7 +86,7 @@ def test_list(start, penstock):
 
 def test_list_shows_the_others_where_one_does_not_answer(start, penstock):
     start()
-    Run.here("gone", ("127.0.0.1", 9), bytes(32)).announce()
+    DriverEntry.here("gone", ("127.0.0.1", 9), bytes(32)).announce()
     code, text, _ = penstock("list")
     assert code == 0
     assert cells(text, "gone")[1:4] == ["no answer", str(os.getpid()), "-"]
@@ -240,7 +240,7 @@ def test_what_a_topology_says_does_not_steer_the_terminal(start, penstock, comma
 def test_what_a_topology_refuses_does_not_steer_the_terminal(start):
     start().error = TopologyFailed("topology '\x1b[2J'", "it is \x9b1m, not running")
     with pytest.raises(TopologyFailed) as refused:
-        runs.find("word-count").ask(OperatorRequest("activate"))
+        discovery.find("word-count").ask(OperatorRequest("activate"))
     assert not set(str(refused.value)) & {"\x1b", "\x9b"}
 
 
@@ -281,7 +281,7 @@ def test_kill(start, penstock, arguments, drain):
     code, text, _ = penstock("kill", "word-count", *arguments)
     assert (code, text) == (0, "'word-count' has ended\n")
     assert watched.killed_with is drain
-    assert runs.running() == []
+    assert discovery.running() == []
 
 
 def test_kill_says_what_was_left_behind(start, penstock):
@@ -355,7 +355,7 @@ def test_a_command_of_another_version(start):
     with pytest.raises(
         SettingError, match=r"there is no command 'dance', only status, .*\. It may run with another"
     ):
-        runs.find("word-count").ask(OperatorRequest("dance"))
+        discovery.find("word-count").ask(OperatorRequest("dance"))
 
 
 def test_no_port_out_of_range(penstock, capsys):

@@ -20,9 +20,9 @@ from penstock.cli.main import main
 from penstock.cluster import manage, processes, record
 from penstock.cluster.processes import Process
 from penstock.cluster.record import ClusterRecord
-from penstock.driver import runs
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.driver.load_store import SQLite
-from penstock.driver.runs import Run
 from penstock.errors import EnvironmentFault
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.postgres import PostgresStore
@@ -56,7 +56,7 @@ def foreign(path: Path) -> None:
 
 def planted(owner: int, mode: int = 0o700) -> Path:
     """The folder of this user, created by another user beforehand."""
-    place = runs.folder()
+    place = discovery.folder()
     place.mkdir(mode=0o700)
     (place / "cluster").mkdir(mode=0o700)
     place.chmod(mode)
@@ -72,8 +72,8 @@ def stranger() -> Iterator[socket.socket]:
         yield listener
 
 
-def a_run(port: int) -> Run:
-    return dataclasses.replace(Run.here("topology", ("127.0.0.1", port), bytes(32)))
+def a_run(port: int) -> DriverEntry:
+    return dataclasses.replace(DriverEntry.here("topology", ("127.0.0.1", port), bytes(32)))
 
 
 def a_record(work: Path, **fields: object) -> ClusterRecord:
@@ -141,9 +141,9 @@ def test_a_file_of_a_stranger_in_our_folder_is_ignored_and_reported(caplog):
     run = a_run(9)
     path = place / run.file
     path.write_text(json.dumps(dataclasses.asdict(run)))
-    assert runs.running() == [run]
+    assert discovery.running() == [run]
     foreign(path)
-    assert runs.running() == []
+    assert discovery.running() == []
     assert "it must be a plain file that nobody else can have written to" in caplog.text
     assert path.exists()
 
@@ -164,7 +164,7 @@ def test_only_plain_files_are_read(kind, tmp_path, caplog):
         case "writable":
             path.write_text(elsewhere.read_text())
             path.chmod(0o666)
-    assert runs.running() == []
+    assert discovery.running() == []
     if kind == "symlink":
         assert "it cannot be opened as a plain file of this user" in caplog.text
     else:
@@ -172,11 +172,11 @@ def test_only_plain_files_are_read(kind, tmp_path, caplog):
 
 
 def test_a_process_id_that_was_given_again_is_not_the_run():
-    run = Run.here("topology", ("127.0.0.1", 9), bytes(32))
+    run = DriverEntry.here("topology", ("127.0.0.1", 9), bytes(32))
     earlier = dataclasses.replace(run, started=run.started - 1)
     earlier.announce()
-    assert runs.running() == []
-    assert list(runs.folder().iterdir()) == []
+    assert discovery.running() == []
+    assert list(discovery.folder().iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_what_is_not_a_run_is_ignored(wrong):
     place = planted(os.getuid())
     run = a_run(9)
     (place / run.file).write_text(json.dumps({**dataclasses.asdict(run), **wrong}))
-    assert runs.running() == []
+    assert discovery.running() == []
 
 
 def test_a_run_is_found_under_its_own_file_name_only():
     place = planted(os.getuid())
     (place / "other.json").write_text(json.dumps(dataclasses.asdict(a_run(9))))
-    assert runs.running() == []
+    assert discovery.running() == []
 
 
 def test_a_run_is_announced_with_a_warning_where_others_read_along(caplog):
@@ -201,7 +201,7 @@ def test_a_run_is_announced_with_a_warning_where_others_read_along(caplog):
     run = a_run(9)
     run.announce()
     assert "will not find this topology" in caplog.text
-    assert list(runs.folder().glob("*.json")) == []
+    assert list(discovery.folder().glob("*.json")) == []
     assert "0000" not in repr(run), "the secret"
 
 
@@ -240,11 +240,11 @@ def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(level, tmp_path,
     ours.chmod(0o700)
     (ours / "cluster" / "cluster.json").write_text(json.dumps(dataclasses.asdict(a_record(tmp_path / "x"))))
     if level == "folder":
-        runs.folder().symlink_to(ours)
-        foreign(runs.folder())
+        discovery.folder().symlink_to(ours)
+        foreign(discovery.folder())
     else:
-        runs.folder().mkdir(mode=0o700)
-        (runs.folder() / "cluster").symlink_to(ours / "cluster")
+        discovery.folder().mkdir(mode=0o700)
+        (discovery.folder() / "cluster").symlink_to(ours / "cluster")
     assert main(["cluster", "down"]) == 3
     assert "but a symbolic link" in capsys.readouterr().err
     assert (ours / "cluster" / "cluster.json").exists()

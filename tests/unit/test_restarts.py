@@ -1,10 +1,10 @@
 """How soon a lost topology is started again, and what counts against it."""
 
-from penstock.driver.restarts import Restarts
+from penstock.driver.restart_policy import RestartPolicy
 
 
 def test_the_pause_grows_with_starts_in_vain_up_to_a_limit():
-    restarts, pauses = Restarts(), []
+    restarts, pauses = RestartPolicy(), []
     for _ in range(9):
         restarts.lost(0.2)
         pauses.append(restarts.pause)
@@ -14,7 +14,7 @@ def test_the_pause_grows_with_starts_in_vain_up_to_a_limit():
 
 
 def test_a_start_that_worked_is_followed_at_once_but_counts():
-    restarts = Restarts()
+    restarts = RestartPolicy()
     for _ in range(3):
         restarts.lost(-1.0)
         restarts.begin()
@@ -23,7 +23,7 @@ def test_a_start_that_worked_is_followed_at_once_but_counts():
 
 
 def test_after_ten_minutes_nothing_counts_against_it():
-    restarts = Restarts()
+    restarts = RestartPolicy()
     restarts.begin()
     restarts.lost(601.0)
     assert (restarts.tries, restarts.count) == (0, 1)

@@ -336,8 +336,6 @@ def test_a_replacement_and_the_form_it_replaces_are_one_driver(store):
 def test_a_removed_state_directory_is_not_begun_anew_in_silence(tmp_path):
     store = StateStore(str(tmp_path / "state"))
     runner = committed(store)
-    while runner.commits.published < runner.commits.committed:  # nothing is to be noted about these later
-        runner.run(INTERVAL / 4)
     found = directory(store)
     found.recover()
     shutil.rmtree(store.url)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.driver.migration_controller import Decision
+from penstock.driver.policy_decision import PolicyDecision
 from penstock.metrics.stats import TaskStats
 from tests.unit.watched import LINES, SHOW, SPLIT_0, Watched, busy
 
@@ -116,7 +116,7 @@ def test_energy(watched):
 
 
 def test_decisions_have_reasons_and_times_in_order(watched):
-    watched.migrations.decisions.append(Decision(1001.5, "split", "split/0 → split/1: its inbox is full"))
+    watched.migrations.decisions.append(PolicyDecision(1001.5, "split", "split/0 → split/1: its inbox is full"))
     watched.bus.note("restart", "", "worker 1.0 has been silent for 20 s")
     watched.report((2, 0), {SHOW: TaskStats(queued=12, capacity=16_384)})
     assert parsed(watched)["decisions"] == [

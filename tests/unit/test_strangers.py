@@ -5,7 +5,7 @@ import http.client
 import socket
 import time
 
-from penstock.driver.server import Coordinator
+from penstock.driver.coordinator import Coordinator
 from penstock.protocol import wire
 from penstock.protocol.client import ControlClient
 from penstock.web import server as web

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import BasicBolt, Delivery, RichBolt, Settings, TopologyBuilder, Transport, signing
-from penstock.driver.server import Coordinator
+from penstock.driver.coordinator import Coordinator
 from penstock.errors import ControlRefused, PenstockError, SnapshotCorrupt, UserCodeError
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats

@@ -8,13 +8,13 @@ import threading
 
 from penstock import SimulatedClock, TopologyBuilder, make_plan
 from penstock.driver import status
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
 from penstock.driver.requests import Moved
 from penstock.driver.scaling_controller import ScalingController
-from penstock.driver.server import Coordinator
 from penstock.errors import SettingError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.protocol.requests import OperatorRequest
 
 
@@ -24,6 +24,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    runs.find(options.topology).ask(OperatorRequest(options.command))
+    discovery.find(options.topology).ask(OperatorRequest(options.command))
     print(f"'{options.topology}' is {'active' if options.command == 'activate' else 'inactive'}")
     return 0

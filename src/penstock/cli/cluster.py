@@ -18,8 +18,8 @@ from penstock.cli.view import number
 from penstock.cluster import manage
 from penstock.cluster.manage import ClusterPlan, NodeStatus, Progress
 from penstock.cluster.record import ClusterRecord
-from penstock.driver import runs
-from penstock.driver.runs import Run
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.errors import ControlRefused, EnvironmentFault, PenstockError
 from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
@@ -162,7 +162,7 @@ def handle_drain(options: argparse.Namespace) -> int:
 def _move_topologies_off(node: str, seconds: float, progress: Progress) -> bool:
     """Ask every topology with workers on the node, including those that start meanwhile, once to leave it. Returns
     whether the node became empty in time."""
-    asked: set[Run] = set()
+    asked: set[DriverEntry] = set()
     deadline = time.monotonic() + seconds
     while not manage.await_empty(node, min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic())), progress):
         for run, workers in _on_node(node):
@@ -243,10 +243,10 @@ def _topologies(node: str) -> dict[str, int]:
     return {run.topology: workers for run, workers in _on_node(node)}
 
 
-def _on_node(node: str) -> list[tuple[Run, int]]:
+def _on_node(node: str) -> list[tuple[DriverEntry, int]]:
     """The topologies that have workers on the node, each with their number."""
     found = []
-    for run in runs.running():
+    for run in discovery.running():
         try:
             workers = parse_json(run.ask(OperatorRequest("status")))["workers"]
         except ControlRefused:

@@ -11,9 +11,9 @@ from concurrent.futures import TimeoutError as StillBusy
 
 from penstock.cli.terminal import Terminal
 from penstock.cli.view import number
-from penstock.driver import runs
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.driver.outcome import INCOMPLETE
-from penstock.driver.runs import Run
 from penstock.errors import ControlRefused, PenstockError
 from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    run = runs.find(options.topology)
+    run = discovery.find(options.topology)
     with Terminal(file=sys.stderr).status("sending the request …") as spinner:
         answer = _ask(run, OperatorRequest("kill", {"drain": options.drain}))
         while not _done(answer):
@@ -57,7 +57,7 @@ def handle(options: argparse.Namespace) -> int:
     return INCOMPLETE if left_behind else 0
 
 
-def _ask(run: Run, command: OperatorRequest) -> Future[str]:
+def _ask(run: DriverEntry, command: OperatorRequest) -> Future[str]:
     answer: Future[str] = Future()
 
     def ask() -> None:
@@ -70,9 +70,9 @@ def _ask(run: Run, command: OperatorRequest) -> Future[str]:
     return answer
 
 
-def _await_end(run: Run) -> None:
+def _await_end(run: DriverEntry) -> None:
     deadline = time.monotonic() + _STOP_TIMEOUT
-    while run in runs.running():
+    while run in discovery.running():
         if time.monotonic() > deadline:
             raise ControlRefused(
                 f"topology '{run.topology}'",
@@ -90,7 +90,7 @@ def _done(answer: Future[str]) -> bool:
     return True
 
 
-def _progress(run: Run) -> str:
+def _progress(run: DriverEntry) -> str:
     try:
         status = parse_json(run.ask(OperatorRequest("status")))
     except ControlRefused:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.view import duration, number, wide_console
-from penstock.driver import runs
-from penstock.driver.runs import Run
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.errors import PenstockError
 from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    every = [_row(run) for run in runs.running()]
+    every = [_row(run) for run in discovery.running()]
     if options.json:
         print(json.dumps(every, indent=2))
     elif every:
@@ -43,7 +43,7 @@ def handle(options: argparse.Namespace) -> int:
     return 0
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: DriverEntry) -> dict[str, Any]:
     row: dict[str, Any] = {"topology": run.topology, "pid": run.pid}
     try:
         status = parse_json(run.ask(OperatorRequest("status"), _ANSWER_TIMEOUT))

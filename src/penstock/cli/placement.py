@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.protocol.requests import OperatorRequest
 from penstock.texts import parse_json
 
@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    run = runs.find(options.topology)
+    run = discovery.find(options.topology)
     if options.spread:
         more = int(run.ask(OperatorRequest("spread")))
         nodes = f"{more} more node" + ("" if more == 1 else "s")

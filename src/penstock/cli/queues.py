@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.view import number, wide_console
-from penstock.driver import runs
-from penstock.driver.runs import Run
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.errors import SettingError
 from penstock.metrics.bus import QueueView
 from penstock.protocol.requests import OperatorRequest
@@ -37,7 +37,7 @@ def handle(options: argparse.Namespace) -> int:
             "penstock queues", "the name of a topology is missing", "penstock list shows the names."
         )
     console = wide_console()
-    run = runs.find(options.topology)
+    run = discovery.find(options.topology)
     if not options.watch:
         console.print(table(run))
         return 0
@@ -47,7 +47,7 @@ def handle(options: argparse.Namespace) -> int:
             live.update(table(run), refresh=True)
 
 
-def table(run: Run) -> Table:
+def table(run: DriverEntry) -> Table:
     rows = [QueueView(**row) for row in parse_json(run.ask(OperatorRequest("queues")))]
     result = Table(title=Text(run.topology), title_justify="left")
     result.add_column("task")

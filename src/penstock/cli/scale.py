@@ -11,7 +11,7 @@ from rich.text import Text
 
 from penstock.cli.loading import split_target
 from penstock.cli.terminal import Terminal
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.errors import SettingError
 from penstock.protocol.requests import OperatorRequest
 from penstock.redaction import printable
@@ -63,7 +63,7 @@ def handle_replace(options: argparse.Namespace) -> int:
 
 
 def _ask(topology: str, command: OperatorRequest) -> int:
-    run = runs.find(topology)
+    run = discovery.find(topology)
     with Terminal(file=sys.stderr).status(Text(f"'{printable(topology)}': preparing the new form …")):
         done: dict[str, Any] = parse_json(run.ask(command, None))
     numbers = ", ".join(f"{component} {tasks}" for component, tasks in done["parallelism"].items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.errors import SettingError
 from penstock.protocol.requests import OperatorRequest
 
@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def handle(options: argparse.Namespace) -> int:
     rates = dict(map(_rate, options.assignments))
-    runs.find(options.topology).ask(OperatorRequest("set", dict(rates)))
+    discovery.find(options.topology).ask(OperatorRequest("set", dict(rates)))
     for spout, rate in rates.items():
         limit = "without a limit" if math.isinf(rate) else f"at most {rate:,g} tuples/s"
         print(f"'{spout}' of '{options.topology}' now emits {limit}")

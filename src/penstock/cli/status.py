@@ -27,8 +27,8 @@ from penstock.cli.view import (
     wide_console,
 )
 from penstock.control.energy import Energy
-from penstock.driver import runs
-from penstock.driver.runs import Run
+from penstock.driver import discovery
+from penstock.driver.discovery import DriverEntry
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import ComponentView
 from penstock.protocol.requests import OperatorRequest
@@ -60,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    run = runs.find(options.topology)
+    run = discovery.find(options.topology)
     if not options.watch:
         status = _ask(run)
         if options.json:
@@ -71,13 +71,13 @@ def handle(options: argparse.Namespace) -> int:
     try:
         _watch(run, options.json)
     except ControlRefused:
-        if run in runs.running():
+        if run in discovery.running():
             raise
         print(f"'{run.topology}' has ended")
     return 0
 
 
-def _watch(run: Run, as_json: bool) -> None:
+def _watch(run: DriverEntry, as_json: bool) -> None:
     if as_json:
         while True:
             print(json.dumps(_ask(run)), flush=True)
@@ -88,7 +88,7 @@ def _watch(run: Run, as_json: bool) -> None:
             live.update(render(_ask(run)), refresh=True)
 
 
-def _ask(run: Run) -> dict[str, Any]:
+def _ask(run: DriverEntry) -> dict[str, Any]:
     status: dict[str, Any] = parse_json(run.ask(OperatorRequest("status")))
     return status
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.cluster.network import ClusterNetwork
 from penstock.cluster.processes import Process
-from penstock.driver import runs
+from penstock.driver import discovery
 from penstock.errors import EnvironmentFault
 from penstock.private_folder import PrivateFolder, if_present
 from penstock.texts import parse_json
@@ -135,7 +135,7 @@ def is_work_folder(path: Path, tag: str) -> bool:
 
 
 def folder() -> Path:
-    return runs.folder() / "cluster"
+    return discovery.folder() / "cluster"
 
 
 def opened() -> PrivateFolder:

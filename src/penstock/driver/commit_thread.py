@@ -179,7 +179,7 @@ class CommitLoop:
         self._waiting = [request for request in self._waiting if not request.dropped]
         for request in self._waiting:
             may = request.moves or not self._paused
-            if request.epoch is None and may and self.commits.begin(now, request.last, request.moves):
+            if request.epoch is None and may and self.commits.start_commit(now, request.last, request.moves):
                 request.epoch = self.commits.newest
 
     def _collect(self) -> None:

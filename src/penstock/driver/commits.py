@@ -30,7 +30,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.driver.epochs import Abandon, Begin, Commit, EpochKeeper, Instruction, SnapshotBolts
+from penstock.driver.epochs import Abandon, EpochKeeper, Instruction, SnapshotBolts, StartCommit, WriteManifest
 from penstock.errors import StateError, StateRemoved, Superseded
 from penstock.faults import CrashPoint
 from penstock.plan.model import Plan, WorkerId
@@ -135,7 +135,8 @@ class Commits:
         return self._keeper.newest
 
     def tick(self, now: float) -> None:
-        """Begin the next epoch if the interval has passed. Called periodically. Raises as ``begin`` does."""
+        """Begin the next epoch if the interval has passed. Called periodically. Raises as
+        ``start_commit`` does."""
         self._execute(self._keeper.tick(now))
 
     @property
@@ -149,13 +150,13 @@ class Commits:
         commit = self.newest + 1
         return commit, commit if self._delivery == "exactly_once" else self._ended + 1
 
-    def begin(self, now: float, last: bool = False, moves: bool = False) -> bool:
+    def start_commit(self, now: float, last: bool = False, moves: bool = False) -> bool:
         """Begin the next epoch now. Returns False if too many epochs are in progress.
 
         ``last``: this is the last epoch of the query run. Workers write only what has changed, and the next query
         run removes old snapshots. ``moves``: a worker moves to another process with this commit.
         """
-        instructions = self._keeper.begin(now)
+        instructions = self._keeper.start_commit(now)
         self._last = self._last or (last and bool(instructions))
         if moves and instructions:
             self._moves = self.newest
@@ -189,6 +190,7 @@ class Commits:
         self._keeper.epoch_published(worker, epoch)
         if self._keeper.published > before:
             try:
+                self._owner.check(self._store)  # writing would create a removed state directory anew
                 write_published(self._store, self._generation, self._keeper.published)
             except StateError as error:
                 log.warning(
@@ -202,7 +204,7 @@ class Commits:
 
     def _execute(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, Begin):
+            if isinstance(instruction, StartCommit):
                 message = self._first_message(instruction.epoch)
                 for worker in self._first_stage:
                     self._send(message, worker)
@@ -213,7 +215,7 @@ class Commits:
                     self._ended += 1
                     for worker in self._first_stage:
                         self._send(EndEpoch(self._ended), worker)
-            elif isinstance(instruction, Commit):
+            elif isinstance(instruction, WriteManifest):
                 self._commit(instruction)
             elif isinstance(instruction, Abandon):
                 log.error(
@@ -227,7 +229,7 @@ class Commits:
             return EndEpoch(epoch, self._last)
         return TakeSnapshot(epoch, "spouts", self._last)
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: WriteManifest) -> None:
         """Carry out steps 4 and 5. Raises ``Superseded`` if another driver has taken over, and ``StateRemoved`` if
         the state directory no longer exists. Other errors of the store are logged."""
         self._crash("collected", commit.epoch)
@@ -264,7 +266,7 @@ class Commits:
                 f"driver has {self._owner.generation}",
             )
 
-    def _manifest(self, commit: Commit) -> Manifest:
+    def _manifest(self, commit: WriteManifest) -> Manifest:
         entries = {key: TaskEntry(entry.parts, json.loads(entry.tokens)) for key, entry in commit.tasks.items()}
         base, dead_letters = self._find_origin()
         return Manifest(

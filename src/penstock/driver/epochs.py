@@ -15,7 +15,7 @@ Commits are in order, so further epochs would only wait."""
 
 
 @dataclass(frozen=True)
-class Begin:
+class StartCommit:
     """Tell the first stage to end the epoch (exactly once) or to snapshot its spouts (at least once)."""
 
     epoch: int
@@ -29,7 +29,7 @@ class SnapshotBolts:
 
 
 @dataclass(frozen=True)
-class Commit:
+class WriteManifest:
     """Write the manifest and notify the workers, since every worker has written its snapshot."""
 
     epoch: int
@@ -44,7 +44,7 @@ class Abandon:
     errors: tuple[str, ...]
 
 
-Instruction = Begin | SnapshotBolts | Commit | Abandon
+Instruction = StartCommit | SnapshotBolts | WriteManifest | Abandon
 
 
 @dataclass
@@ -89,16 +89,16 @@ class EpochKeeper:
             self._due = now + self._interval
         if now < self._due:
             return []
-        return self.begin(now)
+        return self.start_commit(now)
 
-    def begin(self, now: float) -> list[Instruction]:
+    def start_commit(self, now: float) -> list[Instruction]:
         """Begin the next epoch now, unless too many are in progress."""
         if len(self._open) >= (_MOST_OPEN if self._aligned else 1):
             return []
         self._due = now + self._interval
         epoch, self._next = self._next, self._next + 1
         self._open[epoch] = _OpenEpoch()
-        return [Begin(epoch)]
+        return [StartCommit(epoch)]
 
     def is_open(self, epoch: int) -> bool:
         """Whether the epoch is in progress."""
@@ -157,7 +157,7 @@ class EpochKeeper:
             if state.errors:
                 instructions.append(Abandon(number, tuple(state.errors)))
             else:
-                instructions.append(Commit(number, state.tasks))
+                instructions.append(WriteManifest(number, state.tasks))
         return instructions
 
     def _complete(self, state: _OpenEpoch) -> bool:

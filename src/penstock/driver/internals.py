@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.outcome import Outcome, judge
@@ -13,7 +14,6 @@ from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
 from penstock.driver.requests import ChangeRequest, Moved, Replaced
 from penstock.driver.scaling_controller import ScalingController
-from penstock.driver.server import Coordinator
 from penstock.driver.status import TopologyStatus, take
 from penstock.driver.supervisor import Supervisor
 from penstock.errors import SettingError

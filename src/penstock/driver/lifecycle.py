@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.driver.requests import ChangeRequest
-from penstock.driver.restarts import Restarts
+from penstock.driver.restart_policy import RestartPolicy
 from penstock.driver.steps import Cause, Problem
 from penstock.errors import PenstockError, StateUnavailable, TopologyFailed
 
@@ -183,7 +183,7 @@ class TopologyLifecycle:
         self.phase = TopologyPhase.STARTING
         self.error: PenstockError | None = None
         """Why the topology failed, if it did."""
-        self.restarts = Restarts()
+        self.restarts = RestartPolicy()
         self.spouts_active = True
         """Whether the spouts are to emit whenever the topology runs."""
         self._where, self._max_restarts = f"topology '{topology}'", max_restarts

@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from penstock.control.migration import Branch, BranchNodeLoad, Migrate, MigrationPolicy
+from penstock.driver.policy_decision import PolicyDecision
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan
 from penstock.protocol.commands import SetMigrationRoutes
@@ -17,21 +17,12 @@ from penstock.settings import Settings
 log = logging.getLogger("penstock.migration")
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A decision and its reason, shown to users. ``time`` is on the monotonic clock."""
-
-    time: float
-    component: str
-    text: str
-
-
 class MigrationController:
     """Migrates the data of one query run. The control thread calls ``decide`` once per interval; other threads may
     copy ``decisions``."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
-        self.decisions: deque[Decision] = deque(maxlen=1000)
+        self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
         self._plan = plan
         self._policies = {
             component: MigrationPolicy(
@@ -68,7 +59,7 @@ class MigrationController:
             commands.append(SetMigrationRoutes(component, self._routes(component, policy.routes), self._version))
             for each in suggestions:
                 change = f"{each.heavy} → {each.light}" if isinstance(each, Migrate) else f"{each.heavy} restored"
-                self.decisions.append(Decision(now, component, f"{change}: {each.reason}"))
+                self.decisions.append(PolicyDecision(now, component, f"{change}: {each.reason}"))
                 log.info("%s: %s", change, each.reason)
         return commands
 

@@ -2,7 +2,7 @@
 
 The steps, in order; up to the third the move can be given up, and the worker goes on where it was:
 
-1. A free slot on the node prepares to take over, and reads ahead what the worker has committed (``prefetched``).
+1. A free slot on the node prepares to take over, and prefetches what the worker has committed (``prefetched``).
 2. The workers that send to it send everything to both slots from now on (``doubled``). The old process goes on
    producing the results; the new one emits nothing, and keeps what arrives.
 3. The end of an epoch is announced, and every sender's marker arrives. The old process does all that came before
@@ -100,7 +100,7 @@ class WorkerMove:
         yield Step("slot_taken", lambda: self._registry.stand_by(self._worker, self._new_slot), undo=self._abandon)
         yield epochs.commit_step("ahead_committed", watch, _newest_will_do)
         yield self._wait(
-            "prefetched", self._read_ahead, self._is_ahead, "the new process did not read the state ahead"
+            "prefetched", self._prefetch, self._is_ahead, "the new process did not read the state ahead"
         )
         yield Step("commits_paused", commits.pause, undo=commits.resume)
         yield self._route("doubled", self._old_slot, self._new_slot, undo=self._stay)
@@ -109,7 +109,7 @@ class WorkerMove:
         prepare = PrepareToLeave(commit, epoch)
         yield self._wait(
             "leave_prepared",
-            lambda: self._registry.tell(old, prepare),
+            lambda: self._registry.send_to(old, prepare),
             lambda: old.leaving == commit,
             "the old process did not prepare to leave",
         )
@@ -127,7 +127,7 @@ class WorkerMove:
         yield Step("handed_over", self._hand_over, cancellable=False, point_of_no_return=True)
         yield self._wait(
             "mapped",
-            lambda: self._registry.tell(self.old, CloseTasks()),  # first, for both may use one thing outside
+            lambda: self._registry.send_to(self.old, CloseTasks()),  # first, for both may use one thing outside
             lambda: self.old.closed,
             "the tasks did not close on the old node",
             final=True,
@@ -158,11 +158,11 @@ class WorkerMove:
             cancellable=not final,
         )
 
-    def _read_ahead(self) -> None:
+    def _prefetch(self) -> None:
         state = self._run.deployment.state
-        state.look()
+        state.inspect()
         tasks = self._registry.share(self._worker, state.tasks())
-        self._registry.tell(self.new, PrefetchState(state.epoch, tasks))
+        self._registry.send_to(self.new, PrefetchState(state.epoch, tasks))
 
     def _is_ahead(self) -> bool:
         return self.new.ahead >= self._run.deployment.state.epoch
@@ -175,7 +175,7 @@ class WorkerMove:
 
         def tell() -> None:
             for sender in self._senders():
-                self._registry.tell(sender, RouteWorker(worker.index, numbers))
+                self._registry.send_to(sender, RouteWorker(worker.index, numbers))
 
         return self._wait(
             name,
@@ -188,16 +188,16 @@ class WorkerMove:
 
     def _hand_over(self) -> None:
         assert self.old.left is not None
-        self._run.deployment.state.look()
+        self._run.deployment.state.inspect()
         self._registry.hand_over(self._worker, self._new_slot)
 
     def _open(self) -> None:
         registry, state, left = self._registry, self._run.deployment.state, self.old.left
         assert left is not None
         tasks = registry.share(self._worker, state.tasks())
-        registry.tell(self.new, OpenTasks(registry.nodes(), state.generation, left.epoch, tasks, left.handover))
+        registry.send_to(self.new, OpenTasks(registry.nodes(), state.generation, left.epoch, tasks, left.handover))
         for routes in self._run.migrations.current_routes():
-            registry.tell(self.new, routes)
+            registry.send_to(self.new, routes)
 
     def _senders(self) -> list[WorkerConnection]:
         return [each for id, each in self._registry.workers.items() if id.stage == self._worker.stage - 1]
@@ -205,14 +205,14 @@ class WorkerMove:
     def _stay(self) -> None:
         """The old process has received everything, and goes on. Called before commits are resumed."""
         for sender in self._senders():
-            self._registry.tell(sender, RouteWorker(self._worker.index, [self._old_slot.index]))
+            self._registry.send_to(sender, RouteWorker(self._worker.index, [self._old_slot.index]))
         self.old.left, self.old.leaving = None, 0
-        self._registry.tell(self.old, CancelLeave())
+        self._registry.send_to(self.old, CancelLeave())
 
     def _abandon(self) -> None:
         """The new process may still get a copy of something: it is not used again."""
         self.new.problem = self.new.problem or "a move to it was given up"
-        self._registry.tell(self.new, CloseTasks())
+        self._registry.send_to(self.new, CloseTasks())
 
     # ---- the end ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.control.erdm import ErdmPolicy, PlacementPlan
 from penstock.control.limits import Loads, amount
 from penstock.driver.load_sample import MonitorSample
-from penstock.driver.migration_controller import Decision
+from penstock.driver.policy_decision import PolicyDecision
 from penstock.plan.slot_placement import SlotPlacement
 from penstock.settings import Settings
 
@@ -44,7 +44,7 @@ class PlacementController:
     ``decisions``."""
 
     def __init__(self, settings: Settings) -> None:
-        self.decisions: deque[Decision] = deque(maxlen=1000)
+        self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
         self._paused_samples = 0
         self._refused = ""
         """The reason of the last refusal. A repeated refusal is reported only once."""
@@ -94,7 +94,7 @@ class PlacementController:
             self._note_decision(now, f"not done: {why}")
 
     def _note_decision(self, now: float, text: str) -> None:
-        self.decisions.append(Decision(now, "", text))
+        self.decisions.append(PolicyDecision(now, "", text))
         log.info("%s", text)
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from penstock.clock import Clock, SystemClock
 from penstock.driver.commit_thread import CommitLoop, CommitShell, CommitThread
 from penstock.driver.control_thread import ControlThread
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.deployment import Deployment
 from penstock.driver.engine import Engine, Query, QueryLaunch, executor_of
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.registry import WorkerRegistry
 from penstock.driver.run_epochs import RunEpochs
-from penstock.driver.server import Coordinator
 from penstock.driver.steps import Step, Watch
 from penstock.errors import TopologyFailed
 from penstock.metrics.bus import MetricsBus

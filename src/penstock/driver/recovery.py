@@ -99,7 +99,7 @@ class StateDirectory:
         except StateError as error:
             log.warning("old snapshots could not be removed: %s", error)
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Find the epoch that a query run would start from now, without taking the directory over. Called to
         prefetch state while another query run still owns the directory.
 

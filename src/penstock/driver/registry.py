@@ -79,7 +79,7 @@ class WorkerConnection:
     hello: Hello
     writer: CommandWriter
     ahead: int = 0
-    """The newest epoch whose state it has read ahead."""
+    """The newest epoch whose state it has prefetched."""
     warm: bool = False
     """Every channel into it has been used: on a node that is new, the first frame takes half a second."""
     ready: bool = False
@@ -202,7 +202,7 @@ class WorkerRegistry:
             connection = self.slots[slot]
             connection.id, connection.free, connection.ready, connection.left = worker, False, False, None
             connection.closed, connection.problem, connection.ahead, connection.leaving = False, "", -1, 0
-        self.tell(
+        self.send_to(
             connection, AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker), takes_over=True)
         )
 
@@ -220,11 +220,11 @@ class WorkerRegistry:
 
         self._soon(swap)
 
-    def tell(self, connection: WorkerConnection, command: Command) -> None:
+    def send_to(self, connection: WorkerConnection, command: Command) -> None:
         """Whatever worker it has."""
         self._soon(partial(connection.writer.write, framed(command)))
 
-    def read_ahead(self, epoch: int, tasks: TaskStates) -> None:
+    def prefetch(self, epoch: int, tasks: TaskStates) -> None:
         """Tell the workers what their tasks are likely to begin with."""
         for worker in list(self.workers):
             self.send(PrefetchState(epoch, self.share(worker, tasks)), worker)
@@ -296,19 +296,19 @@ class WorkerRegistry:
 
     # ---- from the workers --------------------------------------------------------------------------------
 
-    def join(self, connection: WorkerConnection) -> None:
+    def add(self, connection: WorkerConnection) -> None:
         with self.changed:
             (self.slots if self._placed else self.workers)[connection.id] = connection
             self.changed.notify_all()
 
-    def leave(self, connection: WorkerConnection) -> None:
+    def connection_lost(self, connection: WorkerConnection) -> None:
         with self.changed:
             connection.connected = connection.free = False
             connection.gone_at = time.monotonic()
             connection.problem = connection.problem or "its connection is gone"
             self.changed.notify_all()
 
-    def take(self, connection: WorkerConnection, event: Event) -> None:
+    def handle(self, connection: WorkerConnection, event: Event) -> None:
         """What a worker says. One that stands by to take over, or has left, does not speak for its worker."""
         connection.heard = time.monotonic()
         if isinstance(event, AckTally | RootsFailed):

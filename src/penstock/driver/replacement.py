@@ -44,7 +44,7 @@ from penstock.topology.builder import Topology
 log = logging.getLogger("penstock.driver")
 
 _LAST_TICKS = 1.0  # seconds for what a last tick may have set in motion
-_COPIES = 2  # times the state is read ahead: what changed during the first is most of what the second has
+_COPIES = 2  # times the state is prefetched; the second time reads only what has changed since the first
 
 
 def check_forms(old: Topology, new: Topology) -> None:
@@ -122,7 +122,7 @@ class Replacement:
         owner = old.deployment.state.owner
         deployment = make_deployment(request.topology, self._engine, request.placement, len(kept), owner)
         if old.keeps_state:
-            deployment.state.look()  # raises where the state does not fit
+            deployment.state.inspect()  # raises where the state does not fit
         return deployment
 
     def _reserve_beside(self, deployment: Deployment, active: set[str]) -> Step:
@@ -158,7 +158,7 @@ class Replacement:
         limit = new.settings.lifecycle.start_timeout
         for _ in range(_COPIES if old.epochs.running else 0):
             yield old.epochs.commit_step("ahead_committed", self._watch_old(), self._no_epoch_ahead)
-            yield self._read_ahead(new, limit, watch)
+            yield self._prefetch(new, limit, watch)
         yield Step(
             "copied",
             until=lambda: all(worker.warm for worker in new.registry.workers.values()),
@@ -167,15 +167,15 @@ class Replacement:
             watch=strict,
         )
 
-    def _read_ahead(self, new: QueryRun, limit: float, watch: tuple[Reworded, ...]) -> Step:
+    def _prefetch(self, new: QueryRun, limit: float, watch: tuple[Reworded, ...]) -> Step:
         state = new.deployment.state
 
         def tell() -> None:
-            state.look()
-            new.registry.read_ahead(state.epoch, state.tasks())
+            state.inspect()
+            new.registry.prefetch(state.epoch, state.tasks())
 
         return Step(
-            "read_ahead",
+            "prefetched",
             tell,
             lambda: all(worker.ahead >= state.epoch for worker in new.registry.workers.values()),
             expected="not all new workers read the state ahead",

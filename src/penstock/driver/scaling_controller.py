@@ -21,7 +21,7 @@ from penstock.control.scaling import (
     uses,
 )
 from penstock.driver.load_sampler import LoadSampler, TopologyShape, shape_of
-from penstock.driver.migration_controller import Decision
+from penstock.driver.policy_decision import PolicyDecision
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan
 from penstock.plan.planner import make_plan
@@ -65,7 +65,7 @@ class ScalingController:
     ) -> None:
         """``room`` returns the slots that the replacement may use now, while the old query run still holds its
         own. Without it the number of slots is not limited."""
-        self.decisions: deque[Decision] = deque(maxlen=1000)
+        self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
         self.samples: deque[SampleSummary] = deque(maxlen=_SAMPLES_SHOWN)
         """Oldest first."""
         self._policy = make_policy(settings)
@@ -169,7 +169,7 @@ class ScalingController:
 
     def _note_decision(self, now: float, parallelism: Mapping[str, int], text: str) -> None:
         component = next(iter(parallelism)) if len(parallelism) == 1 else ""
-        self.decisions.append(Decision(now, component, text))
+        self.decisions.append(PolicyDecision(now, component, text))
         log.info("%s", text)
 
 

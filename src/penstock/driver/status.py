@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.clock import Clock, SystemClock
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.energy_meter import NodeEnergy
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
 from penstock.driver.scaling_controller import ScalingController
-from penstock.driver.server import Coordinator
 from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
 from penstock.metrics.stats import TaskStats
 from penstock.plan.model import Plan, Task, WorkerId

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from penstock.driver import lifecycle
 from penstock.driver.changes import Changes
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.deployment import Deployment
+from penstock.driver.discovery import DriverEntry
 from penstock.driver.engine import Engine
 from penstock.driver.lease_thread import Lease
 from penstock.driver.lifecycle import Decision, Event, TopologyLifecycle, TopologyPhase
@@ -25,8 +27,6 @@ from penstock.driver.query_runs import QueryRuns
 from penstock.driver.request_queue import Posted, RequestQueue
 from penstock.driver.requests import ChangeRequest
 from penstock.driver.restart import FirstStart, Restart
-from penstock.driver.runs import Run
-from penstock.driver.server import Coordinator
 from penstock.driver.shutdown import ShuttingDown
 from penstock.driver.steps import LOOK_INTERVAL, Cause, Change, ConditionWaiter, Problem, StepRunner, Waiter
 from penstock.errors import PenstockError, TopologyFailed
@@ -65,7 +65,7 @@ class Supervisor:
         self._ended, self._stopping, self._hurry = threading.Event(), threading.Event(), threading.Event()
         self._requests = RequestQueue(server.changed)
         self._lease = lease
-        self._announced: Run | None = None
+        self._announced: DriverEntry | None = None
         self.runner = StepRunner(
             waiter or ConditionWaiter(server.changed),
             self._stopping.is_set,
@@ -156,7 +156,7 @@ class Supervisor:
     def announce(self) -> None:
         """Let people find the topology, and tell them what they must know about the engine."""
         name = self.runs.current.deployment.topology.name
-        self._announced = Run.here(name, self.server.address, self.server.secret)
+        self._announced = DriverEntry.here(name, self.server.address, self.server.secret)
         self._announced.announce()
         text = self.engine.warning()
         if text:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
+from penstock.driver.coordinator import Coordinator
 from penstock.driver.deployment import make_deployment
 from penstock.driver.handle import RunningTopology
 from penstock.driver.lease_thread import Lease
 from penstock.driver.operator import Operator
 from penstock.driver.retrying import retried
-from penstock.driver.server import Coordinator
 from penstock.driver.steps import LOOK_INTERVAL
 from penstock.driver.supervisor import Supervisor
 from penstock.errors import SettingError

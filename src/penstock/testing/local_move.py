@@ -46,20 +46,20 @@ class LocalMove:
         registry.stand_by(self._worker, self._spare)
         self._route([self._old_slot.index, self._spare.index])
         if not self._leave(patience):
-            registry.tell(old, CancelLeave())
-            registry.tell(new, CloseTasks())
+            registry.send_to(old, CancelLeave())
+            registry.send_to(new, CloseTasks())
             self._route([self._old_slot.index])
             return False
         assert old.left is not None
         handover, state = old.left.handover, self._state
         registry.hand_over(self._worker, self._spare)
-        registry.tell(old, CloseTasks())
+        registry.send_to(old, CloseTasks())
         self._run_until(lambda: old.closed)
-        state.look()
+        state.inspect()
         tasks = registry.share(self._worker, state.tasks())
-        registry.tell(new, OpenTasks(registry.nodes(), state.generation, handover.epoch, tasks, handover))
+        registry.send_to(new, OpenTasks(registry.nodes(), state.generation, handover.epoch, tasks, handover))
         for each in routes:
-            registry.tell(new, each)
+            registry.send_to(new, each)
         self._run_until(lambda: new.ready)
         self._route([self._spare.index])
         return True
@@ -67,8 +67,8 @@ class LocalMove:
     def _leave(self, patience: float) -> bool:
         """Have the worker leave with a commit."""
         commits, old, clock = self._commits, self._old, self._clock
-        self._registry.tell(old, PrepareToLeave(*commits.next_move()))
-        self._run_until(lambda: commits.begin(clock.now(), moves=True))
+        self._registry.send_to(old, PrepareToLeave(*commits.next_move()))
+        self._run_until(lambda: commits.start_commit(clock.now(), moves=True))
         epoch, end = commits.newest, clock.now() + patience
 
         def done() -> bool:

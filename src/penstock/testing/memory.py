@@ -23,14 +23,14 @@ class MemoryTransport:
         self.connection = WorkerConnection(hello, self)
         self._registry = registry
         self._listeners: dict[type, Callable[[Any], None]] = {}
-        registry.join(self.connection)
+        registry.add(self.connection)
 
     # ---- the worker's side -----------------------------------------------------------------------------
 
     def send(self, event: Event) -> None:
         received = codec.decode_event(framed(event)[wire.LENGTH.size :])
         assert not isinstance(received, OperatorRequest)
-        self._registry.take(self.connection, received)
+        self._registry.handle(self.connection, received)
 
     send_now = send
 

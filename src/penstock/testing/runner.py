@@ -150,7 +150,7 @@ class LocalRunner:
     def commit(self) -> int:
         """End an epoch now, run until it is published, and return its number."""
         assert self.commits is not None, "commit needs a runner with a folder"
-        if not self.commits.begin(self.clock.now()):
+        if not self.commits.start_commit(self.clock.now()):
             raise RuntimeError("another epoch is being committed")
         epoch = self.commits.newest
         while self.commits.published < epoch:

@@ -132,7 +132,7 @@ class Coordinator:
                 await writer.drain()
                 return
             registry, connection = self._registries[hello.attempt], WorkerConnection(hello, writer)
-            registry.join(connection)
+            registry.add(connection)
             while True:
                 message = await _read(reader)
                 if isinstance(message, AskDriverTime):
@@ -142,7 +142,7 @@ class Coordinator:
                 elif (
                     self._registries.get(registry.attempt) is registry
                 ):  # else a straggler of an earlier query run
-                    registry.take(connection, message)
+                    registry.handle(connection, message)
         except ControlRefused as error:
             self.refused += 1
             if registry is not None and connection is not None:
@@ -161,7 +161,7 @@ class Coordinator:
             self._strangers.pop(writer, None)
             writer.close()
             if registry is not None and connection is not None:
-                registry.leave(connection)
+                registry.connection_lost(connection)
             with self.changed:
                 self.changed.notify_all()
 

@@ -30,7 +30,7 @@ means that it hangs."""
 
 
 @dataclass(frozen=True)
-class Run:
+class DriverEntry:
     """One running topology, as its file describes it."""
 
     topology: str
@@ -44,7 +44,7 @@ class Run:
     same id."""
 
     @classmethod
-    def here(cls, topology: str, address: tuple[str, int], secret: bytes) -> Run:
+    def here(cls, topology: str, address: tuple[str, int], secret: bytes) -> DriverEntry:
         """Describe a topology that runs in this process."""
         return cls(topology, *address, secret.hex(), os.getpid(), start_time(os.getpid()) or 0)
 
@@ -105,7 +105,7 @@ def folder() -> Path:
     return runtime_folder()
 
 
-def running() -> list[Run]:
+def running() -> list[DriverEntry]:
     """Return all running topologies, and remove the files of processes that no longer run. A file that is not this
     user's alone is logged and ignored. Raises ``EnvironmentFault`` if the folder is not this user's alone."""
     with if_present(folder()) as place:
@@ -118,7 +118,7 @@ def running() -> list[Run]:
     return [run for run in found if run.alive]
 
 
-def find(topology: str) -> Run:
+def find(topology: str) -> DriverEntry:
     """Return the running topology of that name. Raises ``NotRunning`` if there is none or more than one."""
     runs = running()
     matching = [run for run in runs if run.topology == topology]
@@ -149,7 +149,7 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
-def _read(place: PrivateFolder, name: str) -> Run | None:
+def _read(place: PrivateFolder, name: str) -> DriverEntry | None:
     try:
         run = _run(parse_json(place.read(name)))
     except EnvironmentFault as error:
@@ -160,9 +160,9 @@ def _read(place: PrivateFolder, name: str) -> Run | None:
     return run if run.file == name else None
 
 
-def _run(fields: dict[str, Any]) -> Run:
+def _run(fields: dict[str, Any]) -> DriverEntry:
     """Raises ``TypeError``, ``ValueError`` or ``KeyError`` if a field is missing or invalid."""
-    run = Run(**fields)
+    run = DriverEntry(**fields)
     texts, numbers = (run.topology, run.host, run.secret), (run.port, run.pid, run.started)
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
         raise TypeError("a field has the wrong type")

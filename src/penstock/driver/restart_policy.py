@@ -9,7 +9,7 @@ _MOST_DOUBLED = 10  # times: more than it takes to the longest
 _LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
 
 
-class Restarts:
+class RestartPolicy:
     """Of one topology."""
 
     def __init__(self) -> None:
