@@ -20,7 +20,7 @@ signal took effect."""
 MAX_SENSITIVITY = 1.0
 """Seconds, for a queue that fills slowly, or whose arrival rate is unknown."""
 MAX_STEPS = 10
-"""Ten steps leave a thousandth of the rate, and ten cancels restore it."""
+"""With the default factor of 2, ten steps leave a thousandth of the rate, and ten cancels restore it."""
 _TREND_GROWTH = 0.1
 """Share of the capacity. A queue that has grown or shrunk by this much has a trend and does not just fluctuate."""
 _TREND_TRAFFIC = 1.0

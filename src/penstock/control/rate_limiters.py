@@ -14,8 +14,8 @@ from penstock.control.signals import TaskMessage
 
 class RateLimiter:
     """Limits what a task sends to one component. This base class sets no limit except after a ``wait`` message:
-    with exactly-once delivery a receiver sends it when this sender is epochs ahead of the others and the receiver
-    cannot buffer more of a later epoch. Called by the worker's loop."""
+    with exactly-once delivery a receiver sends it when this sender is epochs ahead of the others and too many
+    tuples of later epochs are buffered. Called by the worker's loop."""
 
     patient = False
     """True: tuples for this component may be queued while the task continues to send to other components."""
@@ -72,8 +72,9 @@ class RateLimiter:
 
 
 class StepLimiter(RateLimiter):
-    """The sender's side of Lu 2020, algorithm 1. The first signal records the initial rate. Each signal halves the
-    rate, each cancel doubles it, and at the initial rate the limiter is inactive again.
+    """The sender's side of Lu 2020, algorithm 1. The first signal records the initial rate. Each signal divides
+    the rate by ``step``, each cancel multiplies it by ``step``, and at the initial rate the limiter is inactive
+    again.
 
     The tasks of the component send their signals independently. The task that requests the most steps determines
     the rate, so that four tasks with full queues do not cause four steps at once. A signal also carries the total
@@ -93,8 +94,7 @@ class StepLimiter(RateLimiter):
         self._pace = Pace()
 
     def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
-        # a copy that replaces the old value at once, because reports read it from another thread
-        requested = dict(self.steps)
+        requested = dict(self.steps)  # a copy: ``steps`` is replaced at the end, without zeros
         if message.kind == "slow":
             if self.initial is None:
                 if measured <= 0:

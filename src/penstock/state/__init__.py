@@ -1,1 +1,1 @@
-"""What survives the process: task state, snapshots, manifests, on any fsspec path."""
+"""The state that survives a process: task state, snapshots and manifests, in any folder that fsspec supports."""

@@ -129,7 +129,7 @@ class TaskState:
         self._sizes: dict[str, int] = {}
         self._owes_full = False
         self.counted = 0
-        """The value of ``keys`` at the last snapshot, for other threads, which must not access the maps."""
+        """The value of ``keys`` at the last snapshot. Reports use it, because counting takes time."""
 
     def value(
         self, name: str, default: Any = None, merge: Merge | None = None, with_keys: bool = False

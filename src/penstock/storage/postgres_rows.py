@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import psycopg
 
 _COPY_ROWS = 65_536  # rows converted to text at a time: a few MB, below Arrow's limit of 2 GB per string column
-_DEFAULTS = {  # used unless the dsn sets them: a host that stops responding is detected within 15 s
+# Used unless the dsn sets them: a host that stops responding is detected within 15 s. In seconds; tcp_user_timeout
+# in milliseconds.
+_DEFAULTS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
     "keepalives_interval": 5,

@@ -248,8 +248,8 @@ class BaseSpout(Component):
 
     def lag(self) -> Mapping[str, int]:
         """The number of records not yet read, per partition of the source, for status and metrics. Called a few
-        times per second from another thread than the other methods: return known numbers and make no request to a
-        server."""
+        times per second between calls of the other methods, and once after ``close``. Return known numbers and
+        make no request to a server, because all tasks of the worker wait for the result."""
         return {}
 
     def fail(self, msg_id: Any, failure: Failure) -> None:

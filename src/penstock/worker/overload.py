@@ -1,6 +1,7 @@
-"""Overload detectors: they look at the inboxes of a worker's tasks and tell the senders to slow down, or to go on.
+"""Passes the state of a worker's inboxes to their overload detectors, and collects the signals that the detectors
+send to the senders.
 
-The decisions are ``penstock.control.backpressure``'s; here they meet inboxes and the clock.
+The detectors are pure (``penstock.control.backpressure``). This module connects them to inboxes and the clock.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from penstock.plan.model import Plan
 from penstock.settings import Settings
 from penstock.worker.inbox import Inbox
 
-_VERDICT_PAUSE = (
-    0.02  # seconds between two looks at a queue whose timer has ended and whose trend is not known yet
-)
+_VERDICT_PAUSE = 0.02
+"""Least seconds until an inbox is observed again if nothing arrives or leaves. A timer that has expired stays due
+until the trend of the queue is known; without this pause the loop would run continuously until then."""
 
 
 class OverloadDetectors:
-    """One for each inbox of a worker. ``observe`` is called by the reader thread and by the loop, everything else
-    by the loop."""
+    """The overload detectors of a worker, one for each inbox with senders in other workers; none in mode ``none``.
+    The reader thread and the loop call ``observe``; only the loop calls the other methods."""
 
     def __init__(self, plan: Plan, settings: Settings, clock: Clock, inboxes: Mapping[int, Inbox]) -> None:
         self.messages: deque[TaskMessage] = deque()
-        """To be posted on the message board, in this order, by whichever thread is there first."""
+        """Signals to be posted on the message board, in this order. Both threads append and post them."""
         self._plan, self._settings, self._clock, self._inboxes = plan, settings, clock, inboxes
         self._asked_to_wait: set[tuple[int, int]] = set()
-        """Tasks of this worker and senders that are epochs ahead of the others."""
+        """⟨Task of this worker, sender⟩: the senders that were told to wait because they are epochs ahead of the
+        others."""
         self._peaks: dict[int, int] = {}
         self._taken: dict[int, tuple[Meter, int]] = {task: (Meter(), 0) for task in inboxes}
-        """How fast each task takes tuples, and how many it had taken."""
+        """For each task, the rate at which it takes tuples, and how many it had taken at the last observation."""
         self._observing = threading.Lock()
         self._stopped = False
-        """Another process continues from the handover state: no signal may be sent."""
+        """True: another process continues from the handover state, so this one must not send signals."""
         made = {task: self._make(plan.task[task].component) for task in inboxes}
         self._detectors = {task: detector for task, detector in made.items() if detector is not None}
 
@@ -55,8 +57,9 @@ class OverloadDetectors:
         return self._detectors.get(task)
 
     def observe(self, ahead: Collection[tuple[int, int]] = ()) -> None:
-        """Look at the inboxes. One thread at a time is enough: a second one returns at once. ``ahead``: tasks and
-        senders of which so much of a later epoch has come that they must wait for the others."""
+        """Observe all inboxes, and append the resulting signals to ``messages``. If the other thread is doing
+        this already, the call returns at once. ``ahead``: pairs of a task and a sender that must wait for the
+        other senders, because too many tuples of later epochs are buffered."""
         if not self._detectors or not self._observing.acquire(blocking=False):
             return
         try:
@@ -76,8 +79,9 @@ class OverloadDetectors:
             self._observing.release()
 
     def _resize(self, task: int, inbox: Inbox, detector: OverloadDetector, now: float) -> None:
-        """An inbox holds a tenth of a second's work, if that is more than the setting says: at two million tuples
-        a second the default would be empty before a signal arrives anywhere."""
+        """Set the capacity of an inbox to what its task takes in ``flow.inbox_time`` seconds, but at least
+        ``flow.inbox_capacity``: at two million tuples per second, an inbox of the default capacity would be empty
+        before a signal reaches a sender."""
         taken = inbox.arrived - inbox.length
         meter, before = self._taken[task]
         if taken > before:
@@ -87,7 +91,7 @@ class OverloadDetectors:
         capacity = max(flow.inbox_capacity, int(meter.rate(now) * flow.inbox_time))
         if capacity != inbox.capacity:
             inbox.capacity = capacity
-            if not isinstance(detector, CreditDetector):  # its shares are given out already
+            if not isinstance(detector, CreditDetector):  # it has granted shares of the first capacity already
                 detector.resize(capacity)
 
     def _request_waits(self, ahead: set[tuple[int, int]]) -> None:
@@ -98,20 +102,20 @@ class OverloadDetectors:
         self._asked_to_wait = ahead
 
     def on_state(self, state: TaskFlowState) -> None:
-        """A task somewhere has acted upon a signal."""
+        """Called when a task, in any worker, has applied a signal."""
         for task in self._plan.tasks_of.get(state.towards, ()):
             detector = self._detectors.get(task)
             if detector is not None:
                 detector.on_sender_adjusted()
 
     def wait(self) -> float:
-        """Seconds until an inbox is to be looked at, even if nothing comes or goes."""
+        """Seconds until an inbox must be observed even if nothing arrives or leaves; infinity if none must."""
         now = self._clock.monotonic()
         return min((max(each.due - now, _VERDICT_PAUSE) for each in self._detectors.values()), default=math.inf)
 
     def pressure(self, task: int) -> tuple[int, float]:
-        """The most tuples that have waited for a task since the last call, and the rate at which it was sent
-        tuples before it slowed its senders; 0 while it does not."""
+        """The most tuples that have waited for a task since the last call, and the tuples per second that arrived
+        before it slowed its senders; the latter is 0 while it does not slow them."""
         inbox = self._inboxes[task]
         peak, self._peaks[task] = max(self._peaks.get(task, 0), inbox.length), inbox.length
         detector = self._detectors.get(task)
@@ -120,14 +124,14 @@ class OverloadDetectors:
     # ---- moving to another process ---------------------------------------------------------------------
 
     def handover(self) -> tuple[dict[int, DetectorState], list[tuple[int, int]]]:
-        """What was told to senders: by task, and who was asked to wait. No signal is sent from now on, until
-        ``resume``."""
+        """The state of each task's detector, and the pairs of task and sender that were told to wait. No signal
+        is sent from now on until ``resume`` is called."""
         with self._observing:
             self._stopped = True
         return {task: each.handover() for task, each in self._detectors.items()}, sorted(self._asked_to_wait)
 
     def resume(self) -> None:
-        """The worker stays."""
+        """Send signals again, because the worker does not move after all."""
         self._stopped = False
 
     def restore(self, states: Mapping[int, DetectorState], asked_to_wait: Collection[tuple[int, int]]) -> None:

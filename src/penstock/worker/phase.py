@@ -1,4 +1,4 @@
-"""The phases of a worker, and which may follow which."""
+"""The phases of a worker, and the legal transitions between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class WorkerPhase(Enum):
-    """Where a worker is in its life."""
+    """The phases of a worker. The values say what the worker does in each of them."""
 
     CREATED = "waits for OpenTasks"
     STANDING_BY = "waits for OpenTasks, and receives copies of the input of the worker that it takes over from"
@@ -18,13 +18,14 @@ class WorkerPhase(Enum):
 
     @property
     def has_tasks(self) -> bool:
-        """The tasks were opened, and turns run them."""
+        """True if the tasks are open."""
         return self in (WorkerPhase.OPEN, WorkerPhase.LEAVING, WorkerPhase.LEFT)
 
     @property
     def shares_input(self) -> bool:
-        """Two workers receive this worker's input. What belongs to the one that continues is buffered here without
-        a limit: the marker that ends this phase comes behind it, so the sender must not be held up."""
+        """True during a move, while two slots receive the worker's input. Frames for later stages are then
+        buffered without a limit: the marker that ends the move arrives behind them, so the reader must not stop
+        reading."""
         return self in (WorkerPhase.STANDING_BY, WorkerPhase.LEAVING, WorkerPhase.LEFT)
 
 
@@ -41,7 +42,7 @@ TRANSITIONS: dict[WorkerPhase, frozenset[WorkerPhase]] = {
 
 
 class IllegalTransition(Exception):
-    """A phase that may not follow the present one: an error in Penstock."""
+    """Raised for a transition that ``TRANSITIONS`` does not allow: an error in Penstock."""
 
     def __init__(self, now: WorkerPhase, wanted: WorkerPhase) -> None:
         super().__init__(f"a worker that is {now.name} cannot become {wanted.name}")

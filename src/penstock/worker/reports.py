@@ -1,4 +1,5 @@
-"""What a worker reports: counters of its tasks, errors of user code, rows that components show."""
+"""The reports of a worker: counters of its tasks, errors of user code, and rows that components publish for
+display."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from penstock.worker.sender import FrameSender
 from penstock.worker.tasks import Tasks
 
 REPORTS_PER_SAMPLE = 4
-"""How often in a window of the load monitor a worker tells its streams: what a window misses of its end, and has
-of the one before, is then less than a quarter, and as much in every window."""
-_MOST_ERRORS = 32  # of the newest user errors that are kept; the counts are in the stats
+"""How many times per window of the load monitor a worker reports its streams. A window then misses less than a
+quarter of its own end and contains less than a quarter of the previous window, equally in every window."""
+_MOST_ERRORS = 32
+"""Number of the newest user errors that are kept. They are for display; the stats count all errors."""
 
 
 class Reporter:
-    """Collects what happens between two reports, and makes them. Used by the worker's loop; ``on_error`` also by a
-    component that publishes in the background."""
+    """Collects errors, rows and segments between two reports, and creates the reports. Used by the worker's loop;
+    any thread may call a function that ``on_error`` returned."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Reporter:
         sender: FrameSender,
     ) -> None:
         self.fatal: PenstockError | None = None
-        """An error that ends the topology (setting ``on_error``)."""
+        """The first error that stops the topology (setting ``delivery.on_error``); None if there is none."""
         self._stops = settings.delivery.on_error == "stop"
         self._clock, self._skew, self._intake, self._tasks, self._flow, self._sender = (
             clock,
@@ -63,10 +65,11 @@ class Reporter:
         self._load_due = self._due = 0.0
         self._interval = settings.lifecycle.metrics_interval
 
-    # ---- what is collected -----------------------------------------------------------------------------
+    # ---- between two reports ---------------------------------------------------------------------------
 
     def on_error(self, stats: TaskStats, may_stop: bool = True) -> Callable[[Exception], None]:
-        """What a task reports its errors with."""
+        """Make the function with which a task reports errors. ``may_stop``: an error may stop the topology
+        (setting ``delivery.on_error``); a ``SinkBusy`` never does."""
 
         def note(error: Exception) -> None:
             assert isinstance(error, PenstockError)
@@ -84,7 +87,7 @@ class Reporter:
         self._unreported.append(str(error))
 
     def publisher(self, task: int) -> Callable[[Sequence[Sequence[Any]]], None]:
-        """What a task shows its rows with."""
+        """Make the function with which a task publishes rows for display."""
 
         def publish(rows: Sequence[Sequence[Any]]) -> None:
             self._published[task] = [[bounded_cell(cell) for cell in row[:MOST_ROWS]] for row in rows[:MOST_ROWS]]
@@ -92,7 +95,7 @@ class Reporter:
         return publish
 
     def add_segments(self, segments: Sequence[tuple[int, Segment]]) -> None:
-        """Migrated segments that have ended, with the task that sent them."""
+        """Add migrated segments that have ended, each with the task that sent it."""
         self._segments += segments
 
     @property
@@ -108,11 +111,13 @@ class Reporter:
         return self._due
 
     def report_load_soon(self) -> None:
-        """The next report has the streams and the machine: the driver did not use what was reported so far."""
+        """Include streams and machine in the next report. Called when this process takes over the worker from
+        another one: until then the driver ignored its reports."""
         self._load_due = 0.0
 
     def report(self, probe: int = 0, final: bool = False) -> WorkerReport:
-        """``probe``: the number of the request that it answers. ``final``: the last one has everything."""
+        """Make a report, and set the time of the next one. ``probe``: the number of the request that it answers.
+        ``final``: this is the last report, which always contains streams and machine."""
         self._due = self._clock.monotonic() + self._interval
         published, self._published = self._published, {}
         segments, self._segments = self._segments, []
@@ -138,7 +143,8 @@ class Reporter:
         )
 
     def pending(self) -> int:
-        """Tuples held here: in inboxes, under execution, emitted and not sent, not acked; and frames to relay."""
+        """The number of tuples in this worker: in inboxes, in execution, emitted but not sent, or not acked; plus
+        the frames to relay."""
         tasks, intake = self._tasks, self._intake
         held = sum(bolt.queued + bool(bolt.busy) for bolt in tasks.bolts)
         held += sum(spout.pending.count for spout in tasks.spouts if spout.pending is not None)
@@ -146,8 +152,8 @@ class Reporter:
         return held + sum(executor.waiting() for executor in tasks.all)
 
     def stats(self) -> dict[int, TaskStats]:
-        """The counters of each task, queue lengths brought up to date; none before the tasks are open. They go on
-        counting: encode or copy them."""
+        """The counters of each task, with current queue lengths; empty before the tasks are open. The objects
+        continue to change, so the caller must encode or copy them."""
         tasks, detectors, now = self._tasks, self._intake.detectors, self._clock.monotonic()
         for bolt in tasks.bolts:
             stats = bolt.stats
@@ -168,14 +174,14 @@ class Reporter:
         return {executor.context.task: executor.stats for executor in tasks.all}
 
     def _settled_below(self) -> dict[int, int]:
-        """Of each spout task that waits for acks: all its messages with a smaller number are settled."""
+        """For each spout task that tracks acks, the number below which all its messages are settled."""
         return {
             spout.context.task: spout.pending.oldest for spout in self._tasks.spouts if spout.pending is not None
         }
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """The resident memory of this process; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""From a task's output to another task's input: tuples become numbered frames, or parcels inside the worker."""
+"""Sends the output of tasks to other tasks: as numbered frames to other workers, as parcels inside the worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from penstock.worker.parcel import Parcel
 
 
 class StreamCounts(dict[tuple[int, int], list[int]]):
-    """Tuples and bytes so far by ⟨sender, receiver⟩, both tasks. Where both are in the worker, the bytes are those
-    in memory."""
+    """⟨Sending task, receiving task⟩ → tuples and bytes sent so far. If both tasks are in this worker, the bytes
+    are those in memory."""
 
     def add(self, source: int, target: int, tuples: int, size: int) -> None:
-        """Once for each frame."""
+        """Called once per frame or parcel."""
         count = self.get((source, target))
         if count is None:
             count = self[source, target] = [0, 0]
@@ -30,24 +30,24 @@ class StreamCounts(dict[tuple[int, int], list[int]]):
 
 
 class FrameSender:
-    """Sends what the tasks of one worker emit, and counts it. Used by the worker's loop only."""
+    """Sends and counts the tuples that the tasks of one worker emit. Used by the worker's loop only."""
 
     def __init__(self, id: WorkerId, plan: Plan, intake: Intake, flow: FlowControl) -> None:
         self.frames_sent = 0
-        """To other workers."""
+        """Frames sent to other workers."""
         self.route_version = plan.routes.version
-        """Of the migration routes; every frame carries it."""
+        """The version of the migration routes. The header of every frame contains it."""
         self._id, self._intake, self._flow = id, intake, flow
         self._worker_of = dict(plan.routes.worker_of)
         self._schemas = [
             codec.declared_schema([(f.name, f.type) for f in stream.fields]) for stream in plan.streams
         ]
         self._sequence: dict[tuple[int, int, int], int] = {}
-        """Of the next frame, by sender, receiver (tasks) and stream."""
+        """⟨Sending task, receiving task, stream⟩ → the number of the next frame."""
         self._streams = StreamCounts()
 
     def of_task(self, source_task: int) -> Send:
-        """What the outputs of a task send with: once for each frame."""
+        """Make the function with which the outputs of a task send tuples. They call it once per frame."""
         worker_of, inboxes, alignment = self._worker_of, self._intake.inboxes, self._intake.alignment
 
         def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
@@ -71,13 +71,13 @@ class FrameSender:
         return send
 
     def streams(self) -> list[tuple[int, int, int, int]]:
-        """Sender, receiver (tasks), tuples and bytes so far."""
+        """Sending task, receiving task, tuples and bytes so far."""
         return [(*pair, *count) for pair, count in self._streams.items()]  # type: ignore[misc] # two and two
 
     # ---- moving to another process ---------------------------------------------------------------------
 
     def sequence(self) -> list[tuple[int, int, int, int]]:
-        """Sender, receiver, stream, and the number of the next frame."""
+        """Sending task, receiving task, stream, and the number of the next frame."""
         return [(*key, number) for key, number in self._sequence.items()]
 
     def restore(
@@ -86,7 +86,7 @@ class FrameSender:
         streams: Iterable[tuple[int, int, int, int]],
         sequence: Iterable[tuple[int, int, int, int]],
     ) -> None:
-        """Continue where another process stopped."""
+        """Continue from the counts and frame numbers of the process that ran the worker before."""
         self.frames_sent += frames_sent
         for source, target, tuples, size in streams:
             self._streams.add(source, target, tuples, size)

@@ -1,5 +1,5 @@
-"""A slot on Spark: a task of Spark's, in which a worker runs. It moves rows between Spark's iterators and the
-worker's host. Some slots are empty, and a worker may come from another slot while the query runs."""
+"""A slot on Spark: a Spark task in which a worker runs. It moves rows between Spark's iterators and the worker's
+host. A slot may be empty, and a worker may move to it from another slot while the query runs."""
 
 from __future__ import annotations
 
@@ -29,28 +29,30 @@ from penstock.worker.worker import LONGEST_WAIT, Worker
 
 _NAMES = ["slot", "frame"]
 _BINARY = pa.binary()
-_LARGE = 32_768  # bytes; above it copying a frame costs more than a message of its own
+_LARGE = 32_768
+"""Bytes of a frame from which on copying it costs more than sending it in a batch of its own."""
 
 
 class Slot:
-    """Has one worker after the other, or none."""
+    """Runs one worker at a time, or none; several in succession if workers move. ``rows`` runs on the thread of
+    the Spark task, the loop."""
 
     def __init__(self, stage: int, job: Job, attempt: int, control: ControlClient, wake: Wake) -> None:
         self._stage, self._job, self._attempt = stage, job, attempt
         self._control, self._wake = control, wake
         self._host: WorkerHost | None = None
-        self._had_one = threading.Event()
+        self._had_worker = threading.Event()
         self._input_ended = False
 
     def rows(self, batches: Iterator[pa.RecordBatch], given: AssignWorker | None) -> Iterator[pa.RecordBatch]:
-        """The body of Spark's task: consumes its rows in a thread and yields the worker's. ``given``: the worker,
-        where it is known from the start."""
+        """The body of the Spark task: a thread reads the input rows, and the generator yields the worker's output
+        rows. ``given``: the worker to run; None if the slot is empty at the start."""
         threading.Thread(target=self._read, args=(batches,), name="slot-reader", daemon=True).start()
         try:
             while (assignment := given or self._next()) is not None:
                 given = None
                 host = self._host = self._make_host(assignment)
-                self._had_one.set()
+                self._had_worker.set()
                 yield from self._run(host)
                 self._host = None
         finally:
@@ -58,7 +60,7 @@ class Slot:
             self._control.close()
 
     def _next(self) -> AssignWorker | None:
-        """Wait for a worker; None: the query ends."""
+        """Wait until the driver assigns a worker. Returns None if the query ends."""
         while not self._input_ended and not self._control.lost:
             while self._control.inbox:
                 command = self._control.inbox.popleft()
@@ -84,12 +86,13 @@ class Slot:
     # ---- the loop --------------------------------------------------------------------------------------
 
     def _run(self, host: WorkerHost) -> Iterator[pa.RecordBatch]:
-        """What goes to the next stage, until there is no more input, or the worker has moved away."""
+        """Run the worker and yield its rows for the next stage, until the input ends or the worker has left the
+        slot. Raises ``ConnectionError`` if the connection to the driver is lost."""
         control, worker, wake = self._control, host.worker, self._wake
         ended = threading.Event()
         threading.Thread(target=self._beat, args=(host, ended), name="worker-heartbeat", daemon=True).start()
         try:
-            yield from as_batches(host.step())  # what warms the channels goes before modules are imported
+            yield from as_batches(host.step())  # opens the channels before modules are imported
             host.load()
             while not self._input_ended and not control.lost and not worker.gone:
                 rows = host.step()
@@ -108,8 +111,8 @@ class Slot:
             host.close()
 
     def _beat(self, host: WorkerHost, ended: threading.Event) -> None:
-        """The heartbeat thread: while Spark or user code holds up the loop, the driver must still hear that the
-        worker lives. It also keeps the worker's clock near the driver's."""
+        """The heartbeat thread: tells the driver that the worker is alive while Spark or user code blocks the
+        loop, and keeps the worker's clock close to the driver's."""
         control, ask_at = self._control, time.monotonic() + INTERVAL
         while not ended.wait(self._job.settings.lifecycle.metrics_interval) and not control.lost:
             if time.monotonic() >= ask_at:
@@ -120,10 +123,11 @@ class Slot:
     # ---- the reader thread -----------------------------------------------------------------------------
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Give the worker its frames. While it does not take them, or there is no worker yet, wait: Spark's
-        buffers then hold up the sender. Frames that arrive after a worker has moved away are of no use."""
+        """The reader thread: delivers frames to the worker. It waits while there is no worker yet or the worker
+        has no room; Spark's buffers then block the senders. Frames that arrive after the worker has left are
+        dropped."""
         try:
-            while not self._had_one.wait(LONGEST_WAIT):
+            while not self._had_worker.wait(LONGEST_WAIT):
                 if self._control.lost:
                     return
             for batch in batches:
@@ -135,14 +139,15 @@ class Slot:
         except Exception as error:
             broken_pipe = isinstance(error, OSError | EOFError | ValueError | pa.ArrowException)
             self._input_ended = broken_pipe and not isinstance(error, PenstockError)  # the query was stopped
-            if not self._input_ended and self._host is not None:  # a bug of ours must not look like an end
+            # An internal error must not look like the end of the input.
+            if not self._input_ended and self._host is not None:
                 self._host.fail(error)
         self._wake.set()
 
 
 def as_batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:
-    """Rows for Spark. Small ones travel together: a frame and its nudge then cost one message, not two. A large
-    frame goes alone and uncopied."""
+    """Convert rows to Spark's record batches. Small frames share a batch, so that a frame and its nudge cost one
+    message, not two. A large frame has its own batch and is not copied."""
     slots: list[int] = []
     frames: list[bytes | None] = []
     for slot, frame in rows:

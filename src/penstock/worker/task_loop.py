@@ -1,4 +1,5 @@
-"""One turn of a worker's tasks: in which order they run, when their tuples leave, and how long to wait then."""
+"""One turn of a worker's tasks: the order in which they run, when their tuples are sent, and how long the worker
+may wait before the next turn."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class TaskLoop:
         self._spout_emitted = False
 
     def run(self) -> None:
-        """Work for a moment: relay frames, run ticks, bolts, the end of an epoch and spouts, and send what is
-        due."""
+        """Run one turn: relay frames, run ticks and bolts, then the end of the epoch if no bolt worked, then
+        spouts if no epoch is ending, and send the tuples that are due."""
         tasks, intake, out = self._tasks, self._intake, self._out
         self._epochs.relay_frames()
         intake.refill()
@@ -47,9 +48,9 @@ class TaskLoop:
         intake.observe()
 
     def _flush(self, idle: bool) -> None:
-        """Send full frames always, the others when they are due."""
+        """Send full frames, and all other waiting tuples if they are due."""
         now, tasks = self._clock.monotonic(), self._tasks
-        emits = idle and tasks.may_emit  # not asked for nothing: that is counted
+        emits = idle and tasks.may_emit  # read only if needed, because ``SpoutExecutor.room`` measures holds
         due = self._linger.over(now, idle, emits)
         if due and tasks.hold_rows():
             self._linger.sent(now)
@@ -57,7 +58,8 @@ class TaskLoop:
         self._linger.note(now, tasks.hold_rows())
 
     def idle_for(self, longest: float) -> float:
-        """Seconds until the next turn is due unless something arrives, ``longest`` at most; 0: now."""
+        """Seconds until the next turn is due if nothing arrives before, at most ``longest``; 0 if it is due
+        now."""
         tasks, intake, out = self._tasks, self._intake, self._out
         if intake.relay or tasks.may_run:
             return 0.0
@@ -68,11 +70,11 @@ class TaskLoop:
         pause = 0.0 if self._spout_emitted else self._spout_pause
         only_spouts = not self._linger.waiting and not out and not tasks.bolts
         if only_spouts and tasks.may_emit:
-            return pause  # asked every millisecond
+            return pause  # so short that nothing else needs to be checked
         now = self._clock.monotonic()
         waits = [longest, self._flow.wait(), intake.detectors.wait()]
         waits += tasks.waits(now, ticking=not self._epochs.half_prepared)
-        emits = tasks.may_emit  # asked behind the waits: room found since then is not missed
+        emits = tasks.may_emit  # read after the waits, so that room that has become free meanwhile is noticed
         if emits:
             waits.append(pause)
         return max(0.0, min(*waits, self._linger.wait(now, emits), out.wait()))

@@ -1,4 +1,4 @@
-"""The tasks of one worker: their executors, opened, run and closed together."""
+"""The tasks of one worker. Their executors are opened, run and closed together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Tasks:
 
     def __init__(self, id: WorkerId, job: Job, clock: Clock) -> None:
         self.is_open = False
-        """``open`` was called; stays true when they are closed."""
+        """True if ``open`` has succeeded, also after ``close``."""
         self.all: list[Executor[Any]] = []
         self.bolts: list[BoltExecutor[Any]] = []
         self.sinks: list[SinkExecutor] = []
         self.spouts: list[SpoutExecutor] = []
         self._levels: list[list[BoltExecutor[Any]]] = []
-        """The bolts by component, those furthest down a fused group first."""
+        """The bolts of each component. In a fused group, downstream components come first."""
         self._job, self._clock = job, clock
         self._tasks = job.plan.routes.tasks_of(id)
         self._instances: dict[int, Component] = {}
@@ -41,8 +41,8 @@ class Tasks:
     # ---- life cycle ------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Make the instances of the tasks' components. Their modules are imported for that, which may take longer
-        than everything else, so this is called while the worker still waits for others. Raises what the modules
+        """Create the component instances of the tasks. This imports their modules, which may take longer than
+        everything else, so it is called while the worker still waits for other workers. Raises what the modules
         raise."""
         if not self._instances:
             self._instances = {
@@ -52,9 +52,9 @@ class Tasks:
     def open(
         self, around: Surroundings, restored: Mapping[str, Restored], restored_epoch: int, first: int
     ) -> None:
-        """Make the executors and call the components' ``open`` or ``prepare`` with the state of the last committed
-        epoch, by task key. ``first``: the epoch that the tasks begin with. Raises what user code raised, with the
-        component's name."""
+        """Create the executors and call the components' ``open`` or ``prepare``. ``restored``: the state of each
+        task in the committed epoch ``restored_epoch``, by task key. ``first``: the epoch with which the tasks
+        begin. Raises the errors of user code, with the name of the component."""
         self.load()
         conf = resolved_values(self._job.settings.conf, "setting conf")
         for task in self._tasks:
@@ -76,22 +76,22 @@ class Tasks:
         self.is_open = True
 
     def activate(self) -> None:
-        """Let the spouts emit, and bolts have their ticks again."""
+        """Activate the spouts, and resume the ticks of bolts."""
         self._ticks_stopped = False
         for spout in self.spouts:
             spout.activate()
 
     def deactivate(self) -> None:
-        """Let the spouts pause."""
+        """Deactivate the spouts."""
         for spout in self.spouts:
             spout.deactivate()
 
     def stop_ticks(self) -> None:
-        """No ticks until ``activate``."""
+        """Run no ticks until ``activate`` is called."""
         self._ticks_stopped = True
 
     def close(self) -> list[PenstockError]:
-        """Call every component's ``close`` or ``cleanup``, also when one raises; returns what they raised."""
+        """Call ``close`` or ``cleanup`` of every component, even if one raises. Returns the errors."""
         errors: list[PenstockError] = []
         for executor in self.all:
             try:
@@ -102,7 +102,7 @@ class Tasks:
 
     @property
     def most_targets(self) -> int:
-        """The most tasks in other workers that a task of this worker sends to; at least 1."""
+        """The largest number of tasks in other workers to which one task of this worker sends; at least 1."""
         plan = self._job.plan
         components = {plan.task[task].component for task in self._tasks}
         return max(
@@ -122,7 +122,7 @@ class Tasks:
 
     @property
     def stateful(self) -> bool:
-        """A task keeps state, does something before a snapshot, or writes to another system in transactions."""
+        """True if a task keeps state, implements ``before_snapshot``, or is a transactional sink."""
         return any(
             executor.context.state
             or isinstance(executor, SinkExecutor)
@@ -133,8 +133,9 @@ class Tasks:
     # ---- turns -----------------------------------------------------------------------------------------
 
     def run_bolts(self) -> bool:
-        """Run the receivers of what is handed over inside the worker first, and their senders only when they have
-        nothing left: so a fused group holds no more than one batch between two of its components."""
+        """Run the bolts of the most downstream component that can run. Returns whether any bolt ran. In a fused
+        group a component therefore runs only if the components behind it have nothing left, so that no more than
+        one batch waits between two of them."""
         for bolts in self._levels:
             worked = [bolt.run() for bolt in bolts]
             if any(worked):
@@ -146,7 +147,7 @@ class Tasks:
         return any(emitted)
 
     def run_ticks(self, allowed: bool) -> None:
-        """Let sinks try again whose pause is over, and bolts have their ticks, where those are ``allowed``."""
+        """Wake the sinks whose pause is over, and run the ticks that are due if ticks are ``allowed``."""
         for sink in self.sinks:
             if sink.wake_at is not None and sink.wake_at <= self._clock.monotonic():
                 sink.wake()
@@ -154,11 +155,12 @@ class Tasks:
             return
         for bolt in self.bolts:
             due = bolt.next_tick is not None and bolt.next_tick <= self._clock.monotonic()
-            if due and not bolt.send_queues.held_back:  # what it emits must be able to leave
+            if due and not bolt.send_queues.held_back:  # otherwise the tick's output could not be sent
                 bolt.tick()
 
     def waits(self, now: float, ticking: bool) -> list[float]:
-        """Seconds until each thing that a task waits for is due."""
+        """Seconds until each time at which a task has something to do: rate limits of spouts, ticks (if
+        ``ticking``), pauses of sinks and of dead letter stores. Infinity for none."""
         waits = [spout.wait() for spout in self.spouts]
         if ticking and not self._ticks_stopped:
             waits += [
@@ -176,17 +178,17 @@ class Tasks:
 
     @property
     def busy(self) -> bool:
-        """A bolt has work, whether it may run or not."""
+        """True if a bolt has work, whether or not it may run."""
         return any(bolt.busy for bolt in self.bolts)
 
     @property
     def may_run(self) -> bool:
-        """A bolt has work, and what comes of it may leave."""
+        """True if a bolt has work and its results are accepted (see ``BoltExecutor.may_run``)."""
         return any(bolt.may_run for bolt in self.bolts)
 
     @property
     def may_emit(self) -> bool:
-        """A spout may emit now."""
+        """True if a spout may emit now."""
         return any(spout.room > 0 for spout in self.spouts)
 
     def flush(self, only_full: bool = False) -> None:
@@ -194,27 +196,28 @@ class Tasks:
             executor.flush(only_full)
 
     def hold_rows(self) -> bool:
-        """Rows are emitted and not sent yet."""
+        """True if rows are emitted and not sent yet."""
         return any(executor.waiting() for executor in self.all)
 
     # ---- commands --------------------------------------------------------------------------------------
 
     def set_rate(self, component: str, rate: float) -> None:
-        """The tasks of a spout may emit so many tuples a second from now on, all together."""
+        """Set the tuples per second that all tasks of a spout may emit together."""
         for spout in self.spouts:
             if spout.context.component == component:
                 spout.pace.set(rate / spout.context.parallelism, self._clock.monotonic())
 
     def hold_timeouts(self, held: bool) -> None:
-        """While a sink is away no tuple times out; afterwards each has its whole time again."""
+        """While ``held``, no tuple times out; the driver does this while a sink is unavailable. Afterwards the
+        timeout of every tuple starts again."""
         for spout in self.spouts:
             spout.hold_timeouts(held)
         for bolt in self.bolts:
             bolt.hold_timeouts(held)
 
     def set_migration_routes(self, component: str, routes: Mapping[int, int]) -> list[tuple[int, Segment]]:
-        """Send tuples for a task on the left to the one on the right. Returns the segments that ended, with the
-        task that sent them."""
+        """Set the migration routes of a component: tuples for a key of ``routes`` go to its value, both of them
+        tasks. Returns the segments that this ends, each with the task that sent it."""
         tasks = self._job.plan.tasks_of[component]
         return [
             (executor.context.task, segment)

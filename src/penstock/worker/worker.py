@@ -1,8 +1,9 @@
-"""A worker: the tasks of one process, the commands it takes and the turns they run in.
+"""A worker: runs the tasks of one process and carries out the driver's commands.
 
-``handle`` takes a command of the driver, ``finish`` the result of a background job, ``turn`` does a moment's work.
-All three are called by one thread, the loop, and return what the host is to do. Nothing here blocks on the
-network, sleeps, or knows on what the worker runs. The reader thread uses ``intake`` and nothing else.
+``handle`` takes a command of the driver, ``finish`` the result of a background job, and ``turn`` runs the tasks
+for a short time. One thread, the loop, calls all three; their results say what the host has to do. Nothing here
+blocks on the network, sleeps, or depends on Spark. The reader thread uses only ``intake``, the heartbeat thread
+only ``call``.
 """
 
 from __future__ import annotations
@@ -52,35 +53,36 @@ from penstock.worker.tasks import Tasks
 from penstock.worker.tracking import AckCollector
 from penstock.worker.wiring import Surroundings
 
-LONGEST_WAIT = 1.0  # seconds between two turns; whatever happens sooner wakes the loop
+LONGEST_WAIT = 1.0
+"""Most seconds between two turns. Events wake the loop earlier, so this only limits the delay if one does not."""
 
 
 class Turn(NamedTuple):
-    """What came of a turn, for the host."""
+    """The result of a turn, for the host."""
 
     rows: list[Row]
-    """For the next stage, in order."""
+    """Rows for the next stage, in order."""
     events: list[Event]
-    """For the driver, in order; a ``TaskMessage`` or ``TaskFlowState`` for the message board."""
+    """Events for the driver, in order. A ``TaskMessage`` or ``TaskFlowState`` is for the message board."""
     jobs: list[BackgroundJob]
-    """To run in the background, in order."""
+    """Jobs to run in the background, in order."""
     wake_at: float
-    """When the next turn is due, on the monotonic clock, unless something arrives earlier."""
+    """The time (monotonic) at which the next turn is due if nothing arrives before."""
 
 
 class Inspection(NamedTuple):
-    """A look into a worker, for tests and the local runner."""
+    """The state of a worker, for tests and the local runner."""
 
     executors: tuple[Executor[Any], ...]
     errors: tuple[PenstockError, ...]
     """The newest errors of user code, newest last."""
     stats: dict[int, TaskStats]
-    """Of each task; not copies."""
+    """The counters of each task; not copies."""
     pending: int
 
 
 class Worker:
-    """See the module. ``phase`` says where it is in its life (``worker.phase``)."""
+    """One worker; see the module. Its phases are in ``worker.phase``."""
 
     def __init__(
         self,
@@ -91,16 +93,16 @@ class Worker:
         archive: WorkerArchive | None = None,
         skew: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``archive``: the worker's files in the state directory; None where there is none. ``skew``: seconds by
-        which this machine's wall clock is ahead of the driver's, for reports."""
+        """``archive``: the worker's files in the state directory; None if there is none. ``skew``: returns the
+        seconds by which this machine's wall clock is ahead of the driver's, for reports."""
         plan, settings = job.plan, job.settings
         self.id = id
         self.call = CurrentCall()
-        """For the heartbeat thread."""
+        """The current call of user code. The heartbeat thread reads it."""
         self._phase = WorkerPhase.STANDING_BY if assignment.takes_over else WorkerPhase.CREATED
         self._job, self._clock, self._archive = job, clock, archive
         self.intake = Intake(id, job, clock, self._phase)
-        """For the reader thread."""
+        """The input of the worker. The reader thread delivers frames to it."""
         self._out = Outgoing(id, plan, clock, settings.transport.linger, assignment.next)
         self._flow = FlowControl(plan, settings, clock, self._out.send, id)
         self._sender = FrameSender(id, plan, self.intake, self._flow)
@@ -112,15 +114,16 @@ class Worker:
         self._publisher = Publisher(clock, self._tasks)
         self._reporter = Reporter(settings, clock, skew, self.intake, self._tasks, self._flow, self._sender)
         self._loop = TaskLoop(settings, clock, self.intake, self._tasks, self._flow, self._epochs, self._out)
-        self._said: set[type] = set()
-        """Events that are said once."""
+        self._sent_once: set[type] = set()
+        """The kinds of events already sent, of those that are sent only once."""
         self._undelivered: list[TaskMessage] = []
-        """Signals for the tasks that arrived after the worker had left."""
+        """Signals for its tasks that arrived after the worker had left. If the worker closes, they are posted
+        again for the process that now runs the tasks."""
         self._handlers = self._make_handlers()
         self._out.warm_up()
 
     def _make_handlers(self) -> dict[type, Callable[[Any], list[Event] | None]]:
-        """What each command does."""
+        """The method that carries out each kind of command."""
         epochs, tasks = self._epochs, self._tasks
         return {
             commands.OpenTasks: self._open,
@@ -147,11 +150,12 @@ class Worker:
     # ---- input -----------------------------------------------------------------------------------------
 
     def handle(self, command: Command) -> list[Event]:
-        """Carry out a command. Raises what user code raised, with the component's name."""
+        """Carry out a command. Raises the errors of user code, with the name of the component."""
         return self._handlers[type(command)](command) or []
 
     def finish(self, result: JobResult) -> list[Event]:
-        """Take the result of a background job. Raises ``SinkRefused``."""
+        """Take the result of a background job. Raises ``SinkRefused`` if a sink cannot publish and a retry will
+        not help."""
         if isinstance(result, SnapshotResult):
             if result.error:
                 self._epochs.on_snapshot_failed(result.snapshot)
@@ -160,31 +164,34 @@ class Worker:
         return [EpochPublished(result.epoch)] if self._publisher.finish(result) else []
 
     def fail(self, error: BaseException) -> list[Event]:
-        """Something that the worker cannot recover from: tell the driver, once, and do nothing more."""
-        if WorkerFailed in self._said:
+        """Called for an error from which the worker cannot recover; it does nothing more. Returns the events that
+        report the error to the driver, none if an error was reported before."""
+        if WorkerFailed in self._sent_once:
             return []
-        self._said.add(WorkerFailed)
+        self._sent_once.add(WorkerFailed)
         if self._phase not in (WorkerPhase.CLOSED, WorkerPhase.FAILED):
             self._become(WorkerPhase.FAILED)
         ours = as_penstock_error(self.id, error)
-        passing = isinstance(error, SinkRefused | FramesLost | StateUnavailable)  # the last commit is a way out
+        # After these errors, a restart from the last commit may help.
+        passing = isinstance(error, SinkRefused | FramesLost | StateUnavailable)
         return [self._report(), WorkerFailed(ours.where, ours.problem, ours.hint, passing)]
 
     def load(self) -> None:
-        """Import the components' modules, which may take long, while the worker waits for the others. Raises what
-        they raise."""
+        """Import the components' modules. This may take long, so the host calls it while the worker waits for
+        other workers. Raises what the modules raise."""
         self._tasks.load()
 
     # ---- turns -----------------------------------------------------------------------------------------
 
     def turn(self) -> Turn:
-        """Do a moment's work. Raises what cannot be blamed on a tuple."""
+        """Run the tasks for a short time. Errors of user code that concern a tuple are reported; other errors are
+        raised."""
         runs = self._phase is WorkerPhase.OPEN or self._phase is WorkerPhase.LEAVING
         if runs:
             self._loop.run()
         events: list[Event] = [*self._acks.collect(self._tasks), *self._flow.take_states()]
-        if len(self._said) < 2:
-            events += self._say_once()
+        if len(self._sent_once) < 2:
+            events += self._one_time_events()
         if self._phase is WorkerPhase.LEAVING and self.has_left:
             events += self._leave()
         if self._clock.monotonic() >= self._reporter.due:
@@ -206,13 +213,13 @@ class Worker:
             jobs.append(publish)
         return jobs
 
-    def _say_once(self) -> list[Event]:
+    def _one_time_events(self) -> list[Event]:
         events: list[Event] = []
-        if ChannelsWarm not in self._said and self.intake.warm:
-            self._said.add(ChannelsWarm)
+        if ChannelsWarm not in self._sent_once and self.intake.warm:
+            self._sent_once.add(ChannelsWarm)
             events.append(ChannelsWarm())
-        if ChannelsWarm in self._said and TasksOpened not in self._said and self._phase.has_tasks:
-            self._said.add(TasksOpened)
+        if ChannelsWarm in self._sent_once and TasksOpened not in self._sent_once and self._phase.has_tasks:
+            self._sent_once.add(TasksOpened)
             events.append(TasksOpened(self._tasks.stateful))
         return events
 
@@ -232,24 +239,26 @@ class Worker:
 
     @property
     def fatal(self) -> PenstockError | None:
-        """An error of user code that is to end the topology (setting ``on_error``)."""
+        """The error of user code that stops the topology (setting ``delivery.on_error``); None if there is
+        none."""
         return self._reporter.fatal
 
     @property
     def has_left(self) -> bool:
-        """Another slot has the worker, or gets it. Still true when the tasks are closed."""
+        """True if the worker has stopped in this slot because it moves to another one. Stays true after the tasks
+        are closed."""
         return self._epochs.departure.left
 
     @property
     def gone(self) -> bool:
-        """Its slot may have another worker: it was closed, and nobody sends to it any more, or it was never
-        opened."""
+        """True if the slot is free for another worker: this one is closed, and either no sender sends to it any
+        more after a move, or its tasks were never opened."""
         if self._phase is not WorkerPhase.CLOSED:
             return False
         return not self._tasks.is_open or (self.has_left and self.intake.ended)
 
     def validate(self) -> None:
-        """Raise ``AssertionError`` where what the worker knows contradicts itself."""
+        """Check the invariants between phase, intake and departure. Raises ``AssertionError``."""
         departure = self._epochs.departure
         assert self.intake.phase is self._phase
         assert not self._phase.has_tasks or self._tasks.is_open
@@ -259,7 +268,7 @@ class Worker:
         assert not self._undelivered or self._phase in (WorkerPhase.LEFT, WorkerPhase.FAILED)
 
     def inspect(self) -> Inspection:
-        """By the loop's thread."""
+        """Return the state of the worker. Call it on the loop's thread."""
         reporter = self._reporter
         return Inspection(tuple(self._tasks.all), reporter.errors, reporter.stats(), reporter.pending())
 
@@ -305,7 +314,7 @@ class Worker:
         return None
 
     def _close(self, command: commands.CloseTasks) -> list[Event]:
-        """Close all tasks, also when one raises. A second time nothing happens."""
+        """Close all tasks, even if one raises. Does nothing if they are closed already."""
         if self._phase is WorkerPhase.CLOSED:
             return []
         self._become(WorkerPhase.CLOSED)
@@ -333,7 +342,7 @@ class Worker:
         return [LeavePrepared(command.commit)]
 
     def _leave(self) -> list[Event]:
-        """The last epoch has ended."""
+        """Called when the last epoch of the worker in this slot has ended."""
         self._become(WorkerPhase.LEFT)
         report = self._report()
         state = take_handover(
@@ -357,7 +366,7 @@ class Worker:
 
     def _on_message(self, message: TaskMessage) -> list[Event] | None:
         if self._phase is WorkerPhase.CLOSED and self.has_left:
-            return [message]  # for the worker that has the task now
+            return [message]  # for the process that runs the task now
         if self._phase is WorkerPhase.LEFT:
             self._undelivered.append(message)
         else:
@@ -366,7 +375,7 @@ class Worker:
 
     def _set_routes(self, command: commands.SetMigrationRoutes) -> None:
         if command.version < self._sender.route_version:
-            return  # said late
+            return  # a newer command was carried out before
         self._sender.route_version = command.version
         self._reporter.add_segments(self._tasks.set_migration_routes(command.component, command.routes))
         for executor in self._tasks.senders_to(command.component):
@@ -374,7 +383,7 @@ class Worker:
 
 
 def as_penstock_error(worker: WorkerId, error: BaseException) -> PenstockError:
-    """The error as the driver and the user read it."""
+    """Convert any other exception to a ``PenstockError`` for the driver and the user."""
     if isinstance(error, PenstockError):
         return error
     text = "".join(traceback.format_exception(error))
