@@ -820,6 +820,13 @@ def test_an_epoch_can_be_asked_for(store, delivery):
     assert manifests.newest(store).epoch == 2
 
 
+def test_a_request_after_the_end_is_answered_at_once(store):
+    with Running(store) as running:
+        assert running.loop.commit_now(30.0) == 1
+    with pytest.raises(StateError, match="the topology ended before the epoch was committed"):
+        running.loop.commit_now(30.0)
+
+
 def test_a_savepoint_is_asked_for_by_a_file(store):
     target = f"memory://{uuid.uuid4().hex}"
     store.write("requests/one.json", request("requests/one.json", target))

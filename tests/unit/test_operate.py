@@ -68,6 +68,20 @@ def cells(text, first):
     return [cell.strip() for cell in line.strip("│ \n").split("│")]
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("scale", {}, "its arguments are wrong (KeyError: 'parallelism')"),
+        ("move", {"worker": "1.0"}, "its arguments are wrong (KeyError: 'node')"),
+        ("dance", {}, "there is no command 'dance', only status, queues, "),
+    ],
+)
+def test_a_request_of_another_version_is_answered_with_what_is_wrong(start, name, arguments, problem):
+    answer = Operator(start())(OperatorRequest(name, arguments))
+    assert (answer.text, answer.kind) == ("", "SettingError")
+    assert answer.error[1].startswith(problem)
+
+
 def test_list(start, penstock):
     assert penstock("list") == (0, "no topology of this user is running on this machine\n", "")
     watched = start()

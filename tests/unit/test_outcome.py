@@ -23,6 +23,11 @@ def test_a_sink_that_was_away_for_a_while_and_has_written_did_its_work():
     assert judge(["lines"], {"lines": GOOD, "sink": sink}, "").code == 0
 
 
+def test_one_with_more_dead_letters_than_successes_is_not_fruitless():
+    spout = TaskStats(emitted=10, failed=21, acked=3, given_up=7)
+    assert judge(["lines"], {"lines": spout, "count": TaskStats(executed=24, errors=21)}, "").code == 0
+
+
 @pytest.mark.parametrize(
     ("spout", "bolt", "sentence"),
     [
@@ -37,7 +42,7 @@ def test_a_sink_that_was_away_for_a_while_and_has_written_did_its_work():
             "Every tuple of spout 'lines' failed: 25 failures, none succeeded.",
         ),
         (
-            TaskStats(emitted=5, failed=25, acked=5, given_up=5),
+            TaskStats(emitted=5, failed=25, given_up=5),
             TaskStats(executed=25),
             "Every tuple of spout 'lines' failed: 25 failures, none succeeded.",
         ),

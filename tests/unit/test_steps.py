@@ -155,6 +155,15 @@ def test_an_interrupt_undoes_and_goes_on():
     assert chores.log == ["do a", "undo b", "undo a"]
 
 
+def test_an_interrupt_during_an_undo_is_raised_when_all_steps_are_undone():
+    chores = Chores(do=fails(StateError("store", "it is gone")))
+    interrupted = Step("x", undo=fails(KeyboardInterrupt()))
+    chores.steps = lambda steps=chores.steps: [steps()[0], interrupted, steps()[1]]
+    with pytest.raises(KeyboardInterrupt):
+        chores.run()
+    assert chores.log == ["do a", "undo b", "undo a"]
+
+
 def test_crash_points_are_told_each_step_and_nothing_is_undone_behind_a_crash():
     class Died(BaseException):
         pass

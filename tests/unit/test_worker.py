@@ -166,6 +166,13 @@ def test_a_failure_is_said_once_and_then_it_does_nothing(start):
     assert worker.worker.phase is WorkerPhase.CLOSED
 
 
+def test_tasks_are_opened_once(start):
+    worker = opened(start)
+    with pytest.raises(IllegalTransition, match="a worker that is OPEN cannot become OPEN"):
+        worker.tell(OpenTasks({}))
+    assert worker.worker.phase is WorkerPhase.OPEN
+
+
 def test_every_phase_has_its_transitions_and_others_are_refused(start):
     assert set(TRANSITIONS) == set(WorkerPhase)
     worker = opened(start)

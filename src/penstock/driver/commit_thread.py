@@ -80,7 +80,7 @@ class CommitLoop:
         self._waiting: list[CommitRequest] = []
         self._files = SavepointRequests(store)
         self._beginning = threading.Lock()
-        self._paused = False
+        self._paused = self._finished = False
 
     # ---- for any thread --------------------------------------------------------------------------------
 
@@ -88,6 +88,8 @@ class CommitLoop:
         """Have an epoch committed, its sinks published too."""
         self._wanted.put(request)
         self.events.put(())  # look at once
+        if self._finished:  # nobody will look
+            self._answer_all()
 
     def commit_now(self, timeout: float) -> int:
         """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
@@ -150,11 +152,18 @@ class CommitLoop:
 
     def finish(self) -> None:
         """Behind the last turn: answer whoever waits."""
-        self._collect()
-        ended = StateError("commits", "the topology ended before the epoch was committed")
-        for request in self._waiting:
-            request.answer(self.error or ended, 0)
+        self._finished = True
+        self._answer_all()
         self._notify()
+
+    def _answer_all(self) -> None:
+        """Answer all requests with why there will be no commit."""
+        ended = StateError("commits", "the topology ended before the epoch was committed")
+        with self._beginning:
+            self._collect()
+            requests, self._waiting = self._waiting, []
+        for request in requests:
+            request.answer(self.error or ended, 0)
 
     def _look(self, now: float) -> None:
         with self._beginning:

@@ -36,7 +36,7 @@ def judge(spouts: Collection[str], totals: Mapping[str, TaskStats], left_behind:
 def _spout(component: str, total: TaskStats) -> str:
     if total.errors and not total.emitted:
         return f"Spout '{component}' emitted nothing and raised {total.errors:,} errors{_last(total)}."
-    if total.failed and total.acked <= total.given_up:  # a message that is given up is acked, too
+    if total.failed and not total.acked:
         return (
             f"Every tuple of spout '{component}' failed: {total.failed:,} failures, none succeeded{_last(total)}."
         )

@@ -322,6 +322,7 @@ class StepRunner:
 
     @staticmethod
     def _undo(begun: Sequence[Step]) -> None:
+        interrupted: BaseException | None = None
         for step in reversed(begun):
             if step.undo is None:
                 continue
@@ -329,6 +330,10 @@ class StepRunner:
                 step.undo()
             except Exception as error:  # the other steps must be undone all the same
                 log.warning("undoing step '%s': %s", step.name, error)
+            except BaseException as error:  # Ctrl-C: raised when all steps are undone
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
 
     def _cancelled(self) -> Problem:
         return Problem(Cause.CANCELLED, TopologyFailed(self.where, "it was asked to end meanwhile"))

@@ -116,7 +116,12 @@ class ControlClient:
         self._rest = b""
         """Bytes that ``send_now`` could not write; they are sent before anything else."""
         self._socket, self._file = connect(address, secret)
-        self._measure_clock()
+        try:
+            self._measure_clock()
+        except BaseException:
+            self._file.close()
+            self._socket.close()
+            raise
         self._socket.settimeout(None)
         threading.Thread(target=self._receive, name="control-receive", daemon=True).start()
         threading.Thread(target=self._transmit, name="control-send", daemon=True).start()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from penstock.control.signals import TaskFlowState, TaskMessage
-from penstock.errors import PenstockError
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
 from penstock.protocol.client import ControlClient
@@ -126,23 +125,33 @@ class Slot:
         """The reader thread: delivers frames to the worker. It waits while there is no worker yet or the worker
         has no room; Spark's buffers then block the senders. Frames that arrive after the worker has left are
         dropped."""
+        while not self._had_worker.wait(LONGEST_WAIT):
+            if self._control.lost:
+                return
+        host: WorkerHost | None = None
         try:
-            while not self._had_worker.wait(LONGEST_WAIT):
-                if self._control.lost:
-                    return
-            for batch in batches:
-                for value in batch.column(1) if batch.num_columns > 1 else ():
-                    host = self._host
-                    if value.is_valid and host is not None:
-                        host.deliver(value.as_buffer())
+            for frame in _frames(batches):
+                host = self._host
+                if host is not None:
+                    host.deliver(frame)
             self._input_ended = True
-        except Exception as error:
-            broken_pipe = isinstance(error, OSError | EOFError | ValueError | pa.ArrowException)
-            self._input_ended = broken_pipe and not isinstance(error, PenstockError)  # the query was stopped
-            # An internal error must not look like the end of the input.
-            if not self._input_ended and self._host is not None:
-                self._host.fail(error)
+        except Exception as error:  # an internal error must not look like the end of the input
+            if host is None:
+                raise
+            host.fail(error)
         self._wake.set()
+
+
+def _frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    """The frames in Spark's record batches. Ends with the input, or when the query is stopped, which breaks the
+    pipe to Spark."""
+    try:
+        for batch in batches:
+            for value in batch.column(1) if batch.num_columns > 1 else ():
+                if value.is_valid:
+                    yield value.as_buffer()
+    except (OSError, EOFError, ValueError, pa.ArrowException):
+        return
 
 
 def as_batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:
