@@ -1,5 +1,5 @@
-"""What changes a topology while it runs: the policies of scaling and placement ask for changes, as people do, and
-all requests are carried out here, one at a time."""
+"""Carries out the change requests of a running topology, one at a time. Requests come from users and from the
+policies of scaling and placement."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ from penstock.errors import PenstockError, TopologyFailed
 
 
 class Changes:
-    """Of one topology. Called on the supervisor's thread; the lists and controllers are read by any."""
+    """The changes of one topology. Methods are called on the supervisor's thread; any thread may read the lists
+    and the controllers."""
 
     def __init__(self, runs: QueryRuns, runner: StepRunner, monitor: LoadMonitor) -> None:
         self._runs, self._runner, self._monitor = runs, runner, monitor
         self.scalings = self._make_scalings()
-        """What was decided about the number of tasks, and on what grounds."""
+        """Decides about the numbers of tasks, and keeps its decisions with their reasons."""
         self.placements = PlacementController(runs.current.settings)
-        """What was decided about where workers run."""
+        """Decides on which nodes workers run, and keeps its decisions."""
         self.placer = Placer(runs, self.placements)
         self.replaced: list[Replaced] = []
-        """Replacements that took place, oldest first."""
+        """Completed replacements, oldest first."""
         self.moved: list[Moved] = []
-        """Workers that moved alone, oldest first."""
+        """Completed moves of single workers, oldest first."""
         self._scaling_at = 0.0
 
-    # ---- what the policies want ------------------------------------------------------------------------
+    # ---- requests of the policies ----------------------------------------------------------------------
 
     def decided(self, sample: MonitorSample | None) -> ChangeRequest | None:
-        """What the policies ask for. Called again and again while the spouts are active, with a load sample when
-        the load monitor has just taken one."""
+        """Return the change that a policy requests now, if any. Called periodically while the spouts are active,
+        with a load sample if the load monitor has just taken one."""
         return self._scaling() or self.placer.next(sample, self._runs.current)
 
     def _scaling(self) -> ReplaceRequest | None:
-        """Once a load sample of its own."""
+        """Ask the scaling policy once per ``scaling.window``. The scaling controller takes its own load
+        samples."""
         current, now = self._runs.current, self._runs.now()
         if self.scalings.idle or now < self._scaling_at:
             return None
@@ -56,11 +58,11 @@ class Changes:
         current = self._runs.current
         return ScalingController(current.plan, current.deployment.topology, current.settings, self._runs.room)
 
-    # ---- carrying them out -----------------------------------------------------------------------------
+    # ---- carrying out requests -------------------------------------------------------------------------
 
     def carry_out(self, request: ChangeRequest) -> Problem | None:
-        """Carry a request out, and answer whoever waits. Returns the problem for which the query has to be started
-        again, or the topology to end; None: it goes on, changed or not. Raises nothing."""
+        """Carry out a request and answer it. Returns the problem if the query must be restarted or the topology
+        must end because of it. Returns None if the topology continues, changed or not. Raises nothing."""
         settled = self._move(request) if isinstance(request, MoveRequest) else self._replace(request)
         if settled.error is None:
             _answer(request.answer, settled.result)
@@ -69,7 +71,7 @@ class Changes:
         return settled.problem
 
     def refuse(self, request: ChangeRequest, error: PenstockError) -> None:
-        """It is not carried out."""
+        """Answer a request with an error, since it is not carried out."""
         if not request.answer.done():
             request.answer.set_exception(error)
 
@@ -85,7 +87,8 @@ class Changes:
         return settled
 
     def _adopt(self, before: Any) -> None:
-        """The policies go on with the new form, or begin anew with its settings."""
+        """Tell the policies about the new form of the topology. If its settings differ from ``before``, the
+        policies start anew with the new settings."""
         now = self._runs.current
         if now.settings == before:
             self.scalings.replaced(now.plan, now.deployment.topology, self._runs.now())
@@ -111,7 +114,7 @@ class Changes:
             done.append(settled.result)
             self.moved.append(settled.result)
             run.bus.note("move", "", f"{request.reason}: {settled.result}")
-        if done:  # a load sample with a worker on two nodes says nothing
+        if done:  # begin a new load sample: one in which a worker was on two nodes is useless
             self._monitor.apply_settings(run.settings)
         return settled if settled.error is not None else Settled(done)
 

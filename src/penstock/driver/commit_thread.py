@@ -1,4 +1,5 @@
-"""The loop that commits epochs, the requests it takes from other threads, and the thread it runs in."""
+"""Runs the loop that commits epochs in a thread of its own. Other threads send it requests for commits and
+savepoints."""
 
 from __future__ import annotations
 
@@ -21,26 +22,31 @@ from penstock.state.store import StateStore
 
 log = logging.getLogger("penstock.commits")
 
-_LOOK = 0.05  # seconds between two looks at the clock
+_POLL_INTERVAL = 0.05
+"""Seconds that the loop waits for an event at most, so that an epoch begins at most so much later than it is
+due."""
 EpochEvents = queue.SimpleQueue[tuple[WorkerId, EpochEvent] | tuple[()] | None]
-"""What workers say of epochs; an empty tuple: look at the requests; None: the end."""
+"""Events of workers about epochs. An empty tuple wakes the loop, which then looks at new requests. None ends the
+loop."""
 
 
 @dataclass(eq=False)
 class CommitRequest:
-    """Somebody wants an epoch that ends from now on. Made by any thread, answered by the loop. A ``Watch``: a
-    failed request ends the wait of a step."""
+    """A request to commit an epoch that ends after the request. Any thread may make one; the loop answers it. It
+    is a ``Watch``, so that a step that waits for the request ends if the request fails."""
 
     last: bool = False
-    """The query run commits no other."""
+    """Whether this is the last epoch that the query run commits."""
     moves: bool = False
-    """A worker leaves with it, while other commits are paused. It is not tried a second time."""
+    """Whether a worker leaves its process with this epoch. The epoch is begun even while commits are paused. If it
+    is abandoned, the request fails; other requests get the next epoch."""
     then: Callable[[PenstockError | None, int], int] | None = None
-    """Called by the loop with the error, or the newest epoch that all sinks have published; makes the result."""
+    """Called by the loop with the error, if there is one, and the newest epoch that all sinks have published.
+    Returns the result of the request, or raises its error."""
     epoch: int | None = None
-    """The epoch that was begun for it."""
+    """The epoch that was begun for this request. None until there is one."""
     dropped: bool = False
-    """Nobody waits any longer."""
+    """Set by the requesting thread when it no longer waits."""
     result: int | None = None
     error: PenstockError | None = None
     answered: threading.Event = field(default_factory=threading.Event)
@@ -52,7 +58,7 @@ class CommitRequest:
         return None if self.error is None else Problem(Cause.FAILED, self.error)
 
     def answer(self, error: PenstockError | None, published: int) -> None:
-        """Called by the loop."""
+        """Set the result or the error. Called by the loop."""
         self.error = error
         if self.then is not None:
             try:
@@ -65,39 +71,42 @@ class CommitRequest:
 
 
 class CommitLoop:
-    """Feeds ``Commits`` with what workers say, with time, and with requests. ``turn`` and ``finish`` are called by
-    one thread, the rest by any."""
+    """Passes the events of workers, the time, and requests to ``Commits``. One thread calls ``turn`` and
+    ``finish``; any thread may call the other methods."""
 
     def __init__(
         self, commits: Commits, store: StateStore, events: EpochEvents, notify: Callable[[], None]
     ) -> None:
-        """``notify`` is called after each turn: somebody may wait for what has changed."""
+        """``notify`` is called after each turn, to wake threads that wait for a commit."""
         self.commits = commits
         self.error: PenstockError | None = None
-        """Why the loop gave up, if it did."""
+        """The error that ended the loop, if there was one."""
         self._store, self.events, self._notify = store, events, notify
-        self._wanted: queue.SimpleQueue[CommitRequest] = queue.SimpleQueue()
+        self._new_requests: queue.SimpleQueue[CommitRequest] = queue.SimpleQueue()
         self._waiting: list[CommitRequest] = []
         self._files = SavepointRequests(store)
-        self._beginning = threading.Lock()
+        self._begin_lock = threading.Lock()
+        """Held while epochs begin, so that none begins after ``pause`` has returned."""
         self._paused = self._finished = False
 
     # ---- for any thread --------------------------------------------------------------------------------
 
     def want(self, request: CommitRequest) -> None:
-        """Have an epoch committed, its sinks published too."""
-        self._wanted.put(request)
-        self.events.put(())  # look at once
-        if self._finished:  # nobody will look
-            self._answer_all()
+        """Request that an epoch is committed and published by all sinks. Does not wait. After the end of the loop
+        the request is answered with an error at once."""
+        self._new_requests.put(request)
+        self.events.put(())  # wakes the loop
+        if self._finished:
+            self._refuse_all()
 
     def commit_now(self, timeout: float) -> int:
-        """Commit an epoch that ends now, its sinks published too; returns it. Raises ``StateError`` where that
-        fails or takes too long."""
+        """Commit an epoch that ends now, and wait until all sinks have published it. Returns the newest published
+        epoch. Raises ``StateError`` if the commit fails or takes longer than ``timeout`` seconds."""
         return self._wait(CommitRequest(), timeout)
 
     def savepoint(self, target: StateStore, timeout: float) -> int:
-        """The same, and copy it; returns the epoch copied."""
+        """Do the same as ``commit_now`` and copy the newest published epoch to ``target``. Returns the epoch that
+        was copied."""
 
         def copy(error: PenstockError | None, published: int) -> int:
             if error is not None:
@@ -107,15 +116,15 @@ class CommitLoop:
         return self._wait(CommitRequest(then=copy), timeout)
 
     def pause(self) -> None:
-        """Begin no epoch from now on, until ``resume``, other than one with which a worker moves."""
-        with self._beginning:
+        """Begin no epoch until ``resume`` is called, except an epoch with which a worker moves."""
+        with self._begin_lock:
             self._paused = True
 
     def resume(self) -> None:
         self._paused = False
 
     def stop(self) -> None:
-        """Have ``turn`` end the loop; what is under way is not committed."""
+        """Make ``turn`` end the loop. Epochs in progress are not committed."""
         self.events.put(None)
 
     def _wait(self, request: CommitRequest, timeout: float) -> int:
@@ -131,8 +140,9 @@ class CommitLoop:
     # ---- the loop --------------------------------------------------------------------------------------
 
     def turn(self, now: float, seconds: float = 0.0) -> bool:
-        """Take what a worker said, waiting for it so many seconds, and do what is due. False: the loop has
-        ended."""
+        """Wait at most ``seconds`` for an event of a worker, handle it, and begin or finish commits that are due.
+        ``now`` is the time on the monotonic clock; after a wait, the clock is read instead. Returns False if the
+        loop has ended."""
         try:
             event = self.events.get(timeout=seconds) if seconds else self.events.get_nowait()
         except queue.Empty:
@@ -142,37 +152,36 @@ class CommitLoop:
         try:
             if event:
                 self.commits.handle(*event)
-            self._look(now if not seconds else time.monotonic())
+            self._handle_requests(now if not seconds else time.monotonic())
         except PenstockError as error:
             self.error = error
-        except Exception as error:  # a bug of ours must not look like an end
+        except Exception as error:  # a bug in Penstock must be reported as an error, not as a normal end
             self.error = PenstockError("commits", f"internal error (please report it): {error!r}")
         self._notify()
         return self.error is None
 
     def finish(self) -> None:
-        """Behind the last turn: answer whoever waits."""
+        """Refuse all requests that still wait, and all later ones. Called once, after the last turn."""
         self._finished = True
-        self._answer_all()
+        self._refuse_all()
         self._notify()
 
-    def _answer_all(self) -> None:
-        """Answer all requests with why there will be no commit."""
+    def _refuse_all(self) -> None:
         ended = StateError("commits", "the topology ended before the epoch was committed")
-        with self._beginning:
+        with self._begin_lock:
             self._collect()
             requests, self._waiting = self._waiting, []
         for request in requests:
             request.answer(self.error or ended, 0)
 
-    def _look(self, now: float) -> None:
-        with self._beginning:
+    def _handle_requests(self, now: float) -> None:
+        with self._begin_lock:
             self._begin(now)
         for name, target in self._files.new(now):
             self._waiting.append(CommitRequest(then=partial(self._files.save, name, target)))
         for request in list(self._waiting):
             if request.epoch is not None and not self.commits.expects(request.epoch):
-                request.epoch = None  # it was given up: the next will do
+                request.epoch = None  # the epoch was abandoned; the next one serves the request
                 if request.moves:
                     self._waiting.remove(request)
                     request.answer(StateError("commits", "the epoch with which a worker leaves was given up"), 0)
@@ -181,7 +190,7 @@ class CommitLoop:
                 request.answer(None, self.commits.published)
 
     def _begin(self, now: float) -> None:
-        """The epochs that are due, and those that are asked for."""
+        """Begin the epochs that are due, and those that are requested."""
         if not self._paused:
             self.commits.tick(now)
         self._collect()
@@ -192,24 +201,24 @@ class CommitLoop:
                 request.epoch = self.commits.newest
 
     def _collect(self) -> None:
-        while not self._wanted.empty():
-            self._waiting.append(self._wanted.get())
+        while not self._new_requests.empty():
+            self._waiting.append(self._new_requests.get())
 
 
 class CommitShell(Protocol):
-    """What has a loop run."""
+    """Runs a ``CommitLoop``. ``CommitThread`` does so in a thread; tests have their own."""
 
     loop: CommitLoop
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """End the loop; what is under way is not committed."""
+        """End the loop. Epochs in progress are not committed."""
         ...
 
 
 class CommitThread:
-    """Runs a loop in a thread of its own: writing a manifest must not hold anybody up."""
+    """Runs a loop in a thread of its own, so that no other thread waits while a manifest is written."""
 
     def __init__(self, loop: CommitLoop) -> None:
         self.loop = loop
@@ -220,9 +229,9 @@ class CommitThread:
 
     def stop(self) -> None:
         self.loop.stop()
-        self._thread.join(10)
+        self._thread.join(10)  # seconds; a store that does not answer must not keep the query run from ending
 
     def _run(self) -> None:
-        while self.loop.turn(time.monotonic(), _LOOK):
+        while self.loop.turn(time.monotonic(), _POLL_INTERVAL):
             pass
         self.loop.finish()

@@ -211,7 +211,7 @@ class Commits:
                 self._crash("announced", instruction.epoch)
             elif isinstance(instruction, SnapshotBolts):
                 self._send(TakeSnapshot(instruction.epoch, "bolts", self._last), None)
-                if instruction.epoch == self._moves:  # with exactly-once delivery every epoch ends so
+                if instruction.epoch == self._moves:  # with exactly-once delivery every epoch ends in this way
                     self._ended += 1
                     for worker in self._first_stage:
                         self._send(EndEpoch(self._ended), worker)

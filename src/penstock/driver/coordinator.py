@@ -1,7 +1,7 @@
-"""The coordinator: listens on the driver, lets the workers of the topology's starts in, and people's commands.
+"""The coordinator: the server on the driver that workers and the commands of operators connect to.
 
-An asyncio loop in a thread of its own does all the network work; the driver's other threads look at what a
-registry's workers have said under ``changed`` and wait on it.
+An asyncio loop in a thread of its own does all the network work. The driver's other threads hold the condition
+``changed`` while they read what the workers of a registry have reported, and wait on it for changes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class Coordinator:
         self.operator: Callable[[OperatorRequest], OperatorAnswer] = lambda command: OperatorAnswer(
             "", ["topology", "it takes no commands"]
         )
-        """Carries out what a person wants. Called from a thread of its own."""
+        """Carries out the command of an operator. Called in threads of a pool, so that a long command does not
+        block the loop; several calls may run at the same time."""
         self.secret = wire.new_secret()
         self.refused = 0
         self.changed = threading.Condition()
         self._time = RunTime(clock)
         self._strangers: dict[asyncio.StreamWriter, None] = {}
-        """Connections that have not proved yet that they know the secret, the oldest first."""
+        """Connections that have not yet proved that they know the secret, oldest first."""
         self._registries: dict[int, WorkerRegistry] = {}
         self._host, self._port = host, port
         self._loop = asyncio.new_event_loop()
@@ -49,7 +50,7 @@ class Coordinator:
         self.address = ("", 0)
 
     def start(self) -> None:
-        """Listen. Raises ``PortInUse`` where the port is taken."""
+        """Start to listen. Raises ``PortInUse`` if the port is in use or cannot be opened for another reason."""
         self._thread.start()
         try:
             self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
@@ -83,26 +84,27 @@ class Coordinator:
 
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(shut(), self._loop)
-            self._thread.join(5)
+            self._thread.join(5)  # seconds; the loop ends within milliseconds unless it hangs
             if not self._thread.is_alive():
                 self._loop.close()
 
     def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, placed: bool = False) -> WorkerRegistry:
-        """Let the workers of a start in: their ``attempt`` has its number. ``key`` is that of the ledgers;
-        ``placed``: they will be given slots."""
+        """Accept the workers of the query run with the number ``attempt`` from now on, and return their registry.
+        ``key``: the key of the acker's ledgers. ``placed``: the driver assigns workers to slots."""
         registry = self._registries[attempt] = WorkerRegistry(
             attempt, plan, bus, key, self.changed, self._soon, placed
         )
         return registry
 
     def end(self, registry: WorkerRegistry) -> None:
-        """No worker of that start may join or stay."""
+        """Close the connections of a query run's workers, and accept no more of them."""
         self._registries.pop(registry.attempt, None)
         registry.dismiss()
 
     @property
     def registries(self) -> list[WorkerRegistry]:
-        """Of the starts whose workers may join, in the order they began; while one replaces the other, of both."""
+        """The registries of the query runs whose workers may connect, oldest first. During a replacement there are
+        two."""
         return [registry for _, registry in sorted(dict(self._registries).items())]
 
     def _soon(self, call: Callable[[], None]) -> None:
@@ -110,7 +112,8 @@ class Coordinator:
             self._loop.call_soon_threadsafe(call)
 
     def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until the condition, looked at whenever a worker says something, holds."""
+        """Wait until the condition holds, at most ``timeout`` seconds, and return whether it does. It is evaluated
+        whenever a worker reports something."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
@@ -141,7 +144,7 @@ class Coordinator:
                     raise ControlRefused("control connection", "a worker sent an operator's request")
                 elif (
                     self._registries.get(registry.attempt) is registry
-                ):  # else a straggler of an earlier query run
+                ):  # otherwise the query run has ended, and its late messages are ignored
                     registry.handle(connection, message)
         except ControlRefused as error:
             self.refused += 1
@@ -166,7 +169,7 @@ class Coordinator:
                 self.changed.notify_all()
 
     def _receive_stranger(self, writer: asyncio.StreamWriter) -> None:
-        """On the loop."""
+        """Record a new connection. If too many are in their handshake, abort the oldest. Called on the loop."""
         self._strangers[writer] = None
         if len(self._strangers) > wire.MOST_STRANGERS:
             oldest = next(iter(self._strangers))
@@ -174,7 +177,9 @@ class Coordinator:
             oldest.transport.abort()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
-        """The handshake, and the first message: of a worker, or what an operator asks."""
+        """Perform the handshake and return the first message: the ``Hello`` of a worker, or the request of an
+        operator. Raises ``ControlRefused`` if the handshake fails, or if the message is neither an operator's
+        request nor the ``Hello`` of a worker of a current query run."""
         mine = wire.new_nonce()
         writer.write(wire.greeting(mine))
         theirs = wire.read_answer(await reader.readexactly(wire.ANSWER_BYTES), self.secret, mine)

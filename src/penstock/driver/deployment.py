@@ -1,4 +1,4 @@
-"""A deployment: what a query run is made from."""
+"""A deployment: everything that a query run is started from."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.topology.builder import Topology
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a query run is made from: a topology, its plan and placement, what its workers are told, where its
-    state is, and the user's modules in a zip, if there are any. Outlives the query runs made of it."""
+    """A topology, its plan and placement, the job for its workers, its state directory, and the user's modules in
+    a zip file, if there are any. A restart starts another query run from the same deployment."""
 
     topology: Topology
     plan: Plan
@@ -26,13 +26,13 @@ class Deployment:
     state: StateDirectory
     modules: Path | None
     placement: SlotPlacement | None = None
-    """Where its workers are to run; None: where the engine puts them."""
+    """The nodes on which workers should run. None if the engine chooses them."""
     spares: tuple[int, ...] = ()
-    """With a placement: slots of each stage, spare ones included."""
+    """Number of slots of each stage, including spare slots. Empty without a placement."""
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Tasks of the engine in each stage."""
+        """Number of the engine's tasks in each stage."""
         return self.spares or tuple(stage.workers for stage in self.plan.stages)
 
 
@@ -43,9 +43,12 @@ def make_deployment(
     nodes: int = 0,
     owner: Ownership | None = None,
 ) -> Deployment:
-    """How a topology is to run on an engine: placed on some of so many nodes. At most once its state is written
-    only to hand it over to a replacement, which has the same ``owner``. Raises ``TopologyError`` where a component
-    cannot be pickled."""
+    """Return a deployment of a topology on an engine.
+
+    ``placement``: the nodes of the workers, out of ``nodes`` nodes. ``owner``: the owner of the state directory; a
+    replacement has the same owner as the old form. With at-most-once delivery, state is written only to hand it
+    over to a replacement or to a worker that moves. Raises ``TopologyError`` if a component cannot be pickled.
+    """
     plan = make_plan(topology)
     state = StateDirectory(plan, topology, owner=owner)
     lasting = topology.settings.delivery.guarantee != "at_most_once"

@@ -1,4 +1,4 @@
-"""Whether anything is in flight between the workers of a query run."""
+"""Detects whether tuples are in flight between the workers of a query run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from penstock.driver.registry import WorkerRegistry
 
 
 class Drain:
-    """Asks all workers for reports until two rounds in a row say that every frame that was sent is done. Of use
-    once the spouts are inactive. ``done`` is called whenever a worker reports something, by one thread."""
+    """Requests reports from all workers, round after round, until two successive rounds show the same number of
+    frames sent and all of them processed. Useful only after the spouts were deactivated. Called by one thread."""
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self._registry = registry
@@ -15,6 +15,8 @@ class Drain:
         self._before: tuple[int, int] | None = None
 
     def done(self) -> bool:
+        """Return whether nothing is in flight. Called whenever a worker reports something. Always False if a
+        worker has failed or is lost."""
         registry = self._registry
         if self._round is None:
             self._round = registry.probe()

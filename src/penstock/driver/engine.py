@@ -1,7 +1,7 @@
-"""What the driver needs of the engine that runs workers as long-running tasks. ``penstock.spark.engine``
-implements it on Spark; tests have one in memory.
+"""The interface between the driver and the engine that runs workers as long-running tasks.
+``penstock.spark.engine`` implements it on Spark; tests have an implementation in memory.
 
-Nothing here waits for long: what takes time is asked for again and again by a step (``driver.steps``).
+No method waits for long. If something takes time, a step (``driver.steps``) polls for it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from penstock.protocol.job import Job
 
 
 def executor_of(node: str) -> str:
-    """The engine's own name of a node that workers call ``host/executor``."""
+    """Return the engine's name of a node. Workers name a node ``host/executor``; the engine's name is the part
+    after the slash."""
     return node.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class QueryLaunch:
-    """What a query is made from."""
+    """The parameters of a query that is launched."""
 
     attempt: int
-    """The number of the query run: workers name it when they connect."""
+    """The number of the query run. Workers send it when they connect."""
     job: Job
     slots: tuple[int, ...]
-    """Tasks of each stage."""
+    """Number of the engine's tasks in each stage."""
     placed: bool
-    """The driver tells each task which worker it is when all have connected; otherwise task n is worker n."""
+    """True: when all tasks have connected, the driver tells each of them which worker it runs. False: task n of a
+    stage runs worker n."""
     modules: Path | None
-    """The user's modules in a zip, if there are any."""
+    """The user's modules in a zip file, if there are any."""
     address: tuple[str, int]
+    """Host and port of the coordinator."""
     secret: bytes
+    """The secret with which workers authenticate."""
 
 
 class Query(Protocol):
@@ -42,112 +46,116 @@ class Query(Protocol):
     def is_active(self) -> bool: ...
 
     def why_ended(self) -> str:
-        """Of one that is not active: the engine's own explanation, in one line."""
+        """Return the engine's explanation in one line. Called only if the query is not active."""
         ...
 
     def stop(self) -> None:
-        """Whatever state it is in; it may have ended in any way. Does not raise."""
+        """Stop the query in whatever state it is; it may have ended already. Does not raise."""
         ...
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """Task slots that could not be reserved."""
+    """Explains why task slots could not be reserved."""
 
     free: int
+    """Number of task slots that are not reserved."""
     total: int
-    """Those that the engine offers now."""
+    """Number of task slots that the engine offers now."""
     master: str
-    """What offers them, for messages."""
+    """Names the engine in messages."""
     final: bool
-    """No more will come: waiting is of no use."""
+    """Whether the engine will never offer more, so that waiting is useless."""
 
 
 class Engine(Protocol):
-    """One session of the engine, shared by all topologies of this process. Called by one thread of a topology at a
-    time. Methods raise ``TopologyFailed`` where the engine does not answer for a while, and anything where it has
-    died."""
+    """One session of the engine. All topologies of this process share it; at most one thread of each topology
+    calls it at a time. Methods raise ``TopologyFailed`` if the engine refuses or does not answer for a while, and
+    any exception if the engine has died."""
 
     # ---- task slots ------------------------------------------------------------------------------------
 
     def nodes_settled(self) -> bool:
-        """Whether all nodes that are expected take tasks. Asked from time to time while somebody waits for them;
-        where nobody knows their number, it answers by how long ago the last one came."""
+        """Whether all expected nodes accept tasks. Called periodically while a step waits for nodes. If the number
+        of nodes is unknown, this is true when no node has joined for a while."""
         ...
 
     def reserve(self, holder: int, slots: int, elsewhere: int = 0) -> Shortage | None:
-        """Hold so many task slots until ``free``; a second call of the same holder changes nothing. ``elsewhere``:
-        so many of those held are on nodes that are being released, which are not offered any more. None: they are
-        held."""
+        """Reserve ``slots`` task slots until ``free`` is called. Returns None if they are reserved, otherwise the
+        shortage. A holder that has reserved slots already keeps those. ``elsewhere``: how many of all reserved
+        slots are on nodes that are being released, which the engine no longer offers."""
         ...
 
     def free(self, holder: int) -> None:
-        """Give the slots back, if any."""
+        """Release the slots of a holder, if it has any."""
         ...
 
     def room(self) -> int:
-        """Task slots that nobody holds."""
+        """Return the number of task slots that are not reserved."""
         ...
 
     def total(self) -> int:
-        """Task slots that there are."""
+        """Return the number of all task slots."""
         ...
 
     def shared_with_others(self, holders: Collection[int]) -> bool:
-        """Whether anybody but these holds slots."""
+        """Whether any other holder has reserved slots."""
         ...
 
     # ---- queries ---------------------------------------------------------------------------------------
 
     def launch(self, launch: QueryLaunch) -> Query:
-        """Start a query; its workers connect by themselves."""
+        """Start a query. Does not wait for its workers, which connect to the coordinator later."""
         ...
 
     def exit_status(self, pid: int, patience: float) -> int | None:
-        """How a worker process of this machine ended, as ``subprocess`` has it; waits for the word so many
-        seconds. None: nobody said."""
+        """Return the exit status of a worker process of this machine, as in ``subprocess``. Waits up to
+        ``patience`` seconds for it. None if it is still unknown then."""
         ...
 
     # ---- nodes -----------------------------------------------------------------------------------------
 
     def nodes(self) -> list[str]:
-        """The names (``executor_of``) of the nodes that take tasks."""
+        """Return the nodes that accept tasks, by the engine's names (``executor_of``)."""
         ...
 
     @property
     def nodes_away(self) -> int:
-        """Nodes that were released and not taken back."""
+        """Number of nodes that were released and not requested again."""
         ...
 
     def can_release_nodes(self) -> bool: ...
 
     def release_nodes(self, nodes: Collection[str]) -> None:
-        """Have these nodes take no new tasks; each ends with its last task, and the master may use the machine for
-        something else."""
+        """Release nodes: they accept no new tasks, and each ends after its last task. The master may then use
+        their machines for other applications."""
         ...
 
     def take_nodes_back(self) -> None:
-        """Ask the master for as many nodes as were released; they join in their own time."""
+        """Ask the master for as many nodes as were released. Does not wait; the nodes join later."""
         ...
 
     # ---- the rest --------------------------------------------------------------------------------------
 
     def pickle(self, value: Any) -> bytes:
-        """As the workers of this engine unpickle it."""
+        """Pickle a value so that the workers of this engine can unpickle it."""
         ...
 
     def user_modules(self) -> Path | None:
-        """The user's own modules as they are now, in a zip; None: there are none."""
+        """Write the user's modules, as they are now, to a zip file and return its path. None if there are no
+        modules."""
         ...
 
     def warning(self) -> str:
-        """What the user must know about this engine while a query runs, such as open ports; empty: nothing."""
+        """Return a warning that users must see while a query runs, such as about open ports. Empty if there is
+        none."""
         ...
 
     def last_words(self) -> str:
-        """The newest lines that the engine printed, to explain its death."""
+        """Return the newest lines that the engine printed, to explain why it died."""
         ...
 
     def close(self) -> None:
-        """The topology has ended: leave the session as it was found. Does not raise."""
+        """Restore the session to the state before the topology. Called when the topology has ended. Does not
+        raise."""
         ...

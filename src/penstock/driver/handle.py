@@ -1,4 +1,4 @@
-"""The handle of a running topology: what ``penstock.submit`` returns."""
+"""The handle of a running topology, which ``penstock.submit`` returns."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penstock.topology.builder import Topology
 
 
 class RunningTopology:
-    """A topology that runs. Made by ``submit``. A context manager, which kills the topology at its end. Its
-    methods may be called from any thread."""
+    """A running topology, returned by ``submit``. It is a context manager, which kills the topology at the end of
+    the ``with`` block. Its methods may be called from any thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self.internals = Internals(supervisor)
-        """What the commands of ``penstock`` use beyond this handle. It may change."""
+        """For the commands of ``penstock``. Not part of the public API: it may change without notice."""
 
-    # ---- what it is ------------------------------------------------------------------------------------
+    # ---- properties and status -------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -39,33 +39,33 @@ class RunningTopology:
 
     @property
     def error(self) -> PenstockError | None:
-        """Why the topology failed, if it did."""
+        """The error with which the topology failed. None if it has not failed."""
         return self._supervisor.lifecycle.error
 
     def status(self) -> TopologyStatus:
-        """All there is to see of the topology, now."""
+        """Return the current status of the topology: its state, tasks, workers and counters."""
         return self.internals.status()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the topology has ended, at most ``timeout`` seconds. Raises its error if it failed; False: it
-        still runs."""
+        """Wait until the topology has ended, at most ``timeout`` seconds. Returns whether it has ended. Raises the
+        topology's error if it failed."""
         return self._supervisor.wait(timeout)
 
     # ---- spouts ----------------------------------------------------------------------------------------
 
     def activate(self) -> None:
-        """Let the spouts emit. Raises ``TopologyFailed`` where the topology does not run."""
+        """Activate the spouts, so that they emit. Raises ``TopologyFailed`` if the topology does not run."""
         self._supervisor.spouts(True)
 
     def deactivate(self) -> None:
-        """Let the spouts pause; what is in flight is still processed. Raises ``TopologyFailed`` where the topology
-        does not run."""
+        """Deactivate the spouts, so that they stop emitting. Tuples in flight are still processed. Raises
+        ``TopologyFailed`` if the topology does not run."""
         self._supervisor.spouts(False)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no tuple is in flight, at most ``timeout`` seconds (by default the setting
-        ``lifecycle.drain_timeout``). Of use once the spouts are inactive. False: tuples are still in flight, or a
-        worker is gone."""
+        ``lifecycle.drain_timeout``). Call ``deactivate`` first. Returns False if tuples are still in flight, or if
+        a worker has failed or is lost."""
         run = self._supervisor.runs.current
         limit = run.settings.lifecycle.drain_timeout if timeout is None else timeout
         drained = Drain(run.registry).done
@@ -74,33 +74,39 @@ class RunningTopology:
         )
 
     def set_max_rate(self, spout: str, rate: float) -> None:
-        """Let a spout emit at most ``rate`` tuples a second from now on, all its tasks together; ``inf`` for no
-        limit. This also holds after restarts of the query."""
+        """Limit a spout to ``rate`` tuples per second from now on, over all its tasks; ``inf`` removes the limit.
+        The limit also holds after restarts of the query. Raises ``SettingError`` if there is no such spout or the
+        rate is not above 0."""
         self.internals.set_max_rates({spout: rate})
 
     # ---- state -----------------------------------------------------------------------------------------
 
     def commit(self, timeout: float = 60.0) -> int:
-        """End an epoch now and commit it; returns its number. Raises ``StateError`` where that fails or takes too
-        long, or where the topology keeps nothing to commit."""
+        """End an epoch now, commit it, and wait until all sinks have published it. Returns the newest published
+        epoch. Raises ``StateError`` if the commit fails or takes longer than ``timeout`` seconds, or if the
+        topology has no state to commit."""
         return self._supervisor.runs.current.epochs.expect().loop.commit_now(timeout)
 
     def savepoint(self, url: str, timeout: float = 60.0) -> int:
-        """Commit an epoch now and copy it to ``url``, from where a topology can be started; returns its number."""
+        """Commit an epoch now and copy it to ``url``. A topology can be started from the copy. Returns the epoch
+        that was copied. Raises ``StateError`` as ``commit`` does, and if the epoch cannot be copied."""
         return self._supervisor.runs.current.epochs.expect().loop.savepoint(StateStore(url), timeout)
 
     # ---- changes ---------------------------------------------------------------------------------------
 
     def scale(self, parallelism: Mapping[str, int], reason: str = "by hand", pause: bool = False) -> Replaced:
-        """Replace the topology by the same one with other numbers of tasks; components that are not named keep
-        theirs. See ``replace``."""
+        """Change the parallelism of components by a replacement (see ``replace``). Components that are not named
+        keep theirs."""
         return self.replace(self.internals.topology.scaled(parallelism), reason, pause)
 
     def replace(self, topology: Topology, reason: str = "by hand", pause: bool = False) -> Replaced:
-        """Let another form of the topology take over while this one runs: other numbers of tasks, or changed code.
-        State is handed over by component. Returns when the spouts of the new form emit. Raises what keeps it from
-        that; then the old form goes on. ``pause``: stop this form first, where there are no task slots for
-        both."""
+        """Replace the running topology by another form of it, with other numbers of tasks or changed code. The new
+        form takes over the state of each component. Returns when the spouts of the new form emit.
+
+        Raises a ``PenstockError`` if the replacement fails. The old form then continues, if necessary after a
+        restart; only if workers are lost after the new form has taken over, the new form is restarted instead.
+        ``pause``: stop the old form first, for example because there are not enough task slots for both.
+        """
         replaced: Replaced = self._supervisor.change(ReplaceRequest(topology, reason, pause))
         return replaced
 
@@ -110,10 +116,12 @@ class RunningTopology:
         reason: str = "by hand",
         leave: Collection[str] = (),
     ) -> Replaced:
-        """Let workers, as "1.0", run on other nodes; those that are not named go anywhere. The names of nodes and
-        the tasks of each worker are in ``status().workers``. This is a replacement by the same topology: state and
-        guarantees are those of ``replace``. ``leave``: nodes to release; workers are then placed only as far as
-        Spark spreads its tasks that way."""
+        """Run workers, such as "1.0", on other nodes. Workers that are not named may run on any node.
+        ``status().workers`` lists the nodes and tasks of all workers.
+
+        This is a replacement by the same topology, with the guarantees of ``replace``. ``leave``: nodes to
+        release. A worker then runs on its wanted node only if Spark happens to start enough tasks there.
+        """
         supervisor = self._supervisor
         wanted = {self._worker(worker): node for worker, node in nodes.items()}
         placement = SlotPlacement(wanted, exact=not leave)
@@ -123,9 +131,9 @@ class RunningTopology:
         return replaced
 
     def move(self, worker: WorkerId | str, node: str, reason: str = "by hand") -> Moved:
-        """Let one worker of bolts, as "1.0", run on another node, while all others go on where they are. Needs a
-        slot that is free there (setting ``placement.spare_slots``). Raises what keeps it from that; then the
-        worker stays where it is."""
+        """Move one worker of bolts, such as "1.0", to another node, while all other workers continue where they
+        are. The node must have a free slot (setting ``placement.spare_slots``). Raises a ``PenstockError`` if the
+        move fails; the worker then stays where it is, if necessary after a restart of the query."""
         current = self._supervisor.runs.current
         wanted = {self._worker(worker): node}
         moved: list[Moved] = self._supervisor.change(MoveRequest(wanted, reason, current.number))
@@ -141,8 +149,9 @@ class RunningTopology:
     # ---- the end ---------------------------------------------------------------------------------------
 
     def kill(self, drain: bool = True) -> None:
-        """End the topology: pause the spouts, let what is in flight finish (unless ``drain`` is False), commit,
-        close the tasks, stop. Raises the topology's error if it fails on the way. Does nothing if it has ended."""
+        """End the topology and wait until it has ended. With ``drain``, the spouts are deactivated, tuples in
+        flight are processed, and a last epoch is committed. Then the tasks are closed and the query is stopped.
+        Raises the topology's error if it fails meanwhile. Does nothing if the topology has already ended."""
         self._supervisor.kill(drain)
 
     def __enter__(self) -> RunningTopology:

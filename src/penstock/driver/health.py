@@ -1,4 +1,4 @@
-"""Whether a query run is well, and if not, why. Which process was lost, and how, becomes one sentence."""
+"""Checks the health of a query run, and describes in one sentence which process was lost and how."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from penstock.driver.registry import WorkerConnection
 from penstock.driver.steps import Cause, Problem
 from penstock.errors import PenstockError, SnapshotCorrupt, TopologyFailed
 
-_EXIT_WORD = 0.5  # seconds for the word how a process ended; it comes with the loss itself
-_GRACE = 2.0  # seconds for the engine to say why a worker's connection is gone
+_EXIT_STATUS_TIMEOUT = 0.5
+"""Seconds to wait for the exit status of a lost process. The engine reports it at about the same time as the
+loss."""
+_GRACE = 2.0
+"""Seconds since the last message of a worker whose connection has ended, after which the worker counts as lost.
+Until then the engine may end the query, and its explanation is better."""
 
 
 class RunWatch:
-    """Watches one query run, for a step that waits or for the supervisor."""
+    """Watches one query run: for steps that wait (as a ``Watch``), and for the supervisor."""
 
     def __init__(self, run: QueryRun, engine: Engine, strict: bool = False) -> None:
-        """``strict``: a worker whose connection is gone is a problem at once; otherwise the engine gets a moment
-        to explain it."""
+        """``strict``: a worker whose connection has ended is a problem at once. Otherwise the engine has
+        ``_GRACE`` seconds to explain the loss."""
         self._run, self._engine, self._strict = run, engine, strict
 
     def alarm(self) -> bool:
@@ -51,7 +55,7 @@ class RunWatch:
         return None
 
     def _explain(self, cause: str) -> str:
-        """What was lost: the worker whose connection ended first, and how its process ended."""
+        """Return a sentence that names the worker whose connection ended first, and how its process ended."""
         registry = self._run.registry
         with registry.changed:
             gone = [each for each in registry.workers.values() if not each.connected and not each.closed]
@@ -59,7 +63,7 @@ class RunWatch:
         lost = [self._worker(each) for each in gone]
         executor_lost = "ExecutorLost" in cause
         asked = bool(lost) and not executor_lost
-        status = self._engine.exit_status(lost[0].pid, _EXIT_WORD) if asked else None
+        status = self._engine.exit_status(lost[0].pid, _EXIT_STATUS_TIMEOUT) if asked else None
         return explain(lost, status, executor_lost, cause)
 
     def _silent(self) -> Problem | None:
@@ -91,10 +95,10 @@ class RunWatch:
 
 
 class Reworded:
-    """Another watch, whose problems are told in other words."""
+    """Wraps a watch and adds context to the messages of its problems."""
 
     def __init__(self, watch: RunWatch, problem: str, cause: Cause | None = None) -> None:
-        """``problem``: the clause before what was found."""
+        """``problem``: a clause that is put before the message. ``cause``: replaces the cause of the problems."""
         self._watch, self._problem, self._cause = watch, problem, cause
 
     def alarm(self) -> bool:

@@ -1,5 +1,5 @@
-"""What there is to see of a running topology, and to do with it, beyond the handle of users: for the commands of
-``penstock``, the web page, benchmarks and tests."""
+"""Access to a running topology beyond the public handle, for the commands of ``penstock``, the web page,
+benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.topology.builder import Topology
 
 
 class Internals:
-    """Of one topology; from any thread."""
+    """The internals of one topology. May be used from any thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
@@ -34,11 +34,12 @@ class Internals:
         self.closing = supervisor.closing
         """Set when the tasks are closed and the query is about to be stopped."""
         self.load: Callable[[str], Topology] | None = None
-        """Makes a topology of FILE[:OBJECT], for ``penstock replace``; what was loaded before is loaded anew."""
+        """Loads a topology from FILE[:OBJECT] for ``penstock replace``. Modules that were loaded before are loaded
+        again. None if the topology was not started from a file."""
         self.declared = self.topology
-        """As its program or file has it, without what was scaled since."""
+        """The topology as its program or file declares it, without later changes of the parallelism."""
 
-    # ---- to see ----------------------------------------------------------------------------------------
+    # ---- status ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -46,7 +47,7 @@ class Internals:
 
     @property
     def restarts(self) -> int:
-        """How often its query was started again after a loss."""
+        """Number of restarts of the query."""
         return self.supervisor.lifecycle.restarts.count
 
     @property
@@ -59,12 +60,13 @@ class Internals:
 
     @property
     def bus(self) -> MetricsBus:
-        """Of the current query run: a replacement has another one, which goes on counting where this one ended."""
+        """The metrics of the current query run. A replacement has another bus, which continues the counters of the
+        old one."""
         return self.supervisor.runs.current.bus
 
     @property
     def migrations(self) -> MigrationController:
-        """What was decided about data migration since the last start."""
+        """The migration controller of the current query run, with its decisions."""
         return self.supervisor.runs.current.migrations
 
     @property
@@ -77,56 +79,58 @@ class Internals:
 
     @property
     def workers(self) -> dict[WorkerId, WorkerConnection]:
-        """Those that have connected."""
+        """The workers that have connected."""
         return self.supervisor.runs.current.registry.workers
 
     @property
     def begun(self) -> float | None:
-        """When its spouts first emitted, on the monotonic clock."""
+        """When the spouts were first activated, on the monotonic clock. None before that."""
         return self.supervisor.begun
 
     @property
     def left_behind(self) -> str:
-        """What became of tuples in flight at the end, where there was no time for them."""
+        """What was not finished when the topology ended, as a clause. Empty if everything was."""
         return self.supervisor.left_behind
 
     @property
     def committed(self) -> int:
-        """The newest committed epoch; 0 for none."""
+        """The newest committed epoch, or 0."""
         return self.supervisor.runs.current.epochs.committed
 
     @property
     def commit_age(self) -> float | None:
-        """Seconds since the last commit; None where the current query run has made none."""
+        """Seconds since the last commit. None if the current query run has not committed yet."""
         return self.supervisor.runs.current.epochs.commit_age
 
     @property
     def epoch(self) -> int:
-        """The committed epoch that the current query run began with, or the last one committed before it ended."""
+        """The committed epoch that the current query run started from. After the query run has ended, the last
+        epoch that it committed."""
         return self.supervisor.runs.current.epochs.epoch
 
     @property
     def max_rates(self) -> dict[str, float]:
-        """What each spout may emit; ``inf`` where there is no limit."""
+        """The limit of each spout in tuples per second; ``inf`` if there is none."""
         rates, nodes = self.supervisor.runs.rates, self.topology.nodes
         return {spout: rates.get(spout, nodes[spout].max_rate) for spout in self.plan.spouts}
 
     @property
     def replacements(self) -> list[Replaced]:
-        """Those that took place, oldest first."""
+        """Completed replacements, oldest first."""
         return self.supervisor.changes.replaced
 
     def status(self) -> TopologyStatus:
         return take(self)
 
     def outcome(self) -> Outcome:
-        """Of a topology that has ended: was its work done?"""
+        """Return how the topology ended. Called after it has ended."""
         return judge(self.plan.spouts, self.bus.totals(), self.supervisor.left_behind)
 
-    # ---- to do -----------------------------------------------------------------------------------------
+    # ---- changes ---------------------------------------------------------------------------------------
 
     def set_max_rates(self, rates: Mapping[str, float]) -> None:
-        """Limit several spouts; all of them, or none where one is wrong."""
+        """Limit the rates of several spouts. Raises ``SettingError`` and changes nothing if one of the limits is
+        invalid."""
         for spout, rate in rates.items():
             if spout not in self.plan.spouts:
                 raise SettingError(
@@ -141,30 +145,30 @@ class Internals:
 
 
 class PlacingInternals:
-    """What there is to see of, and to do about, where workers run. From any thread."""
+    """The internals that concern the placement of workers on nodes. May be used from any thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
     @property
     def free_slots(self) -> list[tuple[int, str]]:
-        """Stages and nodes of slots that workers can move into, one by one."""
+        """Stage and node of each free slot that a worker can move into."""
         with self._supervisor.server.changed:
             slots = self._supervisor.runs.current.registry.slots.items()
             return sorted((slot.stage, each.hello.node) for slot, each in slots if each.free and slot.stage)
 
     @property
     def nodes_away(self) -> int:
-        """Nodes that were released and not taken back."""
+        """Number of nodes that were released and not requested again."""
         return self._supervisor.engine.nodes_away
 
     @property
     def moves(self) -> list[Moved]:
-        """Workers that moved alone, oldest first."""
+        """Completed moves of single workers, oldest first."""
         return self._supervisor.changes.moved
 
     def explain(self) -> str:
-        """What ERDM would do by the newest load sample, and where slots are free, as JSON."""
+        """Return the moves that ERDM proposes for the newest load sample, and the free slots, as JSON."""
         answer, slots = json.loads(self._supervisor.monitor.placement()), self.free_slots
         answer["free_slots"] = slots
         if slots:
@@ -173,9 +177,12 @@ class PlacingInternals:
         return json.dumps(answer)
 
     def rearrange(self) -> Replaced | list[Moved] | None:
-        """Have ERDM place the workers now, by the newest load sample, and release nodes that it empties. Where
-        slots are free workers move one by one, and nodes without any are released the next time; otherwise all go
-        by a replacement. None: nothing is worth it, or there is no load sample yet (``explain`` says which)."""
+        """Place the workers now as ERDM decides on the newest load sample, and release nodes that become empty.
+
+        If slots are free where workers should run, these workers move one by one, and empty nodes are released by
+        the next call. Otherwise all workers are placed by a replacement. Returns None if no move is worthwhile or
+        there is no load sample yet; ``explain`` says which. Raises a ``PenstockError`` if the change fails.
+        """
         supervisor = self._supervisor
         changes, runs = supervisor.changes, supervisor.runs
 
@@ -190,8 +197,8 @@ class PlacingInternals:
         return done
 
     def spread(self) -> int:
-        """Use all nodes, released ones too: the workers are spread over them as soon as they have joined. Returns
-        how many more there are to be."""
+        """Request the released nodes again, and spread the workers over all nodes as soon as these have joined.
+        Does not wait for it. Returns the number of nodes that will be used in addition."""
         supervisor = self._supervisor
         placer, runs = supervisor.changes.placer, supervisor.runs
         more, request = supervisor.call(lambda: placer.take_back("by hand: all nodes", runs.current))

@@ -1,7 +1,7 @@
-"""The life of a running topology as a state machine: events in, decisions out.
+"""The lifecycle of a running topology as a state machine, which takes events and returns decisions.
 
-No IO, no clock, no thread. ``driver.supervisor`` feeds it with events, on one thread, and carries out what it
-decides; what comes of a decision is the next event.
+It has no IO, clock or thread. ``driver.supervisor`` passes events to it on one thread and carries out its
+decisions. The result of a decision is the next event.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from penstock.errors import PenstockError, StateUnavailable, TopologyFailed
 
 
 class TopologyPhase(Enum):
-    """Where in its life a topology is."""
+    """The phase of a topology's life."""
 
     STARTING = "starting"
     ACTIVE = "active"
     INACTIVE = "inactive"
-    """It runs, and its spouts pause."""
+    """The topology runs, but its spouts do not emit."""
     CHANGING = "changing"
-    """It is being replaced, or a worker moves."""
+    """The topology is being replaced, or a worker moves."""
     RESTARTING = "restarting"
     ENDING = "ending"
     ENDED = "ended"
@@ -46,7 +46,7 @@ TRANSITIONS: Mapping[TopologyPhase, frozenset[TopologyPhase]] = {
 """Which phases may follow each phase."""
 
 RUNNING = frozenset({TopologyPhase.ACTIVE, TopologyPhase.INACTIVE})
-"""The phases in which requests are taken."""
+"""The phases in which requests are accepted."""
 OVER = frozenset({TopologyPhase.ENDED, TopologyPhase.FAILED})
 
 
@@ -55,60 +55,61 @@ OVER = frozenset({TopologyPhase.ENDED, TopologyPhase.FAILED})
 
 @dataclass(frozen=True)
 class StartEnded:
-    """The first start came to an end; without a problem the spouts emit."""
+    """The first start has ended. If there was no problem, the spouts emit."""
 
     problem: Problem | None
 
 
 @dataclass(frozen=True)
 class SpoutsRequested:
-    """Somebody wants the spouts to emit, or to pause."""
+    """An operator or the user's program has requested to activate or deactivate the spouts."""
 
     active: bool
 
 
 @dataclass(frozen=True)
 class ChangeRequested:
-    """Somebody, or a policy, wants a change."""
+    """An operator, the user's program or a policy has requested a change."""
 
     request: ChangeRequest
 
 
 @dataclass(frozen=True)
 class ChangeEnded:
-    """A change came to an end, done or not. ``problem``: only where the query has to be started again."""
+    """A change has ended, successfully or not. ``problem``: set only if the query must be restarted or the
+    topology must end."""
 
     problem: Problem | None
     ran: float = 0.0
-    """Seconds for which the query run that has the problem ran."""
+    """Seconds for which the current query run has run."""
 
 
 @dataclass(frozen=True)
 class RunFailed:
-    """The current query run, or what it needs, has a problem."""
+    """The current query run has a problem, or something that it needs: the lease or the engine."""
 
     problem: Problem
     ran: float
-    """Seconds for which it ran; less than 0: it never did."""
+    """Seconds for which the query run has run. Less than 0 if its tasks never opened."""
 
 
 @dataclass(frozen=True)
 class RestartEnded:
-    """An attempt to start the query again came to an end; without a problem it runs."""
+    """An attempt to restart the query has ended. If there was no problem, the topology runs."""
 
     problem: Problem | None
 
 
 @dataclass(frozen=True)
 class KillRequested:
-    """Somebody wants the topology to end."""
+    """An operator or the user's program has requested the end of the topology."""
 
     drain: bool
 
 
 @dataclass(frozen=True)
 class ShutDownEnded:
-    """Nothing of the topology is left."""
+    """The shutdown has ended: nothing of the topology runs any more."""
 
     error: PenstockError | None
 
@@ -130,7 +131,7 @@ Event = (
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Start from an earlier epoch: the snapshot of the newest one cannot be read."""
+    """Start from an earlier epoch, since the snapshot of the newest epoch cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +148,14 @@ class CarryOut:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The event asked for something that cannot be done in this phase."""
+    """Refuse the request, since it cannot be carried out in this phase."""
 
     error: PenstockError
 
 
 @dataclass(frozen=True)
 class RestartQuery:
-    """Start the query again after a pause; ``RestartEnded`` follows."""
+    """Restart the query after a pause; ``RestartEnded`` follows."""
 
     problem: Problem
     pause: float
@@ -163,12 +164,12 @@ class RestartQuery:
 
 @dataclass(frozen=True)
 class ShutDown:
-    """End everything; ``ShutDownEnded`` follows."""
+    """End the topology; ``ShutDownEnded`` follows."""
 
     drain: bool
-    """Let tuples in flight finish, and commit a last epoch."""
+    """Whether to process tuples in flight, and to commit a last epoch."""
     running: bool
-    """Its tasks are open; otherwise it is just being started or restarted, or has failed."""
+    """Whether the tasks are open. False if the topology is being started or restarted, or has failed."""
     error: PenstockError | None
 
 
@@ -176,29 +177,29 @@ Decision = StartAgain | SetSpouts | CarryOut | Refuse | RestartQuery | ShutDown
 
 
 class TopologyLifecycle:
-    """The machine of one topology. ``handle`` is called by one thread at a time; ``phase``, ``state`` and
-    ``error`` may be read by any."""
+    """The state machine of one topology. One thread at a time calls ``handle``; any thread may read ``phase``,
+    ``state`` and ``error``."""
 
     def __init__(self, topology: str, max_restarts: int) -> None:
         self.phase = TopologyPhase.STARTING
         self.error: PenstockError | None = None
-        """Why the topology failed, if it did."""
+        """The error with which the topology failed, if it did."""
         self.restarts = RestartPolicy()
         self.spouts_active = True
-        """Whether the spouts are to emit whenever the topology runs."""
+        """Whether the spouts should emit whenever the topology runs."""
         self._where, self._max_restarts = f"topology '{topology}'", max_restarts
 
     @property
     def state(self) -> str:
-        """As people see it: a topology that is being changed is still active, or inactive."""
+        """The phase as shown to users: a topology that is being changed is shown as active or inactive."""
         return (self._running if self.phase is TopologyPhase.CHANGING else self.phase).value
 
     def use(self, max_restarts: int) -> None:
-        """The topology was replaced by one with this setting."""
+        """Use this setting from now on. Called after a change, since a replacement may have other settings."""
         self._max_restarts = max_restarts
 
     def handle(self, event: Event) -> Decision | None:
-        """What to do about an event; None: nothing."""
+        """Return what to do about an event, or None."""
         match event:
             case StartEnded(problem):
                 return self._on_started(problem)
@@ -232,7 +233,7 @@ class TopologyLifecycle:
         return None
 
     def validate(self) -> None:
-        """Raises ``AssertionError`` where the machine is in a state it must never be in."""
+        """Raise ``AssertionError`` if the state machine is in an invalid state."""
         assert (self.phase is TopologyPhase.FAILED) <= (self.error is not None), "a failed topology has an error"
         assert (self.phase is TopologyPhase.ENDED) <= (self.error is None), "one that ended has none"
 
@@ -256,7 +257,7 @@ class TopologyLifecycle:
 
     def _on_failed(self, problem: Problem, ran: float) -> Decision | None:
         if problem.cause is Cause.CANCELLED:
-            return None  # the request to end is on its way
+            return None  # a ``KillRequested`` follows
         if not _passing(problem):
             return self.fail(problem.error)
         self.restarts.lost(ran)
@@ -288,7 +289,7 @@ class TopologyLifecycle:
         return ShutDown(drain and running, running, None)
 
     def fail(self, error: PenstockError) -> Decision:
-        """The topology cannot go on."""
+        """Return the decision to end the topology, since it cannot continue because of an error."""
         self.error = error
         self._enter(TopologyPhase.ENDING)
         return ShutDown(drain=False, running=False, error=error)
@@ -302,12 +303,13 @@ def not_running(where: str, state: str) -> TopologyFailed:
 
 
 def _passing(problem: Problem) -> bool:
-    """Starting the query again may help."""
+    """Whether a restart of the query may help."""
     return problem.cause in (Cause.LOST, Cause.UNREADABLE, Cause.TIMED_OUT) or isinstance(
         problem.error, StateUnavailable
     )
 
 
 def _may_pass(problem: Problem) -> bool:
-    """What ``prepare`` or ``open`` need may be down together with what was lost: worth another attempt."""
+    """Whether another attempt to restart may help although the last one failed with an error of the user's code. A
+    service that ``prepare`` or ``open`` need may be down for the same reason as the lost worker."""
     return problem.cause is Cause.FAILED and isinstance(problem.error, TopologyFailed)

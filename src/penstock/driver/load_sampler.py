@@ -110,7 +110,7 @@ class LoadSampler:
     def take(self, now: float, stats: Stats, offered: Mapping[str, float] | None = None) -> LoadSample | None:
         """Return the load sample that ends now. None if there is no earlier reading to compare with: at the first
         call, after a restart or a pause, and until all tasks have reported. ``offered``: tuples that arrived at
-        the sources of spouts, where known."""
+        the sources of spouts, if known."""
         if set(stats) != self.shape.tasks:
             self._before = None
             return None

@@ -1,20 +1,24 @@
-"""One worker moves to another node while the topology runs, into a slot that is kept free there.
+"""Moves one worker to a free slot on another node while the topology runs.
 
-The steps, in order; up to the third the move can be given up, and the worker goes on where it was:
+The move has these steps, with their names in parentheses. Until the end of step 3 it can be undone, and the worker
+then continues where it was:
 
-1. A free slot on the node prepares to take over, and prefetches what the worker has committed (``prefetched``).
-2. The workers that send to it send everything to both slots from now on (``doubled``). The old process goes on
-   producing the results; the new one emits nothing, and keeps what arrives.
-3. The end of an epoch is announced, and every sender's marker arrives. The old process does all that came before
-   the markers, stores its state with a commit (``stored``), and does nothing more. This is the point of no return.
-4. The worker is mapped to the new slot, which is told and asked from now on, and the old tasks are closed
-   (``mapped``). The new ones take up the state, drop the copies of what came before the markers, and process what
-   came behind them (``merged``).
-5. The senders send to the new slot only (``switched``). The old one is free as soon as nothing more can arrive.
+1. The process in a free slot on the node prepares to take over the worker, and prefetches the worker's committed
+   state (``prefetched``).
+2. The workers of the previous stage send everything for the worker to both slots from now on (``doubled``). The
+   old process continues to produce the results. The new process emits nothing and buffers what arrives.
+3. The driver ends an epoch, and the marker of every sender arrives. The old process processes everything that came
+   before the markers, stores its state with the commit (``stored``), and then stops. After this step the move can
+   no longer be undone.
+4. The driver maps the worker to the new slot, so that commands go there from now on, and the old process closes
+   the tasks (``mapped``). The new process opens them with the stored state, drops its copies of what came before
+   the markers, and processes what came after them (``merged``).
+5. The senders send to the new slot only (``switched``). The old slot becomes free when nothing can arrive there
+   any more.
 
-So every tuple is applied by exactly one of the two. Whatever dies after step 3, the topology is restarted from a
-committed epoch, as after any other loss. At most once nothing is committed otherwise; a commit is made for the
-move alone.
+Every tuple is thus processed by exactly one of the two processes. If a process dies after step 3, the topology is
+restarted from a committed epoch, as after any other loss. With at-most-once delivery there are usually no commits;
+then commits are made only for the move.
 """
 
 from __future__ import annotations
@@ -43,8 +47,9 @@ log = logging.getLogger("penstock.driver")
 
 
 def movable(run: QueryRun, nodes: Mapping[WorkerId, str]) -> dict[WorkerId, str]:
-    """Those workers that are not where they are wanted, and can move there alone: workers of bolts, as many as
-    find a free slot."""
+    """Return those of the wanted moves that are possible. ``nodes``: the wanted node of each worker. A worker can
+    move alone if it is not in the first stage and the node has a free slot of its stage. Each free slot is given
+    to one worker only."""
     free = Counter((slot.stage, each.hello.node) for slot, each in run.registry.slots.items() if each.free)
     found = {}
     for worker, node in sorted(nodes.items()):
@@ -56,12 +61,12 @@ def movable(run: QueryRun, nodes: Mapping[WorkerId, str]) -> dict[WorkerId, str]
 
 
 class WorkerMove:
-    """One worker's move, as steps. Made and carried out on the supervisor's thread."""
+    """The move of one worker, as a ``Change``. Made and carried out on the supervisor's thread."""
 
     kind = "move"
 
     def __init__(self, number: int, worker: WorkerId, node: str, runs: QueryRuns) -> None:
-        """Raises ``TopologyFailed`` where the worker cannot move there."""
+        """Raises ``TopologyFailed`` if the worker cannot move to the node."""
         self.number = number
         self._run, self._worker, self._runs = runs.current, worker, runs
         self._registry = registry = self._run.registry
@@ -94,13 +99,13 @@ class WorkerMove:
 
     def steps(self) -> Iterator[Step]:
         run, old, epochs = self._run, self.old, self._run.epochs
-        watch = (self._runs.watch(run, strict=True), _Both(old, self.new))
+        watch = (self._runs.watch(run, strict=True), _ProcessWatch(old, self.new))
         yield Step("handover_begun", epochs.begin_handover)
         commits = epochs.expect().loop
         yield Step("slot_taken", lambda: self._registry.stand_by(self._worker, self._new_slot), undo=self._abandon)
-        yield epochs.commit_step("ahead_committed", watch, _newest_will_do)
+        yield epochs.commit_step("ahead_committed", watch, _ignore_missing_epoch)
         yield self._wait(
-            "prefetched", self._prefetch, self._is_ahead, "the new process did not read the state ahead"
+            "prefetched", self._prefetch, self._is_prefetched, "the new process did not read the state ahead"
         )
         yield Step("commits_paused", commits.pause, undo=commits.resume)
         yield self._route("doubled", self._old_slot, self._new_slot, undo=self._stay)
@@ -123,11 +128,13 @@ class WorkerMove:
         yield from self._take_over()
 
     def _take_over(self) -> Iterator[Step]:
-        """While nobody has the worker, the topology cannot end either: what is there can be ended afterwards."""
+        """Steps 4 and 5. They cannot be cancelled, because no process runs the worker meanwhile. A request to end
+        the topology is carried out after them."""
         yield Step("handed_over", self._hand_over, cancellable=False, point_of_no_return=True)
+        # The old tasks close before the new ones open, because both may use the same external resource.
         yield self._wait(
             "mapped",
-            lambda: self._registry.send_to(self.old, CloseTasks()),  # first, for both may use one thing outside
+            lambda: self._registry.send_to(self.old, CloseTasks()),
             lambda: self.old.closed,
             "the tasks did not close on the old node",
             final=True,
@@ -153,7 +160,7 @@ class WorkerMove:
             until,
             expected=expected,
             limit=self._open_limit if final else self._limit,
-            watch=(self._runs.watch(self._run, strict=True), _Both(self.old, self.new)),
+            watch=(self._runs.watch(self._run, strict=True), _ProcessWatch(self.old, self.new)),
             undo=undo,
             cancellable=not final,
         )
@@ -164,13 +171,14 @@ class WorkerMove:
         tasks = self._registry.share(self._worker, state.tasks())
         self._registry.send_to(self.new, PrefetchState(state.epoch, tasks))
 
-    def _is_ahead(self) -> bool:
+    def _is_prefetched(self) -> bool:
         return self.new.ahead >= self._run.deployment.state.epoch
 
     def _route(
         self, name: str, *slots: WorkerId, final: bool = False, undo: Callable[[], None] | None = None
     ) -> Step:
-        """Have all workers of the stage before send to these slots, and wait until they do."""
+        """Return the step that makes all workers of the previous stage send to these slots, and waits until they
+        do."""
         numbers, worker = [slot.index for slot in slots], self._worker
 
         def tell() -> None:
@@ -203,21 +211,23 @@ class WorkerMove:
         return [each for id, each in self._registry.workers.items() if id.stage == self._worker.stage - 1]
 
     def _stay(self) -> None:
-        """The old process has received everything, and goes on. Called before commits are resumed."""
+        """Undo ``doubled``: the old process, which has received everything, continues. Called before commits are
+        resumed."""
         for sender in self._senders():
             self._registry.send_to(sender, RouteWorker(self._worker.index, [self._old_slot.index]))
         self.old.left, self.old.leaving = None, 0
         self._registry.send_to(self.old, CancelLeave())
 
     def _abandon(self) -> None:
-        """The new process may still get a copy of something: it is not used again."""
+        """Undo ``slot_taken``: close the new process's tasks. Its slot is not used again, because copies of frames
+        may still arrive there."""
         self.new.problem = self.new.problem or "a move to it was given up"
         self._registry.send_to(self.new, CloseTasks())
 
     # ---- the end ---------------------------------------------------------------------------------------
 
     def settle(self, ended: StepsEnded) -> Settled:
-        """Called once, after the steps."""
+        """Return the result of the move. Called once, after the steps."""
         old, new, problem = self.old, self.new, ended.problem
         if problem is None:
             return Settled(self._done(ended.times))
@@ -226,7 +236,7 @@ class WorkerMove:
             log.warning("worker %s stays on %s: %s", self._worker, old.hello.node, problem)
             text = f"worker {self._worker} could not move to {target}: {problem.error.problem}"
             return Settled(error=TopologyFailed(where, text, "It goes on where it was."))
-        self._registry.hand_over(self._worker, self._old_slot)  # that is where it is started again
+        self._registry.hand_over(self._worker, self._old_slot)  # the restart places the worker on its old node
         error = TopologyFailed(where, f"worker {self._worker} cannot go on on {target}: {problem.error.problem}")
         return Settled(error=error, problem=Problem(Cause.LOST, error))
 
@@ -237,8 +247,8 @@ class WorkerMove:
         return Moved(at, self._worker, *nodes, at - old.left_at, at - self._since, steps)
 
 
-class _Both:
-    """Watches the processes that a worker leaves and takes."""
+class _ProcessWatch:
+    """Watches the old and the new process of the worker, as a ``Watch``."""
 
     def __init__(self, *connections: WorkerConnection) -> None:
         self._connections = connections
@@ -251,6 +261,7 @@ class _Both:
         return Problem(Cause.LOST, TopologyFailed("move", problem)) if problem else None
 
 
-def _newest_will_do(problem: Problem) -> Problem | None:
-    """An overloaded topology may take long for an epoch: the newest one there is has to do."""
+def _ignore_missing_epoch(problem: Problem) -> Problem | None:
+    """Ignore that no epoch was committed in time, since an overloaded topology may take long for it. The new
+    process then prefetches the newest committed epoch."""
     return None if problem.cause in (Cause.FAILED, Cause.TIMED_OUT) else problem

@@ -1,9 +1,8 @@
-"""Nodes are released and taken back, as steps of a replacement: only a replacement puts workers on other nodes all
-at once.
+"""Releases nodes and takes them back, as steps of a replacement, which places all workers anew.
 
-Release: the nodes take no new task, so the new form runs on the others; each node ends with the last task of the
-old form. Taking back: the master is asked for as many nodes as were released, and the replacement begins when they
-have joined, or when there is no point in waiting any longer.
+To release nodes, the engine starts no new tasks on them, so the new form runs on the other nodes. Each released
+node ends after the last task of the old form. To take nodes back, the engine asks the master for as many nodes as
+were released. The replacement continues when they have joined, or after ``_JOIN_TIMEOUT`` seconds.
 """
 
 from __future__ import annotations
@@ -13,18 +12,20 @@ from collections.abc import Iterator, Sequence
 from penstock.driver.engine import Engine
 from penstock.driver.steps import Cause, Problem, Step, Watch
 
-_JOINING = 60.0  # seconds for nodes that were taken back; a busy machine starts an executor in ten
+_JOIN_TIMEOUT = 60.0
+"""Seconds to wait for nodes that were requested again. A busy machine needs about ten to start an executor."""
 
 
 def release_step(engine: Engine, nodes: frozenset[str]) -> Step:
-    """Undone, the master is asked for others in their place."""
+    """Return the step that releases nodes. Its undo asks the master for as many nodes as were released."""
     return Step("nodes_released", lambda: engine.release_nodes(nodes), undo=engine.take_nodes_back)
 
 
 def take_back_steps(engine: Engine, wanted: int, watch: Sequence[Watch]) -> Iterator[Step]:
-    """Wait until there are ``wanted`` nodes. If they do not come, those that are there have to do."""
+    """Request the released nodes again, and wait until there are ``wanted`` nodes. If they do not join in time,
+    the replacement uses the nodes that are there."""
 
-    def late(problem: Problem) -> Problem | None:
+    def ignore_timeout(problem: Problem) -> Problem | None:
         return None if problem.cause is Cause.TIMED_OUT else problem
 
     yield Step("nodes_asked_back", engine.take_nodes_back)
@@ -32,7 +33,7 @@ def take_back_steps(engine: Engine, wanted: int, watch: Sequence[Watch]) -> Iter
         "nodes_joined",
         until=lambda: len(engine.nodes()) >= wanted,
         poll=True,
-        limit=_JOINING,
+        limit=_JOIN_TIMEOUT,
         watch=watch,
-        on_problem=late,
+        on_problem=ignore_timeout,
     )

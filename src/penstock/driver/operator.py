@@ -1,5 +1,5 @@
-"""What a person wants of a running topology, from another process: each command of ``penstock status``, ``set``,
-``kill`` and others arrives here."""
+"""Carries out the commands that operators send to a running topology from another process, such as ``penstock
+status``, ``set`` and ``kill``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 
 
 class Operator:
-    """Carries out commands on one topology. Called from any thread, several at a time."""
+    """Carries out commands on one topology. The coordinator calls it on several threads at a time. Errors are
+    returned as part of the answer."""
 
     def __init__(self, running: RunningTopology) -> None:
         self._running = running
@@ -111,11 +112,12 @@ class Operator:
         return json.dumps({**dataclasses.asdict(replaced), "kept": kept or {}})
 
     def _kill(self, arguments: Mapping[str, Any]) -> str:
-        """Answers as soon as the tasks are closed: the end takes the connection to whoever asked along."""
+        """Answer as soon as the tasks are closed, because the coordinator closes the operator's connection when
+        the topology ends."""
         running = self._running
 
         def end() -> None:
-            with contextlib.suppress(PenstockError):  # ``running.error`` has it
+            with contextlib.suppress(PenstockError):  # it is also in ``running.error``
                 running.kill(drain=bool(arguments.get("drain", True)))
 
         threading.Thread(target=end, name="kill", daemon=True).start()
