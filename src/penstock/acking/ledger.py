@@ -18,10 +18,10 @@ from penstock.acking.ids import NUMBER_BITS, NUMBER_MASK, U64, edges_of_roots
 from penstock.acking.lineage import I64, Entries
 
 MAX_OPEN = 1 << 22
-"""Roots. The maximum distance between the newest root of a spout task and its oldest open one; the ledgers then
-take 64 MB."""
+"""Roots: the maximum distance between the newest root of a spout task and its oldest open one. The ledgers of the
+task then take about 70 MB."""
 _FIRST_OPEN = 1 << 14
-"""Roots for which a new ring has room: 256 KB, enough for a spout with a small backlog."""
+"""Roots for which a new ring has room: about 280 KB, enough for a spout with a small backlog."""
 _HEAD = struct.Struct("<IIII")
 
 _Change = tuple[I64, U64 | np.uint64]
@@ -149,7 +149,7 @@ class _Ledgers:
         self._base, self._key = np.uint64(task << NUMBER_BITS), key
         self._number = np.full(_FIRST_OPEN, -1, np.int64)
         self._value = np.zeros(_FIRST_OPEN, np.uint64)
-        """0: complete, failed, or not started."""
+        """0 if the root is complete, has failed or is not started."""
         self._failed = np.zeros(_FIRST_OPEN, np.bool_)
         self._any_failed = False
         self.floor = 0

@@ -93,7 +93,7 @@ class Lineage:
 
 
 def unpack(data: memoryview, key: int) -> Lineage:
-    """Decode the lineage in a frame. ``key`` is that of the query run."""
+    """Decode the lineage in a frame. ``key`` is ``Job.key``."""
     flags, rows, count, entries, seed = _HEAD.unpack_from(data)
     at = _HEAD.size
 

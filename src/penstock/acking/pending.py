@@ -21,8 +21,8 @@ _FIRST_SIZE = 1 << 12
 
 
 class Pending:
-    """Numbers start at 0. Each number is resolved once: acked, failed or expired, whichever comes first. Used by
-    the thread of the task only."""
+    """The open tuples of a spout task. Numbers start at 0. Each number is resolved once: acked, failed or expired,
+    whichever comes first. Used by the worker's loop only."""
 
     def __init__(self, timeout: float) -> None:
         self.count = 0

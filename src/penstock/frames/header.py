@@ -53,7 +53,7 @@ class Header(NamedTuple):
     schema_bytes: int = 0
     """Length of the Arrow schema after the header. 0 if the types are declared."""
     lineage_bytes: int = 0
-    """Length of the lineage after the schema. 0 without acks."""
+    """Length of the lineage after the schema. 0 if acks are not tracked."""
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(_MAGIC, _VERSION, *self) + _PAD

@@ -9,6 +9,7 @@ from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import All, Direct, Global
 
 _FIXED = (All, Direct, Global)
+"""Groupings that determine the receiving tasks exactly, so that no other task may get the tuples."""
 
 
 def why_not_migrated(topology: Topology, node: TopologyNode, fused: Collection[str]) -> str:

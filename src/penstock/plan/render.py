@@ -11,8 +11,8 @@ from penstock.topology.streams import DEFAULT_STREAM
 
 
 def as_text(topology: Topology, plan: Plan) -> str:
-    """Lists the stages with their components and workers, the streams and groupings, and which bolts are migrated
-    or scaled."""
+    """The plan as text: the stages with their components and workers, the streams and groupings, and for which
+    bolts data may be migrated and which may be scaled automatically."""
     lines = [
         f"topology {plan.topology}: {len(plan.stages)} stages, {plan.workers} workers, {len(plan.tasks)} tasks",
         "",

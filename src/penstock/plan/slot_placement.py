@@ -63,9 +63,8 @@ def assign_slots(
     for stage in plan.stages:
         free = sorted(slot for slot in slots if slot.stage == stage.index)
         workers = [WorkerId(stage.index, number) for number in range(stage.workers)]
-        for worker in sorted(
-            workers, key=lambda worker: worker not in placement.nodes
-        ):  # workers with a wanted node choose first
+        # workers with a wanted node choose first
+        for worker in sorted(workers, key=lambda worker: worker not in placement.nodes):
             wanted = placement.nodes.get(worker)
             found = next((slot for slot in free if slots[slot] == wanted), None)
             if found is None and wanted is not None:

@@ -1,5 +1,5 @@
-"""The handover state: what a worker that moves to another process takes along besides the state of its tasks. It
-contains the numbers of the next frames, the state of flow control and the counters."""
+"""The handover state: the data that a worker sends to the process to which it moves, besides the state of its
+tasks. It contains the numbers of the next frames, the state of flow control and the counters."""
 
 from __future__ import annotations
 

@@ -34,12 +34,11 @@ class Job:
     shared: str = ""
     """A folder where components may keep files between query runs, with every delivery guarantee."""
     dead_letters: str = ""
-    """The folder of the tasks' dead letters; empty: ``shared``."""
+    """The folder of the tasks' dead letters. If it is empty, ``shared`` is used."""
     archive: str = ""
     """The folder where workers write snapshots: ``folder``, or a temporary one for moves if no state is kept."""
     key: int = field(default_factory=new_seed)
-    """The key from which the edge ids of roots are derived. All workers know it, and each query run has
-    another."""
+    """The key from which the edge ids of roots are derived. All workers know it. Each job has another key."""
 
     def instance(self, component: str) -> Component:
         """A new instance of the component. Called by the worker for each task."""

@@ -36,8 +36,8 @@ class MessageBoard(ABC):
     it changes, including the worker's own tasks; a state that is replaced quickly may be skipped. The board
     calls both on its own threads, possibly before its constructor returns. They must be quick and not raise.
 
-    Messages to a task wait until its worker is connected. Messages that cannot be sent wait too; see
-    ``UnsentMessages`` for what is kept of more than ``MOST_WAITING``.
+    Messages to a task wait until its worker is connected. Messages that cannot be sent wait too;
+    ``UnsentMessages`` says which are kept if there are more than ``MOST_WAITING``.
     """
 
     @abstractmethod

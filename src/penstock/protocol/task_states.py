@@ -16,8 +16,8 @@ class SavedTask(Struct, frozen=True, tag=True, array_like=True):
 
     parts: Chains
     tokens: str = "[]"
-    """The tokens that its sink prepared for the epoch, as a JSON list: users' values, which must arrive as they
-    are."""
+    """The tokens that its sink prepared for the epoch, as a JSON list: they are users' values and must arrive
+    unchanged."""
 
 
 class InheritedTask(Struct, frozen=True, tag=True, array_like=True):

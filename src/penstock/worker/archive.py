@@ -106,7 +106,8 @@ class WorkerArchive:
 
     def write(self, snapshot: WorkerSnapshot) -> dict[str, SavedTask]:
         """Write a snapshot and return the chains that a manifest refers to. Called in a background job. Raises
-        ``StateError``; the next snapshot of these tasks must then be full."""
+        ``StateError``; the next snapshot of these tasks must then be full. Raises ``ComponentError`` if a sink's
+        token is not JSON."""
         name = snapshot_name(snapshot.epoch, self._generation, self._worker.stage, self._worker.index)
         self._written += 1  # with at-least-once delivery a worker with spouts and bolts writes twice in an epoch
         name = f"{name}-{self._written}"
@@ -159,7 +160,7 @@ def _share(key: str, before: int, now: int, owners: Owners) -> Share:
 
 
 def _as_json(key: str, tokens: Sequence[Any]) -> str:
-    """The tokens of a sink's task. Raises ``ComponentError`` for one that is not JSON."""
+    """Encode the tokens of a sink's task. Raises ``ComponentError`` if a token is not JSON."""
     try:
         return json.dumps(list(tokens))
     except (TypeError, ValueError) as error:

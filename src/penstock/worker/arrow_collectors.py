@@ -1,4 +1,4 @@
-"""What batch components emit with."""
+"""Collectors of batch components: the objects with which they emit Arrow batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from penstock.worker.tracking import MessageIds
 
 
 class ArrowCollector:
-    """What both forms of batch collector share. ``notes`` come with each tuple: its anchors or message id."""
+    """Base class of the collectors of batch bolts and batch spouts. ``notes`` has one item for each tuple of a
+    batch: its anchor (bolts) or its message id (spouts). Used by the worker's loop only."""
 
     _notes_name: ClassVar[str]
-    """For the number of notes."""
+    """The name of the parameter that contains the notes, for error messages."""
 
     def __init__(self, component: str, outputs: Outputs) -> None:
         self._component, self._outputs = component, outputs
@@ -42,7 +43,8 @@ class ArrowCollector:
         return output, self._add(output, columns, task, notes), notes
 
     def _add(self, output: StreamOutput, columns: Columns, task: int | None, notes: Sequence[Any] | None) -> int:
-        """Add the rows, all or none; returns how many."""
+        """Add the rows of a batch to the output, all or none. Returns their number. Raises ``FieldCountError`` or
+        ``FieldTypeError``."""
         batch = as_batch(output.stream, columns)
         rows = int(batch.num_rows)
         if notes is not None and len(notes) != rows:
@@ -56,15 +58,16 @@ class ArrowCollector:
 
 
 class BoltArrowCollector(ArrowCollector):
-    """For batch bolts. ``lineage`` is that of the batch under execution; None where acks are not tracked."""
+    """The collector of batch bolts. ``lineage`` is the lineage of the batch that is being executed; None if acks
+    are not tracked."""
 
     _notes_name = "anchors"
     lineage: Lineage | None = None
-    _everything: Anchors | None = None
+    _all_anchors: Anchors | None = None
 
     def begin(self, lineage: Lineage | None) -> None:
-        """The next batch has this lineage."""
-        self.lineage, self._everything = lineage, None
+        """Called before the next batch is executed; ``lineage`` is the lineage of that batch."""
+        self.lineage, self._all_anchors = lineage, None
 
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
@@ -84,13 +87,13 @@ class BoltArrowCollector(ArrowCollector):
             chosen = lineage.group_of_rows()[np.asarray(anchors, np.int64)]
             output.origins.add(of_groups(lineage, chosen), output.waiting())
             return
-        if self._everything is None:
-            self._everything = of_all([lineage], 0)
-        output.origins.add(self._everything._replace(sets=np.zeros(rows, np.int64)), output.waiting())
+        if self._all_anchors is None:
+            self._all_anchors = of_all([lineage], 0)
+        output.origins.add(self._all_anchors._replace(sets=np.zeros(rows, np.int64)), output.waiting())
 
 
 class SpoutArrowCollector(ArrowCollector):
-    """For batch spouts; ``done`` as in ``SpoutTupleCollector``."""
+    """The collector of batch spouts. ``done`` as in ``SpoutTupleCollector``."""
 
     _notes_name = "msg_ids"
 
@@ -120,7 +123,8 @@ class SpoutArrowCollector(ArrowCollector):
 
 
 def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:
-    """The columns as a record batch with the stream's fields, in order, of their declared types."""
+    """Make a record batch from the columns: with the stream's fields, in their order and of their declared types.
+    Raises ``FieldCountError`` or ``FieldTypeError``."""
     names = stream.field_names
     if isinstance(columns, pa.RecordBatch):
         if tuple(columns.schema.names) == names and all(

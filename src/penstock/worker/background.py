@@ -1,6 +1,9 @@
-"""Jobs of a worker that may block on storage or on another system. The host runs them one after the other, in the
-order in which turns gave them: on Spark in a thread of its own, in the local runner at once. The result goes back
-to the worker (``Worker.finish``). A job reads nothing of the worker but what it carries."""
+"""Background jobs of a worker: work that may block on storage or on another system.
+
+A worker's turns return jobs, and the host runs them one after the other in that order: on Spark in a separate
+thread, in the local runner at once. The host passes the result to ``Worker.finish``. A job uses only the objects
+in its fields, no other part of the worker.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +18,41 @@ from penstock.worker.snapshots import WorkerSnapshot
 
 @dataclass(frozen=True)
 class SnapshotResult:
-    """Of ``WriteSnapshot``."""
+    """The result of ``WriteSnapshot``."""
 
     snapshot: WorkerSnapshot
     tasks: dict[str, SavedTask]
     error: str = ""
-    """Why it could not be written; then ``tasks`` is empty."""
+    """Why the snapshot could not be written; ``tasks`` is then empty. Empty if it was written."""
 
 
 @dataclass(frozen=True)
 class PublishResult:
-    """Of ``PublishEpoch``."""
+    """The result of ``PublishEpoch``."""
 
     epoch: int
     committed: Mapping[int, int]
-    """By the sink's task: how many of its tokens are committed."""
+    """Task of the sink → number of its tokens that were committed."""
     errors: Mapping[int, PenstockError]
-    """By the sink's task: why the next one is not."""
+    """Task of the sink → the error of its next token; only sinks with an error."""
 
 
 JobResult = SnapshotResult | PublishResult
 
 
 class BackgroundJob(Protocol):
-    """``run`` may block and is called once. Only what it does not expect is raised: then the worker fails."""
+    """A job. ``run`` may block and is called once. It returns expected errors in its result; if it raises, the
+    worker fails."""
 
     def run(self) -> JobResult: ...
 
 
 @dataclass(frozen=True)
 class WriteSnapshot:
-    """Step 3 of a commit."""
+    """Step 3 of a commit (``driver.commits``): write the worker's snapshot to the state directory."""
 
     write: Callable[[WorkerSnapshot], dict[str, SavedTask]]
-    """Of the worker's archive."""
+    """``WorkerArchive.write``."""
     snapshot: WorkerSnapshot
 
     def run(self) -> SnapshotResult:
@@ -60,18 +64,18 @@ class WriteSnapshot:
 
 @dataclass(frozen=True)
 class TokensToCommit:
-    """What one sink has prepared."""
+    """The tokens that one sink has prepared and that are to be committed."""
 
     task: int
     commit: Callable[[Any], None]
-    """The sink's own, made safe: raises nothing but ``PenstockError``."""
+    """Calls the sink's ``commit``. Errors of user code are raised as ``PenstockError``."""
     tokens: Sequence[Any]
 
 
 @dataclass(frozen=True)
 class PublishEpoch:
-    """Step 5 of a commit: make visible what the sinks prepared up to the epoch. A sink that fails does not hold up
-    the others."""
+    """Step 5 of a commit (``driver.commits``): the sinks publish the output that they prepared up to the epoch. If
+    one sink fails, the others still publish."""
 
     epoch: int
     sinks: Sequence[TokensToCommit]

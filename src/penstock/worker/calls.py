@@ -1,14 +1,15 @@
-"""Which call of user code has not returned yet: one cell, written by the loop, read by the heartbeat thread."""
+"""Records which call of user code is running: one cell, which the worker's loop writes and the heartbeat thread
+reads."""
 
 from __future__ import annotations
 
 
 class CurrentCall:
-    """``running`` is replaced whole, so a reader never sees half of a change."""
+    """The running call. ``running`` is replaced as a whole, so the other thread never reads a partial change."""
 
     __slots__ = ("running",)
 
     def __init__(self) -> None:
         self.running: tuple[int, float] | None = None
-        """The task, and when its code was called, on the monotonic clock; None: no call is under way. Set once for
-        a chunk of calls."""
+        """⟨Task, monotonic time at which its code was called⟩; None if no call is running. Set once for a chunk of
+        calls."""

@@ -218,7 +218,7 @@ class SpoutTupleCollector(TupleCollector):
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
-        self._note = {name: self._noting(output) for name, output in outputs.items()}
+        self._note = {name: self._make_note(output) for name, output in outputs.items()}
         self.emit = self._make_emit(self.emit, outputs.get(DEFAULT_STREAM))
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
@@ -260,7 +260,7 @@ class SpoutTupleCollector(TupleCollector):
         for _ in columns[0]:
             self._note[stream](None)
 
-    def _noting(self, output: StreamOutput) -> Callable[[Any], None]:
+    def _make_note(self, output: StreamOutput) -> Callable[[Any], None]:
         if isinstance(output.origins, MessageIds):
             return output.origins.ids.append
         done = self.done

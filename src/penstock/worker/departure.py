@@ -1,5 +1,5 @@
-"""When a worker stops in its slot, because it moves to another one: at the end of an epoch, with the snapshot of
-a commit."""
+"""Decides when a worker that moves to another slot stops in its old slot: at the end of an epoch, with the
+snapshot of a commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Departure:
         """⟨Commit, epoch⟩: when that epoch ends, the worker takes the snapshot for that commit and stops."""
         self._postponed = False
         """The driver has asked for the bolts' snapshot of the commit with which the worker leaves."""
-        self._with = 0
+        self._left_with = 0
         """The commit with which the worker left most recently; 0 if it never left."""
 
     def request(self, commit: int, epoch: int) -> None:
@@ -40,14 +40,14 @@ class Departure:
         """Called when the driver asks for the bolts' snapshot of ``commit``. Returns True if the worker takes
         that snapshot when it leaves instead of now; ``cancel`` then returns the commit."""
         if self._requested is None:
-            return commit == self._with
+            return commit == self._left_with
         self._postponed = self._postponed or commit == self._requested[0]
-        return commit in (self._requested[0], self._with)
+        return commit in (self._requested[0], self._left_with)
 
     def finish(self) -> None:
         """Record that the worker has taken its snapshot and has left."""
         assert self._requested is not None
-        self._with, self._requested, self._postponed, self.left = self._requested[0], None, False, True
+        self._left_with, self._requested, self._postponed, self.left = self._requested[0], None, False, True
 
     def cancel(self) -> int | None:
         """Withdraw the request to leave. Returns the commit whose snapshot of the bolts was postponed and is now

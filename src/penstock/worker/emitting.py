@@ -1,4 +1,5 @@
-"""Which stream a component emits on: found by its name, with errors that say what is wrong."""
+"""Finds the output stream on which a component emits, and raises the errors for wrong calls of ``emit``. These
+are ``ComponentError``, and its subclass ``FieldCountError`` for a wrong number of values."""
 
 from __future__ import annotations
 

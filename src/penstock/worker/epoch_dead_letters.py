@@ -88,8 +88,8 @@ class EpochDeadLetters:
 
 
 def _bounded(value: Any) -> Any:
-    """Return numbers and short texts unchanged, the beginning of a long text, and a shortened text of any other
-    large value: an instance of a user's class may have any size when it is pickled."""
+    """The value as it is stored: the beginning of a long text, a shortened text for a collection with many
+    elements or a value that cannot be pickled, and any other value unchanged."""
     if isinstance(value, str | bytes) and len(value) > _MOST_VALUE:
         suffix = f"… (truncated: {len(value):,} in all)"
         return value[:_MOST_VALUE] + suffix if isinstance(value, str) else value[:_MOST_VALUE] + suffix.encode()

@@ -1,7 +1,8 @@
-"""The end of an epoch in a worker: what waits is sent, sinks prepare, snapshots are taken, and the marker goes on.
+"""Ends epochs in a worker: waiting tuples are sent, sinks prepare, snapshots are taken, and the marker is sent to
+the next stage.
 
-Exactly once an epoch ends with every commit, otherwise only when a worker moves to another slot; then snapshots
-are taken on command.
+With exactly-once delivery an epoch ends with every commit. Otherwise an epoch ends only when a worker moves to
+another slot, and snapshots are taken when the driver asks for them.
 """
 
 from __future__ import annotations
@@ -22,63 +23,65 @@ from penstock.worker.tasks import Tasks
 
 
 class WorkerEpochs:
-    """Which epoch the worker works on, and what happens at its end. Used by the worker's loop only."""
+    """The epoch that the worker processes, and the steps at its end. Used by the worker's loop only."""
 
     def __init__(self, with_commits: bool, intake: Intake, tasks: Tasks, flow: FlowControl, out: Outgoing) -> None:
-        """``with_commits``: every commit is the end of an epoch (exactly once)."""
+        """``with_commits``: every commit ends an epoch (exactly-once delivery)."""
         self.departure = Departure()
         self.half_prepared = False
-        """Some sinks have prepared the epoch and another is away. No ticks meanwhile: what they emit would be in
-        the next transaction of those sinks, and in the state of this epoch as emitted."""
+        """True while some sinks have prepared the epoch and another sink is unavailable. Bolts get no ticks
+        meanwhile: the prepared sinks would write the tuples of a tick in their next transaction, but the state of
+        this epoch would record them as emitted."""
         self._with_commits = with_commits
         self._intake, self._tasks, self._flow, self._out = intake, tasks, flow, out
         self._announced = 0
-        """The newest epoch that the driver has told the first stage to end."""
+        """The newest epoch that the driver has asked this worker to end; 0 in later stages."""
         self._last = 0
-        """The epoch after which another query run takes over. It waits for the snapshot, so that holds changes
-        only."""
+        """The last epoch of this query run, if the driver has announced it; otherwise 0. The next query run waits
+        for its snapshot, so that snapshot contains only changes, even if a full copy is due."""
         self._snapshots: list[WorkerSnapshot] = []
         self._needs_full: set[str] = set()
-        """Keys of tasks whose last snapshot could not be written: the next one must hold everything."""
+        """Keys of tasks whose last snapshot could not be written. Their next snapshot must be full."""
 
     @property
     def number(self) -> int:
-        """The epoch that the worker works on."""
+        """The epoch that the worker processes."""
         return self._intake.alignment.epoch
 
     @property
     def over(self) -> bool:
-        """The driver has announced the end of the epoch, or the last tuple of it has arrived."""
+        """True if the driver has announced the end of the epoch (first stage) or its last tuple has arrived (later
+        stages)."""
         return self._announced >= self._intake.alignment.epoch or self._intake.alignment.complete
 
     @property
     def waits_for_systems(self) -> bool:
-        """The end of the epoch has to wait for a sink or for the store of dead letters."""
+        """True if the end of the epoch has to wait for a sink or for the store of dead letters."""
         if self._with_commits and any(sink.waits for sink in self._tasks.sinks):
             return True
         return any(each.given_up is not None and each.given_up.wake_at is not None for each in self._tasks.all)
 
     def announce(self, epoch: int, last: bool) -> None:
-        """The first stage is to end the epoch as soon as it can. The markers tell the later stages, also whether
-        it is the last one of this query run."""
+        """End the epoch as soon as possible. Called for ``EndEpoch``, in the first stage only. Later stages learn
+        from the markers that the epoch has ended, and whether it is the last one of this query run."""
         self._announced = epoch
         if last:
             self._last = epoch
 
     def relay_frames(self) -> None:
-        """Send frames for later stages on, up to the epoch with which the worker leaves."""
+        """Send the frames that the worker relays to later stages, up to the epoch with which it leaves."""
         if self._intake.relay:
             self._intake.relay.release(self._out.send, self._intake.alignment.first, self.departure.last_epoch)
 
     def try_to_end(self) -> bool:
-        """End the epoch if its last tuple has arrived and all of them are done. True: an end is under way, and the
-        spouts wait for it."""
+        """End the epoch if it is ``over`` and all its tuples are processed. Returns True if it is ``over``, even
+        if it cannot end yet; the spouts do not run in this turn then."""
         if not self.over:
             return False
-        self.relay_frames()  # what came before the last marker must leave before our marker
+        self.relay_frames()  # frames that arrived before the last marker must leave before this worker's marker
         self._tasks.flush()
         if self._tasks.busy:
-            return True  # a fused bolt has got work by that
+            return True  # the flush has given tuples to a fused bolt
         if not self._flow.release(everything=True):
             return True
         epoch = self.number
@@ -100,7 +103,8 @@ class WorkerEpochs:
         return True
 
     def _prepare(self, epoch: int) -> bool:
-        """Store the epoch's dead letters and let the sinks prepare. False: a system is away; try again later."""
+        """Store the epoch's dead letters and let the sinks prepare. Returns False if a sink or the store of dead
+        letters is unavailable; the worker tries again in its next turn."""
         stored = [each.given_up.store() for each in self._tasks.all if each.given_up is not None]
         if not all(stored):
             return False
@@ -115,7 +119,7 @@ class WorkerEpochs:
         return True
 
     def resume(self) -> None:
-        """The worker does not leave after all: continue with what was held meanwhile."""
+        """Called when a move is cancelled: the worker continues with the frames that were buffered meanwhile."""
         had_left, commit = self.departure.left, self.departure.cancel()
         if commit is not None:
             self.snapshot_bolts(commit)
@@ -127,9 +131,9 @@ class WorkerEpochs:
     # ---- snapshots -------------------------------------------------------------------------------------
 
     def take_snapshot(self, command: TakeSnapshot) -> list[Event] | None:
-        """At least once, on command: of the spouts first, because what they need not read again is done
-        everywhere; of the bolts when the snapshots of all spouts are taken, because their state holds all of
-        that."""
+        """Carry out ``TakeSnapshot`` (at-least-once delivery). The driver asks for the bolts after all spouts have
+        taken their snapshots: all tuples before the position in a spout's snapshot are processed by then, so the
+        state of the bolts includes them."""
         if command.what == "bolts":
             self.snapshot_bolts(command.epoch, command.last)
             return None
@@ -137,17 +141,18 @@ class WorkerEpochs:
         return [SpoutsSnapshotted(command.epoch)]
 
     def snapshot_bolts(self, epoch: int, last: bool = False) -> None:
-        """If the worker is about to leave with this commit, this is done when it leaves."""
+        """Take the snapshots of the bolts. If the worker is about to leave with this commit, it takes them when it
+        leaves."""
         if not self.departure.postpones(epoch):
             self._snapshot(epoch, self._tasks.bolts, last)
 
     def take_snapshots(self) -> list[WorkerSnapshot]:
-        """Those taken since the last call, oldest first."""
+        """Remove and return the snapshots taken since the last call, oldest first."""
         snapshots, self._snapshots = self._snapshots, []
         return snapshots
 
     def on_snapshot_failed(self, snapshot: WorkerSnapshot) -> None:
-        """It could not be written."""
+        """Called when a snapshot could not be written."""
         self._needs_full |= set(snapshot.snapshots)
 
     def _snapshot(self, epoch: int, executors: Sequence[Executor[Any]], last: bool = False) -> None:

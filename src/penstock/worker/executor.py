@@ -93,12 +93,14 @@ class Executor(ABC, Generic[C]):
         return f"{self.context.component}/{self.context.index}"
 
     def snapshot(self, full: bool, compact: bool = True) -> TaskSnapshot:
-        """Take a snapshot: the changes of the task's state since the last one, or all of it if ``full``."""
+        """Take a snapshot: the changes of the task's state since the last one, or all of it if ``full``. Without
+        ``compact`` it contains only the changes, even if a full copy is due. Raises the component's error as a
+        ``PenstockError``."""
         self._guard("before_snapshot", self.component.before_snapshot)
         return self.context.state.snapshot(full, compact)
 
     def on_epoch_end(self, epoch: int) -> None:
-        """Exactly-once delivery only. Called when the task has processed all tuples of the epoch and its
+        """Exactly-once delivery only. Called when the task has processed all tuples of the epoch, before its
         snapshot is taken."""
 
     def on_committed(self, epoch: int) -> None:

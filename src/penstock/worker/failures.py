@@ -24,7 +24,8 @@ _MOST_READ = 100_000
 _MOST_MESSAGE = 2_500
 """Characters of the message that user code raised: fits on a screen and leaves room for the tuple."""
 _MOST_TUPLE = 1_000
-"""Characters of the tuple in an error text."""
+"""Characters of the tuple in an error text: five long values, and with the message still below
+``texts.MOST_ERROR``."""
 
 USER_ERRORS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 """Exceptions of user code that affect only its own tuple or task: ``sys.exit()`` in ``execute`` must not end the

@@ -1,7 +1,8 @@
 """The sending half of flow control in a worker: send queues and their rate limiters.
 
-``control.rate_limiters`` decides how much may be sent; this module applies it to frames and tasks. A task is not
-run while a send queue has no room for what it may emit. The receiving half is ``worker.overload``.
+``control.rate_limiters`` decides how much may be sent; this module applies the decisions to frames and tasks. A
+task is not run while a send queue has no room for the tuples that it may emit. The receiving half is
+``worker.overload``.
 """
 
 from __future__ import annotations
@@ -28,17 +29,23 @@ from penstock.worker.inbox import Inbox
 from penstock.worker.parcel import Parcel
 from penstock.worker.spill import Spill
 
-_HELD_MEMORY = 1024 * 1024  # bytes a send queue holds in memory: a few frames
-# seconds of its rate a frame on a slowed send queue carries: small steps; at 10 ms they cost 4 %
+_HELD_MEMORY = 1024 * 1024
+"""Bytes of waiting frames that a send queue keeps in memory: a few frames. The others are on disk."""
 _FRAME_TIME = 0.05
-_LEAST_ROWS = 16  # tuples of such a frame; fewer would cost more than they smooth
-_AT_ONCE = 4 * 1024 * 1024  # bytes a send queue releases in one turn; all it may hold would not fit in memory
+"""Seconds: while a send queue is slowed down, a frame carries the tuples that it may send in this time. Short, so
+that tuples arrive steadily; at 10 ms the small frames cost the loop of the receiving bolt 4 %."""
+_LEAST_ROWS = 16
+"""Tuples of such a frame, however low the rate is: smaller frames would cost more than the steadier arrival is
+worth."""
+_RELEASED_PER_TURN = 4 * 1024 * 1024
+"""Bytes that a send queue releases in one turn. All frames that may wait on disk would not fit in memory."""
 
 Dispatch = Callable[[Header, bytes | pa.Buffer], None]
 
 
 class SendQueue:
-    """From one task to one component. What may go now goes; what may not waits here, in order."""
+    """The frames of one task for one component. A frame is sent at once if the rate limiter permits it; otherwise
+    it waits here, in order."""
 
     def __init__(
         self,
@@ -50,35 +57,37 @@ class SendQueue:
         dispatch: Dispatch,
         clock: Clock,
     ) -> None:
+        """``limit``: bytes that may wait, if the limiter is ``patient``; otherwise the queue is full as soon as a
+        frame waits. ``longest``: seconds that a tuple may wait. ``dispatch`` sends a frame."""
         self.component, self.targets, self.limiter = component, tuple(targets), limiter
         self.meter = Meter()
-        self._limit, self._longest = limit if limiter.patient else 0, longest
+        self._limit, self._longest_wait = limit if limiter.patient else 0, longest
         self._held = Spill(_HELD_MEMORY)
         self._dispatch, self._now = dispatch, clock.monotonic
 
     @property
     def held(self) -> int:
-        """Tuples that wait."""
+        """Number of waiting tuples."""
         return self._held.rows
 
     @property
     def full(self) -> bool:
-        """So much waits that the task must not go on, whatever else it could do: more than may wait on disk, or
-        more than can be sent in the time a tuple has."""
+        """True if the task must not run, even if it could send to other components: more bytes wait than the limit
+        allows, or more tuples than can be sent in the time that a tuple may wait."""
         held = self._held
         if not held:
             return False
-        late = math.isfinite(self._longest) and held.rows > self.limiter.rate * self._longest
+        late = math.isfinite(self._longest_wait) and held.rows > self.limiter.rate * self._longest_wait
         return late or held.bytes >= self._limit
 
     @property
     def frame_rows(self) -> float:
-        """How many tuples a frame should carry at most."""
+        """The maximum number of tuples that a frame should carry at the current rate."""
         rate = self.limiter.rate
         return math.inf if math.isinf(rate) else max(_LEAST_ROWS, rate * _FRAME_TIME)
 
     def room(self) -> float:
-        """Tuples that may go now."""
+        """Number of tuples that may be sent now; 0 while others wait."""
         if self._held:
             return 0.0
         now = self._now()
@@ -91,9 +100,9 @@ class SendQueue:
             self._send(header, frame)
 
     def release(self, everything: bool = False) -> None:
-        """Send what may go by now, a few megabytes of it; ``everything``: whether it may or not, at the end of an
-        epoch, for its marker must not overtake it."""
-        left = _AT_ONCE
+        """Send waiting frames, at most a few megabytes in one call. With ``everything`` the rate limiter is
+        ignored: at the end of an epoch all frames must leave, because the marker must not overtake them."""
+        left = _RELEASED_PER_TURN
         while left > 0 and (parcel := self._held.first()) is not None:
             if not everything and self.limiter.room(parcel.header.target_task, self._now()) <= 0:
                 return
@@ -105,7 +114,7 @@ class SendQueue:
         self._held.close()
 
     def wait(self) -> float:
-        """Seconds until ``release`` has something to do."""
+        """Seconds until ``release`` can send a frame; infinity if that depends on a message."""
         return self.limiter.wait(self._now())
 
     def _send(self, header: Header, frame: bytes | pa.Buffer) -> None:
@@ -115,8 +124,8 @@ class SendQueue:
 
 
 class SendQueues:
-    """All a task sends through: a send queue for each component in another worker, the inboxes of those in its
-    own; and the rate limiter that stops it whatever it sends where (mode ``spout``)."""
+    """The ways by which a task sends tuples: a send queue for each component in other workers, and the inboxes of
+    the tasks that are fused with it. ``task_limiter`` stops the whole task (mode ``spout``)."""
 
     def __init__(self, queues: Sequence[SendQueue], fused: Sequence[Inbox], task_limiter: RateLimiter) -> None:
         self.queues, self.fused, self._task_limiter = queues, fused, task_limiter
@@ -124,8 +133,8 @@ class SendQueues:
 
     @property
     def held_back(self) -> bool:
-        """The task must not run. A task that sends to several components goes on as long as one of them takes
-        what it is sent: what is for the others waits on disk, within a limit."""
+        """True if the task must not run. A task that sends to several components continues as long as one of them
+        accepts tuples; tuples for the others wait on disk, within a limit."""
         if any(inbox.full for inbox in self.fused):
             return True
         waiting = 0
@@ -137,7 +146,7 @@ class SendQueues:
         return waiting > 0 and waiting == len(self.queues) and not self.fused
 
     def room(self) -> float:
-        """How many tuples the task may emit now, one more than fit."""
+        """Number of tuples that the task may emit now. It may be a fraction; the caller rounds it up."""
         if self.held_back or not self._task_limiter.rate:
             return 0.0
         if not self.queues or (self.fused and self._patient):
@@ -146,26 +155,28 @@ class SendQueues:
         return max(rooms) if self._patient else min(rooms)
 
     def wait(self) -> float:
-        """Seconds until there may be room."""
+        """Seconds until a rate limiter permits more tuples; infinity if that depends on a message."""
         return min((queue.wait() for queue in self.queues), default=math.inf)
 
 
 class FlowControl:
-    """The send queues of a worker's tasks: what they may send now, what waits, and what their receivers have asked
-    for. Used by the worker's loop only."""
+    """The send queues of all tasks of a worker. Passes the messages of receiving tasks to their rate limiters.
+    Used by the worker's loop only."""
 
     def __init__(self, plan: Plan, settings: Settings, clock: Clock, dispatch: Dispatch, worker: WorkerId) -> None:
         self._states: list[TaskFlowState] = []
         self._plan, self._settings, self._clock, self._dispatch = plan, settings, clock, dispatch
         tracked = settings.delivery.guarantee == "at_least_once"
-        self._patience = settings.delivery.message_timeout / 2 if tracked else math.inf
-        """Seconds that a tuple may wait in a send queue. After as long again in an inbox it counts as failed."""
+        self._longest_wait = settings.delivery.message_timeout / 2 if tracked else math.inf
+        """Seconds that a tuple may wait in a send queue: half of the message timeout, so that the other half
+        remains for the inbox of the receiver."""
         self._task_limiters: dict[int, RateLimiter] = {}
-        """By task: shared by all its send queues in mode ``spout``, which knows only stop and go."""
+        """By task. In mode ``spout``, which stops or resumes a whole task, all send queues of the task share
+        it."""
         self._queues: dict[int, dict[str, SendQueue]] = {}
-        """By task and by the component that it sends to."""
+        """By sending task and receiving component."""
         self._queue_of: dict[int, dict[int, SendQueue]] = {}
-        """By task and by the task that it sends to."""
+        """By sending task and receiving task."""
         for task in plan.routes.tasks_of(worker):
             self._add(task)
 
@@ -179,23 +190,24 @@ class FlowControl:
             limiter = task_limiter if stops_spouts else make_limiter(flow.mode, flow.step_factor)
             targets = plan.tasks_of[target]
             queues[target] = SendQueue(
-                target, targets, limiter, flow.overflow_bytes, self._patience, self._dispatch, self._clock
+                target, targets, limiter, flow.overflow_bytes, self._longest_wait, self._dispatch, self._clock
             )
         self._task_limiters[task] = task_limiter
         self._queues[task] = queues
         self._queue_of[task] = {target: queue for queue in queues.values() for target in queue.targets}
 
     def send_queues(self, task: int, fused: Sequence[Inbox]) -> SendQueues:
-        """Where a task's tuples leave. ``fused``: the inboxes of the tasks that it sends to inside the worker."""
+        """The ways by which a task sends tuples. ``fused``: the inboxes of the tasks in this worker to which it
+        sends."""
         return SendQueues(list(self._queues[task].values()), fused, self._task_limiters[task])
 
     def send_queue(self, source_task: int, target_task: int) -> SendQueue:
         return self._queue_of[source_task][target_task]
 
-    # ---- what the worker drives ------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------------
 
     def release(self, everything: bool = False) -> bool:
-        """Let the send queues send what they may. True: none holds anything now."""
+        """Call ``release`` on all send queues. Returns True if no tuple waits now."""
         for queues in self._queues.values():
             for queue in queues.values():
                 if queue.held:
@@ -203,23 +215,23 @@ class FlowControl:
         return not self.held
 
     def close(self) -> None:
-        """Delete what waits on disk."""
+        """Delete the temporary files."""
         for queues in self._queues.values():
             for queue in queues.values():
                 queue.close()
 
     def wait(self) -> float:
-        """Seconds until a send queue that holds something may send it."""
+        """Seconds until a waiting frame may be sent; infinity if none waits."""
         waits = [queue.wait() for queues in self._queues.values() for queue in queues.values() if queue.held]
         return min(waits, default=math.inf)
 
     @property
     def held(self) -> int:
-        """Tuples that wait in send queues."""
+        """Number of tuples that wait in send queues."""
         return sum(queue.held for queues in self._queues.values() for queue in queues.values())
 
     def rate(self, task: int) -> float:
-        """The lowest rate that a task is limited to now."""
+        """The lowest rate to which a task is limited now, in tuples per second; infinity if it is not limited."""
         return min(
             (queue.limiter.rate for queue in self._queues[task].values()), default=self._task_limiters[task].rate
         )
@@ -227,14 +239,15 @@ class FlowControl:
     # ---- moving to another process ---------------------------------------------------------------------
 
     def handover(self) -> dict[int, dict[str, LimiterState]]:
-        """What the rate limiters were asked for, by task and component. The send queues must be empty."""
+        """The state of the rate limiters, by sending task and receiving component. The send queues must be
+        empty."""
         return {
             task: {component: queue.limiter.handover() for component, queue in queues.items()}
             for task, queues in self._queues.items()
         }
 
     def restore(self, limiters: Mapping[int, Mapping[str, LimiterState]]) -> None:
-        """Continue from a ``handover``."""
+        """Continue from the result of ``handover`` in another process."""
         now = self._clock.monotonic()
         for task, queues in self._queues.items():
             for component, queue in queues.items():
@@ -243,29 +256,30 @@ class FlowControl:
     # ---- signals ---------------------------------------------------------------------------------------
 
     def on_message(self, message: TaskMessage) -> None:
-        """A receiver asks one of the worker's tasks to slow down, or to go on."""
+        """Apply the message of a receiving task that asks one of the worker's tasks to slow down or to
+        continue."""
         component = self._plan.task[message.source].component
         now = self._clock.monotonic()
         if message.kind in ("hold", "resume"):
-            # Also where everything that the task sends stays in the worker.
+            # not a send queue's limiter: a task whose receivers are all in its worker has no send queue
             limiter, measured = self._task_limiters[message.target], 0.0
         else:
             queue = self._queues[message.target][component]
             limiter, measured = queue.limiter, queue.meter.rate(now)
         changed = limiter.handle(message, now, measured)
-        if changed or message.kind in (
-            "slow",
-            "cancel",
-        ):  # the receiver sends the next one when these are answered
+        # the receiver sends its next signal when these two are answered
+        if changed or message.kind in ("slow", "cancel"):
             self._states.append(TaskFlowState(message.target, component, limiter.rate))
 
     def take_states(self) -> list[TaskFlowState]:
-        """What the tasks did about the messages since the last call; to be published on the message board."""
+        """Remove and return the new flow states of tasks that have handled messages since the last call. The host
+        publishes them on the message board."""
         states, self._states = self._states, []
         return states
 
     def exclude_tasks(self, source_task: int, component: str, tasks: Sequence[int]) -> None:
-        """Nothing is sent to these tasks at the moment (migration)."""
+        """Ignore the signals of these tasks (mode ``step``), because nothing is sent to them during a
+        migration."""
         limiter = self._queues[source_task][component].limiter
         if isinstance(limiter, StepLimiter):
             limiter.exclude_tasks(tasks, self._clock.monotonic())

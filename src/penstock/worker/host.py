@@ -1,7 +1,8 @@
-"""Drives a worker: commands, job results and frames go in, rows, events and jobs come out.
+"""The host of a worker: it passes commands, signals, frames and job results to the worker, sends the worker's
+events, runs its jobs and returns its rows.
 
-A host knows a ``WorkerTransport``: on Spark a socket to the driver (``protocol.client``), in the local runner
-memory (``testing.memory``). Everything else is the same for both.
+A host is connected to the driver by a ``WorkerTransport``: on Spark a socket (``protocol.client``), in the local
+runner memory (``testing.memory``). Everything else is the same for both.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from penstock.worker.background import BackgroundJob, JobResult, WriteSnapshot
 from penstock.worker.outgoing import Row
 from penstock.worker.worker import LONGEST_WAIT, Worker
 
-_READER_RETRY = 0.05  # seconds; the loop wakes the reader sooner
+_READER_RETRY = 0.05
+"""Seconds after which a reader that waits for room tries again and posts signals. Usually the loop wakes it
+sooner."""
 
 
 class WorkerTransport(Protocol):
-    """A worker's connection to the driver. Nothing here blocks, and any thread may call it."""
+    """A worker's connection to the driver. No method blocks, and any thread may call them."""
 
     @property
     def inbox(self) -> deque[Command]: ...
@@ -36,14 +39,15 @@ class WorkerTransport(Protocol):
     def send(self, event: Event) -> None: ...
 
     def send_now(self, event: Event) -> None:
-        """The same, as fast as possible: for acks and signals."""
+        """As ``send``, but as soon as possible. Used for acks and signals."""
 
     def listen(self, kind: type[Any], listener: Callable[[Any], None]) -> None:
-        """Hand commands of this kind to ``listener`` instead of ``inbox``, from whatever thread they come in."""
+        """Pass commands of this type to ``listener`` instead of ``inbox``. Any thread may call the listener."""
 
 
 class JobRunner(Protocol):
-    """Runs jobs one after the other. ``results`` fills with what they return, or with what they raised."""
+    """Runs background jobs one after the other, and appends the result of each, or its exception, to
+    ``results``."""
 
     results: deque[JobResult | BaseException]
 
@@ -53,7 +57,7 @@ class JobRunner(Protocol):
 
 
 class InlineJobs:
-    """Runs each job at once, in the loop's thread."""
+    """Runs each job at once, on the loop's thread. ``submit`` raises the exception of a job."""
 
     def __init__(self) -> None:
         self.results: deque[JobResult | BaseException] = deque()
@@ -62,11 +66,12 @@ class InlineJobs:
         self.results.append(job.run())
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
 
 class ThreadedJobs:
-    """Runs the jobs in a thread of its own, started with the first one."""
+    """Runs the jobs on a separate thread, which is started with the first job. ``wake`` is called on that thread
+    after each job."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.results: deque[JobResult | BaseException] = deque()
@@ -81,21 +86,21 @@ class ThreadedJobs:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """End the thread after the jobs that it has."""
+        """End the thread after the submitted jobs. Returns at once."""
         self._jobs.put(None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 self.results.append(job.run())
-            except BaseException as error:  # whatever it is, the loop must hear of it
+            except BaseException as error:  # the loop reports any error to the driver
                 self.results.append(error)
             self._wake()
 
 
 class WorkerHost:
-    """``step`` and what belongs to it is called by one thread, the loop; ``deliver`` and ``fail`` by the reader
-    thread; ``heartbeat`` by a third one."""
+    """Drives one worker. The reader thread calls ``deliver`` and ``fail``, the heartbeat thread ``heartbeat``, and
+    the loop's thread all other methods."""
 
     def __init__(
         self,
@@ -107,23 +112,24 @@ class WorkerHost:
         crash: CrashPoint,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``open_board``: joins the message board; it is given what takes the signals for the worker's tasks.
-        ``wake``: lets the loop's wait return."""
+        """``open_board`` connects to the message board; its argument is called with each signal for the worker's
+        tasks. ``wake`` ends the loop's wait; any thread may call it."""
         self.worker = worker
         self.failure: BaseException | None = None
-        """What the worker failed with first."""
+        """The first error of the worker; None while it has not failed."""
         self._transport, self._jobs, self._now = transport, jobs, clock.monotonic
         self._open_board, self._crash, self._wake = open_board, crash, wake
         self._signals: deque[TaskMessage | TaskFlowState] = deque()
-        """From the message board, for the worker's tasks."""
+        """Signals from the message board for the worker's tasks, not handled yet."""
         self._board: MessageBoard | None = None
-        self._posting = threading.Lock()
+        self._post_lock = threading.Lock()
         self._space = threading.Event()
+        """Set by the loop after each step while the reader waits for room."""
         self._reader_waits = self._ended = False
         self._reader_error: BaseException | None = None
         self._wake_at = 0.0
-        self._steps = self._beaten = 0
-        """How many steps were made, and how many of them at the last heartbeat."""
+        self._steps = self._steps_at_heartbeat = 0
+        """Number of steps so far, and at the last heartbeat."""
         self._send: dict[type, Callable[[Any], None]] = {
             AckTally: transport.send_now,
             RootsFailed: transport.send_now,
@@ -132,20 +138,21 @@ class WorkerHost:
             SnapshotWritten: self._report_snapshot,
             EpochPublished: self._report_published,
         }
-        """How events are sent that are not just sent."""
+        """The functions that send the types of events for which ``transport.send`` is not enough."""
         self._join_board()
 
     # ---- the loop --------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Import the components' modules."""
+        """Import the components' modules. An error is reported to the driver."""
         try:
             self.worker.load()
-        except BaseException as error:  # a user's module may raise anything; the driver must hear of it
+        except BaseException as error:  # a user's module may raise anything
             self._fail(error)
 
     def step(self) -> list[Row]:
-        """Give the worker what has come, let it work for a moment, and return the rows for the next stage."""
+        """Pass the input that has arrived to the worker, run one turn, and return the rows for the next stage. An
+        error is reported to the driver and stored in ``failure``."""
         self._steps += 1
         try:
             self._take_input()
@@ -157,7 +164,7 @@ class WorkerHost:
                 self._submit(job)
             if self.worker.fatal is not None:
                 raise self.worker.fatal
-        except BaseException as error:  # whatever it is, the driver must hear of it before the process ends
+        except BaseException as error:  # the driver must know of any error before the process ends
             self._fail(error)
             self._wake_at = self._now() + LONGEST_WAIT
             return []
@@ -167,7 +174,8 @@ class WorkerHost:
         return turn.rows
 
     def take_input(self) -> None:
-        """Give the worker what has come, without a turn. The next step is due at once."""
+        """Pass the commands, signals and job results that have arrived to the worker, without a turn. The next
+        step is due at once."""
         self._wake_at = self._now()
         try:
             self._take_input()
@@ -193,11 +201,12 @@ class WorkerHost:
             raise error
 
     def wait(self) -> float:
-        """Seconds until the next step is due, unless something comes earlier."""
+        """Seconds until the next step is due, unless input arrives earlier."""
         return max(0.0, self._wake_at - self._now())
 
     def close(self) -> None:
-        """The loop has ended."""
+        """Called when the loop has ended: releases the reader, ends the jobs and disconnects from the message
+        board."""
         self._ended = True
         self._space.set()
         self._jobs.close()
@@ -230,12 +239,13 @@ class WorkerHost:
     # ---- signals ---------------------------------------------------------------------------------------
 
     def _join_board(self) -> None:
-        """At once, or when a worker that takes over opens its tasks: until then they are another worker's."""
+        """Connect to the message board when the host is created. A worker that takes over from another one
+        connects when its tasks are open, because until then the other worker receives their signals."""
         if self._board is None and (self.worker.phase.has_tasks or not self.worker.phase.shares_input):
             self._board = self._open_board(self._on_signal)
 
     def _on_signal(self, signal: TaskMessage | TaskFlowState) -> None:
-        """From a thread of the message board's."""
+        """Called on a thread of the message board."""
         self._signals.append(signal)
         self._wake()
 
@@ -248,23 +258,24 @@ class WorkerHost:
             self._board.publish(state)
 
     def _post_signals(self) -> None:
-        """Post what the overload detectors have to say. Also by the reader thread, because the loop may be inside
-        a long execute; the lock keeps signals in order."""
+        """Post the signals of the overload detectors. The reader thread also calls this, because the loop may be
+        inside a long ``execute``. The lock keeps the signals in order."""
         if self._board is None:
             return
-        with self._posting:
+        with self._post_lock:
             while (message := self.worker.intake.take_message()) is not None:
                 self._board.post(message)
 
     # ---- the reader thread -----------------------------------------------------------------------------
 
     def deliver(self, frame: pa.Buffer) -> None:
-        """Give the worker a frame. Waits while there is no room for it, not even on disk."""
+        """Pass a frame to the worker. Waits while there is no room for it, neither in memory nor on disk. If the
+        loop has ended, the frame is dropped."""
         intake = self.worker.intake
         while not self._ended and not intake.offer(frame):
             self._space.clear()
             self._reader_waits = True
-            if intake.offer(frame):  # room was made before the loop could see that we wait
+            if intake.offer(frame):  # the loop made room before it could see that the reader waits
                 break
             self._post_signals()
             self._space.wait(_READER_RETRY)
@@ -274,18 +285,18 @@ class WorkerHost:
             self._post_signals()
 
     def fail(self, error: BaseException) -> None:
-        """The reader can read no more."""
+        """Called when the reader cannot continue. The loop reports the error in its next step."""
         self._reader_error = error
         self._wake()
 
     # ---- the heartbeat thread --------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
-        """To be called at every interval of reports. While the loop makes steps it reports itself; otherwise this
-        tells the driver that the worker lives, and which call of user code has not returned."""
+        """Called at every report interval. While the loop makes steps, it sends reports itself. Otherwise this
+        method tells the driver that the worker is alive, and which call of user code has not returned."""
         steps = self._steps
-        if steps != self._beaten:
-            self._beaten = steps
+        if steps != self._steps_at_heartbeat:
+            self._steps_at_heartbeat = steps
             return
         running = self.worker.call.running
         if running is None:

@@ -1,4 +1,4 @@
-"""Where a worker's input arrives. The only object of a worker that another thread than its loop may use."""
+"""Receives the input of a worker. The intake is the only object of a worker that the reader thread may use."""
 
 from __future__ import annotations
 
@@ -19,31 +19,36 @@ from penstock.worker.overload import OverloadDetectors
 from penstock.worker.parcel import Parcel
 from penstock.worker.phase import WorkerPhase
 
-_MOST_RELAYED = 16  # frames; without flow control more only hides the pressure of the stage that they are for
-_MOST_RELAYED_FLOWING = 256  # with it they leave at the next turn, which a slow execute may delay
+_MOST_RELAYED = 16
+"""Frames for later stages that may wait here without flow control. More would only hide that their stage is
+overloaded."""
+_MOST_RELAYED_FLOWING = 256
+"""The same with flow control. The frames then leave in the next turn; the number is larger because a slow
+``execute`` may delay that turn."""
 _NOT_OPEN = (WorkerPhase.CREATED, WorkerPhase.STANDING_BY)
 
 
 class Intake:
-    """Takes the frames that arrive, and detects overload. ``offer`` is called by the reader thread, everything
-    else by the worker's loop; ``take_message`` by both."""
+    """Puts arriving frames into inboxes, into the buffer for later epochs or into the relay, and observes
+    overload. The reader thread calls ``offer``; both threads use ``observe``, ``take_message`` and
+    ``has_messages``; the worker's loop calls all other methods."""
 
     def __init__(self, id: WorkerId, job: Job, clock: Clock, phase: WorkerPhase) -> None:
         settings, stages = job.settings, job.plan.stages
         flowing = settings.flow.mode != "none"
         overflow = settings.flow.overflow_bytes if flowing else 0
         self.phase = phase
-        """The worker's, for ``offer``; written by the loop only."""
+        """The worker's phase. The loop writes it, and ``offer`` reads it."""
         self.inboxes: Mapping[int, Inbox] = {
             task: Inbox(settings.flow.inbox_capacity, overflow) for task in job.plan.routes.tasks_of(id)
         }
         self.upstream = stages[id.stage - 1].workers if id.stage else 0
-        """Workers of the stage before."""
+        """Number of workers of the previous stage."""
         self.alignment = Alignment(self.upstream, 0 if phase is WorkerPhase.STANDING_BY else 1)
         self.relay = Relay(_MOST_RELAYED_FLOWING if flowing else _MOST_RELAYED)
         self.detectors = OverloadDetectors(job.plan, settings, clock, self.inboxes)
         self.last_epoch = 0
-        """The epoch after which another query run takes over, as the markers say; 0: none."""
+        """The last epoch of this query run, if a marker has announced it; otherwise 0."""
         self._id = id
         self._warm: set[int] = set()
         self._ended: set[int] = set()
@@ -51,9 +56,10 @@ class Intake:
     # ---- the reader thread -----------------------------------------------------------------------------
 
     def offer(self, frame: pa.Buffer) -> bool:
-        """Take a frame that has arrived. False: there is no room; offer it again later."""
+        """Accept a frame that has arrived. Returns False if there is no room; the caller offers it again later.
+        Raises ``PenstockError`` if the frame is not valid or not for this worker."""
         header = unpack(memoryview(frame))
-        if self.phase is WorkerPhase.CLOSED:  # takes nothing more, and holds nobody up
+        if self.phase is WorkerPhase.CLOSED:  # drops all frames, so that their senders are not blocked
             if header.kind == Kind.LAST:
                 self._ended.add(header.source_worker)
             return True
@@ -76,7 +82,7 @@ class Intake:
         parcel = Parcel(header, frame)
         taken = self.alignment.hold(parcel) or inbox.offer(parcel)
         if self.phase not in _NOT_OPEN:
-            self.observe()  # here too, because the loop may be inside a long execute
+            self.observe()  # here too, because the loop may be inside a long ``execute``
         return taken
 
     def _take_control(self, kind: Kind | int, source: int, epoch: int, last: bool) -> None:
@@ -92,7 +98,7 @@ class Intake:
     # ---- both ------------------------------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Look for overload."""
+        """Show the length of each inbox to its overload detector."""
         self._note_behind()
         self.detectors.observe(self.alignment.ahead())
 
@@ -102,8 +108,8 @@ class Intake:
             inbox.behind = behind[task]
 
     def take_message(self) -> TaskMessage | None:
-        """The oldest signal that has not been posted. The caller holds a lock until it has posted it, because
-        signals must stay in order."""
+        """Remove and return the oldest signal that is not posted yet; None if there is none. The caller holds a
+        lock until it has posted the signal, because signals must stay in order."""
         messages = self.detectors.messages
         return messages.popleft() if messages else None
 
@@ -115,31 +121,31 @@ class Intake:
 
     @property
     def warm(self) -> bool:
-        """Every channel from the stage before has been used."""
+        """True if a frame has arrived over every channel from the previous stage."""
         return len(self._warm) == self.upstream
 
     @property
     def ended(self) -> bool:
-        """All workers of the stage before have said that they send nothing more here."""
+        """True if all workers of the previous stage have announced that they send no more frames to this slot."""
         return len(self._ended) == self.upstream
 
     def refill(self) -> None:
-        """Move what was held for the present epoch into the inboxes, as far as there is room."""
+        """Move the buffered frames of the current epoch into the inboxes, as far as there is room."""
         self.alignment.refill(self.accept)
         self._note_behind()
 
     def accept(self, parcel: Parcel) -> bool:
-        """Put a parcel that was held into its inbox, if there is room."""
+        """Put a buffered parcel into its inbox. Returns False if there is no room."""
         return self.inboxes[parcel.header.target_task].offer_inside(parcel)
 
     @property
     def may_refill(self) -> bool:
-        """A held frame of the present epoch has room in its inbox."""
+        """True if the inbox of the first buffered frame of the current epoch has room."""
         task = self.alignment.next_task
         return task is not None and self.inboxes[task].has_room
 
     def close(self) -> None:
-        """Delete what waits on disk."""
+        """Delete the temporary files."""
         self.alignment.close()
         for inbox in self.inboxes.values():
             inbox.close()

@@ -1,4 +1,4 @@
-"""A worker's end of the message board."""
+"""Connects a worker to the message board."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.protocol.message_board import MessageBoard, OnMessage, OnState, ch
 
 
 class Control(Protocol):
-    """What the board in the coordinator needs of a control connection."""
+    """The methods of a control connection that ``CoordinatorMessageBoard`` uses."""
 
     def send_now(self, event: Any) -> None: ...
 
@@ -27,9 +27,11 @@ def open_message_board(
     on_state: OnState,
     control: Control,
 ) -> MessageBoard:
-    """The board that ``url`` names: ``coordinator``, or ``zookeeper://host:port[,host:port]/path``.
+    """Connect to the message board with this ``url``: ``coordinator``, or
+    ``zookeeper://host:port[,host:port]/path``.
 
-    ``run_id`` is one for each start of a query: messages of an earlier start must not reach this one."""
+    ``run_id`` is different for each query run, so that messages of an earlier run do not reach this one. Raises
+    ``SettingError`` or ``EnvironmentFault`` as ``check_message_board`` does."""
     if url == "coordinator":
         return CoordinatorMessageBoard(control, on_message, on_state)
     check_message_board(url)
@@ -40,7 +42,8 @@ def open_message_board(
 
 
 class CoordinatorMessageBoard(MessageBoard):
-    """A worker's end of the message boards in the coordinator: its control connection is both handlers."""
+    """A worker's connection to the message board in the driver's coordinator. Messages and states are sent and
+    received over the worker's control connection."""
 
     def __init__(self, control: Control, on_message: OnMessage, on_state: OnState) -> None:
         self._control = control

@@ -1,5 +1,5 @@
-"""Data migration in the sender: tuples for an overloaded task go to another task of the same component, and a
-ledger records which tuples did."""
+"""Data migration in the sender: tuples for an overloaded task are sent to another task of the same component, and
+a ledger records which tuples were."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def _count(chosen: Rows, rows: int) -> int:
 
 
 def _join(parts: list[Rows], rows: int) -> Rows:
-    """All rows, in the order of the batch."""
+    """The rows of all parts, in the order of the batch."""
     indices = [np.arange(*part.indices(rows)) if isinstance(part, slice) else part for part in parts]
     return np.sort(np.concatenate(indices))
