@@ -1,6 +1,9 @@
 """Exactly once, a tuple that a task gives up is a dead letter of its epoch, once."""
 
+import re
 import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +15,7 @@ from penstock import (
     Lifecycle,
     RichBolt,
     Settings,
+    SimulatedClock,
     Spout,
     TopologyBuilder,
 )
@@ -22,8 +26,16 @@ from penstock.state.savepoints import write_savepoint
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, LocalRunner
 from penstock.worker import epoch_dead_letters as given_up
+from penstock.worker.epoch_dead_letters import EpochDeadLetters
 
 BAD = [7, 17, 27]
+
+
+@dataclass
+class Opaque:
+    """An instance of a user's class."""
+
+    text: str
 
 
 class Numbers(Spout):
@@ -454,3 +466,27 @@ def test_a_spout_whose_dead_letters_cannot_be_stored_waits_and_loses_none(tmp_pa
     assert runner.commits.committed
     assert runner.stats("spout")[0].given_up == 1
     assert sorted(tup.n for tup in runner.captured("end")) == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "value", [["x" * 50_000] * 4, Opaque("x" * 200_000), {"key": b"x" * 200_000}], ids=["list", "object", "dict"]
+)
+def test_a_large_value_of_any_kind_becomes_a_short_text(value):
+    stored = []
+    context = SimpleNamespace(component="bolt", add_dead_letters=lambda rows, failures, once: stored.extend(rows))
+    letters = EpochDeadLetters(context, SimulatedClock())
+    letters.add((1, value), "bad")
+    assert letters.store()
+    ((number, text),) = stored
+    assert number == 1
+    assert re.search(r"\(truncated: 20\d,\d{3} bytes\)$", text)
+    assert len(text) < 1000
+
+
+def test_a_small_object_is_kept_whole():
+    stored = []
+    context = SimpleNamespace(component="bolt", add_dead_letters=lambda rows, failures, once: stored.extend(rows))
+    letters = EpochDeadLetters(context, SimulatedClock())
+    letters.add((Opaque("x"),), "bad")
+    assert letters.store()
+    assert stored == [(Opaque("x"),)]

@@ -8,8 +8,8 @@ The commit of epoch n. The names in parentheses are the crash points of the faul
    (``marked``). With at-least-once delivery it sends ``TakeSnapshot`` for the spouts, and another one for the
    bolts after all spouts have been snapshotted.
 2. With exactly-once delivery, a worker waits for marker n from all workers of the previous stage and finishes all
-   tuples of epoch n. Then it snapshots the state of its tasks, asks its sinks to prepare their output of the
-   epoch, and forwards the marker (``snapshotted``).
+   tuples of epoch n. Then it asks its sinks to prepare their output of the epoch, snapshots the state of its tasks
+   and forwards the marker (``snapshotted``).
 3. Each worker writes its snapshot files to the state directory in the background (``written``), and then sends
    ``SnapshotWritten`` to the driver with the names of the files and the tokens of the prepared output
    (``reported``).
@@ -233,16 +233,18 @@ class Commits:
         """Carry out steps 4 and 5. Raises ``Superseded`` if another driver has taken over, and ``StateRemoved`` if
         the state directory no longer exists. Other errors of the store are logged."""
         self._crash("collected", commit.epoch)
+        outcome = "was not committed"
         try:
             self._check_owner()
             self._manifest(commit).write(self._store)
+            outcome = "is committed, but the driver cannot confirm it"
             # The check is repeated because a driver that took over before the write may have missed this manifest,
             # which is then in no history. A driver that takes over from now on finds it and publishes its tokens.
             self._check_owner()
         except (Superseded, StateRemoved):
             raise
         except StateError as error:
-            log.error("epoch %d was not committed: %s The next commit will include it.", commit.epoch, error)
+            log.error("epoch %d %s: %s The next commit will include it.", commit.epoch, outcome, error)
             return
         self.committed, self.committed_at = commit.epoch, time.monotonic()
         self._crash("committed", commit.epoch)

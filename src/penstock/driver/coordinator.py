@@ -134,7 +134,10 @@ class Coordinator:
                 writer.write(framed(answer))
                 await writer.drain()
                 return
-            registry, connection = self._registries[hello.attempt], WorkerConnection(hello, writer)
+            registry = self._registries.get(hello.attempt)
+            if registry is None:  # ended since the handshake
+                return
+            connection = WorkerConnection(hello, writer)
             registry.add(connection)
             while True:
                 message = await _read(reader)

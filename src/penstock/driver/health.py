@@ -13,8 +13,7 @@ _EXIT_STATUS_TIMEOUT = 0.5
 """Seconds to wait for the exit status of a lost process. The engine reports it at about the same time as the
 loss."""
 _GRACE = 2.0
-"""Seconds since the last message of a worker whose connection has ended, after which the worker counts as lost.
-Until then the engine may end the query, and its explanation is better."""
+"""Seconds after the end of a worker's connection from which on the worker counts as lost. Until then the engine may end the query, and its explanation is better."""
 
 
 class RunWatch:

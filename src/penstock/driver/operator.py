@@ -6,15 +6,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.driver.handle import RunningTopology
 from penstock.driver.requests import Moved, Replaced
-from penstock.errors import PenstockError, SettingError
+from penstock.errors import PenstockError, SettingError, TopologyFailed
 from penstock.plan.scalable import kept_numbers
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
+
+log = logging.getLogger("penstock.driver")
 
 
 class Operator:
@@ -48,13 +51,18 @@ class Operator:
                     "It may run with another version of Penstock.",
                 )
             return OperatorAnswer(carry_out(command.arguments))
-        except (LookupError, TypeError, ValueError) as error:
-            wrong = SettingError(
-                f"command '{command.name}'", f"its arguments are wrong ({type(error).__name__}: {error})"
-            )
-            return OperatorAnswer("", [wrong.where, wrong.problem, wrong.hint], "SettingError")
         except PenstockError as error:
-            return OperatorAnswer("", [error.where, error.problem, error.hint], type(error).__name__)
+            return _refusal(error)
+        except (LookupError, TypeError, ValueError) as error:
+            return _refusal(
+                SettingError(
+                    f"command '{command.name}'", f"its arguments are wrong ({type(error).__name__}: {error})"
+                )
+            )
+        except Exception as error:
+            log.exception("command '%s'", command.name)
+            text = f"internal error (please report it): {type(error).__name__}: {error}"
+            return _refusal(TopologyFailed(f"command '{command.name}'", text))
 
     def _status(self, arguments: Mapping[str, Any]) -> str:
         return json.dumps(self._running.status().to_json(), default=str)
@@ -125,6 +133,10 @@ class Operator:
         if running.error is not None:
             raise running.error
         return running.internals.left_behind
+
+
+def _refusal(error: PenstockError) -> OperatorAnswer:
+    return OperatorAnswer("", [error.where, error.problem, error.hint], type(error).__name__)
 
 
 def _moved(done: list[Moved]) -> str:

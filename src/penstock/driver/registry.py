@@ -269,10 +269,15 @@ class WorkerRegistry:
         return all(worker.closed or not worker.connected for worker in self.workers.values())
 
     def silent_for(self) -> dict[WorkerId, tuple[bool, float]]:
-        """Whether each worker is connected, and the seconds since it was last heard."""
+        """Whether each worker is connected, and the seconds since its last message or since its connection
+        ended."""
         now = time.monotonic()
         with self.changed:
-            return {id: (c.connected, now - c.heard) for id, c in self.workers.items() if not c.closed}
+            return {
+                id: (c.connected, now - (c.heard if c.connected else c.gone_at))
+                for id, c in self.workers.items()
+                if not c.closed
+            }
 
     def in_flight(self, probe: int) -> tuple[int, int] | None:
         """Frames sent and done over all workers, as they answered the probe; None while anything is on its way."""

@@ -24,6 +24,8 @@ _MOST_BYTES = 8 << 20
 _MOST_VALUE = 64 << 10
 """Bytes or characters of one value in a dead letter. A longer value is truncated: the beginning is enough to
 identify it."""
+_SMALL = 64
+"""Bytes that a number counts for, and the least that an element of a collection takes."""
 _STORABLE = frozenset((str, bytes, int, float, bool, type(None)))
 _PAUSE = 0.5
 """Seconds until the next attempt after storing failed: short enough not to delay an epoch noticeably, long
@@ -47,9 +49,9 @@ class EpochDeadLetters:
     def add(self, values: Sequence[Any], error: str, bounded: bool = True) -> None:
         """Add a dead letter. If ``bounded``, long values are truncated, and the dead letter says so; otherwise
         it holds the whole tuple."""
-        kept = tuple(map(_bounded, values)) if bounded else tuple(values)
-        self._dead_letters.append((kept, Failure(self._context.component, error)))
-        self._bytes += len(error) + sum(len(value) if isinstance(value, str | bytes) else 64 for value in kept)
+        sized = [_bounded(value) if bounded else (value, _text_size(value)) for value in values]
+        self._dead_letters.append((tuple(value for value, _ in sized), Failure(self._context.component, error)))
+        self._bytes += len(error) + sum(size for _, size in sized)
 
     @property
     def full(self) -> bool:
@@ -87,24 +89,38 @@ class EpochDeadLetters:
         self.epoch, self._part = epoch, 0
 
 
-def _bounded(value: Any) -> Any:
-    """The value as it is stored: the beginning of a long text, a shortened text for a collection with many
-    elements or a value that cannot be pickled, and any other value unchanged."""
+def _bounded(value: Any) -> tuple[Any, int]:
+    """A value for a dead letter, and its size in bytes. Numbers and short texts are returned unchanged. A long text
+    is truncated. Any other large value becomes a short text, because an instance of a user's class may have any size
+    when it is pickled."""
     if isinstance(value, str | bytes) and len(value) > _MOST_VALUE:
         suffix = f"… (truncated: {len(value):,} in all)"
-        return value[:_MOST_VALUE] + suffix if isinstance(value, str) else value[:_MOST_VALUE] + suffix.encode()
-    if isinstance(value, list | tuple | dict | set | frozenset) and len(value) > _MOST_VALUE // 64:
-        return f"{bounded_repr(value)} (truncated: {len(value):,} elements)"
-    return value if type(value) in _STORABLE or _can_be_stored(value) else bounded_repr(value)
+        return (
+            value[:_MOST_VALUE] + (suffix if isinstance(value, str) else suffix.encode()),
+            _MOST_VALUE,
+        )
+    if type(value) in _STORABLE:
+        return value, _text_size(value)
+    if isinstance(value, list | tuple | dict | set | frozenset) and len(value) > _MOST_VALUE // _SMALL:
+        text = f"{bounded_repr(value)} (truncated: {len(value):,} elements)"
+        return text, len(text)
+    size = _stored_size(value)
+    if size is not None and size <= _MOST_VALUE:
+        return value, size
+    text = bounded_repr(value) + ("" if size is None else f" (truncated: {size:,} bytes)")
+    return text, len(text)
 
 
-def _can_be_stored(value: Any) -> bool:
-    """False if the value cannot be pickled."""
+def _text_size(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes) else _SMALL
+
+
+def _stored_size(value: Any) -> int | None:
+    """The size in bytes of a value as it is stored. None if it cannot be pickled."""
     try:
-        encode(ReplayRecord((value,), 0, "", "", 0.0))
+        return len(encode(ReplayRecord((value,), 0, "", "", 0.0)))
     except Exception:  # pickling runs users' code
-        return False
-    return True
+        return None
 
 
 def _not_stored(context: Context, error: Exception) -> ComponentError:

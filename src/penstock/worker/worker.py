@@ -274,10 +274,7 @@ class Worker:
 
     def _prefetch(self, command: commands.PrefetchState) -> list[Event]:
         assert self._archive is not None
-        try:
-            self._archive.prefetch(command.tasks)
-        except SnapshotCorrupt as error:
-            return [StateUnreadable(str(error))]
+        self._archive.prefetch(command.tasks)
         return [StatePrefetched(command.epoch)]
 
     def _open(self, command: commands.OpenTasks) -> list[Event] | None:
