@@ -1,7 +1,7 @@
-"""The coordinator: listens on the driver, lets the workers of the topology's starts in, and people's commands.
+"""The coordinator: the driver's server, to which workers and the commands of operators connect.
 
-An asyncio loop in a thread of its own does all the network work; the driver's other threads look at what a
-registry's workers have said under ``changed`` and wait on it.
+An asyncio loop in a thread of its own does all the network work. The driver's other threads read what the workers
+in a registry have reported under ``changed``, and wait on it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Coordinator:
         self.operator: Callable[[OperatorRequest], OperatorAnswer] = lambda command: OperatorAnswer(
             "", ["topology", "it takes no commands"]
         )
-        """Carries out what a person wants. Called from a thread of its own."""
+        """Carries out a request of an operator. Called on a thread of the loop's pool, so it may block."""
         self.secret = wire.new_secret()
         self.refused = 0
         self.changed = threading.Condition()
         self._time = RunTime(clock)
         self._strangers: dict[asyncio.StreamWriter, None] = {}
-        """Connections that have not proved yet that they know the secret, the oldest first."""
+        """Connections that have not yet proved that they know the secret, oldest first."""
         self._registries: dict[int, WorkerRegistry] = {}
         self._host, self._port = host, port
         self._loop = asyncio.new_event_loop()
@@ -49,7 +49,7 @@ class Coordinator:
         self.address = ("", 0)
 
     def start(self) -> None:
-        """Listen. Raises ``PortInUse`` where the port is taken."""
+        """Start to listen. Raises ``PortInUse`` if the port cannot be used."""
         self._thread.start()
         try:
             self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
@@ -88,21 +88,21 @@ class Coordinator:
                 self._loop.close()
 
     def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, placed: bool = False) -> WorkerRegistry:
-        """Let the workers of a start in: their ``attempt`` has its number. ``key`` is that of the ledgers;
-        ``placed``: they will be given slots."""
+        """Accept the workers of the query run with the number ``attempt``. ``key``: the key of the ledgers.
+        ``placed``: slots connect, and workers are assigned to them later."""
         registry = self._registries[attempt] = WorkerRegistry(
             attempt, plan, bus, key, self.changed, self._soon, placed
         )
         return registry
 
     def end(self, registry: WorkerRegistry) -> None:
-        """No worker of that start may join or stay."""
+        """Accept no more workers of this query run, and close the connections of those that are connected."""
         self._registries.pop(registry.attempt, None)
         registry.dismiss()
 
     @property
     def registries(self) -> list[WorkerRegistry]:
-        """Of the starts whose workers may join, in the order they began; while one replaces the other, of both."""
+        """The registries of the query runs whose workers may connect, oldest first. Two during a replacement."""
         return [registry for _, registry in sorted(dict(self._registries).items())]
 
     def _soon(self, call: Callable[[], None]) -> None:
@@ -110,7 +110,8 @@ class Coordinator:
             self._loop.call_soon_threadsafe(call)
 
     def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until the condition, looked at whenever a worker says something, holds."""
+        """Wait until the condition holds, at most ``timeout`` seconds. Returns whether it holds. It is evaluated
+        whenever a worker reports something."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
@@ -139,9 +140,7 @@ class Coordinator:
                     writer.write(framed(DriverTime(message.sent, self._time.now())))
                 elif isinstance(message, OperatorRequest):
                     raise ControlRefused("control connection", "a worker sent an operator's request")
-                elif (
-                    self._registries.get(registry.attempt) is registry
-                ):  # else a straggler of an earlier query run
+                elif self._registries.get(registry.attempt) is registry:  # otherwise the query run has ended
                     registry.handle(connection, message)
         except ControlRefused as error:
             self.refused += 1
@@ -166,7 +165,8 @@ class Coordinator:
                 self.changed.notify_all()
 
     def _receive_stranger(self, writer: asyncio.StreamWriter) -> None:
-        """On the loop."""
+        """Add a connection that is not authenticated yet. If there are too many, the oldest is closed. Called on
+        the loop."""
         self._strangers[writer] = None
         if len(self._strangers) > wire.MOST_STRANGERS:
             oldest = next(iter(self._strangers))
@@ -174,7 +174,8 @@ class Coordinator:
             oldest.transport.abort()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
-        """The handshake, and the first message: of a worker, or what an operator asks."""
+        """Perform the handshake, and return the first message of a worker or an operator. Raises
+        ``ControlRefused`` if the peer does not know the secret or may not connect."""
         mine = wire.new_nonce()
         writer.write(wire.greeting(mine))
         theirs = wire.read_answer(await reader.readexactly(wire.ANSWER_BYTES), self.secret, mine)
