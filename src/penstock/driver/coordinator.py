@@ -145,9 +145,7 @@ class Coordinator:
                     writer.write(framed(DriverTime(message.sent, self._time.now())))
                 elif isinstance(message, OperatorRequest):
                     raise ControlRefused("control connection", "a worker sent an operator's request")
-                elif (
-                    self._registries.get(registry.attempt) is registry
-                ):  # otherwise the query run has ended, and its late messages are ignored
+                elif self._registries.get(registry.attempt) is registry:  # otherwise the query run has ended
                     registry.handle(connection, message)
         except ControlRefused as error:
             self.refused += 1

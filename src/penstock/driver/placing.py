@@ -1,6 +1,9 @@
-"""Decisions about where workers run, as change requests: workers move one by one where slots are free, otherwise
-all together, by a replacement onto the nodes that stay. Nodes without workers are released; those that are needed
-again are taken back, and used once they have joined."""
+"""Turns decisions about the placement of workers into change requests.
+
+Workers move one by one to free slots. If no worker can move, all are placed at once by a replacement. Nodes
+without workers are released. Released nodes that are needed again are requested from the master, and used once
+they have joined.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,19 @@ from penstock.plan.slot_placement import SlotPlacement, slots_for
 
 
 class Placer:
-    """Called on the supervisor's thread."""
+    """Makes the change requests of placement. Called on the supervisor's thread."""
 
     def __init__(self, runs: QueryRuns, placements: PlacementController) -> None:
         self._runs, self._engine, self._placements = runs, runs.engine, placements
         self._take_back: int | None = None
-        """After a failed release of nodes: how many there are to be before all of them are used again."""
+        """Set after nodes could not be released: the number of nodes to wait for before all of them are used
+        again."""
         self._nodes_before = 0
-        """When nodes were released at last."""
+        """Number of nodes when ``request`` was called last."""
 
     def next(self, sample: MonitorSample | None, current: QueryRun) -> ChangeRequest | None:
-        """What is to be done now; called again and again, with a load sample when one has just been taken. Raises
-        only what a dead engine does."""
+        """Return the change to request now, or None. Called repeatedly, with a load sample if one has just been
+        taken. A ``PenstockError`` is recorded as a refusal; exceptions of an engine that has died are raised."""
         try:
             if self._take_back is not None:
                 wanted, self._take_back = self._take_back, None
@@ -38,14 +42,16 @@ class Placer:
             return None
 
     def by_hand(self, sample: MonitorSample, current: QueryRun) -> ChangeRequest | None:
-        """By this load sample, now; None: nothing that is worth it. Raises what the engine does not allow."""
+        """Return the change that ERDM proposes for this load sample, even during a pause. None if no change is
+        worthwhile. Raises ``TopologyFailed`` if the change is not possible."""
         found = self._placements.by_hand(sample)
-        return self._release_empty(current) if found is None else self._decided(found, current)
+        return self._release_empty(current) if found is None else self._request_for(found, current)
 
     def request(
         self, placement: SlotPlacement, leaves: frozenset[str], reason: str, current: QueryRun
     ) -> ReplaceRequest:
-        """Raises ``TopologyFailed`` where workers cannot be placed so."""
+        """Return the request for a replacement with this placement that releases the nodes in ``leaves``. Raises
+        ``TopologyFailed`` if it is not possible."""
         engine = self._engine
         active = set(engine.nodes())
         leaving = {executor_of(node) for node in leaves} & active
@@ -72,8 +78,8 @@ class Placer:
         return ReplaceRequest(current.deployment.topology, reason, placement=placement, leaves=leaves)
 
     def take_back(self, reason: str, current: QueryRun) -> tuple[int, ReplaceRequest | None]:
-        """Have released nodes come back, and use all nodes as soon as they do: how many more, and the request for
-        it, if any."""
+        """Suspend moves, and make the request that takes released nodes back and uses all nodes. Returns how many
+        more nodes will be used, and the request; 0 and None if no node is unused."""
         more = self.unused(current)
         if not more:
             return 0, None
@@ -83,8 +89,8 @@ class Placer:
         return more, ReplaceRequest(current.deployment.topology, reason, takes_back=wanted)
 
     def failed(self, request: ChangeRequest) -> None:
-        """It was not carried out. The nodes that it was to release are on their way back, and all are used
-        again."""
+        """Called when a request was not carried out. If it was to release nodes, those were requested again, and
+        ``next`` returns a request that uses all nodes."""
         if isinstance(request, MoveRequest):
             if request.by_policy:
                 self._placements.pause()
@@ -94,7 +100,8 @@ class Placer:
                 self._take_back = self._nodes_before
 
     def unused(self, current: QueryRun) -> int:
-        """Nodes that were released, or have no worker of ours though there are workers enough."""
+        """Return how many more nodes the topology could use: released nodes, and nodes without one of its workers
+        although it has enough workers."""
         engine = self._engine
         return engine.nodes_away + max(0, min(len(engine.nodes()), current.plan.workers) - len(current.nodes))
 
@@ -106,11 +113,11 @@ class Placer:
             return None if self._placements.paused else self._release_empty(current)
         if found.placement is None:
             return self.take_back(found.reason, current)[1]
-        return self._decided(found, current)
+        return self._request_for(found, current)
 
-    def _decided(self, found: Rearrangement, current: QueryRun) -> ChangeRequest:
-        """One by one where slots are free. A worker that finds none does with the next load sample, when others
-        have left theirs; where none can move, all go by a replacement."""
+    def _request_for(self, found: Rearrangement, current: QueryRun) -> ChangeRequest:
+        """Return a request that moves the workers for which a slot is free. A worker without a free slot can move
+        after a later load sample, when others have left theirs. If no worker can move, return a replacement."""
         assert found.placement is not None
         moves = movable(current, found.placement.nodes)
         request: ChangeRequest
@@ -122,8 +129,8 @@ class Placer:
         return request
 
     def _release_empty(self, current: QueryRun) -> ReplaceRequest | None:
-        """Nodes that workers have left one by one have free slots only: a replacement onto the others releases
-        them."""
+        """Return a replacement that releases the nodes whose slots are all free, because their workers have moved
+        away one by one. None if there is no such node or it cannot be released."""
         slots = {connection.hello.node for connection in current.registry.slots.values()} - current.nodes
         active = set(self._engine.nodes())
         empty = frozenset(node for node in slots if executor_of(node) in active)

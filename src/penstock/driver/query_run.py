@@ -1,5 +1,5 @@
-"""One run of a topology's query, from its launch to its end. A topology has one after the other, as it is
-restarted or replaced; while it is replaced there are two."""
+"""One run of a topology's query, from its launch to its end. Each restart or replacement of a topology begins a
+new query run. During a replacement there are two."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from penstock.plan.model import WorkerId
 from penstock.plan.slot_placement import SlotPlacement, assign_slots, fitted
 from penstock.protocol.commands import ActivateSpouts, CloseTasks, DeactivateSpouts, StopTicks
 
-CLOSE_TIMEOUT = 5.0  # seconds for all close() and cleanup() calls together
-_HANGS = "Raise lifecycle.start_timeout, or look for an open() or prepare() that hangs."
+CLOSE_TIMEOUT = 5.0
+"""Seconds for all ``close`` and ``cleanup`` calls together. One that hangs must not block a replacement or the
+end."""
+_OPEN_HINT = "Raise lifecycle.start_timeout, or look for an open() or prepare() that hangs."
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class RunContext:
     engine: Engine
     clock: Clock = field(default_factory=SystemClock)
     commit_thread: Callable[[CommitLoop], CommitShell] = CommitThread
-    """Has a loop of commits run beside the supervisor. Tests run it themselves."""
+    """Makes what runs the commit loop: a thread. Tests pass their own and run the loop themselves."""
 
 
 class QueryRun:
-    """A query with its workers, its epochs and its control loop. Its methods are called on the supervisor's
-    thread, properties by any."""
+    """A query with its workers, its epochs and its control loop. Methods are called on the supervisor's thread;
+    any thread may read properties."""
 
     def __init__(
         self,
@@ -51,19 +53,20 @@ class QueryRun:
         context: RunContext,
         after: QueryRun | None = None,
     ) -> None:
-        """``after``: one that was lost, maybe together with a node that its workers were to be on. Workers go
-        where they were then, if they can."""
+        """``after``: the lost query run that this one restarts. If that run had a placement, workers return to the
+        nodes on which they ran, as far as possible: a node may have been lost, too."""
         self.number = number
-        """The attempt: no other query run of this topology has it."""
+        """The attempt, which no other query run of this topology has."""
         self.deployment, self.bus = deployment, bus
         self.plan, self.settings = deployment.plan, deployment.topology.settings
         self.migrations = MigrationController(deployment.plan, self.settings)
-        """What was decided about data migration."""
+        """Decides about data migration, and has the decisions so far."""
         self.running_since = math.inf
+        """When all tasks were open, on the monotonic clock. Infinite before that."""
         self.opened = False
-        """Its tasks were told to open: the state is its own. Before that it only reads it."""
+        """Whether the tasks were told to open. From then on this run owns the state; before, it only reads it."""
         self.query: Query | None = None
-        self._context, self._again = context, after is not None
+        self._context, self._is_restart = context, after is not None
         self._server = server = context.server
         self._placement = deployment.placement
         if after is not None and after._placement is not None:
@@ -77,13 +80,14 @@ class QueryRun:
 
     @property
     def where(self) -> str:
-        """For error messages."""
+        """The topology, as error messages name it."""
         return f"topology '{self.deployment.topology.name}'"
 
     # ---- beginning -------------------------------------------------------------------------------------
 
     def launch_steps(self, watch: Sequence[Watch], last: str = "assigned") -> list[Step]:
-        """Launch the query and wait until all its workers have connected. The last step has the name ``last``."""
+        """Return the steps that launch the query, wait until all its workers have connected, and assign their
+        slots. ``last``: the name of the last step."""
         limit = self.settings.lifecycle.start_timeout
         connect = Step(
             "connected",
@@ -94,7 +98,7 @@ class QueryRun:
             limit=limit,
             watch=watch,
             undo=self.stop,
-            hint=_HANGS,
+            hint=_OPEN_HINT,
         )
         assign = Step(
             last,
@@ -107,7 +111,8 @@ class QueryRun:
         return [connect, assign]
 
     def open_steps(self, watch: Sequence[Watch]) -> list[Step]:
-        """Open the tasks with what ``deployment.state`` has recovered; begin to commit and to control."""
+        """Return the steps that open the tasks with the state that ``deployment.state`` has recovered, and start
+        commits and migration."""
         opened = Step(
             "tasks_opened",
             self._open,
@@ -116,12 +121,12 @@ class QueryRun:
             progress=self._ready,
             limit=self.settings.lifecycle.start_timeout,
             watch=watch,
-            hint=_HANGS,
+            hint=_OPEN_HINT,
         )
         return [opened, Step("opened", self._begin)]
 
     def _launch(self) -> None:
-        if self._placement is not None and self._again:  # a node may be lost, and its slots with it
+        if self._placement is not None and self._is_restart:  # a node may have been lost with its slots
             self._slots = fitted(self.plan, self._slots, self._context.engine.room() + sum(self._slots))
         job, modules = self.deployment.job, self.deployment.modules
         address, secret = self._server.address, self._server.secret
@@ -140,7 +145,7 @@ class QueryRun:
         return f"{len(connected)} of {sum(self._slots)} connected"
 
     def _assign(self) -> None:
-        """Tell each worker which slot is its own. Raises ``TopologyFailed`` where one cannot be where it must."""
+        """Assign a slot to each worker. Raises ``TopologyFailed`` if the placement is exact and cannot be met."""
         if self._placement is None:
             return
         nodes = {slot: connection.hello.node for slot, connection in self.registry.slots.items()}
@@ -165,7 +170,8 @@ class QueryRun:
         return f"{sum(worker.ready for worker in self.registry.workers.values())} of {self.plan.workers} opened"
 
     def _begin(self) -> None:
-        """Routes are those of the plan at first, so the policies of migration begin anew."""
+        """Start commits and migration. The run uses the routes of the plan at first, so migration policies begin
+        anew."""
         self.epochs.begin(self.stateful)
         interval = self.settings.migration.interval
         self._control = ControlThread(self.migrations, self.bus, self.registry.send, interval)
@@ -177,17 +183,17 @@ class QueryRun:
 
     @property
     def keeps_state(self) -> bool:
-        """What is committed survives the query."""
+        """Whether committed state survives the query."""
         return self.settings.delivery.guarantee != "at_most_once"
 
     @property
     def stateful(self) -> bool:
-        """A task has something to commit."""
+        """Whether a task has something to commit."""
         return any(worker.stateful for worker in self.registry.workers.values())
 
     @property
     def nodes(self) -> set[str]:
-        """Where its workers are."""
+        """The nodes on which its workers run."""
         return set(self.places().values())
 
     def places(self) -> dict[WorkerId, str]:
@@ -196,7 +202,7 @@ class QueryRun:
             return {worker: connection.hello.node for worker, connection in self.registry.workers.items()}
 
     def slots_on(self, executors: Collection[str]) -> int:
-        """How many tasks of the engine it has on these nodes."""
+        """Return how many slots of this run are on these nodes, which are named as by ``executor_of``."""
         with self._server.changed:
             connections = list((self.registry.slots or self.registry.workers).values())
         return sum(executor_of(connection.hello.node) in executors for connection in connections)
@@ -213,7 +219,7 @@ class QueryRun:
     # ---- ending ----------------------------------------------------------------------------------------
 
     def close_step(self) -> Step:
-        """Have all tasks closed, as far as they can be in time."""
+        """Return the step that closes all tasks. It does not fail if a task is not closed in time."""
         return Step(
             "closed",
             lambda: self.registry.send(CloseTasks()),
@@ -224,7 +230,7 @@ class QueryRun:
         )
 
     def give_up_state(self) -> None:
-        """Commit and control nothing more."""
+        """Stop commits and migration."""
         self.epochs.stop()
         if self._control is not None:
             self._control.stop()

@@ -17,26 +17,26 @@ from penstock.errors import NotEnoughSlots
 from penstock.metrics.bus import MetricsBus
 from penstock.protocol.commands import SetSpoutRate
 
-_AFTER = (
-    2.0  # seconds until a replaced query is stopped: that is work for the machine, which the new one needs first
-)
+_STOP_DELAY = 2.0
+"""Seconds until a replaced query is stopped. Stopping it takes CPU time, which the new query needs first."""
 
 
 class QueryRuns:
-    """Called by the supervisor's thread; ``current`` is read by any."""
+    """Called on the supervisor's thread; any thread may read ``current``."""
 
     def __init__(self, deployment: Deployment, context: RunContext, pause: Callable[[float], bool]) -> None:
-        """``pause`` passes so many seconds; it returns at once, and True, if the topology is to end."""
+        """``pause`` waits for the given seconds. It returns True, without further waiting, when the topology is
+        asked to end."""
         self.context, self.engine = context, context.engine
         self.rates: dict[str, float] = {}
-        """Of spouts, as they were set while the topology runs."""
+        """Maximum rates of spouts that were set while the topology runs."""
         self.spouts_active = True
         """Whether spouts emit as soon as their tasks are open."""
         self._pause = pause
         self._numbers = itertools.count()
         self._holders: set[int] = set()
         self._retired: tuple[QueryRun, float] | None = None
-        """A run that was replaced, and when it is to be stopped."""
+        """The replaced run that is still to be stopped, and when, on the monotonic clock."""
         self.current = self.new(deployment, MetricsBus(deployment.plan))
         """The run that owns the topology's state and has its spouts."""
 
@@ -44,7 +44,7 @@ class QueryRuns:
         return self.context.clock.monotonic()
 
     def new(self, deployment: Deployment, bus: MetricsBus, after: QueryRun | None = None) -> QueryRun:
-        """``after``: a run of the same deployment that was lost."""
+        """Make a query run. ``after``: the lost run of the same deployment that it restarts."""
         return QueryRun(next(self._numbers), deployment, bus, self.context, after)
 
     def watch(self, run: QueryRun, strict: bool = False) -> RunWatch:
@@ -60,9 +60,10 @@ class QueryRuns:
         watch: Sequence[Watch] = (),
         explain: Callable[[NotEnoughSlots], NotEnoughSlots] = lambda error: error,
     ) -> Step:
-        """Hold the slots of a deployment; nodes that may still join are waited for so many seconds. ``elsewhere``:
-        slots that this topology holds on nodes that are being released. Undone, they are given back, unless they
-        were held before."""
+        """Return the step that reserves the slots of a deployment. It waits up to ``patience`` seconds for nodes
+        that may still join, and raises what ``explain`` makes of the error if the slots are too few. Undoing it
+        releases the slots, unless they were reserved before. ``elsewhere``: number of slots that this topology
+        holds on nodes that are being released."""
         deadline = self.now() + patience
         wanted, engine, held = sum(deployment.slots), self.engine, id(deployment) in self._holders
 
@@ -85,19 +86,19 @@ class QueryRuns:
         self._holders.discard(id(deployment))
 
     def alone(self) -> bool:
-        """No other topology holds slots of this engine."""
+        """Return whether no other topology holds slots of this engine."""
         return not self.engine.shared_with_others(self._holders)
 
     def room(self) -> int:
-        """Slots that nobody holds, with those of released nodes: they come back where they are needed."""
+        """Return the number of free slots, including those of released nodes, which can be requested again."""
         engine = self.engine
         return engine.room() + engine.total() * engine.nodes_away // max(1, len(engine.nodes()))
 
     # ---- beginning -------------------------------------------------------------------------------------
 
     def start_steps(self, run: QueryRun) -> Iterator[Step]:
-        """Launch, take the state over, open the tasks, let the spouts emit. For a first start and for a
-        restart."""
+        """Return the steps of a first start or a restart: launch the query, take over the state, open the tasks,
+        activate the spouts."""
         watch = (self.watch(run),)
         yield from run.launch_steps(watch)
         yield Step("claimed", lambda: self._recover(run))
@@ -112,14 +113,17 @@ class QueryRuns:
             state.forget()
 
     def ask_store(self, action: Callable[[], object]) -> None:
-        """Do something with the state store, again and again where it does not answer, until told to end."""
+        """Call ``action``, which uses the state store. If the store does not answer, retry for up to
+        ``lifecycle.start_timeout`` seconds, unless the topology is asked to end; then raise
+        ``StateUnavailable``."""
         run = self.current
         patience = run.settings.lifecycle.start_timeout
         retried(action, patience, self._pause, lambda text: run.bus.note("state", "", text))
 
     def resume_spouts(self, run: QueryRun) -> None:
-        """The run's tasks are open: let its spouts emit, if they are to."""
-        for spout, rate in list(self.rates.items()):  # an operator may set one meanwhile
+        """Set the rates of the spouts, and activate them unless they are paused. Called when the run's tasks are
+        open."""
+        for spout, rate in list(self.rates.items()):  # copied, because an operator may set a rate meanwhile
             run.registry.send(SetSpoutRate(spout, rate))
         if self.spouts_active:
             run.activate()
@@ -127,16 +131,16 @@ class QueryRuns:
     # ---- ending ----------------------------------------------------------------------------------------
 
     def drop(self, run: QueryRun) -> None:
-        """Stop it and give its slots back."""
+        """Stop a run and release its slots."""
         run.stop()
         self.release(run.deployment)
 
     def retire(self, run: QueryRun) -> None:
-        """It was replaced: stop it a moment later."""
-        self._retired = run, self.now() + _AFTER
+        """Have ``stop_retired`` stop a replaced run after ``_STOP_DELAY``."""
+        self._retired = run, self.now() + _STOP_DELAY
 
     def stop_retired(self, at_once: bool = False) -> None:
-        """Stop the run that was replaced at last, when its time has come."""
+        """Stop the replaced run, if there is one, when its delay is over or ``at_once``. Called repeatedly."""
         if self._retired is not None and (at_once or self._retired[1] <= self.now()):
             run, self._retired = self._retired[0], None
             self.drop(run)

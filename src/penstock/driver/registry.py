@@ -1,5 +1,5 @@
-"""The worker registry: all workers of one query run, what they have said, and what belongs to them alone: the
-ledgers of their acks, their message board, their epochs. While a topology is being replaced there are two."""
+"""The worker registry: the workers of one query run and what they have reported, with the ledgers of their acks,
+their message board and their events about epochs. During a replacement there are two registries."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class WorkerConnection:
     hello: Hello
     writer: CommandWriter
     ahead: int = 0
-    """The newest epoch whose state it has prefetched."""
+    """The newest epoch whose state the worker has prefetched."""
     warm: bool = False
-    """Every channel into it has been used: on a node that is new, the first frame takes half a second."""
+    """Whether every channel into the worker has been used. On a new node the first frame takes half a second."""
     ready: bool = False
     stateful: bool = False
     closed: bool = False
@@ -89,30 +89,32 @@ class WorkerConnection:
     answer: WorkerReport | None = None
     """The newest report that answered a probe."""
     free: bool = False
-    """A slot that no worker has."""
+    """Whether this slot has no worker and can be given one."""
     sending: dict[int, list[int]] = field(default_factory=dict)
-    """Where it says that it sends what is for workers of the next stage, of those that moved."""
+    """The slots to which the worker sends rows for a worker of the next stage, by that worker's index. Only for
+    workers that moved."""
     leaving: int = 0
-    """The commit with which it says that its worker leaves."""
+    """The commit with which the worker will leave this slot, as it has confirmed. 0 if none."""
     left: WorkerLeft | None = None
-    """Its worker does nothing more, and may be taken over."""
+    """Set when the worker has stopped, so that another slot may take it over."""
     left_at: float = 0.0
-    """When that was heard, on the monotonic clock."""
+    """When ``left`` arrived, on the monotonic clock."""
     problem: str = ""
-    """Why it cannot have the worker it was to take over."""
+    """Why this slot cannot take over a worker. Empty if it can."""
     gone_at: float = math.inf
-    """When its connection ended, on the monotonic clock."""
+    """When the connection ended, on the monotonic clock."""
     clock_skew: float = 0.0
-    """Seconds by which its machine's wall clock is ahead of the driver's."""
+    """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
     heard: float = field(default_factory=time.monotonic)
+    """When the last event arrived, on the monotonic clock."""
     id: WorkerId = field(init=False)
-    """Of its worker; until it has one, of its slot."""
+    """The id of the worker. Before one is assigned, the id of the slot."""
 
     def __post_init__(self) -> None:
         self.id = WorkerId(self.hello.stage, self.hello.slot)
 
     def record(self, event: Event) -> bool:
-        """Note what the worker says of itself. False: the event is about something else."""
+        """Record an event about this connection. Returns False if the event is about something else."""
         match event:
             case WorkerRouted():
                 self.sending[event.worker] = event.slots
@@ -136,7 +138,8 @@ class WorkerConnection:
 
 
 class WorkerRegistry:
-    """``workers`` is looked at under ``changed``. ``take`` is called on the coordinator's loop, the rest from any
+    """The workers of one query run. Other threads read ``workers`` and ``slots`` under ``changed``. ``add``,
+    ``handle``, ``refuse`` and ``connection_lost`` are called on the coordinator's loop, the other methods by any
     thread."""
 
     def __init__(
@@ -149,21 +152,21 @@ class WorkerRegistry:
         soon: Callable[[Callable[[], None]], None],
         placed: bool = False,
     ) -> None:
-        """``key`` is that of the ledgers; ``soon`` has something done on the loop. ``placed``: who comes has
-        a slot and waits for its worker."""
+        """``key``: the key of the ledgers. ``soon`` schedules a call on the coordinator's loop. ``placed``: what
+        connects is a slot, to which a worker is assigned later."""
         self.attempt = attempt
-        """Which start it is: no other has this number."""
+        """The number of the query run, which no other has."""
         self.workers: dict[WorkerId, WorkerConnection] = {}
         self.slots: dict[WorkerId, WorkerConnection] = {}
-        """Where workers are placed: all that have connected, with or without a worker."""
+        """If workers are placed: all slots that have connected, with or without a worker."""
         self.slot_of_worker: dict[WorkerId, WorkerId] = {}
-        """Where workers are placed: the slot of each."""
+        """If workers are placed: the slot of each worker."""
         self._placed = placed
         self.failure: WorkerFailed | None = None
         self.corrupt = ""
-        """A worker could not restore its tasks."""
+        """Why a worker could not restore its tasks. Empty if all could."""
         self.epoch_events: queue.SimpleQueue[tuple[WorkerId, EpochEvent] | tuple[()] | None] = queue.SimpleQueue()
-        """What workers say of epochs, for the thread that commits them."""
+        """Events about epochs, for the thread that commits them."""
         self.changed = changed
         self._plan, self._bus, self._soon = plan, bus, soon
         self._acker = Acker(key)
@@ -185,7 +188,7 @@ class WorkerRegistry:
         self._soon(write)
 
     def assign_slots(self, taken: Mapping[WorkerId, WorkerId]) -> None:
-        """Give each worker its slot. Slots without one stay free."""
+        """Assign a slot to each worker. The other slots are free."""
         with self.changed:
             self.slot_of_worker.update(taken)
             for worker, slot in taken.items():
@@ -197,7 +200,7 @@ class WorkerRegistry:
             self.send(AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker)), worker)
 
     def stand_by(self, worker: WorkerId, slot: WorkerId) -> None:
-        """Have a free slot prepare to take over the worker."""
+        """Make a free slot prepare to take over the worker."""
         with self.changed:
             connection = self.slots[slot]
             connection.id, connection.free, connection.ready, connection.left = worker, False, False, None
@@ -207,8 +210,8 @@ class WorkerRegistry:
         )
 
     def hand_over(self, worker: WorkerId, to: WorkerId) -> None:
-        """From now on that slot has the worker: it is told and asked, and speaks for it. What is told to others
-        behind this call is told after that."""
+        """Give the worker to the slot ``to``. From then on that slot gets the worker's commands, and its events
+        are the worker's. Commands that are sent after this call are written after the change."""
 
         def swap() -> None:
             self._message_board.detach(worker)
@@ -221,47 +224,47 @@ class WorkerRegistry:
         self._soon(swap)
 
     def send_to(self, connection: WorkerConnection, command: Command) -> None:
-        """Whatever worker it has."""
+        """Send a command to a connection, whichever worker it has."""
         self._soon(partial(connection.writer.write, framed(command)))
 
     def prefetch(self, epoch: int, tasks: TaskStates) -> None:
-        """Tell the workers what their tasks are likely to begin with."""
+        """Tell the workers to prefetch the state with which their tasks will probably begin."""
         for worker in list(self.workers):
             self.send(PrefetchState(epoch, self.share(worker, tasks)), worker)
 
     def open(self, generation: int, epoch: int, tasks: TaskStates) -> None:
-        """Tell the workers to open, where each of them stands, and what their tasks begin with."""
+        """Tell the workers to open their tasks with this state. They also learn the node of each worker."""
         nodes = self.nodes()
         for id in nodes:
             worker = WorkerId.parse(id)
             self.send(OpenTasks(nodes, generation, epoch, self.share(worker, tasks)), worker)
 
     def nodes(self) -> dict[str, str]:
-        """Where each worker is."""
+        """Return the node of each worker."""
         with self.changed:
             return {str(id): connection.hello.node for id, connection in self.workers.items()}
 
     def probe(self) -> int:
-        """Ask every worker for a report; returns the number the answers will carry."""
+        """Ask every worker for a report. Returns the number that the answers will have."""
         self._probes += 1
         self.send(RequestReport(self._probes))
         return self._probes
 
     def dismiss(self) -> None:
-        """Close all connections: who is still there learns that it is no longer wanted."""
+        """Close all connections, so that workers that still run end."""
         for connection in {id(each): each for each in (*self.workers.values(), *self.slots.values())}.values():
             self._soon(connection.writer.close)
 
     def share(self, worker: WorkerId, tasks: TaskStates) -> TaskStates:
-        """What is of the worker's tasks."""
+        """Return the states of the worker's tasks."""
         keys = {self._plan.task[task].key for task in self._plan.routes.tasks_of(worker)}
         return {key: entry for key, entry in tasks.items() if key in keys}
 
-    # ---- what is known of them -------------------------------------------------------------------------
+    # ---- state of the workers --------------------------------------------------------------------------
 
     @property
     def broken(self) -> bool:
-        """A worker has failed or is gone."""
+        """Whether a worker has failed or lost its connection."""
         return self.failure is not None or not all(worker.connected for worker in self.workers.values())
 
     @property
@@ -280,7 +283,8 @@ class WorkerRegistry:
             }
 
     def in_flight(self, probe: int) -> tuple[int, int] | None:
-        """Frames sent and done over all workers, as they answered the probe; None while anything is on its way."""
+        """Return the numbers of frames that all workers have sent and processed, from their answers to the probe.
+        None if an answer is missing or anything is in flight."""
         reports = [worker.answer for worker in self.workers.values()]
         answers = [report for report in reports if report is not None and report.probe >= probe]
         if len(answers) < len(reports):
@@ -292,8 +296,8 @@ class WorkerRegistry:
         return all(worker.answer is not None and worker.answer.probe >= probe for worker in self.workers.values())
 
     def refuse(self, connection: WorkerConnection, error: ControlRefused) -> None:
-        """A worker said something that cannot be read: the topology fails with this reason, instead of losing the
-        worker without one."""
+        """Called for an invalid message of a worker. The topology fails with this error, instead of losing the
+        worker without a reason."""
         failed = WorkerFailed(f"worker {connection.id}, {error.where}", error.problem, error.hint)
         with self.changed:
             self._note(connection, failed)
@@ -314,7 +318,8 @@ class WorkerRegistry:
             self.changed.notify_all()
 
     def handle(self, connection: WorkerConnection, event: Event) -> None:
-        """What a worker says. One that stands by to take over, or has left, does not speak for its worker."""
+        """Handle an event of a worker. Reports, heartbeats and errors of a slot that stands by to take over a
+        worker, or that its worker has left, are not taken as the worker's."""
         connection.heard = time.monotonic()
         if isinstance(event, AckTally | RootsFailed):
             self._settle(event)
@@ -327,7 +332,7 @@ class WorkerRegistry:
                 self.changed.notify_all()
 
     def _settle(self, event: AckTally | RootsFailed) -> None:
-        """The acker's work: enter what a worker says, and tell the spouts what came of it."""
+        """Pass acks and failures to the acker, and tell the spouts which roots are settled."""
         if isinstance(event, AckTally):
             settled, component, error = self._acker.apply(*ledger.unpack(event.data)), "", ""
         else:
@@ -338,7 +343,7 @@ class WorkerRegistry:
             self._tell(self._plan.routes.worker_of[task], RootsSettled(task, component, error, data))
 
     def _tell(self, worker: WorkerId, command: Command) -> None:
-        """Write to a worker, if it is there. On the loop."""
+        """Write a command to a worker, if it is connected. Called on the loop."""
         target = self.workers.get(worker)
         if target is not None and target.connected:
             target.writer.write(framed(command))
@@ -382,10 +387,10 @@ class WorkerRegistry:
 
 
 def _next_slots(worker: WorkerId, slot_of_worker: Mapping[WorkerId, WorkerId]) -> list[list[int]]:
-    """The slots of the next stage, by its workers."""
+    """Return the slots of the workers of the next stage, as in ``AssignWorker.next``."""
     return [[slot.index] for each, slot in sorted(slot_of_worker.items()) if each.stage == worker.stage + 1]
 
 
 def framed(message: Command | OperatorAnswer) -> bytes:
-    """A message as it stands on the wire. Raises ``ControlRefused`` for one that cannot be sent."""
+    """Return the encoded message, preceded by its length. Raises ``ControlRefused`` if it cannot be sent."""
     return wire.framed(codec.encode(message))

@@ -1,26 +1,30 @@
 """Replacement of a running topology by another form of itself, without a pause.
 
-The steps, in order; whatever dies between two of them, exactly one of the two query runs owns the state and has
-the spouts:
+The steps, in order. Whichever process dies between two of them, exactly one of the two query runs owns the state
+and has the spouts:
 
-1. The new form is checked against the old one: name, guarantee, state (``checked``). Task slots for both are held
-   (``reserved``). Nodes that are to be released take nothing new from now on (``nodes_released``).
-2. A second query is launched beside the first; its workers connect, and open nothing (``standing_by``).
-3. The old run commits an epoch, and the new workers read its state ahead; once more, so that little is left. All
-   channels between the new workers have been used (``copied``). So far the new run can be dropped at any moment.
-4. The old run's spouts pause (``paused``). This is the point of no return, and the gap begins.
-5. Its tuples finish, its ticks stop, and a last epoch is committed (``drained``). If that takes longer than
-   ``lifecycle.drain_timeout``, or the old run dies, what is not committed comes again, as after any loss.
-6. Its tasks are closed (``closed``).
-7. The new run becomes the current one (``handed_over``) and takes over the state directory: nothing that the old
-   one might still write counts (``claimed``).
-8. Its tasks open, with the state of step 5 (``opened``).
-9. Its spouts emit (``activated``). The gap is over.
-10. The old query is stopped a moment later; released nodes end then.
+1. The new form is checked against the old one: name, guarantee, state (``checked``). Task slots for the new form
+   are reserved beside those of the old one (``reserved``). Nodes that are to be released accept no new tasks from
+   now on (``nodes_released``).
+2. A second query is launched beside the first. Its workers connect but do not open their tasks (``standing_by``).
+3. The old run commits an epoch, and the new workers prefetch its state. Both are repeated once, so that little is
+   left to read later. Then all channels between the new workers must have been used (``copied``). Up to here the
+   new run can be dropped at any time.
+4. The spouts of the old run pause (``paused``). This is the point of no return. The gap, in which no spout emits,
+   begins.
+5. The tuples in flight of the old run finish, its ticks stop, and it commits a last epoch (``drained``). If that
+   takes longer than ``lifecycle.drain_timeout``, or the old run dies, tuples that are not committed come again, as
+   after any loss.
+6. The tasks of the old run are closed (``closed``).
+7. The new run becomes the current one (``handed_over``) and takes over the state directory (``claimed``). Anything
+   that the old run still writes there is ignored.
+8. The tasks of the new run open with the state of step 5 (``opened``).
+9. The spouts of the new run emit (``activated``). The gap is over.
+10. The old query is stopped a moment later. Released nodes end then.
 
-If step 8 fails because of the new form itself (its ``prepare`` raises, a state does not fit), the old form is
-started again from the epoch of step 5. With ``pause`` task slots for one of the two are enough: steps 2 and 3 are
-left out, and after step 7's hand-over the old query is stopped and the new one is launched.
+If step 8 fails because of the new form itself (its ``prepare`` raises, or a state does not match), the old form is
+restarted from the epoch of step 5. With ``pause``, task slots for one of the two forms are enough: steps 2 and 3
+are left out, and in step 7 the old query is stopped and the new one launched.
 """
 
 from __future__ import annotations
@@ -43,12 +47,14 @@ from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.driver")
 
-_LAST_TICKS = 1.0  # seconds for what a last tick may have set in motion
-_COPIES = 2  # times the state is prefetched; the second time reads only what has changed since the first
+_LAST_TICKS = 1.0
+"""Seconds to finish what the last ticks emitted. Short, because no spout emits meanwhile."""
+_COPIES = 2
+"""How often the state is prefetched. The second time reads only what has changed since the first."""
 
 
 def check_forms(old: Topology, new: Topology) -> None:
-    """Raises ``TopologyError`` where the one cannot take over from the other, whatever its state."""
+    """Raise ``TopologyError`` if ``new`` cannot take over from ``old``, whatever the state is."""
     for what, before, now in (
         ("name", old.name, new.name),
         ("setting delivery.guarantee", old.settings.delivery.guarantee, new.settings.delivery.guarantee),
@@ -63,7 +69,7 @@ def check_forms(old: Topology, new: Topology) -> None:
 
 
 def differences(old: Deployment, new: Deployment) -> str:
-    """In words: the numbers of tasks that differ, and components that came or went."""
+    """Return a text that lists changed numbers of tasks, new components and removed ones."""
     before = {component: len(tasks) for component, tasks in old.plan.tasks_of.items()}
     now = {component: len(tasks) for component, tasks in new.plan.tasks_of.items()}
     changed = [f"{c} {before[c]} → {now[c]}" for c in now if c in before and before[c] != now[c]]
@@ -72,7 +78,7 @@ def differences(old: Deployment, new: Deployment) -> str:
 
 
 class Replacement:
-    """One replacement, as steps. Made and carried out on the supervisor's thread."""
+    """One replacement, as steps. Created and carried out on the supervisor's thread."""
 
     kind = "replacement"
 
@@ -122,11 +128,12 @@ class Replacement:
         owner = old.deployment.state.owner
         deployment = make_deployment(request.topology, self._engine, request.placement, len(kept), owner)
         if old.keeps_state:
-            deployment.state.inspect()  # raises where the state does not fit
+            deployment.state.inspect()  # raises if the state does not match the new form
         return deployment
 
     def _reserve_beside(self, deployment: Deployment, active: set[str]) -> Step:
-        """Where there is no room, nodes that were released are taken back and waited for."""
+        """Return the step that reserves slots beside those of the old run. If too few are free, released nodes are
+        requested again, and the step waits for them."""
         old, engine = self.old, self._engine
         wanted, held = sum(deployment.slots), sum(old.deployment.slots)
         elsewhere = held - old.slots_on(active)  # on nodes that are being released
@@ -184,19 +191,20 @@ class Replacement:
         )
 
     def _no_epoch_ahead(self, problem: Problem) -> Problem | None:
-        """An overloaded topology may take long for an epoch: the newest one there is will do."""
+        """Continue if no epoch was committed in time, as in an overloaded topology: the newest committed epoch is
+        prefetched instead."""
         if problem.cause not in (Cause.FAILED, Cause.TIMED_OUT):
             return problem
         log.info("topology '%s': no epoch to copy ahead (%s)", self.old.deployment.topology.name, problem)
         return None
 
     def _leave(self, old: QueryRun) -> Iterator[Step]:
-        """Steps 4 to 6: the old run ends its work, as far as it can."""
+        """Steps 4 to 6: the old run finishes its work, as far as it can."""
         gone = (self._runs.watch(old, strict=True),)
         yield Step("paused", old.deactivate, point_of_no_return=True)
-        if old.settings.delivery.guarantee == "exactly_once":  # the last epoch's markers come behind all tuples
+        if old.settings.delivery.guarantee == "exactly_once":  # the markers of the last epoch follow all tuples
             yield Step("ticks_stopped", old.stop_ticks, cancellable=False)
-        else:  # ticks end after the tuples: sinks and others may need them to finish
+        else:  # ticks stop after the tuples, because sinks and other bolts may need ticks to finish
             yield self._finish("finished", nothing, self._limit, gone)
             yield self._finish("ticks_stopped", old.stop_ticks, _LAST_TICKS, gone)
         if old.epochs.running:
@@ -206,7 +214,8 @@ class Replacement:
         yield Step("old_checked", lambda: self._raise_if_failed(old), cancellable=False)
 
     def _finish(self, name: str, do: Callable[[], None], limit: float, watch: Sequence[Watch]) -> Step:
-        """Let the old run's tuples in flight finish, as far as they do in time."""
+        """Return a step that calls ``do`` and waits until the old run's tuples in flight have finished, at most
+        ``limit`` seconds."""
         done = Drain(self.old.registry).done
         return Step(name, do, done, limit=limit, watch=watch, on_problem=self._not_finished, cancellable=False)
 
@@ -215,7 +224,8 @@ class Replacement:
         self._left_behind = f"tuples in flight {what}, {self._limit:g} s were not enough to drain"
 
     def _raise_if_failed(self, old: QueryRun) -> None:
-        """An error of the user's code in the old form would have ended it anyway."""
+        """Raise an error of user code in the old form: it would have ended the topology without a replacement,
+        too."""
         failure = old.registry.failure
         if failure is not None and not failure.passing:
             raise TopologyFailed(failure.where, failure.problem, failure.hint)
@@ -232,13 +242,13 @@ class Replacement:
     # ---- the end ---------------------------------------------------------------------------------------
 
     def settle(self, ended: StepsEnded) -> Settled:
-        """Called once, after the steps."""
+        """Return the outcome. Called once, after the steps."""
         if ended.ending is Ending.DONE:
             return Settled(self._done(ended))
         assert ended.problem is not None
         error = ended.problem.error
         if ended.ending is Ending.UNDONE:
-            return Settled(error=error)  # the old run goes on; if it is lost, the supervisor finds that
+            return Settled(error=error)  # the old run continues; if it is lost, the supervisor detects that
         assert self.new is not None
         return Settled(error=error, problem=self._broken(ended.problem, self.old, self.new))
 
@@ -261,11 +271,13 @@ class Replacement:
         return done
 
     def _broken(self, problem: Problem, old: QueryRun, new: QueryRun) -> Problem:
+        """Decide which form is started again after a problem behind the point of no return, and drop the other.
+        Returns the problem for the lifecycle."""
         runs = self._runs
-        if runs.current is old:  # it failed by itself
+        if runs.current is old:  # the old run failed, before the hand-over
             runs.drop(new)
             return problem
-        if problem.cause not in (Cause.FAILED, Cause.TIMED_OUT):  # the new form may well run when started again
+        if problem.cause not in (Cause.FAILED, Cause.TIMED_OUT):  # the new form may run when started again
             runs.drop(old)
             return problem
         old.stop()

@@ -1,4 +1,5 @@
-"""Requests of other threads to the supervisor, each with an answer that somebody may wait for."""
+"""The queue of requests from other threads to the supervisor. Each request has an answer that its sender may wait
+for."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True)
 class Posted:
-    """What another thread wants: an event for the lifecycle, or a call on the supervisor's thread."""
+    """A request: an event for the lifecycle, or a function to call on the supervisor's thread."""
 
     event: Event | None
     call: Callable[[], Any] | None = None
@@ -23,10 +24,10 @@ class Posted:
 
 
 class RequestQueue:
-    """``post`` is called by any thread, ``take`` by the supervisor's."""
+    """Any thread calls ``post``; the supervisor's thread calls the other methods."""
 
     def __init__(self, changed: threading.Condition) -> None:
-        """``changed`` is notified of each request: the supervisor waits on it for everything."""
+        """``changed`` is notified of each request, because the supervisor waits on it."""
         self._changed = changed
         self._posted: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self._refusal: PenstockError | None = None
@@ -35,18 +36,18 @@ class RequestQueue:
         self._posted.put(posted)
         with self._changed:
             self._changed.notify_all()
-        if self._refusal is not None:  # nobody may look here any more
+        if self._refusal is not None:  # the supervisor has ended and takes no more requests
             self.refuse(self._refusal)
 
     def waiting(self) -> bool:
         return not self._posted.empty()
 
     def take(self) -> Posted:
-        """Of use when one is waiting."""
+        """Return the oldest request. Blocks while there is none, so ``waiting`` is asked first."""
         return self._posted.get()
 
     def refuse(self, error: PenstockError) -> None:
-        """Refuse all that are waiting, and all that will come."""
+        """Answer all waiting requests, and all later ones, with this error."""
         self._refusal = error
         while True:
             try:

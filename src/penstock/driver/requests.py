@@ -1,4 +1,4 @@
-"""What somebody, or a policy, wants changed in a running topology, and what came of it. Plain data."""
+"""Change requests of users and policies for a running topology, and their results. Plain data."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from penstock.topology.builder import Topology
 
 @dataclass(frozen=True)
 class Replaced:
-    """A replacement that took place."""
+    """The result of a replacement."""
 
     time: float
-    """When the spouts of the new form emitted, on the monotonic clock."""
+    """When the spouts of the new form were activated, on the monotonic clock."""
     parallelism: Mapping[str, int]
-    """Tasks of each component from now on."""
+    """Number of tasks of each component in the new form."""
     reason: str
     gap: float
     """Seconds in which no spout emitted."""
     seconds: float
     """From the request to the end of the gap."""
     left_behind: str = ""
-    """What became of tuples that there was no time to finish."""
+    """What happened to tuples that were not finished in time. Empty if all were."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """When each step ended, in seconds since the request."""
 
@@ -39,16 +39,16 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Moved:
-    """A worker that is on another node."""
+    """The result of moving a worker to another node."""
 
     time: float
-    """When, on the monotonic clock."""
+    """When the worker continued on the other node, on the monotonic clock."""
     worker: WorkerId
     source: str
     target: str
     """Nodes."""
     gap: float
-    """Seconds in which nobody did the worker's work."""
+    """Seconds in which no process did the worker's work."""
     seconds: float
     """From the beginning of the move to the end of the gap."""
     steps: Mapping[str, float] = field(default_factory=dict)
@@ -64,35 +64,37 @@ class Moved:
 
 @dataclass(frozen=True)
 class ReplaceRequest:
-    """Let another form of the topology take over."""
+    """A request to replace the topology by another form of it."""
 
     topology: Topology
     reason: str
     pause: bool = False
-    """Stop the old form first: then task slots for both are not needed."""
+    """Stop the old form first, so that task slots for one form are enough."""
     placement: SlotPlacement | None = None
-    """Where its workers are to run; None: where the engine puts them."""
+    """The nodes of the workers. None: the engine decides."""
     leaves: frozenset[str] = frozenset()
-    """Nodes that get nothing of the new form, and are released."""
+    """Nodes that get no worker of the new form, and are released."""
     takes_back: int | None = None
-    """Take released nodes back first, and wait until there are so many."""
+    """Request released nodes again first, and wait until there are this many nodes in total."""
     answer: Future[Replaced] = field(default_factory=Future)
-    """For whoever waits."""
+    """The result, for a thread that waits for it."""
     since: float = field(default_factory=time.monotonic)
+    """When it was requested, on the monotonic clock."""
     kind = "replacement"
 
 
 @dataclass(frozen=True)
 class MoveRequest:
-    """Let workers run on other nodes, one after the other."""
+    """A request to move workers to other nodes, one after the other."""
 
     nodes: Mapping[WorkerId, str]
+    """The new node of each worker."""
     reason: str
     attempt: int
-    """The number of the query run that they are workers of."""
+    """The number of the query run that the workers belong to."""
     by_policy: bool = False
     answer: Future[list[Moved]] = field(default_factory=Future)
-    """For whoever waits."""
+    """The results, for a thread that waits for them."""
     kind = "move"
 
 

@@ -20,17 +20,17 @@ from penstock.driver.steps import Cause, Problem, Step
 
 
 class FirstStart:
-    """What happens before ``submit`` returns. A topology that cannot start is shut down."""
+    """The first start, which ``submit`` waits for. If it fails, the topology is shut down."""
 
     kind, number = "start", 1
 
     def __init__(self, runs: QueryRuns, listen: Callable[[], None]) -> None:
-        """``listen``: lets workers connect."""
+        """``listen`` starts the coordinator, so that workers can connect."""
         self._runs, self._listen = runs, listen
 
     def steps(self) -> Iterator[Step]:
         runs = self._runs
-        yield Step("nodes_asked_back", runs.engine.take_nodes_back)  # another topology may have released some
+        yield Step("nodes_asked_back", runs.engine.take_nodes_back)  # another topology may have released nodes
         run = runs.current
         yield runs.reserve_step(run.deployment, run.settings.lifecycle.start_timeout)
         yield Step("listening", self._listen)
@@ -38,7 +38,7 @@ class FirstStart:
 
 
 class Restart:
-    """One attempt."""
+    """One attempt to start a lost topology again."""
 
     kind = "restart"
 
@@ -52,9 +52,9 @@ class Restart:
         yield Step("stopped", lost.stop)
         if self._problem.cause is Cause.UNREADABLE:
             yield Step("fallen_back", lambda: lost.deployment.state.fall_back(lost.registry.corrupt))
-        yield Step("waited", until=lambda: False, limit=self._pause, on_problem=_time_is_over)
+        yield Step("waited", until=lambda: False, limit=self._pause, on_problem=_end_of_pause)
         yield Step("renewed", self._renew)
-        yield Step("nodes_asked_back", runs.engine.take_nodes_back)  # those that are left may be too few now
+        yield Step("nodes_asked_back", runs.engine.take_nodes_back)  # the remaining nodes may be too few
         yield runs.reserve_step(lost.deployment, lost.settings.lifecycle.start_timeout)
         yield from runs.start_steps(runs.current)
 
@@ -63,5 +63,5 @@ class Restart:
         runs.current = runs.new(lost.deployment, lost.bus, lost)
 
 
-def _time_is_over(problem: Problem) -> Problem | None:
+def _end_of_pause(problem: Problem) -> Problem | None:
     return None if problem.cause is Cause.TIMED_OUT else problem

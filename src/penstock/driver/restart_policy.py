@@ -1,38 +1,44 @@
-"""How often and how soon a topology that was lost is started again."""
+"""Decides how soon a lost topology is restarted, and counts its restarts."""
 
 from __future__ import annotations
 
-_STABLE = 600.0  # seconds of running after which earlier restarts no longer count against it
-_WORKED = 1.0  # seconds of running after which a query run has worked: the next restart need not wait longer
-_FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubled after each attempt that failed
-_MOST_DOUBLED = 10  # times: more than it takes to the longest
-_LONGEST_BACK_OFF = 30.0  # seconds; ten restarts then outlast an outage of two minutes
+_STABLE = 600.0
+"""Seconds that a query run must have run so that earlier restarts no longer count towards the limit."""
+_WORKED = 1.0
+"""Seconds that a query run must have run to count as successful. The next pause is the shortest one again."""
+_FIRST_BACK_OFF = 0.5
+"""Seconds before the first restart. The pause doubles after each failed attempt."""
+_MOST_DOUBLED = 10
+"""Maximum number of doublings, which keeps the number small. The longest pause needs only six."""
+_LONGEST_BACK_OFF = 30.0
+"""Longest pause in seconds. The default of ten restarts then survives an outage of two minutes."""
 
 
 class RestartPolicy:
-    """Of one topology."""
+    """The restarts of one topology. Called on one thread."""
 
     def __init__(self) -> None:
         self.count = 0
-        """All there have been."""
+        """Number of all restarts."""
         self.tries = 0
-        """Those that count against it."""
-        self._in_vain = 0
+        """Number of restarts that count towards ``lifecycle.max_restarts``."""
+        self._failed_attempts = 0
 
     def lost(self, ran: float) -> None:
-        """A query run was lost that ran for so many seconds; less than 0: its tasks never opened."""
+        """Called when a query run was lost. ``ran``: seconds for which it ran; less than 0 if its tasks were never
+        open."""
         if ran > _STABLE:
             self.tries = 0
         if ran > _WORKED:
-            self._in_vain = 0
+            self._failed_attempts = 0
 
     def begin(self) -> None:
-        """Another attempt begins."""
+        """Called when a restart begins."""
         self.count += 1
         self.tries += 1
-        self._in_vain += 1
+        self._failed_attempts += 1
 
     @property
     def pause(self) -> float:
-        """Seconds to wait before the next."""
-        return min(_FIRST_BACK_OFF * (1 << min(self._in_vain, _MOST_DOUBLED)), _LONGEST_BACK_OFF)
+        """Seconds to wait before the next restart."""
+        return min(_FIRST_BACK_OFF * (1 << min(self._failed_attempts, _MOST_DOUBLED)), _LONGEST_BACK_OFF)

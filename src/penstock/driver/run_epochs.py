@@ -1,4 +1,4 @@
-"""The epochs of one query run: what it began with, what it has committed, and requests for more."""
+"""The epochs of one query run: the epoch it began with, the epochs it commits, and steps that commit one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.faults import CrashPoint
 
 
 class RunEpochs:
-    """Called by the supervisor's thread; ``committed``, ``commit_age`` and ``expect`` by any."""
+    """Called on the supervisor's thread; any thread may use ``committed``, ``commit_age`` and ``expect``."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class RunEpochs:
         make_shell: Callable[[CommitLoop], CommitShell],
         crashes: bool,
     ) -> None:
-        """``crashes``: crash points are meant for this run."""
+        """``crashes``: whether crash points apply to this run."""
         self.epoch = 0
-        """The committed epoch it began with, or the last one it committed before it ended."""
+        """The committed epoch that the run began with; after ``stop``, the last one that it committed."""
         self.published = 0
-        """The newest epoch that all sinks had published when it gave up its state."""
+        """The newest epoch that all sinks had published when ``stop`` was called."""
         self._deployment, self._registry, self._clock = deployment, registry, clock
         self._settings = deployment.topology.settings
         self._make_shell, self._crashes = make_shell, crashes
@@ -38,41 +38,41 @@ class RunEpochs:
 
     @property
     def running(self) -> bool:
-        """Epochs are being committed."""
+        """Whether epochs are being committed."""
         return self._shell is not None
 
     @property
     def error(self) -> PenstockError | None:
-        """Why nothing is committed any more."""
+        """The error that ended commits, if any."""
         return None if self._shell is None else self._shell.loop.error
 
     @property
     def committed(self) -> int:
-        """The newest committed epoch; 0 for none."""
+        """The newest committed epoch. 0 if there is none."""
         shell = self._shell
         return self.epoch if shell is None else shell.loop.commits.committed
 
     @property
     def commit_age(self) -> float | None:
-        """Seconds since the last commit; None where this run has made none."""
+        """Seconds since the last commit. None if this run has not committed an epoch."""
         shell = self._shell
         at = None if shell is None else shell.loop.commits.committed_at
         return None if at is None else self._clock.monotonic() - at
 
     def begin(self, stateful: bool) -> None:
-        """The tasks are open: commit from now on, where there is something to commit."""
+        """Start commits, if there is something to commit. Called when the tasks are open."""
         guarantee = self._settings.delivery.guarantee
         if guarantee == "exactly_once" or (guarantee == "at_least_once" and stateful):
             self._start(self._settings.delivery.epoch_interval)
 
     def begin_handover(self) -> None:
-        """Where nothing is committed while the topology runs, make it possible all the same: its state is to be
-        handed over to another process."""
+        """Make commits possible if the run does not commit yet, because its state is to be handed over to another
+        process. Epochs are then committed on request only."""
         if self._shell is not None:
             return
         state = self._deployment.state
         if self._settings.delivery.guarantee == "at_most_once":
-            if self.epoch == 0:  # it began from nothing: what is there is of another run
+            if self.epoch == 0:  # it began with nothing, so the directory has the state of an older run
                 state.clear()
             state.recover()
         self._start(math.inf)
@@ -100,7 +100,7 @@ class RunEpochs:
             self._registry.changed.notify_all()
 
     def expect(self) -> CommitShell:
-        """Raises ``StateError`` where nothing is committed."""
+        """Return what runs the commit loop. Raises ``StateError`` if nothing is committed."""
         if self._shell is None:
             guarantee = self._settings.delivery.guarantee
             raise StateError(
@@ -118,8 +118,9 @@ class RunEpochs:
         moves: bool = False,
         cancellable: bool = True,
     ) -> Step:
-        """Commit an epoch that ends now, its sinks published too. ``last``: this run commits no other. ``moves``:
-        with this epoch a worker leaves, while other commits are paused."""
+        """Return a step that commits an epoch that ends now, and waits until its sinks have published it.
+        ``last``: this run commits no further epoch. ``moves``: a worker leaves its slot with this epoch, while
+        other commits are paused."""
         request = CommitRequest(last=last, moves=moves)
 
         def given_up(problem: Problem) -> Problem | None:
@@ -138,7 +139,7 @@ class RunEpochs:
         )
 
     def stop(self) -> None:
-        """Commit nothing more."""
+        """Stop commits. An epoch that is not committed yet is given up."""
         if self._shell is not None:
             self._shell.stop()
             commits = self._shell.loop.commits

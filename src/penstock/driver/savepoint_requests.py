@@ -1,8 +1,8 @@
-"""Savepoints that are asked for by a file in the state directory, so that they can be asked for from any machine
-that reaches the directory, with no port to know.
+"""Savepoints that are requested by a file in the state directory. Any machine that can access the directory can
+request one, without connecting to the driver.
 
-``requests/NAME.json`` says where to copy to; the answer is ``requests/NAME.done``. A request is signed with the
-deployment key: whoever can only write to the directory could otherwise have the state, and secrets that a URL
+``requests/NAME.json`` names the target of the copy; the answer is ``requests/NAME.done``. A request is signed with
+the deployment key. Otherwise, anyone who can write to the directory could have the state, and secrets that a URL
 refers to, sent to a place of their choice.
 """
 
@@ -27,13 +27,13 @@ from penstock.texts import parse_json
 
 log = logging.getLogger("penstock.commits")
 
-_INTERVAL = 1.0  # seconds between two looks for files
+_INTERVAL = 1.0  # seconds between two searches for files, because each is a request to the store
 REQUESTS = "requests"
 _PURPOSE = "state.request"
 
 
 class SavepointRequests:
-    """The files of one state directory. Called by the loop that commits epochs."""
+    """The request files of one state directory. Called by the loop that commits epochs."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -41,8 +41,8 @@ class SavepointRequests:
         self._seen: set[str] = set()
 
     def new(self, now: float) -> list[tuple[str, str]]:
-        """Requests that came since the last call: the file of each, and where to copy to. Those that are not in
-        order are answered."""
+        """Return the requests that arrived since the last call: the file name and the target of each. Invalid
+        requests are answered with an error and left out."""
         if now - self._looked <= _INTERVAL:
             return []
         self._looked = now
@@ -56,7 +56,8 @@ class SavepointRequests:
         return [(name, target) for name in fresh if (target := self._read(name))]
 
     def save(self, name: str, target: str, error: PenstockError | None, published: int) -> int:
-        """Carry a request out, unless there is an error, and answer it; returns the newest published epoch."""
+        """Carry out a request, unless there is an ``error``, and answer it. Returns ``published``, the newest
+        epoch that all sinks have published."""
         answer: dict[str, Any]
         try:
             if error is not None:
@@ -76,7 +77,7 @@ class SavepointRequests:
             return ""
 
     def _answer(self, name: str, answer: dict[str, Any]) -> None:
-        """Say what became of a request. The topology does not end because that cannot be said."""
+        """Write the answer to a request. An error is only logged, because it must not end the topology."""
         try:
             self._store.write(f"{name.removesuffix('.json')}.done", json.dumps(answer).encode())
             self._store.remove(name)
@@ -86,7 +87,7 @@ class SavepointRequests:
 
 
 def request(name: str, target: str) -> bytes:
-    """The content of the request file ``name``: copy the state to ``target``, an absolute path or URL."""
+    """Return the content of the request file ``name`` for a copy to ``target``, an absolute path or URL."""
     return json.dumps({"to": target, "signature": _signature(name, target).hex()}).encode()
 
 
@@ -95,8 +96,8 @@ def _signature(name: str, target: str) -> bytes:
 
 
 def _requested(name: str, data: bytes) -> str:
-    """Where to copy to. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for what ``request`` did not make,
-    and for a relative path: relative to what, only who asks knows."""
+    """Return the target of a request. Raises ``ValueError``, ``LookupError`` or ``TypeError`` if ``request`` did
+    not make this content, or if the path is relative: only the sender knows the folder that it is relative to."""
     content = parse_json(data)
     target = str(content["to"])
     if not hmac.compare_digest(bytes.fromhex(content["signature"]), _signature(name, target)):
@@ -107,8 +108,8 @@ def _requested(name: str, data: bytes) -> str:
 
 
 def save(store: StateStore, target: StateStore, published: int) -> int:
-    """Copy the newest epoch that all sinks have published, so that nothing they prepared is needed; returns it.
-    Raises ``StateError`` where there is none."""
+    """Copy the newest epoch that all sinks have published, and return its number. The copy does not need the
+    tokens of sinks. Raises ``StateError`` if there is no such epoch."""
     manifest = manifests.newest(store, before=published + 1)
     if manifest is None or not manifest.epoch:
         raise StateError(f"state directory {store.url}", "it holds no published epoch")
@@ -118,7 +119,8 @@ def save(store: StateStore, target: StateStore, published: int) -> int:
 
 
 def save_at_rest(store: StateStore, target: StateStore) -> int:
-    """The same for a topology that does not run. Raises ``StateError`` where its sinks have yet to publish."""
+    """Like ``save``, for a topology that does not run. Raises ``StateError`` if its sinks have not published the
+    newest epoch."""
     newest = manifests.newest(store)
     if newest is None or not newest.epoch:
         raise StateError(f"state directory {store.url}", "it holds no committed epoch")

@@ -1,8 +1,8 @@
-"""The end of a topology, as steps. Nothing is undone, and nothing keeps the steps behind it from being done.
+"""The end of a topology, as steps. No step is undone, and a problem in one step does not prevent the later ones.
 
-With draining: the spouts pause (``paused``), tuples in flight finish (``drained``), a last epoch is committed
-(``last_committed``). Then, in any case: the tasks are closed (``closed``), the queries stopped (``stopped``), and
-what the topology held is given back (``released``).
+With draining: the spouts pause (``paused``), tuples in flight finish (``drained``), and a last epoch is committed
+(``last_committed``). Then, in any case: the tasks are closed (``closed``), the queries are stopped (``stopped``),
+and the task slots are released (``released``).
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ class ShuttingDown:
     kind, number = "shutdown", 1
 
     def __init__(self, runs: QueryRuns, drain: bool, running: bool) -> None:
-        """``drain``: let tuples in flight finish. ``running``: its tasks are open, and can be closed."""
+        """``drain``: let tuples in flight finish. ``running``: the tasks are open and have to be closed."""
         self.error: PenstockError | None = None
-        """An error of the user's code that came up on the way."""
+        """An error of user code that occurred during the shutdown."""
         self._runs, self._run, self._drain, self._running = runs, runs.current, drain, running
         self._ends: list[Callable[[], None]] = []
         self._not_drained = self._not_committed = ""
 
     def at_end(self, closed: Callable[[], None], give_back: Sequence[Callable[[], None]]) -> None:
-        """``closed`` is called when the tasks are closed. ``give_back``: what else is to be ended after the
-        queries, in order; each is called whatever the others do."""
+        """Set functions to call during the shutdown. Must be called before ``steps``. ``closed`` is called when
+        the tasks are closed, those in ``give_back`` after the queries are stopped, in order, even if one
+        raises."""
         self._closed, self._ends = closed, list(give_back)
 
     @property
     def left_behind(self) -> str:
-        """What was not finished, as a clause; empty: everything was."""
+        """What was not finished, as a clause. Empty if everything was."""
         again = "the next start does it again" if self._not_committed else ""
         return "; ".join(filter(None, (self._not_drained, self._not_committed, again)))
 
@@ -47,7 +48,7 @@ class ShuttingDown:
         limit = run.settings.lifecycle.drain_timeout
         gone = (runs.watch(run, strict=True),)
         if self._drain:
-            yield Step("paused", run.deactivate, on_problem=_go_on, cancellable=False)
+            yield Step("paused", run.deactivate, on_problem=_log_and_continue, cancellable=False)
             drained = Drain(run.registry).done
             yield Step("drained", until=drained, limit=limit, watch=gone, on_problem=self._on_not_drained)
             if run.epochs.running:
@@ -64,7 +65,7 @@ class ShuttingDown:
 
     @staticmethod
     def _finally(name: str, do: Callable[[], None]) -> Step:
-        return Step(name, do, on_problem=_go_on, cancellable=False)
+        return Step(name, do, on_problem=_log_and_continue, cancellable=False)
 
     def _note_failure(self) -> None:
         failure = self._run.registry.failure
@@ -90,5 +91,5 @@ class ShuttingDown:
         self._not_committed = f"the last epoch is not committed ({str(problem).rstrip('.')})"
 
 
-def _go_on(problem: Problem) -> None:
+def _log_and_continue(problem: Problem) -> None:
     log.debug("while shutting down: %s", problem)

@@ -24,28 +24,30 @@ from penstock.errors import PenstockError, TopologyFailed
 
 log = logging.getLogger("penstock.driver")
 
-LOOK_INTERVAL = 0.2  # seconds between two checks of what is watched, while nothing is reported
+LOOK_INTERVAL = 0.2
+"""Seconds between two checks of the watches while no worker reports anything. A check may ask the engine, so it is
+not made more often."""
 
 
 class Cause(Enum):
-    """Why a change did not go on, and so what can be done about it."""
+    """Why a change could not continue. It determines what can be done about it."""
 
     CANCELLED = "cancelled"
-    """Somebody asked for the topology's end."""
+    """The topology was asked to end."""
     TIMED_OUT = "timed out"
     LOST = "lost"
     """A worker or the query is gone: starting the query again may help."""
     UNREADABLE = "unreadable"
     """A worker could not read its snapshot: starting from an earlier epoch may help."""
     FAILED = "failed"
-    """An error that does not go away by itself, such as one of the user's code."""
+    """An error that does not go away by itself, such as one of user code."""
     INTERNAL = "internal"
-    """Something raised what is no ``PenstockError``: the engine died, or Penstock has a bug."""
+    """An exception that is not a ``PenstockError``: the engine died, or Penstock has a bug."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a change did not go on."""
+    """Why a change could not continue, with the error for users."""
 
     cause: Cause
     error: PenstockError
@@ -63,12 +65,13 @@ class Watch(Protocol):
         ...
 
     def check(self) -> Problem | None:
-        """What is wrong, if anything. Called every ``LOOK_INTERVAL`` and after an alarm; it may ask the engine."""
+        """Return the problem, or None. Called every ``LOOK_INTERVAL`` and after an alarm; it may ask the
+        engine."""
         ...
 
 
 def nothing() -> None:
-    """For a step that only waits."""
+    """Do nothing, for a step that only waits."""
 
 
 @dataclass(frozen=True)
@@ -78,32 +81,32 @@ class Step:
     name: str
     """As reported in ``StepsEnded.times`` and to crash points."""
     do: Callable[[], None] = nothing
-    """Begins the step, and ends it where there is no ``until``. May raise."""
+    """Begins the step. Without ``until`` the step ends when this returns. May raise."""
     until: Callable[[], bool] | None = None
-    """The step has ended when this holds. It is evaluated whenever a worker reports something, under the waiter's
-    lock, so it must be quick; a slow one sets ``poll``."""
+    """Returns whether the step has ended. It is called whenever a worker reports something, under the waiter's
+    lock, so it must be quick; ``poll`` is for a slow one."""
     expected: str = ""
     """What did not happen in time, as a clause for the error message of a time-out: "not all workers
     connected"."""
     progress: Callable[[], str] = str
-    """How far it has come, for the same message; empty: nothing to say."""
+    """Returns how far the step has come, for the same message. Empty if there is nothing to say."""
     hint: str = ""
     """What to do about a time-out, for the same message."""
     limit: float = math.inf
     """Seconds that ``until`` may take."""
     watch: Sequence[Watch] = ()
-    """What must stay well meanwhile."""
+    """What must stay well while the step waits."""
     undo: Callable[[], None] | None = None
-    """Takes the step back. Also called if the step itself failed half-way; must not fail for that reason."""
+    """Reverts the step. Also called if the step itself failed half-way; must not fail for that reason."""
     on_problem: Callable[[Problem], Problem | None] | None = None
-    """Called with a problem of this step; returns the problem to report instead, or None to go on with the next
-    step all the same."""
+    """Called with a problem of this step. Returns the problem to report instead, or None to continue with the next
+    step."""
     poll: bool = False
-    """Evaluate ``until`` every ``LOOK_INTERVAL`` without the lock: it asks the engine or reads files."""
+    """Call ``until`` every ``LOOK_INTERVAL`` without the lock, because it asks the engine or reads files."""
     cancellable: bool = True
     """Whether the change may be cancelled before this step and while it waits."""
     point_of_no_return: bool = False
-    """Nothing is undone any more once this step has begun."""
+    """No step is undone once this step has begun."""
 
 
 class Change(Protocol):
@@ -116,7 +119,7 @@ class Change(Protocol):
 
     @property
     def number(self) -> int:
-        """How many of its kind there were before, and 1: crash points name it."""
+        """The number of the change among those of its kind, from 1. Crash points name it."""
         ...
 
     def steps(self) -> Iterable[Step]:
@@ -129,9 +132,9 @@ class Ending(Enum):
 
     DONE = "done"
     UNDONE = "undone"
-    """A problem came up, and everything is as before."""
+    """A problem occurred, and all steps were undone."""
     BROKEN = "broken"
-    """A problem came up behind the point of no return."""
+    """A problem occurred behind the point of no return."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class StepsEnded:
     times: Mapping[str, float]
     """When each step ended, on the waiter's clock, in order."""
     step: str = ""
-    """The one that had the problem."""
+    """The step that had the problem."""
     problem: Problem | None = None
 
     @property
@@ -152,25 +155,25 @@ class StepsEnded:
 
 @dataclass(frozen=True)
 class Settled:
-    """What a change came to, once its steps have ended."""
+    """The outcome of a change whose steps have ended."""
 
     result: Any = None
-    """What whoever asked for it gets, where it was done."""
+    """The answer to the request, if the change was carried out."""
     error: PenstockError | None = None
-    """What whoever asked for it gets, where it was not."""
+    """The answer to the request, if the change was not carried out."""
     problem: Problem | None = None
-    """Why the query has to be started again, or the topology to end, where that is so."""
+    """Set if the query has to be restarted, or the topology has to end."""
 
 
 class Waiter(Protocol):
-    """Time, and how to pass it. Tests have one on a simulated clock."""
+    """A clock, and a way to wait. Tests use a simulated clock."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
         ...
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the condition holds, at most so many seconds; returns whether it does."""
+        """Wait until the condition holds, at most this many seconds. Returns whether it holds."""
         ...
 
 
@@ -206,24 +209,24 @@ class StepRunner:
 
     waiter: Waiter
     cancelled: Callable[[], bool] = _never
-    """Whether whoever asked for the change, or for the topology, does not want it any more. Quick."""
+    """Returns whether the change is to be cancelled, because the topology is asked to end. Must be quick."""
     crash: Callable[[Change, str], None] = _no_crash
-    """Told that a step of a change has ended. Crash tests die here."""
+    """Called when a step of a change has ended. Crash tests end the process here."""
     explain: Callable[[Exception], PenstockError] = _unexpected
-    """Makes an error of an exception that is no ``PenstockError``."""
+    """Converts an exception that is not a ``PenstockError`` into an error."""
     where: str = "topology"
     """Names the topology in error messages."""
     change: Change | None = field(default=None, init=False)
     """The change that is being carried out."""
 
     def run(self, change: Change, cancelled: Callable[[], bool] | None = None) -> StepsEnded:
-        """Carry out a change. ``cancelled`` replaces that of the runner for this change. Raises nothing, except
-        what is not an ``Exception``; the steps are undone then, too."""
+        """Carry out a change. ``cancelled`` replaces that of the runner for this change. Does not raise, except
+        for a ``BaseException`` such as ``KeyboardInterrupt``; steps are undone in this case, too."""
         self.change = change
         cancelled = cancelled or self.cancelled
         times: dict[str, float] = {}
         begun: list[Step] = []
-        returns = True
+        undoable = True
         steps = iter(change.steps())
         while True:
             try:
@@ -231,33 +234,33 @@ class StepRunner:
                 if step is not None:
                     stop = step.cancellable and cancelled()
                     begun.append(step)
-                    returns = returns and (stop or not step.point_of_no_return)
+                    undoable = undoable and (stop or not step.point_of_no_return)
                     problem = self._carry_out(step, cancelled, stop)
             except BaseException:
-                if returns:
+                if undoable:
                     self._undo(begun)
                 raise
             name = begun[-1].name if begun else ""
             if problem is not None:
                 log.info("%s: step '%s': %s", change.kind, name, problem)
-                if returns:
+                if undoable:
                     self._undo(begun)
-                return StepsEnded(Ending.UNDONE if returns else Ending.BROKEN, times, name, problem)
+                return StepsEnded(Ending.UNDONE if undoable else Ending.BROKEN, times, name, problem)
             if step is None:
                 return StepsEnded(Ending.DONE, times)
             times[name] = self.waiter.now()
             self.reached(change, name)
 
     def reached(self, change: Change, step: str) -> None:
-        """The step has ended. Fault tests replace this method to strike at a step."""
+        """Called when a step has ended. Fault tests replace this method to cause a fault at a step."""
         self.crash(change, step)
 
     def pause(self, seconds: float) -> bool:
-        """For a step that has to try something again later. True: cancelled."""
+        """Wait, for a step that has to retry something. Returns True if the change is cancelled."""
         return self.waiter.wait_for(self.cancelled, seconds)
 
     def _next(self, steps: Iterator[Step]) -> tuple[Step | None, Problem | None]:
-        """The next step; without one, the problem that kept it from being made, if any."""
+        """Return the next step, or None after the last one. If the step could not be made, return the problem."""
         try:
             return next(steps, None), None
         except Exception as error:
@@ -308,7 +311,8 @@ class StepRunner:
                 self.waiter.wait_for(cancelled if step.cancellable else _never, LOOK_INTERVAL)
 
     def _look(self, step: Step, cancelled: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the step has ended, or something else is to be looked at; returns whether it has ended."""
+        """Wait until the step has ended, a watch has an alarm, the change is cancelled or the seconds have passed.
+        Returns whether the step has ended."""
         ended = False
 
         def over() -> bool:
@@ -328,7 +332,7 @@ class StepRunner:
                 continue
             try:
                 step.undo()
-            except Exception as error:  # the other steps must be undone all the same
+            except Exception as error:  # the other steps must still be undone
                 log.warning("undoing step '%s': %s", step.name, error)
             except BaseException as error:  # Ctrl-C: raised when all steps are undone
                 interrupted = error

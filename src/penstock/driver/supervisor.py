@@ -1,7 +1,7 @@
-"""The supervisor: one thread that carries out what the lifecycle of a topology decides, and tells it what happens.
+"""The supervisor: one thread that reports events to the lifecycle of a topology and carries out its decisions.
 
-All that changes the topology is done on this thread, one after the other: requests of people and policies,
-restarts, the end. Other threads post requests and wait for the answer.
+All changes of the topology are made on this thread, one after the other: requests of users and policies, restarts,
+the end. Other threads post requests and wait for the answer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 class Supervisor:
-    """Of one topology. ``start`` is called once, then ``call``, ``change``, ``spouts``, ``kill`` and ``wait`` from
-    any thread."""
+    """Supervises one topology. ``start`` is called once; after that any thread may call ``call``, ``change``,
+    ``request``, ``spouts``, ``kill``, ``ask_to_end`` and ``wait``."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Supervisor:
         context: RunContext | None = None,
         waiter: Waiter | None = None,
     ) -> None:
-        """``lease``: on the state directory, where one is kept; it is released at the end. ``context`` and
-        ``waiter``: tests have their own."""
+        """``lease``: the lease on the state directory, if the topology keeps state; it is released at the end.
+        Tests pass their own ``context`` and ``waiter``."""
         settings = deployment.topology.settings
         self.server, self.engine = server, engine
         self.lifecycle = TopologyLifecycle(deployment.topology.name, settings.lifecycle.max_restarts)
         self.monitor = LoadMonitor(settings)
-        """What executors, streams and nodes are up to, and the energy of that."""
+        """Takes load samples of executors, streams and nodes, and meters their energy."""
         self.left_behind = ""
-        """What became of tuples in flight at the end, where there was no time for them."""
+        """What was not finished at the end, and what happens to it. Empty if everything was."""
         self.begun: float | None = None
-        """When its spouts first emitted, on the monotonic clock."""
+        """When the spouts first emitted, on the monotonic clock."""
         self.closing = threading.Event()
         """Set when the tasks are closed and the query is about to be stopped."""
         self._ended, self._stopping, self._hurry = threading.Event(), threading.Event(), threading.Event()
@@ -70,7 +70,7 @@ class Supervisor:
             waiter or ConditionWaiter(server.changed),
             self._stopping.is_set,
             _crash_at(settings.lifecycle.crash_at),
-            self._died,
+            self._engine_error,
             f"topology '{deployment.topology.name}'",
         )
         self.runs = QueryRuns(deployment, context or RunContext(server, engine), self.runner.pause)
@@ -79,30 +79,32 @@ class Supervisor:
     # ---- for any thread --------------------------------------------------------------------------------
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function on the supervisor's thread, between two changes; returns what it returns, or raises."""
+        """Call a function on the supervisor's thread, between two changes. Returns its result, or raises its
+        exception. Raises ``TopologyFailed`` if the topology has ended."""
         posted = Posted(None, function)
         self._requests.post(posted)
         result: T = posted.answer.result()
         return result
 
     def change(self, request: ChangeRequest) -> Any:
-        """Have a request carried out; returns its answer, or raises why it was not."""
+        """Post a change request and wait. Returns its result, or raises why it was not carried out."""
         self.request(request)
         return request.answer.result()
 
     def request(self, request: ChangeRequest) -> None:
-        """The same without waiting."""
+        """Post a change request without waiting for it."""
         self._requests.post(Posted(lifecycle.ChangeRequested(request), answer=request.answer))
 
     def spouts(self, active: bool) -> None:
-        """Let the spouts emit, or pause."""
+        """Activate or pause the spouts, and wait for that. Raises ``TopologyFailed`` if the topology does not
+        run."""
         posted = Posted(lifecycle.SpoutsRequested(active))
         self._requests.post(posted)
         posted.answer.result()
 
     def kill(self, drain: bool) -> None:
-        """End the topology and wait for that. Raises its error if it fails on the way. A second call without
-        ``drain`` ends the draining of the first."""
+        """End the topology and wait until it has ended. Raises its error if it fails meanwhile. A second call
+        without ``drain`` ends the draining of the first."""
         if self._ended.is_set():
             return
         self.ask_to_end(drain)
@@ -111,14 +113,15 @@ class Supervisor:
             raise self.lifecycle.error
 
     def ask_to_end(self, drain: bool) -> None:
-        """The same without waiting. What is being carried out is cancelled."""
+        """Like ``kill``, without waiting. A change that is being carried out is cancelled."""
         if not drain:
             self._hurry.set()
         self._stopping.set()
         self._requests.post(Posted(lifecycle.KillRequested(drain)))
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the end. Raises the topology's error if it failed; False: it still runs."""
+        """Wait for the end, at most ``timeout`` seconds. Returns False if the topology still runs. Raises its
+        error if it has failed."""
         done = self._ended.wait(timeout)
         if done and self.lifecycle.error is not None:
             raise self.lifecycle.error
@@ -127,8 +130,8 @@ class Supervisor:
     # ---- starting --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """On the caller's thread: start and return once the spouts emit. Raises what keeps the topology from
-        running, and leaves nothing behind then."""
+        """Start the topology on the caller's thread. Returns once the spouts emit. If the topology cannot run,
+        raises the error after everything has been shut down."""
         try:
             change: FirstStart | Restart = FirstStart(self.runs, self.server.start)
             while self.lifecycle.phase is TopologyPhase.STARTING:
@@ -150,11 +153,11 @@ class Supervisor:
         self.begun = self.runs.now()
 
     def watch(self) -> None:
-        """After ``start``: have a thread watch over the topology from now on."""
+        """Start the supervisor's thread. Called after ``start``."""
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
     def announce(self) -> None:
-        """Let people find the topology, and tell them what they must know about the engine."""
+        """Register the topology, so that commands find it, and report a warning of the engine, if any."""
         name = self.runs.current.deployment.topology.name
         self._announced = DriverEntry.here(name, self.server.address, self.server.secret)
         self._announced.announce()
@@ -166,26 +169,27 @@ class Supervisor:
     # ---- the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Until the end: take what happens, and carry out what the lifecycle decides about it."""
         while not self._ended.is_set():
             self.turn()
 
     def turn(self) -> None:
-        """Take what happens next, if anything does within a moment, and carry out what follows from it."""
+        """Wait up to ``LOOK_INTERVAL`` for a request, then look for policy decisions and problems; handle the
+        first thing found. The supervisor's thread calls this until the end; tests call it themselves."""
         posted = None
         try:
             posted = self._next()
             if posted is not None:
                 self._handle(posted)
-        except Exception as error:  # a dead engine answers with whatever its client library makes of it
+        except Exception as error:  # the client library of an engine that has died may raise anything
             log.debug("supervisor", exc_info=True)
-            problem = Problem(Cause.INTERNAL, self._died(error))
+            problem = Problem(Cause.INTERNAL, self._engine_error(error))
             if posted is not None and not posted.answer.done():
                 posted.answer.set_exception(problem.error)
             self._handle(self._failed(problem))
 
     def _next(self) -> Posted | None:
-        """What to handle next: what other threads want, what policies decide, and what is wrong."""
+        """Return what to handle next: a request of another thread, a decision of a policy, or a problem. None if
+        there is nothing."""
         if self._lease is not None and self._lease.error is not None and not self._requests.waiting():
             return self._failed(Problem(Cause.FAILED, self._lease.error))
         sample = self._poll_monitor()
@@ -206,7 +210,7 @@ class Supervisor:
         return self.runs.now() - self.runs.current.running_since
 
     def _poll_monitor(self) -> MonitorSample | None:
-        """The load monitor's turn; a load sample, when one has just been taken."""
+        """Poll the load monitor. Returns a load sample if it has just taken one."""
         current = self.runs.current
         with self.server.changed:
             workers = dict(current.registry.workers)
@@ -218,7 +222,7 @@ class Supervisor:
             if posted.call is not None:
                 answer.set_result(posted.call())
                 return
-        except Exception as error:  # it is for whoever waits
+        except Exception as error:  # raised in the thread that waits for the answer
             answer.set_exception(error)
             return
         assert posted.event is not None
@@ -232,7 +236,7 @@ class Supervisor:
             answer.set_result(None)
 
     def _carry_out(self, decision: Decision) -> None:
-        """Carry out a decision, and those that follow from it."""
+        """Carry out a decision, and the decisions that follow from its result."""
         following: Decision | None = decision
         while following is not None:
             event = self._act(following)
@@ -242,7 +246,7 @@ class Supervisor:
             self._requests.refuse(lifecycle.not_running(self.runner.where, self.lifecycle.state))
 
     def _act(self, decision: Decision) -> Event | None:
-        """Carry out one decision; returns what came of it."""
+        """Carry out one decision. Returns the event that reports its result, if any."""
         match decision:
             case lifecycle.SetSpouts(active):
                 self.runs.spouts_active = active
@@ -283,7 +287,7 @@ class Supervisor:
         return lifecycle.ShutDownEnded(steps.error)
 
     def _give_back(self) -> list[Callable[[], None]]:
-        """What to end after the query; whoever waits for the end waits for all of it."""
+        """Return what has to be ended after the query, in order. ``kill`` and ``wait`` wait for all of it."""
         ends = [self.server.stop, self.engine.close, self.monitor.close]
         if self._announced is not None:
             ends.append(self._announced.withdraw)
@@ -291,7 +295,7 @@ class Supervisor:
             ends.append(self._lease.release)
         return ends
 
-    def _died(self, error: Exception) -> PenstockError:
+    def _engine_error(self, error: Exception) -> PenstockError:
         words = ""
         with contextlib.suppress(Exception):
             words = self.engine.last_words()
@@ -303,7 +307,7 @@ class Supervisor:
 
 
 def _crash_at(spec: str) -> Callable[[Change, str], None]:
-    """For crash tests: the driver dies at a step of a replacement or of a move."""
+    """Return a function that ends the driver at a step of a replacement or of a move, for crash tests."""
     crash = CrashPoint(spec, "driver")
 
     def reached(change: Change, step: str) -> None:

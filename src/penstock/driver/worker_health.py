@@ -1,4 +1,4 @@
-"""What the reports of workers say of their surroundings: sinks that are away, and clocks that are wrong."""
+"""Evaluates what workers report about their environment: sinks whose system is unavailable, and wrong clocks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from penstock.protocol.driver_clock import WARN_ABOVE
 
 
 class SinkOutages:
-    """While any worker reports a sink that is away, no tuple may time out anywhere."""
+    """Decides when time-outs are held: while any worker reports a sink whose system is unavailable, no tuple of
+    the topology may time out."""
 
     def __init__(self) -> None:
         self._away: set[WorkerId] = set()
 
     def note(self, worker: WorkerId, away: bool, workers: Collection[WorkerId]) -> list[tuple[WorkerId, bool]]:
-        """A worker has reported. Returns who is to be told, and whether to hold time-outs: all workers when it
-        changes, and the one that reports during an outage, because it may have moved to another process."""
+        """Record a report of ``worker``. Returns the workers to notify, and whether they are to hold time-outs:
+        all workers if that has changed, and during an outage the reporting worker, because it may have moved to
+        another process."""
         held = bool(self._away)
         (self._away.add if away else self._away.discard)(worker)
         if self._away:
@@ -25,13 +27,13 @@ class SinkOutages:
 
 
 class SkewWarnings:
-    """Warns once of each host whose clock differs from the driver's."""
+    """Warns once about each host whose clock differs from the driver's."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def check(self, node: str, skew: float) -> str:
-        """``skew``: seconds by which the node's clock is ahead. Returns the warning; empty: there is none."""
+        """Return the warning about a node, or an empty text. ``skew``: seconds by which its clock is ahead."""
         host = node.partition("/")[0]
         if abs(skew) <= WARN_ABOVE or host in self._warned:
             return ""

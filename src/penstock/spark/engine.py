@@ -25,7 +25,7 @@ from penstock.spark.stage import StageFunction
 
 log = logging.getLogger("penstock.spark")
 
-# A line that says why: a Python error, the root of a Java one, or a worker that is gone.
+# Matches a line that names a cause: a Python error, the root cause of a Java error, or a lost worker.
 _CAUSE = re.compile(r"\s*([\w.]+(Error|Exception): |Caused by: |.*(crashed|exited unexpectedly|ExecutorLost))")
 
 
@@ -49,7 +49,7 @@ class SparkQuery:
     def stop(self) -> None:
         try:
             self._query.stop()
-        except Exception as error:  # it may have died in any way, and the JVM with it
+        except Exception as error:  # the query may have failed in any way, and the JVM may have died
             log.debug("stopping a query: %s", error)
 
 
@@ -101,8 +101,9 @@ class SparkEngine:
         return SparkQuery(start_query(self.spark, launch.slots, stage, self._folder))
 
     def _ship(self, launch: QueryLaunch) -> None:
-        """Penstock goes to nodes that may not have it; the user's modules go with each query that needs them.
-        Workers look first in what was added last, so each form of a topology finds its own."""
+        """Ship Penstock to nodes that may not have it, and the user's modules if they differ from those shipped
+        last. Workers import from the file that was added last, so each form of a topology finds its own
+        modules."""
         context = self.spark.sparkContext
         if not self._has_penstock:
             self._has_penstock = True
@@ -110,7 +111,8 @@ class SparkEngine:
         modules = launch.modules
         if modules is not None and modules != self._shipped:
             self._shipped = modules
-            # Spark keeps one file per name, and its list of files as long as the session: so must the files be.
+            # Spark keeps one file per name, so each copy has a name of its own. Spark also keeps its list of files
+            # until the session ends, so the copies are not removed before.
             copy = modules.with_stem(f"{modules.stem}-{launch.attempt}")
             shutil.copy(modules, copy)
             context.addPyFile(str(copy))
@@ -152,6 +154,6 @@ class SparkEngine:
         return " / ".join(log_lines()[-3:])
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # the JVM may be dead, and answers with whatever py4j makes of it
+        with contextlib.suppress(Exception):  # if the JVM has died, py4j may raise anything
             self._nodes.ask_back()
         shutil.rmtree(self._folder, ignore_errors=True)

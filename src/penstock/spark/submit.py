@@ -30,14 +30,14 @@ def submit(
     fresh: bool = False,
     take_over: bool = False,
 ) -> RunningTopology:
-    """Run a topology on Spark; returns once its spouts emit.
+    """Run a topology on Spark. Returns once its spouts emit.
 
     ``master`` is as for Spark; without one the topology runs on this machine. The driver listens for its workers
     on ``host``, by default the address of this machine that the master's nodes can reach, and on ``port``, by
-    default any free one. At least once and exactly once the topology goes on from the last committed epoch in its
-    state directory, from a ``savepoint`` (a path or URL) instead, or ``fresh`` from nothing. Raises
-    ``AlreadyRunning`` where another driver runs the topology on the same state directory; with ``take_over`` that
-    driver is ended instead.
+    default any free one. With at-least-once or exactly-once delivery the topology continues from the last
+    committed epoch in its state directory; with ``savepoint`` (a path or URL) it starts from that savepoint
+    instead, and with ``fresh`` from nothing. Raises ``AlreadyRunning`` if another driver runs the topology on the
+    same state directory; with ``take_over`` that driver is ended instead.
     """
     settings = topology.settings
     check_message_board(settings.flow.board, settings.flow.mode)
@@ -74,10 +74,10 @@ def _supervisor(topology: Topology, engine: SparkEngine, host: str, port: int, l
 
 
 def _nodes_to_spare(topology: Topology, engine: SparkEngine) -> int:
-    """On how many nodes slots are to be kept free."""
+    """Return the number of nodes on which slots are kept free."""
     if not topology.settings.placement.spare_slots:
         return 0
-    engine.take_nodes_back()  # which another topology of this session may have released
+    engine.take_nodes_back()  # another topology of this session may have released some
     waited, never = 0.0, threading.Event()
     while not engine.nodes_settled() and waited < topology.settings.lifecycle.start_timeout:
         never.wait(LOOK_INTERVAL)
@@ -86,7 +86,7 @@ def _nodes_to_spare(topology: Topology, engine: SparkEngine) -> int:
 
 
 def _prepare(supervisor: Supervisor, savepoint: str | None, fresh: bool) -> None:
-    """Before the start: what to begin with, other than the last committed epoch."""
+    """Replace the state that the topology begins with, if a savepoint or a fresh start is requested."""
     run = supervisor.runs.current
     state = run.deployment.state
     if run.keeps_state and savepoint:
@@ -96,7 +96,8 @@ def _prepare(supervisor: Supervisor, savepoint: str | None, fresh: bool) -> None
 
 
 def _check_savepoint(topology: Topology, savepoint: str) -> None:
-    """Before Spark is started and the state directory is claimed: a wrong path is reported at once."""
+    """Check that the savepoint can be used, before Spark is started and the state directory is claimed, so that a
+    wrong path is reported at once. Raises ``SettingError`` or ``StateError``."""
     settings = topology.settings
     if settings.delivery.guarantee == "at_most_once":
         raise SettingError(
@@ -110,7 +111,8 @@ def _check_savepoint(topology: Topology, savepoint: str) -> None:
 
 
 def _lease(topology: Topology, take_over: bool) -> Lease | None:
-    """On the topology's state directory, before Spark is started; None where it keeps no state."""
+    """Take the lease on the topology's state directory, before Spark is started. None if the topology keeps no
+    state. Raises ``AlreadyRunning`` if another driver has the lease."""
     settings = topology.settings
     if settings.delivery.guarantee == "at_most_once":
         return None

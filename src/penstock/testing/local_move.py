@@ -1,4 +1,4 @@
-"""A worker of the local runner continues in another slot: the commands are those of a move on Spark."""
+"""Moves a worker of the local runner to another slot, with the same commands as a move on Spark."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class LocalMove:
         self._old.left = None
 
     def carry_out(self, patience: float, routes: Sequence[Command]) -> bool:
-        """False: the worker did not leave within ``patience`` seconds, and stays. ``routes``: migration routes,
-        which the new slot does not know yet."""
+        """Carry out the move. Returns False if the worker stays, because it did not stop within ``patience``
+        seconds. ``routes``: the migration routes, which the new slot does not know yet."""
         registry, old, new = self._registry, self._old, self._new
         registry.stand_by(self._worker, self._spare)
         self._route([self._old_slot.index, self._spare.index])
@@ -65,7 +65,7 @@ class LocalMove:
         return True
 
     def _leave(self, patience: float) -> bool:
-        """Have the worker leave with a commit."""
+        """Make the worker stop with a commit. Returns whether it did in time."""
         commits, old, clock = self._commits, self._old, self._clock
         self._registry.send_to(old, PrepareToLeave(*commits.next_move()))
         self._run_until(lambda: commits.start_commit(clock.now(), moves=True))
@@ -78,7 +78,7 @@ class LocalMove:
         return done()
 
     def _route(self, slots: list[int]) -> None:
-        """Have the stage before send to these slots, and wait until it does."""
+        """Make the workers of the previous stage send to these slots, and wait until they do."""
         registry, worker = self._registry, self._worker
         senders = [each for each in registry.workers if each.stage == worker.stage - 1]
         for sender in senders:

@@ -1,4 +1,4 @@
-"""A slot of the local runner: its control connection and the rows on their way to it pass through memory."""
+"""A slot of the local runner. Its control messages and rows pass through memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.worker.worker import Worker
 
 
 class LocalSlot:
-    """Has one worker after the other, or none, as a slot on Spark does."""
+    """Runs one worker after the other, like a slot on Spark. In between it is empty."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class LocalSlot:
         clock_of: Callable[[WorkerId], Clock],
         crash_of: Callable[[WorkerId], CrashPoint],
     ) -> None:
-        """``clock_of``, ``crash_of``: of the worker that comes to the slot."""
+        """``clock_of`` and ``crash_of`` return the clock and the crash point of a worker."""
         self.id = id
         self.transport = MemoryTransport(registry, Hello(id.stage, id.index, 0, 0, "local"))
         self.channel: deque[pa.Buffer] = deque()
@@ -45,9 +45,9 @@ class LocalSlot:
         self._job, self._clock_of, self._crash_of = job, clock_of, crash_of
 
     def step(self) -> list[Row]:
-        """One step of the slot's worker; returns its rows. Raises what the worker failed with."""
+        """Run one step of the slot's worker, and return its rows. Raises the error of a worker that fails."""
         if self.host is None and not self._assign():
-            self.channel.clear()  # what arrives after a worker has moved away is of no use
+            self.channel.clear()  # frames for a worker that has moved away are not needed
             return []
         host = self.host
         assert host is not None
@@ -62,19 +62,19 @@ class LocalSlot:
         return rows
 
     def deliver(self) -> None:
-        """Let the worker handle the commands that it has, without a turn."""
+        """Let the worker handle the commands in its inbox, without a turn."""
         if self.host is not None:
             self.host.take_input()
             self.check()
 
     def check(self) -> None:
-        """Raise what the worker failed with."""
+        """Raise the error of the worker, if it has failed."""
         if self.host is not None and self.host.failure is not None:
             raise self.host.failure
 
     @property
     def busy(self) -> bool:
-        """Something is on its way to the worker."""
+        """Whether frames or commands are on their way to the worker."""
         return bool(self.channel or self.transport.inbox)
 
     def wait(self) -> float:
@@ -84,7 +84,7 @@ class LocalSlot:
         return 0.0 if self.busy else self.host.wait()
 
     def _assign(self) -> bool:
-        """Make the worker that the driver wants here, if any."""
+        """Create the worker that the driver has assigned to this slot. Returns whether there is one."""
         inbox = self.transport.inbox
         while inbox and self.host is None:
             command = inbox.popleft()

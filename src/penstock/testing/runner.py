@@ -296,14 +296,14 @@ class LocalRunner:
         return _SLOWEST if worker.phase is WorkerPhase.STANDING_BY else self._pace[worker.id]
 
     def _step(self, slot: LocalSlot) -> None:
-        """One step of the slot's worker, and its rows on their way."""
+        """Run one step of the slot's worker, and put its rows into the channels of their target slots."""
         for hop, frame in slot.step():
             if frame is not None:
                 self._slots[WorkerId(slot.id.stage + 1, hop)].channel.append(pa.py_buffer(frame))
         if self.registry.corrupt:
             raise SnapshotCorrupt(f"topology '{self.plan.topology}'", self.registry.corrupt)
         failure = self.registry.failure
-        if failure is not None:  # of a message that could not be sent; otherwise the slot has raised it
+        if failure is not None:  # a message could not be sent; the slot has raised all other errors
             raise PenstockError(failure.where, failure.problem, failure.hint)
 
     def _tell_all(self, command: Command) -> None:
