@@ -188,7 +188,7 @@ class FakeEngine:
     def free(self, holder):
         self.held.pop(holder, None)
 
-    def room(self):
+    def free_slots(self):
         return self.total() - sum(self.held.values())
 
     def total(self):
@@ -236,7 +236,7 @@ class FakeEngine:
     def warning(self):
         return ""
 
-    def last_words(self):
+    def last_log_lines(self):
         return "nothing"
 
     def close(self):

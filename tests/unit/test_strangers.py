@@ -43,7 +43,7 @@ def test_silent_connections_are_bounded_and_do_not_keep_a_worker_out():
         silent = [stack.enter_context(socket.create_connection(coordinator.address)) for _ in range(MANY)]
         client = ControlClient(coordinator.address, coordinator.secret, lambda: None)
         stack.callback(client.close)
-        assert open_after(silent, wire.MOST_STRANGERS) == wire.MOST_STRANGERS - 1
+        assert open_after(silent, wire.MOST_HANDSHAKES) == wire.MOST_HANDSHAKES - 1
         assert not ended(silent[-1]), "the oldest are closed"
         assert not client.lost
 

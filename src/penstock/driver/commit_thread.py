@@ -91,7 +91,7 @@ class CommitLoop:
 
     # ---- for any thread --------------------------------------------------------------------------------
 
-    def want(self, request: CommitRequest) -> None:
+    def request(self, request: CommitRequest) -> None:
         """Request that an epoch is committed and published by all sinks. Does not wait. After the end of the loop
         the request is answered with an error at once."""
         self._new_requests.put(request)
@@ -128,7 +128,7 @@ class CommitLoop:
         self.events.put(None)
 
     def _wait(self, request: CommitRequest, timeout: float) -> int:
-        self.want(request)
+        self.request(request)
         if not request.answered.wait(timeout):
             request.dropped = True
             raise StateError("commits", f"no epoch was committed within {timeout:g} s")

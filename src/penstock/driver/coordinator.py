@@ -172,7 +172,7 @@ class Coordinator:
     def _receive_stranger(self, writer: asyncio.StreamWriter) -> None:
         """Record a new connection. If too many are in their handshake, abort the oldest. Called on the loop."""
         self._strangers[writer] = None
-        if len(self._strangers) > wire.MOST_STRANGERS:
+        if len(self._strangers) > wire.MOST_HANDSHAKES:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.transport.abort()

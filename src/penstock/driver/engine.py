@@ -90,7 +90,7 @@ class Engine(Protocol):
         """Release the slots of a holder, if it has any."""
         ...
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """Return the number of task slots that are not reserved."""
         ...
 
@@ -151,7 +151,7 @@ class Engine(Protocol):
         none."""
         ...
 
-    def last_words(self) -> str:
+    def last_log_lines(self) -> str:
         """Return the newest lines that the engine printed, to explain why it died."""
         ...
 

@@ -85,12 +85,12 @@ class RunningTopology:
         """End an epoch now, commit it, and wait until all sinks have published it. Returns the newest published
         epoch. Raises ``StateError`` if the commit fails or takes longer than ``timeout`` seconds, or if the
         topology has no state to commit."""
-        return self._supervisor.runs.current.epochs.expect().loop.commit_now(timeout)
+        return self._supervisor.runs.current.epochs.commit_shell().loop.commit_now(timeout)
 
     def savepoint(self, url: str, timeout: float = 60.0) -> int:
         """Commit an epoch now and copy it to ``url``. A topology can be started from the copy. Returns the epoch
         that was copied. Raises ``StateError`` as ``commit`` does, and if the epoch cannot be copied."""
-        return self._supervisor.runs.current.epochs.expect().loop.savepoint(StateStore(url), timeout)
+        return self._supervisor.runs.current.epochs.commit_shell().loop.savepoint(StateStore(url), timeout)
 
     # ---- changes ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ _EXIT_STATUS_TIMEOUT = 0.5
 """Seconds to wait for the exit status of a lost process. The engine reports it at about the same time as the
 loss."""
 _GRACE = 2.0
-"""Seconds after the end of a worker's connection from which on the worker counts as lost. Until then the engine may end the query, and its explanation is better."""
+"""Seconds after the end of a worker's connection from which on the worker counts as lost. Until then
+the engine may end the query, and its explanation is better."""
 
 
 class RunWatch:
@@ -93,7 +94,7 @@ class RunWatch:
         return LostWorker(str(connection.id), tasks, connection.hello.pid, connection.hello.node)
 
 
-class Reworded:
+class RewordedWatch:
     """Wraps a watch and adds context to the messages of its problems."""
 
     def __init__(self, watch: RunWatch, problem: str, cause: Cause | None = None) -> None:

@@ -101,7 +101,7 @@ class WorkerMove:
         run, old, epochs = self._run, self.old, self._run.epochs
         watch = (self._runs.watch(run, strict=True), _ProcessWatch(old, self.new))
         yield Step("handover_begun", epochs.begin_handover)
-        commits = epochs.expect().loop
+        commits = epochs.commit_shell().loop
         yield Step("slot_taken", lambda: self._registry.stand_by(self._worker, self._new_slot), undo=self._abandon)
         yield epochs.commit_step("ahead_committed", watch, _ignore_missing_epoch)
         yield self._wait(
@@ -143,7 +143,7 @@ class WorkerMove:
             "merged", self._open, lambda: self.new.ready, "the tasks did not open on the new node", True
         )
         yield self._route("switched", self._new_slot, final=True)
-        yield Step("commits_resumed", self._run.epochs.expect().loop.resume, cancellable=False)
+        yield Step("commits_resumed", self._run.epochs.commit_shell().loop.resume, cancellable=False)
 
     def _wait(
         self,
@@ -172,7 +172,7 @@ class WorkerMove:
         self._registry.send_to(self.new, PrefetchState(state.epoch, tasks))
 
     def _is_prefetched(self) -> bool:
-        return self.new.ahead >= self._run.deployment.state.epoch
+        return self.new.prefetched_epoch >= self._run.deployment.state.epoch
 
     def _route(
         self, name: str, *slots: WorkerId, final: bool = False, undo: Callable[[], None] | None = None

@@ -127,7 +127,7 @@ class QueryRun:
 
     def _launch(self) -> None:
         if self._placement is not None and self._is_restart:  # a node may have been lost with its slots
-            self._slots = fitted(self.plan, self._slots, self._context.engine.room() + sum(self._slots))
+            self._slots = fitted(self.plan, self._slots, self._context.engine.free_slots() + sum(self._slots))
         job, modules = self.deployment.job, self.deployment.modules
         address, secret = self._server.address, self._server.secret
         placed = self._placement is not None
@@ -229,7 +229,7 @@ class QueryRun:
             cancellable=False,
         )
 
-    def give_up_state(self) -> None:
+    def stop_commits(self) -> None:
         """Stop commits and migration."""
         self.epochs.stop()
         if self._control is not None:
@@ -238,7 +238,7 @@ class QueryRun:
 
     def stop(self) -> None:
         """Stop the query, whatever state it is in. A second call does nothing."""
-        self.give_up_state()
+        self.stop_commits()
         if self.query is not None:
             self.query.stop()
         self._server.end(self.registry)

@@ -92,7 +92,7 @@ class QueryRuns:
     def room(self) -> int:
         """Return the number of free slots, including those of released nodes, which can be requested again."""
         engine = self.engine
-        return engine.room() + engine.total() * engine.nodes_away // max(1, len(engine.nodes()))
+        return engine.free_slots() + engine.total() * engine.nodes_away // max(1, len(engine.nodes()))
 
     # ---- beginning -------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class WorkerConnection:
 
     hello: Hello
     writer: CommandWriter
-    ahead: int = 0
+    prefetched_epoch: int = 0
     """The newest epoch whose state the worker has prefetched."""
     warm: bool = False
     """Whether every channel into the worker has been used. On a new node the first frame takes half a second."""
@@ -105,7 +105,7 @@ class WorkerConnection:
     """When the connection ended, on the monotonic clock."""
     clock_skew: float = 0.0
     """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
-    heard: float = field(default_factory=time.monotonic)
+    last_event_at: float = field(default_factory=time.monotonic)
     """When the last event arrived, on the monotonic clock."""
     id: WorkerId = field(init=False)
     """The id of the worker. Before one is assigned, the id of the slot."""
@@ -125,7 +125,7 @@ class WorkerConnection:
             case SlotFreed():
                 self.free = not self.problem
             case StatePrefetched():
-                self.ahead = event.epoch
+                self.prefetched_epoch = event.epoch
             case ChannelsWarm():
                 self.warm = True
             case TasksOpened():
@@ -204,7 +204,12 @@ class WorkerRegistry:
         with self.changed:
             connection = self.slots[slot]
             connection.id, connection.free, connection.ready, connection.left = worker, False, False, None
-            connection.closed, connection.problem, connection.ahead, connection.leaving = False, "", -1, 0
+            connection.closed, connection.problem, connection.prefetched_epoch, connection.leaving = (
+                False,
+                "",
+                -1,
+                0,
+            )
         self.send_to(
             connection, AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker), takes_over=True)
         )
@@ -217,7 +222,7 @@ class WorkerRegistry:
             self._message_board.detach(worker)
             with self.changed:
                 self.workers[worker], self.slot_of_worker[worker] = self.slots[to], to
-                self.workers[worker].heard = time.monotonic()
+                self.workers[worker].last_event_at = time.monotonic()
                 self._bus.forget_process_of(worker)
                 self.changed.notify_all()
 
@@ -277,7 +282,7 @@ class WorkerRegistry:
         now = time.monotonic()
         with self.changed:
             return {
-                id: (c.connected, now - (c.heard if c.connected else c.gone_at))
+                id: (c.connected, now - (c.last_event_at if c.connected else c.gone_at))
                 for id, c in self.workers.items()
                 if not c.closed
             }
@@ -320,7 +325,7 @@ class WorkerRegistry:
     def handle(self, connection: WorkerConnection, event: Event) -> None:
         """Handle an event of a worker. Reports, heartbeats and errors of a slot that stands by to take over a
         worker, or that its worker has left, are not taken as the worker's."""
-        connection.heard = time.monotonic()
+        connection.last_event_at = time.monotonic()
         if isinstance(event, AckTally | RootsFailed):
             self._settle(event)
         elif isinstance(event, TaskMessage | TaskFlowState | JoinMessageBoard):

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from penstock.driver.deployment import Deployment, make_deployment
 from penstock.driver.drain import Drain
 from penstock.driver.engine import executor_of
-from penstock.driver.health import Reworded
+from penstock.driver.health import RewordedWatch
 from penstock.driver.nodes import release_step, take_back_steps
 from penstock.driver.query_run import QueryRun
 from penstock.driver.query_runs import QueryRuns
@@ -138,7 +138,7 @@ class Replacement:
         wanted, held = sum(deployment.slots), sum(old.deployment.slots)
         elsewhere = held - old.slots_on(active)  # on nodes that are being released
         patience = 0.0
-        if engine.nodes_away and wanted > engine.room() + elsewhere:
+        if engine.nodes_away and wanted > engine.free_slots() + elsewhere:
             engine.take_nodes_back()
             patience = old.settings.lifecycle.start_timeout
 
@@ -157,8 +157,8 @@ class Replacement:
         """Steps 2 and 3."""
         runs = self._runs
         standing_by = "its replacement could not be made ready"
-        watch = (*self._watch_old(), Reworded(runs.watch(new), standing_by, Cause.FAILED))
-        strict = (*self._watch_old(), Reworded(runs.watch(new, strict=True), standing_by, Cause.FAILED))
+        watch = (*self._watch_old(), RewordedWatch(runs.watch(new), standing_by, Cause.FAILED))
+        strict = (*self._watch_old(), RewordedWatch(runs.watch(new, strict=True), standing_by, Cause.FAILED))
         yield from new.launch_steps(watch, "standing_by")
         if not old.keeps_state and old.stateful:
             yield Step("handover_begun", old.epochs.begin_handover)
@@ -174,7 +174,7 @@ class Replacement:
             watch=strict,
         )
 
-    def _prefetch(self, new: QueryRun, limit: float, watch: tuple[Reworded, ...]) -> Step:
+    def _prefetch(self, new: QueryRun, limit: float, watch: tuple[RewordedWatch, ...]) -> Step:
         state = new.deployment.state
 
         def tell() -> None:
@@ -184,7 +184,7 @@ class Replacement:
         return Step(
             "prefetched",
             tell,
-            lambda: all(worker.ahead >= state.epoch for worker in new.registry.workers.values()),
+            lambda: all(worker.prefetched_epoch >= state.epoch for worker in new.registry.workers.values()),
             expected="not all new workers read the state ahead",
             limit=limit,
             watch=watch,
@@ -209,7 +209,7 @@ class Replacement:
             yield self._finish("ticks_stopped", old.stop_ticks, _LAST_TICKS, gone)
         if old.epochs.running:
             yield old.epochs.commit_step("last_committed", gone, self._not_finished, last=True, cancellable=False)
-        yield Step("drained", old.give_up_state, cancellable=False)
+        yield Step("drained", old.stop_commits, cancellable=False)
         yield old.close_step()
         yield Step("old_checked", lambda: self._raise_if_failed(old), cancellable=False)
 
@@ -236,8 +236,8 @@ class Replacement:
         new.bus.continue_from(old.bus)
         self._runs.current = new
 
-    def _watch_old(self) -> tuple[Reworded, ...]:
-        return (Reworded(self._runs.watch(self.old), "it was lost during a replacement"),)
+    def _watch_old(self) -> tuple[RewordedWatch, ...]:
+        return (RewordedWatch(self._runs.watch(self.old), "it was lost during a replacement"),)
 
     # ---- the end ---------------------------------------------------------------------------------------
 

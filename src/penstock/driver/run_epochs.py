@@ -99,7 +99,7 @@ class RunEpochs:
         with self._registry.changed:
             self._registry.changed.notify_all()
 
-    def expect(self) -> CommitShell:
+    def commit_shell(self) -> CommitShell:
         """Return what runs the commit loop. Raises ``StateError`` if nothing is committed."""
         if self._shell is None:
             guarantee = self._settings.delivery.guarantee
@@ -129,7 +129,7 @@ class RunEpochs:
 
         return Step(
             name,
-            lambda: self.expect().loop.want(request),
+            lambda: self.commit_shell().loop.request(request),
             lambda: request.result is not None,
             expected="no epoch was committed",
             limit=self._settings.lifecycle.drain_timeout,

@@ -146,7 +146,10 @@ class Supervisor:
             failed = (
                 error if isinstance(error, PenstockError) else TopologyFailed(self.runner.where, "interrupted")
             )
-            self._carry_out(self.lifecycle.fail(failed))
+            if (
+                TopologyPhase.ENDING in lifecycle.TRANSITIONS[self.lifecycle.phase]
+            ):  # otherwise it is shut down already
+                self._carry_out(self.lifecycle.fail(failed))
             raise
         if self.lifecycle.error is not None:
             raise self.lifecycle.error
@@ -298,7 +301,7 @@ class Supervisor:
     def _engine_error(self, error: Exception) -> PenstockError:
         words = ""
         with contextlib.suppress(Exception):
-            words = self.engine.last_words()
+            words = self.engine.last_log_lines()
         return TopologyFailed(
             self.runner.where,
             f"Spark failed ({type(error).__name__}: {error})",

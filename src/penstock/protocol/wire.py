@@ -26,7 +26,7 @@ so that a wrong length cannot exhaust the memory."""
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for the whole handshake: a client that sends nothing must not keep a connection open, and a busy
 driver answers within this time."""
-MOST_STRANGERS = 128
+MOST_HANDSHAKES = 128
 """Connections that may be in their handshake at a time. With one more, the oldest is closed: a worker needs
 milliseconds for its handshake, so the oldest is most likely not a worker. A process may have 1024 open files by
 default, so the number stays far below that."""

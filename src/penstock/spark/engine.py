@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import shutil
@@ -27,6 +28,10 @@ log = logging.getLogger("penstock.spark")
 
 # Matches a line that names a cause: a Python error, the root cause of a Java error, or a lost worker.
 _CAUSE = re.compile(r"\s*([\w.]+(Error|Exception): |Caused by: |.*(crashed|exited unexpectedly|ExecutorLost))")
+
+_last_shipped: dict[str, Path] = {}
+"""By Spark application: the user's modules that were shipped last. Workers of all its topologies import them."""
+_copies = itertools.count(1)
 
 
 class SparkQuery:
@@ -61,7 +66,6 @@ class SparkEngine:
         self._nodes = nodes_of(spark)
         self._wait: NodeWait | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="queries-", dir=session_folder()))
-        self._shipped: Path | None = None
         self._has_penstock = is_local(spark.sparkContext.master)
 
     # ---- task slots ------------------------------------------------------------------------------------
@@ -81,7 +85,7 @@ class SparkEngine:
     def free(self, holder: int) -> None:
         capacity.release(holder)
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         return capacity.free(self.spark)
 
     def total(self) -> int:
@@ -109,11 +113,12 @@ class SparkEngine:
             self._has_penstock = True
             context.addPyFile(str(shipping.penstock_zip(session_folder())))
         modules = launch.modules
-        if modules is not None and modules != self._shipped:
-            self._shipped = modules
+        application = str(context.applicationId)
+        if modules is not None and modules != _last_shipped.get(application):
+            _last_shipped[application] = modules
             # Spark keeps one file per name, so each copy has a name of its own. Spark also keeps its list of files
             # until the session ends, so the copies are not removed before.
-            copy = modules.with_stem(f"{modules.stem}-{launch.attempt}")
+            copy = modules.with_stem(f"{modules.stem}-{next(_copies)}")
             shutil.copy(modules, copy)
             context.addPyFile(str(copy))
 
@@ -130,13 +135,13 @@ class SparkEngine:
         return self._nodes.away
 
     def can_release_nodes(self) -> bool:
-        return self._nodes.leavable()
+        return self._nodes.can_release()
 
     def release_nodes(self, nodes: Collection[str]) -> None:
-        self._nodes.leave(nodes)
+        self._nodes.release(nodes)
 
     def take_nodes_back(self) -> None:
-        self._nodes.ask_back()
+        self._nodes.request_back()
 
     # ---- the rest --------------------------------------------------------------------------------------
 
@@ -150,10 +155,10 @@ class SparkEngine:
     def warning(self) -> str:
         return exposure(self.spark)
 
-    def last_words(self) -> str:
+    def last_log_lines(self) -> str:
         return " / ".join(log_lines()[-3:])
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # if the JVM has died, py4j may raise anything
-            self._nodes.ask_back()
+            self._nodes.request_back()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -67,11 +67,11 @@ class Nodes:
         """Return the number of nodes that accept tasks."""
         return len(self.names())
 
-    def leavable(self) -> bool:
+    def can_release(self) -> bool:
         """Return whether nodes can be released. A session that the user opened may not be configured for it."""
         return str(self._context.getConf().get("spark.decommission.enabled")) == "true"
 
-    def leave(self, nodes: Collection[str]) -> None:
+    def release(self, nodes: Collection[str]) -> None:
         """Release nodes: Spark starts no new tasks there, and each executor ends after its last task. The master
         starts no replacement."""
         active = self.names()
@@ -88,7 +88,7 @@ class Nodes:
 
         _call_spark("its executors could not be released", leave)
 
-    def ask_back(self) -> None:
+    def request_back(self) -> None:
         """Ask the master to start as many executors as were released. They join later."""
         if self.away:
             # A standalone master treats the number as an upper limit; other masters start exactly as many.

@@ -115,7 +115,7 @@ class Linger:
     def waiting(self) -> bool:
         return self._oldest is not None
 
-    def over(self, now: float, idle: bool, emits: bool) -> bool:
+    def is_due(self, now: float, idle: bool, emits: bool) -> bool:
         """True if all waiting tuples are to be sent now.
 
         A bolt without further input (``idle``) sends at once, because its input was already collected in frames.
@@ -154,9 +154,9 @@ class Relay:
         self._later: deque[tuple[Header, pa.Buffer]] = deque()
         """Frames of epochs that the worker which replaces this one may have to relay."""
 
-    def offer(self, header: Header, frame: pa.Buffer, however_many: bool) -> bool:
-        """Add a frame. Returns False if ``most`` frames wait, unless ``however_many``."""
-        if len(self._frames) >= self._most and not however_many:
+    def offer(self, header: Header, frame: pa.Buffer, unlimited: bool) -> bool:
+        """Add a frame. Returns False if ``most`` frames wait, unless ``unlimited``."""
+        if len(self._frames) >= self._most and not unlimited:
             return False
         self._frames.append((header, frame))
         return True

@@ -41,7 +41,7 @@ class TaskLoop:
             spout.expire()
         self._flow.release()
         self._spout_emitted = not tasks.run_bolts() and not self._epochs.try_to_end() and tasks.run_spouts()
-        if self._spout_emitted or tasks.bolts or out or tasks.hold_rows():
+        if self._spout_emitted or tasks.bolts or out or tasks.has_unsent_rows():
             idle = not self._spout_emitted and not intake.relay and not tasks.may_run
             self._flush(idle)
             out.nudge(idle)
@@ -51,11 +51,11 @@ class TaskLoop:
         """Send full frames, and all other waiting tuples if they are due."""
         now, tasks = self._clock.monotonic(), self._tasks
         emits = idle and tasks.may_emit  # read only if needed, because ``SpoutExecutor.room`` measures holds
-        due = self._linger.over(now, idle, emits)
-        if due and tasks.hold_rows():
+        due = self._linger.is_due(now, idle, emits)
+        if due and tasks.has_unsent_rows():
             self._linger.sent(now)
         tasks.flush(only_full=not due)
-        self._linger.note(now, tasks.hold_rows())
+        self._linger.note(now, tasks.has_unsent_rows())
 
     def idle_for(self, longest: float) -> float:
         """Seconds until the next turn is due if nothing arrives before, at most ``longest``; 0 if it is due

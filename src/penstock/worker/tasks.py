@@ -195,7 +195,7 @@ class Tasks:
         for executor in self.all:
             executor.flush(only_full)
 
-    def hold_rows(self) -> bool:
+    def has_unsent_rows(self) -> bool:
         """True if rows are emitted and not sent yet."""
         return any(executor.waiting() for executor in self.all)
 
