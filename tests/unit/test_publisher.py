@@ -1,6 +1,7 @@
 """When a worker's sinks publish, and when they do not any more."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,7 @@ from penstock.worker.publisher import Publisher
 class Sink:
     """One sink task as the publisher sees it."""
 
-    class context:
-        task = 7
+    context = SimpleNamespace(task=7)
 
     def on_committed(self, epoch):
         pass

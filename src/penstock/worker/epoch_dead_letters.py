@@ -90,15 +90,13 @@ class EpochDeadLetters:
 
 
 def _bounded(value: Any) -> tuple[Any, int]:
-    """A value for a dead letter, and its size in bytes. Numbers and short texts are returned unchanged. A long text
-    is truncated. Any other large value becomes a short text, because an instance of a user's class may have any size
-    when it is pickled."""
+    """A value for a dead letter, and its size in bytes. Numbers and short texts are returned unchanged. A long
+    text is truncated. Any other large value becomes a short text, because an instance of a user's class may have
+    any size when it is pickled."""
     if isinstance(value, str | bytes) and len(value) > _MOST_VALUE:
         suffix = f"… (truncated: {len(value):,} in all)"
-        return (
-            value[:_MOST_VALUE] + (suffix if isinstance(value, str) else suffix.encode()),
-            _MOST_VALUE,
-        )
+        beginning = value[:_MOST_VALUE]
+        return (beginning + suffix if isinstance(beginning, str) else beginning + suffix.encode()), _MOST_VALUE
     if type(value) in _STORABLE:
         return value, _text_size(value)
     if isinstance(value, list | tuple | dict | set | frozenset) and len(value) > _MOST_VALUE // _SMALL:
