@@ -204,12 +204,8 @@ class WorkerRegistry:
         with self.changed:
             connection = self.slots[slot]
             connection.id, connection.free, connection.ready, connection.left = worker, False, False, None
-            connection.closed, connection.problem, connection.prefetched_epoch, connection.leaving = (
-                False,
-                "",
-                -1,
-                0,
-            )
+            connection.closed, connection.problem = False, ""
+            connection.prefetched_epoch, connection.leaving = -1, 0
         self.send_to(
             connection, AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker), takes_over=True)
         )
