@@ -146,9 +146,7 @@ class Supervisor:
             failed = (
                 error if isinstance(error, PenstockError) else TopologyFailed(self.runner.where, "interrupted")
             )
-            if (
-                TopologyPhase.ENDING in lifecycle.TRANSITIONS[self.lifecycle.phase]
-            ):  # otherwise it is shut down already
+            if TopologyPhase.ENDING in lifecycle.TRANSITIONS[self.lifecycle.phase]:
                 self._carry_out(self.lifecycle.fail(failed))
             raise
         if self.lifecycle.error is not None:
