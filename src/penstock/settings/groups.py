@@ -105,9 +105,8 @@ class Flow(Group):
     inbox_time: float = setting(
         0.1,
         "s",
-        "an inbox holds what its task processes in this time, if that is more than inbox_capacity. A signal "
-        "to the "
-        "senders takes about a tenth of it",
+        "an inbox holds what its task processes in this time, if that is more than inbox_capacity. A signal to "
+        "the senders takes about a tenth of it",
         zero=True,
     )
 
@@ -162,9 +161,8 @@ class Scaling(Group):
     most: int = setting(
         32,
         "executors",
-        "a bolt gets at most this many. The default is half the slots of a local master, since the old and "
-        "the new "
-        "topology run side by side for a moment",
+        "a bolt gets at most this many. The default is half the slots of a local master, since the old and the "
+        "new topology run side by side for a moment",
     )
     cool_down: float = setting(
         30.0,
@@ -189,9 +187,8 @@ class Scaling(Group):
     target: float = setting(
         0.7,
         "",
-        "share of its time that the busiest task should work, for the policy rate. The rest is for "
-        "variation within "
-        "a window",
+        "share of its time that the busiest task should work, for the policy rate. The rest is for variation "
+        "within a window",
     )
 
     def _check(self) -> None:
