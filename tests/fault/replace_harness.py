@@ -21,7 +21,7 @@ _LOOK = 0.02  # seconds; a manifest is there for half a second at least
 _DEADLINE = 400.0  # seconds for a run with many kills
 
 
-class Owners:
+class OwnerRule:
     """Looks at the manifests while the topology runs. Each has a number that grows with every take-over of the
     state directory: where two starts committed, an epoch would come twice, or an old number after a newer one."""
 
@@ -80,7 +80,7 @@ class ReplaceRun(Run):
         )
         self.deadline = time.monotonic() + _DEADLINE
         self._store = StateStore(self.config["settings"]["state_dir"]).child("faults")
-        self._owners = Owners(self._store)
+        self._owners = OwnerRule(self._store)
 
     def start(self):
         """On a slow machine all input may be through before a driver dies: the next has nothing to execute."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import SnapshotCorrupt
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
-from penstock.plan.owners import Owners
+from penstock.plan.owners import OwnerRule
 from penstock.protocol.task_states import InheritedTask, SavedTask
 from penstock.state import maps
 from penstock.state.snapshots import SnapshotWriter, read_part, snapshot_name
@@ -122,7 +122,7 @@ def merged(one, other):
     st.lists(steps, max_size=40),
     numbers,
     numbers,
-    st.sampled_from([Owners(fields=1), Owners(), Owners(first=True)]),
+    st.sampled_from([OwnerRule(fields=1), OwnerRule(), OwnerRule(first=True)]),
     st.sampled_from([2, 50]),
 )
 def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, owners, most):
@@ -152,7 +152,7 @@ def test_what_was_read_ahead_is_what_would_have_been_read(history, tasks, now, o
 
 
 def grown(tmp_path, tasks=2):
-    before = Before(StateStore(str(tmp_path)), tasks, Owners(fields=1))
+    before = Before(StateStore(str(tmp_path)), tasks, OwnerRule(fields=1))
     for number in range(200):
         before.put(f"word {number}", number)
     before.snapshot()
@@ -223,12 +223,12 @@ def test_values_that_go_with_keys_go_to_all_who_get_some():
         old.append({name: [data] for name, (_, _, data) in state.snapshot().encode().items()})
     found = []
     for index in range(4):
-        state, share = TaskState(), Owners(fields=1).share(index, 2, 4)
+        state, share = TaskState(), OwnerRule(fields=1).share(index, 2, 4)
         state.inherit({source: old[source] for source in share.sources}, share)
         found.append((state.value("over", merge=max, with_keys=True).value, state.value("own").value))
         assert state.value("over").before == {index % 2: index % 2}
     assert found == [(0, 0), (1, 1), (0, None), (1, None)]
-    state, share = TaskState(), Owners(fields=1).share(0, 2, 1)
+    state, share = TaskState(), OwnerRule(fields=1).share(0, 2, 1)
     state.inherit(dict(enumerate(old)), share)
     assert state.value("over", merge=max, with_keys=True).value == 1
     assert state.value("own", merge=operator.add).value == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.columns import to_column
 from penstock.errors import StateError
-from penstock.plan.owners import Owners
+from penstock.plan.owners import OwnerRule
 from penstock.state.shares import Share, sources
 from penstock.state.values import TaskState
 from penstock.topology.groupings import ALL_ROWS, Fields, Targets
@@ -184,7 +184,7 @@ def test_a_tuple_behind_a_grouping_by_one_field_needs_an_owner():
     state = TaskState()
     state.map("pairs").update(dict.fromkeys(pairs, 1))
     for index in range(2):
-        share = Owners(fields=1).share(index, 1, 2)
+        share = OwnerRule(fields=1).share(index, 1, 2)
         for owner, value in ((lambda key: key, lambda key: key), (itemgetter(0), itemgetter(0))):
             new = TaskState()
             new.inherit({0: parts(state)}, share)

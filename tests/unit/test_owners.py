@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock import BasicBolt, CustomGrouping, Settings, TopologyBuilder
-from penstock.plan.owners import Owners, grouped_by, owner_rule, why_not_rescaled
+from penstock.plan.owners import OwnerRule, grouped_by, owner_rule, why_not_rescaled
 from penstock.plan.planner import make_plan
 from penstock.testing import FeederSpout
 from penstock.topology.groupings import Fields
@@ -39,17 +39,17 @@ def plan(group):
 
 
 RULES = {
-    "fields": (lambda bolt: bolt.fields_grouping("s", "word"), Owners(fields=1)),
-    "two fields": (lambda bolt: bolt.fields_grouping("s", "n", "word"), Owners(fields=2)),
+    "fields": (lambda bolt: bolt.fields_grouping("s", "word"), OwnerRule(fields=1)),
+    "two fields": (lambda bolt: bolt.fields_grouping("s", "n", "word"), OwnerRule(fields=2)),
     "two inputs": (
         lambda bolt: bolt.fields_grouping("s", "word").fields_grouping("emits", "n"),
-        Owners(fields=1),
+        OwnerRule(fields=1),
     ),
-    "a control stream": (lambda bolt: bolt.all_grouping("emits").fields_grouping("s", "word"), Owners(fields=1)),
-    "global": (lambda bolt: bolt.global_grouping("s"), Owners(first=True)),
-    "shuffle": (lambda bolt: bolt.shuffle_grouping("s").none_grouping("emits"), Owners()),
-    "near": (lambda bolt: bolt.local_or_shuffle_grouping("s"), Owners()),
-    "partial key": (lambda bolt: bolt.partial_key_grouping("s", "word"), Owners()),
+    "a control stream": (lambda bolt: bolt.all_grouping("emits").fields_grouping("s", "word"), OwnerRule(fields=1)),
+    "global": (lambda bolt: bolt.global_grouping("s"), OwnerRule(first=True)),
+    "shuffle": (lambda bolt: bolt.shuffle_grouping("s").none_grouping("emits"), OwnerRule()),
+    "near": (lambda bolt: bolt.local_or_shuffle_grouping("s"), OwnerRule()),
+    "partial key": (lambda bolt: bolt.partial_key_grouping("s", "word"), OwnerRule()),
 }
 
 
@@ -59,7 +59,7 @@ def test_groupings_that_tell(case):
     found = plan(group)
     assert owner_rule(found, "bolt") == expected
     assert why_not_rescaled(found, "bolt") == ""
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(expected), type=Owners) == expected, (
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(expected), type=OwnerRule) == expected, (
         "as commands carry it"
     )
 
@@ -110,6 +110,6 @@ def test_the_fields_an_input_is_grouped_by():
 
 
 def test_the_first_task_has_all_behind_a_global_grouping():
-    shares = [Owners(first=True).share(index, 3, 2) for index in range(2)]
+    shares = [OwnerRule(first=True).share(index, 3, 2) for index in range(2)]
     assert [share.sources for share in shares] == [(0, 1, 2), ()]
     assert [[share.succeeds(source) for source in range(3)] for share in shares] == [[True] * 3, [False] * 3]

@@ -13,7 +13,7 @@ from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.errors import ComponentError, ControlRefused
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
-from penstock.plan.owners import Owners
+from penstock.plan.owners import OwnerRule
 from penstock.protocol import codec, commands, events, wire
 from penstock.protocol.handover import FlowHandover, HandoverState, TaskHandover
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
@@ -37,7 +37,7 @@ HANDOVER = HandoverState(
 )
 STATES = {
     "count/0": SavedTask({"counts": [PART]}, '[{"any": [1, "value"]}]'),
-    "sum/1": InheritedTask(2, 3, Owners(fields=1), {0: {"sums": [PART]}}),
+    "sum/1": InheritedTask(2, 3, OwnerRule(fields=1), {0: {"sums": [PART]}}),
 }
 COMMANDS = [
     commands.DriverTime(1.5, 2.5),

@@ -8,7 +8,7 @@ import pytest
 from penstock import BasicBolt, Delivery, Settings, Spout, StateError, TopologyBuilder, TransactionalSink
 from penstock.driver.commits import read_published, write_published
 from penstock.driver.recovery import StateDirectory
-from penstock.plan.owners import Owners
+from penstock.plan.owners import OwnerRule
 from penstock.plan.planner import make_plan
 from penstock.protocol.task_states import InheritedTask, SavedTask
 from penstock.state import manifest as manifests
@@ -115,7 +115,7 @@ def test_only_what_a_task_needs_of_the_tasks_before(store):
     write(store)
     tasks = recovered(store, bolts=4)
     assert [sorted(tasks[f"bolt/{index}"].sources) for index in range(4)] == [[0], [1], [0], [1]]
-    assert tasks["bolt/3"] == InheritedTask(2, 4, Owners(fields=1), {1: {"state": [part(1)]}})
+    assert tasks["bolt/3"] == InheritedTask(2, 4, OwnerRule(fields=1), {1: {"state": [part(1)]}})
     assert isinstance(tasks["s/0"], SavedTask)
     assert sorted(recovered(store, bolts=3)["bolt/2"].sources) == [0, 1]
     assert sorted(recovered(store, bolts=1)["bolt/0"].sources) == [0, 1]

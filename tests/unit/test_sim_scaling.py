@@ -32,7 +32,7 @@ class Told(ScalingPolicy):
         super().__init__(Bounds(cool_down=0.0))
         self.requests, self.samples = list(requests), []
 
-    def _wanted(self, sample):
+    def wanted(self, sample):
         self.samples.append(sample)
         if self.requests and sample.time >= self.requests[0][0]:
             return Scale(self.requests.pop(0)[1], "told")

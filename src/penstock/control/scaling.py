@@ -86,7 +86,7 @@ class ScalingPolicy(ABC):
     def decide(self, sample: LoadSample) -> Scale | None:
         """The change to make now, or None. Never names spouts, fixed bolts, or bolts that keep their
         parallelism."""
-        wanted = self._wanted(sample)
+        wanted = self.wanted(sample)
         if wanted is None or sample.time < self._quiet_until:
             return None
         self._quiet_until = sample.time + self.bounds.cool_down
@@ -98,7 +98,7 @@ class ScalingPolicy(ABC):
         self._quiet_until = now + self.bounds.cool_down
 
     @abstractmethod
-    def _wanted(self, sample: LoadSample) -> Scale | None:
+    def wanted(self, sample: LoadSample) -> Scale | None:
         """The change the policy wants, regardless of the cool-down."""
 
     def _decided(self, sample: LoadSample, scale: Scale) -> None:  # noqa: B027 - some policies are stateless
@@ -156,7 +156,7 @@ class FailurePolicy(ScalingPolicy):
         weighted = zip(self.weights, reversed(self.recent), strict=False)  # the ring may not be full yet
         return sum(weight * (count.failed - mean) ** 2 for weight, count in weighted) / max(1, len(self.recent))
 
-    def _wanted(self, sample: LoadSample) -> Scale | None:
+    def wanted(self, sample: LoadSample) -> Scale | None:
         failed = sample.failed
         self.recent.append(FailureCount(failed, sample.latency))
         mean, dispersion = self.mean, self.dispersion
@@ -231,7 +231,7 @@ class RatePolicy(ScalingPolicy):
         super().restart_cool_down(now)
         self._streaks.clear()
 
-    def _wanted(self, sample: LoadSample) -> Scale | None:
+    def wanted(self, sample: LoadSample) -> Scale | None:
         rates, backlog = demands(sample), sample.backlog
         grow: dict[str, tuple[int, str]] = {}
         found: dict[str, tuple[int, str]] = {}

@@ -8,15 +8,16 @@ The commit of epoch n. The names in parentheses are the crash points of the faul
    (``marked``). With at-least-once delivery it sends ``TakeSnapshot`` for the spouts, and another one for the
    bolts after all spouts have been snapshotted.
 2. With exactly-once delivery, a worker waits for marker n from all workers of the previous stage and finishes all
-   tuples of epoch n. Then it asks its sinks to prepare their output of the epoch, snapshots the state of its tasks
-   and forwards the marker (``snapshotted``).
+   tuples of epoch n. Then it stores the dead letters of the epoch, asks its sinks to prepare their output of the
+   epoch, snapshots the state of its tasks and forwards the marker (``snapshotted``).
 3. Each worker writes its snapshot files to the state directory in the background (``written``), and then sends
    ``SnapshotWritten`` to the driver with the names of the files and the tokens of the prepared output
    (``reported``).
 4. After all workers have reported (``collected``), the driver writes the manifest of epoch n, which lists those
    files and tokens. The epoch is committed from then on (``committed``).
-5. The driver sends ``EpochCommitted`` to all workers (``notified``) and deletes the snapshots that no manifest
-   refers to any more. The sinks publish their prepared output (``published``).
+5. The driver sends ``EpochCommitted`` to all workers (``notified``) and deletes old manifests, and the snapshots that
+   no manifest refers to any more. The sinks publish their prepared output (``published``). When all have, the driver
+   records the epoch in the folder ``published``.
 
 If a process dies before the manifest is written, the next query run starts from epoch n - 1: sinks discard what
 they prepared for epoch n, and its tuples are processed again. If a process dies afterwards, the next query run

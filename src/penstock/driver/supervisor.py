@@ -153,7 +153,7 @@ class Supervisor:
             raise self.lifecycle.error
         self.begun = self.runs.now()
 
-    def watch(self) -> None:
+    def start_thread(self) -> None:
         """Start the supervisor's thread. Called after ``start``."""
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 

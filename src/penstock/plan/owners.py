@@ -19,7 +19,7 @@ _UNOWNED = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
 
 
 @dataclass(frozen=True)
-class Owners:
+class OwnerRule:
     """The rule that assigns keys to tasks. Commands carry it to the workers."""
 
     fields: int = 0
@@ -34,10 +34,10 @@ class Owners:
         return Share(index, before, now, hash, self.first, self.fields == 1)
 
 
-def owner_rule(plan: Plan, component: str) -> Owners | None:
+def owner_rule(plan: Plan, component: str) -> OwnerRule | None:
     """The rule for the keys of a component. None if ``why_not_rescaled`` returns a reason."""
     found = _judge(plan, component)
-    return found if isinstance(found, Owners) else None
+    return found if isinstance(found, OwnerRule) else None
 
 
 def why_not_rescaled(plan: Plan, component: str) -> str:
@@ -53,7 +53,7 @@ def grouped_by(plan: Plan, component: str) -> tuple[str, ...]:
     return next((grouping.key_fields() for grouping in by_fields), ())
 
 
-def _judge(plan: Plan, component: str) -> Owners | str:
+def _judge(plan: Plan, component: str) -> OwnerRule | str:
     # Compares exact types, because a subclass may route differently.
     edges = _inputs(plan, component)
     if not edges:
@@ -67,12 +67,12 @@ def _judge(plan: Plan, component: str) -> Owners | str:
         if type(edge.grouping) not in (Fields, Global, *_UNOWNED):
             return f"reads {_input(plan, edge)}, which does not assign keys to tasks"
     if kinds == {Global}:
-        return Owners(first=True)
+        return OwnerRule(first=True)
     if kinds <= set(_UNOWNED):
-        return Owners()
+        return OwnerRule()
     counts = {len(edge.grouping.key_fields()) for edge in edges}
     if kinds == {Fields} and len(counts) == 1:
-        return Owners(fields=counts.pop())
+        return OwnerRule(fields=counts.pop())
     inputs = " and ".join(_input(plan, edge) for edge in edges)
     return f"reads {inputs}, which do not assign a key to the same task"
 

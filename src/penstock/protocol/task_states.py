@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.plan.owners import Owners
+from penstock.plan.owners import OwnerRule
 from penstock.state.snapshots import SnapshotPart
 
 Chains = dict[str, list[SnapshotPart]]
@@ -28,7 +28,7 @@ class InheritedTask(Struct, frozen=True, tag=True, array_like=True):
     """The previous number of tasks."""
     now: int
     """The number of tasks now."""
-    owners: Owners
+    owners: OwnerRule
     sources: dict[int, Chains]
     """By the index of the previous task; only tasks from which this task gets a share."""
     tokens: str = "[]"

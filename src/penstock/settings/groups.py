@@ -331,7 +331,7 @@ class Lifecycle(Group):
     )
     _: KW_ONLY
     heartbeat_timeout: float = setting(
-        20.0, "s", "a worker that is silent for longer is dead. A killed Python process shows in no other way"
+        20.0, "s", "a worker that is silent for longer is dead. A process that hangs shows in no other way"
     )
     drain_timeout: float = setting(10.0, "s", "how long a graceful end waits for tuples in flight")
     max_restarts: int = setting(

@@ -63,7 +63,7 @@ def submit(
     supervisor.server.operator = Operator(running)
     supervisor.start()
     supervisor.announce()
-    supervisor.watch()
+    supervisor.start_thread()
     return running
 
 

@@ -93,7 +93,7 @@ class Ownership:
 
     def check(self, store: StateStore) -> None:
         """Check the ownership. Raises ``Superseded`` if another driver has claimed the directory, and
-        ``StateRemoved`` if it was deleted. Called after each commit, so a driver that claims the directory later
+        ``StateRemoved`` if it was deleted. Called before and after a manifest is written, so a driver that claims the directory later
         finds what was committed."""
         with self._lock:  # otherwise it could read a partially written heartbeat
             newest = newest_generation(store)

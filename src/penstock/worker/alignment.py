@@ -2,7 +2,7 @@
 
 A worker processes one epoch until it has received the end marker of that epoch from every worker of the previous
 stage. Frames of later epochs are buffered. With exactly-once delivery an epoch ends with every commit, otherwise
-only when a worker moves to another node.
+only when a worker moves to another slot.
 
 All channels share one iterator, and a missing marker may follow a frame that is buffered, so the reader must
 never stop. The buffer therefore has a limit for memory but not for its length: beyond the limit frames go to a

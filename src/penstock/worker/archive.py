@@ -11,7 +11,7 @@ from typing import Any
 from penstock.errors import ComponentError, SnapshotCorrupt, StateUnavailable
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
-from penstock.plan.owners import Owners
+from penstock.plan.owners import OwnerRule
 from penstock.protocol.task_states import InheritedTask, SavedTask, TaskStates
 from penstock.state.decoded import DecodedChain
 from penstock.state.shares import Share
@@ -29,7 +29,7 @@ class _Chain:
     """Index of the task that wrote the chain, if the number of tasks has changed; None: the task itself."""
     state: str
     parts: list[SnapshotPart]
-    share: tuple[int, int, Owners] | None
+    share: tuple[int, int, OwnerRule] | None
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ def _restored(
     )
 
 
-def _share(key: str, before: int, now: int, owners: Owners) -> Share:
+def _share(key: str, before: int, now: int, owners: OwnerRule) -> Share:
     return owners.share(int(key.rpartition("/")[2]), before, now)
 
 

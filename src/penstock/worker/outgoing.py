@@ -16,7 +16,7 @@ from penstock.protocol.events import WorkerRouted
 from penstock.settings import Settings
 
 Row = tuple[int, bytes | pa.Buffer | None]
-"""⟨Slot of the next stage, frame⟩. None instead of a frame is a flush row: Spark delivers a row only when the
+"""⟨Slot of the next stage, frame⟩. None instead of a frame is a nudge, an empty row: Spark delivers a row only when the
 next one follows."""
 Send = Callable[[Header, bytes | pa.Buffer], None]
 
@@ -66,7 +66,7 @@ class Outgoing:
         return WorkerRouted(worker, slots)
 
     def nudge(self, idle: bool) -> None:
-        """Send a flush row to each worker whose last frame has no successor: at once if this worker is ``idle``,
+        """Send an empty row to each worker whose last frame has no successor: at once if this worker is ``idle``,
         otherwise when it has sent no frame to that worker for the duration of the linger."""
         if not self._unseen:
             return
@@ -89,7 +89,7 @@ class Outgoing:
         return min(self._unseen.values()) + self._linger - self._now() if self._unseen else math.inf
 
     def __bool__(self) -> bool:
-        """True while a frame waits for a flush row."""
+        """True while a frame waits for its nudge."""
         return bool(self._unseen)
 
     def _own(self, kind: Kind, worker: int, epoch: int = 0, last: bool = False) -> bytes:
@@ -137,7 +137,7 @@ class Linger:
             self._oldest = now
 
     def wait(self, now: float, emits: bool) -> float:
-        """Seconds until ``over`` becomes true; infinity if nothing waits."""
+        """Seconds until ``is_due`` becomes true; infinity if nothing waits."""
         if self._oldest is None:
             return math.inf
         due = self._oldest + self._idle
