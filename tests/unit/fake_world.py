@@ -179,7 +179,7 @@ class FakeEngine:
         return True
 
     def reserve(self, holder, slots, elsewhere=0):
-        free = self.room() + elsewhere
+        free = self.free_slots() + elsewhere
         if holder not in self.held and free < slots:
             return Shortage(free, self.total(), "memory", final=True)
         self.held.setdefault(holder, slots)

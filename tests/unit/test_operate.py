@@ -71,7 +71,6 @@ def cells(text, first):
 @pytest.mark.parametrize(
     ("name", "arguments", "problem"),
     [
-        ("scale", {}, "its arguments are wrong (KeyError: 'parallelism')"),
         ("move", {"worker": "1.0"}, "its arguments are wrong (KeyError: 'node')"),
         ("dance", {}, "there is no command 'dance', only status, queues, "),
     ],

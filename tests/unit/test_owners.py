@@ -45,7 +45,10 @@ RULES = {
         lambda bolt: bolt.fields_grouping("s", "word").fields_grouping("emits", "n"),
         OwnerRule(fields=1),
     ),
-    "a control stream": (lambda bolt: bolt.all_grouping("emits").fields_grouping("s", "word"), OwnerRule(fields=1)),
+    "a control stream": (
+        lambda bolt: bolt.all_grouping("emits").fields_grouping("s", "word"),
+        OwnerRule(fields=1),
+    ),
     "global": (lambda bolt: bolt.global_grouping("s"), OwnerRule(first=True)),
     "shuffle": (lambda bolt: bolt.shuffle_grouping("s").none_grouping("emits"), OwnerRule()),
     "near": (lambda bolt: bolt.local_or_shuffle_grouping("s"), OwnerRule()),

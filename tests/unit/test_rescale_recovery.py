@@ -221,14 +221,14 @@ def test_a_look_takes_nothing_over(store):
     owner = Ownership("t")
     owner.claim(store.child("t"))
     found = directory(store, bolts=4, sinks=3)
-    assert (found.look(), found.epoch) == (None, 5)
+    assert (found.inspect(), found.epoch) == (None, 5)
     assert found.tasks()["bolt/3"].before == 2
     assert found.tasks()["sink/0"].tokens == "[]", "theirs who prepared it"
     owner.check(store.child("t"))
     with pytest.raises(StateError, match="is a spout"):
-        directory(store, spouts=3).look()
+        directory(store, spouts=3).inspect()
     nothing = directory(StateStore(f"{store.url}/nothing"))
-    nothing.look()
+    nothing.inspect()
     assert nothing.tasks() == {}
 
 

@@ -170,7 +170,7 @@ def test_a_crash_while_a_start_takes_over_leaves_the_one_state_or_the_other(what
     def act(store):
         found = directory(store)
         if what == "fall_back":
-            found.look()
+            found.inspect()
             found.owner.claim(found.store)
             found.fall_back("its files are broken.")
         else:
@@ -252,7 +252,7 @@ def test_a_start_that_stalls_anywhere_leaves_its_successor_alone(monkeypatch, af
         own = StateStore(f"memory://{uuid.uuid4().hex}")
         committed(own, epochs=3, count=10_000)
         late = directory(own)
-        late.look()
+        late.inspect()
         late.owner.claim(late.store)
         with (
             Calls(monkeypatch, CALLS, at, partial(take_over, own), after) as calls,

@@ -15,9 +15,9 @@ The commit of epoch n. The names in parentheses are the crash points of the faul
    (``reported``).
 4. After all workers have reported (``collected``), the driver writes the manifest of epoch n, which lists those
    files and tokens. The epoch is committed from then on (``committed``).
-5. The driver sends ``EpochCommitted`` to all workers (``notified``) and deletes old manifests, and the snapshots that
-   no manifest refers to any more. The sinks publish their prepared output (``published``). When all have, the driver
-   records the epoch in the folder ``published``.
+5. The driver sends ``EpochCommitted`` to all workers (``notified``). It deletes old manifests, and the snapshots
+   that no manifest refers to any more. The sinks publish their prepared output (``published``). When all have, the
+   driver records the epoch in the folder ``published``.
 
 If a process dies before the manifest is written, the next query run starts from epoch n - 1: sinks discard what
 they prepared for epoch n, and its tuples are processed again. If a process dies afterwards, the next query run

@@ -93,8 +93,8 @@ class Ownership:
 
     def check(self, store: StateStore) -> None:
         """Check the ownership. Raises ``Superseded`` if another driver has claimed the directory, and
-        ``StateRemoved`` if it was deleted. Called before and after a manifest is written, so a driver that claims the directory later
-        finds what was committed."""
+        ``StateRemoved`` if it was deleted. Called before and after a manifest is written, so a driver that claims
+        the directory later finds what was committed."""
         with self._lock:  # otherwise it could read a partially written heartbeat
             newest = newest_generation(store)
             if newest == self.generation and (store.exclusive or self._is_own(store, newest)):

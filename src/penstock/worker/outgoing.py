@@ -16,8 +16,8 @@ from penstock.protocol.events import WorkerRouted
 from penstock.settings import Settings
 
 Row = tuple[int, bytes | pa.Buffer | None]
-"""⟨Slot of the next stage, frame⟩. None instead of a frame is a nudge, an empty row: Spark delivers a row only when the
-next one follows."""
+"""⟨Slot of the next stage, frame⟩. None instead of a frame is a nudge, an empty row: Spark delivers a row only
+when the next one follows."""
 Send = Callable[[Header, bytes | pa.Buffer], None]
 
 

@@ -1,7 +1,8 @@
 """Passes the state of a worker's inboxes to their overload detectors, and collects the signals that the detectors
 send to the senders.
 
-The detectors are pure (``penstock.control.overload_detectors``). This module connects them to inboxes and the clock.
+The detectors are pure (``penstock.control.overload_detectors``). This module connects them to inboxes and the
+clock.
 """
 
 from __future__ import annotations
