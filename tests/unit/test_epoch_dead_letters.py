@@ -461,7 +461,9 @@ def test_a_spout_whose_dead_letters_cannot_be_stored_waits_and_loses_none(tmp_pa
         (slot,) = [slot for slot in runner._slots.values() if slot.id.stage == 0]
         (spout,) = slot.host.worker.inspect().executors
         slot.host.step()
-        assert 0 < slot.host.wait() <= spout.given_up.wake_at - runner.clock.monotonic(), "it does not turn idly"
+        assert 0 < slot.host.wait() <= spout.dead_letters.wake_at - runner.clock.monotonic(), (
+            "it does not turn idly"
+        )
     runner.run(2.0)
     assert runner.commits.committed
     assert runner.stats("spout")[0].given_up == 1

@@ -12,33 +12,33 @@ SETTINGS = Settings(transport=Transport(0.002, busy_linger=0.010))
 
 
 def test_a_bolt_with_nothing_to_do_sends_at_once():
-    assert Linger(SETTINGS, targets=1).over(0.0, idle=True, emits=False)
+    assert Linger(SETTINGS, targets=1).is_due(0.0, idle=True, emits=False)
 
 
 def test_a_spout_waits_for_company_as_long_as_the_linger_says():
     linger = Linger(SETTINGS, targets=1)
     linger.note(1.0, waits=True)
     linger.note(1.001, waits=True)  # the oldest counts
-    assert not linger.over(1.0015, idle=True, emits=True)
+    assert not linger.is_due(1.0015, idle=True, emits=True)
     assert linger.wait(1.0015, emits=True) == pytest.approx(0.0005)
-    assert linger.over(1.0021, idle=True, emits=True)
+    assert linger.is_due(1.0021, idle=True, emits=True)
 
 
 def test_a_busy_worker_waits_longer():
     linger = Linger(SETTINGS, targets=1)
     linger.note(1.0, waits=True)
-    assert not linger.over(1.009, idle=False, emits=False)
-    assert linger.over(1.0101, idle=False, emits=False)
+    assert not linger.is_due(1.009, idle=False, emits=False)
+    assert linger.is_due(1.0101, idle=False, emits=False)
 
 
 def test_who_sends_to_many_does_not_send_all_the_time():
     linger = Linger(SETTINGS, targets=4)
     linger.sent(1.0)
     linger.note(1.001, waits=True)
-    assert not linger.over(1.005, idle=True, emits=False)
+    assert not linger.is_due(1.005, idle=True, emits=False)
     assert linger.wait(1.005, emits=False) == pytest.approx(0.001)
-    assert linger.over(1.0061, idle=True, emits=False)
-    assert Linger(SETTINGS, targets=1000).over(1.0, idle=True, emits=False), "the first time at once"
+    assert linger.is_due(1.0061, idle=True, emits=False)
+    assert Linger(SETTINGS, targets=1000).is_due(1.0, idle=True, emits=False), "the first time at once"
 
 
 def test_there_is_no_linger_longer_than_the_busy_one():
@@ -53,7 +53,7 @@ def test_where_nothing_waits_nothing_is_due():
     linger.note(1.1, waits=False)
     assert not linger.waiting
     assert linger.wait(1.2, emits=True) == math.inf
-    assert not linger.over(9.0, idle=False, emits=False)
+    assert not linger.is_due(9.0, idle=False, emits=False)
 
 
 def test_a_worker_leaves_at_the_end_of_the_epoch_it_was_told():

@@ -23,7 +23,7 @@ from penstock.errors import LoadError
 from penstock.persist.dead_letters import send_rows_back
 from penstock.persist.spec import ProcessorSpec, find
 from penstock.redaction import printable
-from penstock.replay import state_dead_letters as stored_letters
+from penstock.replay import state_dead_letters
 from penstock.replay.dead_letters import DeadLetter, DeadLetterStore, DiskDeadLetterStore, drop, send_back
 from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
@@ -164,7 +164,7 @@ def _find(options: argparse.Namespace) -> list[_TaskLetters]:
     bolts = find(options.state_dir, topology)
     stored = [
         (str(about["component"]), int(str(about["index"])), store)
-        for about, store in stored_letters.find(options.state_dir)
+        for about, store in state_dead_letters.find(options.state_dir)
         if about["topology"] == topology
     ]
     for _, folder in spouts:

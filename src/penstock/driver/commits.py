@@ -4,9 +4,9 @@ at all.
 The commit of epoch n. The names in parentheses are the crash points of the fault tests:
 
 1. The driver ends epoch n (``announced``). With exactly-once delivery it sends ``EndEpoch`` to the workers of the
-   first stage; each of their spout tasks snapshots its position and sends marker n on all its outgoing edges
-   (``marked``). With at-least-once delivery it sends ``TakeSnapshot`` for the spouts, and another one for the
-   bolts after all spouts have been snapshotted.
+   first stage; each of them snapshots the positions of its spout tasks and sends marker n to all workers of the
+   next stage (``marked``). With at-least-once delivery it sends ``TakeSnapshot`` for the spouts, and another one
+   for the bolts after all spouts have been snapshotted.
 2. With exactly-once delivery, a worker waits for marker n from all workers of the previous stage and finishes all
    tuples of epoch n. Then it stores the dead letters of the epoch, asks its sinks to prepare their output of the
    epoch, snapshots the state of its tasks and forwards the marker (``snapshotted``).

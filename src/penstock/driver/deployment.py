@@ -27,13 +27,13 @@ class Deployment:
     modules: Path | None
     placement: SlotPlacement | None = None
     """The nodes on which workers should run. None if the engine chooses them."""
-    spares: tuple[int, ...] = ()
+    placed_slots: tuple[int, ...] = ()
     """Number of slots of each stage, including spare slots. Empty without a placement."""
 
     @property
     def slots(self) -> tuple[int, ...]:
         """Number of the engine's tasks in each stage."""
-        return self.spares or tuple(stage.workers for stage in self.plan.stages)
+        return self.placed_slots or tuple(stage.workers for stage in self.plan.stages)
 
 
 def make_deployment(
@@ -58,5 +58,5 @@ def make_deployment(
     spare = topology.settings.placement.spare_slots
     if spare and placement is None:
         placement = SlotPlacement({}, exact=False)
-    spares = () if placement is None else slots_for(plan, placement, nodes, spare)
-    return Deployment(topology, plan, job, state, engine.user_modules(), placement, spares)
+    placed_slots = () if placement is None else slots_for(plan, placement, nodes, spare)
+    return Deployment(topology, plan, job, state, engine.user_modules(), placement, placed_slots)

@@ -234,8 +234,8 @@ class TopologyLifecycle:
 
     def validate(self) -> None:
         """Raise ``AssertionError`` if the state machine is in an invalid state."""
-        assert (self.phase is TopologyPhase.FAILED) <= (self.error is not None), "a failed topology has an error"
-        assert (self.phase is TopologyPhase.ENDED) <= (self.error is None), "one that ended has none"
+        assert self.phase is not TopologyPhase.FAILED or self.error is not None, "a failed topology has an error"
+        assert self.phase is not TopologyPhase.ENDED or self.error is None, "one that ended has none"
 
     @property
     def _running(self) -> TopologyPhase:

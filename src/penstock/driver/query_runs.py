@@ -12,7 +12,7 @@ from penstock.driver.engine import Shortage
 from penstock.driver.health import RunWatch
 from penstock.driver.query_run import QueryRun, RunContext
 from penstock.driver.retrying import retried
-from penstock.driver.steps import Step, Watch
+from penstock.driver.steps import Step, Watch, nothing
 from penstock.errors import NotEnoughSlots
 from penstock.metrics.bus import MetricsBus
 from penstock.protocol.commands import SetSpoutRate
@@ -59,11 +59,12 @@ class QueryRuns:
         elsewhere: int = 0,
         watch: Sequence[Watch] = (),
         explain: Callable[[NotEnoughSlots], NotEnoughSlots] = lambda error: error,
+        prepare: Callable[[], None] = nothing,
     ) -> Step:
-        """Return the step that reserves the slots of a deployment. It waits up to ``patience`` seconds for nodes
-        that may still join, and raises what ``explain`` makes of the error if the slots are too few. Undoing it
-        releases the slots, unless they were reserved before. ``elsewhere``: number of slots that this topology
-        holds on nodes that are being released."""
+        """Return the step that reserves the slots of a deployment. It calls ``prepare``, waits up to ``patience``
+        seconds for nodes that may still join, and raises what ``explain`` makes of the error if the slots are too
+        few. Undoing it releases the slots, unless they were reserved before. ``elsewhere``: number of slots that
+        this topology holds on nodes that are being released."""
         deadline = self.now() + patience
         wanted, engine, held = sum(deployment.slots), self.engine, id(deployment) in self._holders
 
@@ -79,7 +80,7 @@ class QueryRuns:
             return shortage is None
 
         undo = None if held else partial(self.release, deployment)
-        return Step("reserved", until=reserved, poll=True, watch=watch, undo=undo)
+        return Step("reserved", prepare, reserved, poll=True, watch=watch, undo=undo)
 
     def release(self, deployment: Deployment) -> None:
         self.engine.free(id(deployment))

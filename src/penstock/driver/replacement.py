@@ -137,10 +137,9 @@ class Replacement:
         old, engine = self.old, self._engine
         wanted, held = sum(deployment.slots), sum(old.deployment.slots)
         elsewhere = held - old.slots_on(active)  # on nodes that are being released
-        patience = 0.0
-        if engine.nodes_away and wanted > engine.free_slots() + elsewhere:
-            engine.take_nodes_back()
-            patience = old.settings.lifecycle.start_timeout
+        too_few = bool(engine.nodes_away) and wanted > engine.free_slots() + elsewhere
+        patience = old.settings.lifecycle.start_timeout if too_few else 0.0
+        prepare = engine.take_nodes_back if too_few else nothing
 
         def explain(error: NotEnoughSlots) -> NotEnoughSlots:
             return NotEnoughSlots(
@@ -151,7 +150,7 @@ class Replacement:
                 "nothing runs.",
             )
 
-        return self._runs.reserve_step(deployment, patience, elsewhere, self._watch_old(), explain)
+        return self._runs.reserve_step(deployment, patience, elsewhere, self._watch_old(), explain, prepare)
 
     def _stand_by(self, old: QueryRun, new: QueryRun) -> Iterator[Step]:
         """Steps 2 and 3."""

@@ -16,7 +16,7 @@ from penstock.faults import CrashPoint
 
 
 class RunEpochs:
-    """Called on the supervisor's thread; any thread may use ``committed``, ``commit_age`` and ``expect``."""
+    """Called on the supervisor's thread; any thread may use ``committed`` and ``commit_age``."""
 
     def __init__(
         self,

@@ -23,19 +23,22 @@ class ShuttingDown:
 
     kind, number = "shutdown", 1
 
-    def __init__(self, runs: QueryRuns, drain: bool, running: bool) -> None:
-        """``drain``: let tuples in flight finish. ``running``: the tasks are open and have to be closed."""
+    def __init__(
+        self,
+        runs: QueryRuns,
+        drain: bool,
+        running: bool,
+        on_closed: Callable[[ShuttingDown], None],
+        give_back: Sequence[Callable[[], None]],
+    ) -> None:
+        """``drain``: let tuples in flight finish. ``running``: the tasks are open and have to be closed.
+        ``on_closed`` is called when they are; the functions in ``give_back`` after the queries are stopped, in
+        order, even if one raises."""
         self.error: PenstockError | None = None
         """An error of user code that occurred during the shutdown."""
         self._runs, self._run, self._drain, self._running = runs, runs.current, drain, running
-        self._ends: list[Callable[[], None]] = []
+        self._on_closed, self._give_back = on_closed, give_back
         self._not_drained = self._not_committed = ""
-
-    def at_end(self, closed: Callable[[], None], give_back: Sequence[Callable[[], None]]) -> None:
-        """Set functions to call during the shutdown. Must be called before ``steps``. ``closed`` is called when
-        the tasks are closed, those in ``give_back`` after the queries are stopped, in order, even if one
-        raises."""
-        self._closed, self._ends = closed, list(give_back)
 
     @property
     def left_behind(self) -> str:
@@ -56,10 +59,10 @@ class ShuttingDown:
         if self._running:
             yield run.close_step()
         yield self._finally("ended", self._note_failure)
-        yield self._finally("told", self._closed)
+        yield self._finally("on_closed", lambda: self._on_closed(self))
         yield self._finally("retired_stopped", lambda: runs.stop_retired(at_once=True))
         yield self._finally("stopped", run.stop)
-        for number, give_back in enumerate(self._ends):
+        for number, give_back in enumerate(self._give_back):
             yield self._finally(f"given_back_{number}", give_back)
         yield self._finally("released", lambda: runs.release(run.deployment))
 

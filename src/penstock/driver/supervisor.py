@@ -276,16 +276,16 @@ class Supervisor:
         if decision.error is None and not decision.running and not self._hurry.is_set():
             what = "is done again by the next start" if run.keeps_state else "is lost"
             self.left_behind = f"it was restarting when it was to end: what was not committed {what}"
-        steps = ShuttingDown(self.runs, decision.drain, decision.running)
+        shutdown = ShuttingDown(
+            self.runs, decision.drain, decision.running, self._on_tasks_closed, self._give_back()
+        )
+        self.runner.run(shutdown, self._hurry.is_set)
+        return lifecycle.ShutDownEnded(shutdown.error)
 
-        def closed() -> None:
-            self.left_behind = steps.left_behind or self.left_behind
-            self.lifecycle.error = self.lifecycle.error or steps.error
-            self.closing.set()
-
-        steps.at_end(closed, self._give_back())
-        self.runner.run(steps, self._hurry.is_set)
-        return lifecycle.ShutDownEnded(steps.error)
+    def _on_tasks_closed(self, shutdown: ShuttingDown) -> None:
+        self.left_behind = shutdown.left_behind or self.left_behind
+        self.lifecycle.error = self.lifecycle.error or shutdown.error
+        self.closing.set()
 
     def _give_back(self) -> list[Callable[[], None]]:
         """Return what has to be ended after the query, in order. ``kill`` and ``wait`` wait for all of it."""

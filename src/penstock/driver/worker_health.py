@@ -20,7 +20,10 @@ class SinkOutages:
         all workers if that has changed, and during an outage the reporting worker, because it may have moved to
         another process."""
         held = bool(self._away)
-        (self._away.add if away else self._away.discard)(worker)
+        if away:
+            self._away.add(worker)
+        else:
+            self._away.discard(worker)
         if self._away:
             return [(each, True) for each in ([worker] if held else workers)]
         return [(each, False) for each in workers] if held else []

@@ -83,7 +83,11 @@ class BoltExecutor(Executor[B]):
     @property
     def may_run(self) -> bool:
         """True if there is work, and flow control and the dead letter store accept its results."""
-        return self.busy and not self.send_queues.held_back and (self.given_up is None or not self.given_up.waits)
+        return (
+            self.busy
+            and not self.send_queues.held_back
+            and (self.dead_letters is None or not self.dead_letters.waits)
+        )
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
@@ -108,7 +112,7 @@ class BoltExecutor(Executor[B]):
             if parcel is None:
                 return False
             self._begin(parcel)
-            if self._given_up(parcel.header):
+            if self._is_timed_out(parcel.header):
                 self.stats.expired += parcel.header.rows
                 self._end()
                 return True
@@ -189,7 +193,7 @@ class BoltExecutor(Executor[B]):
         self._parcel = self._lineage = None
         self._left = 0
 
-    def _given_up(self, header: Header) -> bool:
+    def _is_timed_out(self, header: Header) -> bool:
         """True if every tuple of the parcel descends from roots that have timed out. The spouts emit them again,
         so executing the tuples now would only delay the following ones."""
         lineage = self._lineage
@@ -279,7 +283,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         self._groups_acked = 0
 
     def _work(self) -> int:
-        count = min(self._calls, self._left)
+        count = min(self._calls_per_run, self._left)
         chunk = islice(self._rows, count)
         lineage = self._lineage
         if lineage is None:
@@ -303,7 +307,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
             except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
                 blamed = blame(self.context.component, "execute", error, tup)
                 self.report(blamed)
-                self._give_up(tup, str(blamed))
+                self._add_dead_letter(tup, str(blamed))
 
     def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
         """As ``_execute``, and record the number of waiting rows after each tuple, which tells which input tuple
@@ -378,7 +382,7 @@ class RichExecutor(BoltExecutor[RichBolt]):
     def _open(self, conf: Conf) -> None:
         self._rows: Iterator[Tuple] = iter(())
         self._collector = RichTupleCollector(
-            self.context.component, self.outputs, self.stats, self.tracker, self._give_up
+            self.context.component, self.outputs, self.stats, self.tracker, self._add_dead_letter
         )
         self._guard("prepare", self.component.prepare, conf, self.context, self._collector)
 
@@ -392,7 +396,7 @@ class RichExecutor(BoltExecutor[RichBolt]):
             self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(batch, held=True))
 
     def _work(self) -> int:
-        count = min(self._calls, self._left)
+        count = min(self._calls_per_run, self._left)
         chunk = islice(self._rows, count)
         execute = self.component.execute
         tup: Tuple | None = None
@@ -432,9 +436,9 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
             blamed = blame(self.context.component, "execute_batch", error)
             self.report(blamed)
             self._fail_all(blamed)
-            if self.given_up is not None and self._batch is not None:
+            if self.dead_letters is not None and self._batch is not None:
                 for values in zip(*map(to_values, self._batch.columns), strict=True):
-                    self._give_up(values, str(blamed))
+                    self._add_dead_letter(values, str(blamed))
         self._ack_all()
         self._batch = None
         return self._left

@@ -128,11 +128,11 @@ class RichTupleCollector(TupleCollector):
         outputs: Outputs,
         stats: TaskStats,
         tracker: Tracker | None,
-        give_up: Callable[[Iterable[Any], str], None] = lambda values, error: None,
+        add_dead_letter: Callable[[Iterable[Any], str], None] = lambda values, error: None,
     ) -> None:
-        """``give_up`` is called for a failed tuple that no spout will emit again."""
+        """``add_dead_letter`` is called for a failed tuple that no spout will emit again."""
         super().__init__(component, outputs)
-        self._stats, self._tracker, self._give_up = stats, tracker, give_up
+        self._stats, self._tracker, self._add_dead_letter = stats, tracker, add_dead_letter
         if tracker is not None:
             plain = self.emit
 
@@ -160,7 +160,7 @@ class RichTupleCollector(TupleCollector):
         if held is not None:
             held.fail(tup, error or f"component '{self._component}' failed it")
         elif not tup.is_tick:
-            self._give_up(tup, error or f"component '{self._component}' failed it")
+            self._add_dead_letter(tup, error or f"component '{self._component}' failed it")
         self._stats.failed += 1
 
     def _anchor(self, output: StreamOutput, anchors: Tuple | Sequence[Tuple] | None) -> None:

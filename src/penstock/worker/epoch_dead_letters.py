@@ -2,7 +2,7 @@
 
 No spout emits such a tuple again, so its dead letter must be stored before the epoch is committed. An epoch that
 is processed again after a restart produces its dead letters again. Dead letters therefore carry their generation
-and epoch, and are valid only if that generation committed that epoch (``replay.stored_letters``).
+and epoch, and are valid only if that generation committed that epoch (``replay.state_dead_letters``).
 """
 
 from __future__ import annotations

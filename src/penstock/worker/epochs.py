@@ -57,9 +57,11 @@ class WorkerEpochs:
     @property
     def waits_for_systems(self) -> bool:
         """True if the end of the epoch has to wait for a sink or for the store of dead letters."""
-        if self._with_commits and any(sink.waits for sink in self._tasks.sinks):
+        if self._with_commits and any(sink.delays_epoch_end for sink in self._tasks.sinks):
             return True
-        return any(each.given_up is not None and each.given_up.wake_at is not None for each in self._tasks.all)
+        return any(
+            each.dead_letters is not None and each.dead_letters.wake_at is not None for each in self._tasks.all
+        )
 
     def announce(self, epoch: int, last: bool) -> None:
         """End the epoch as soon as possible. Called for ``EndEpoch``, in the first stage only. Later stages learn
@@ -105,7 +107,7 @@ class WorkerEpochs:
     def _prepare(self, epoch: int) -> bool:
         """Store the epoch's dead letters and let the sinks prepare. Returns False if a sink or the store of dead
         letters is unavailable; the worker tries again in its next turn."""
-        stored = [each.given_up.store() for each in self._tasks.all if each.given_up is not None]
+        stored = [each.dead_letters.store() for each in self._tasks.all if each.dead_letters is not None]
         if not all(stored):
             return False
         ready = [sink.prepare_epoch(epoch) for sink in self._tasks.sinks]
@@ -114,8 +116,8 @@ class WorkerEpochs:
             return False
         for executor in self._tasks.all:
             executor.on_epoch_end(epoch)
-            if executor.given_up is not None:
-                executor.given_up.begin(epoch + 1)
+            if executor.dead_letters is not None:
+                executor.dead_letters.begin(epoch + 1)
         return True
 
     def resume(self) -> None:

@@ -55,13 +55,13 @@ class Executor(ABC, Generic[C]):
         )
         """The number of rows emitted and not yet sent. It is called after every ``next_tuple``, so a task with
         one stream calls the stream directly."""
-        self.given_up = EpochDeadLetters(context, clock) if context.delivery == "exactly_once" else None
+        self.dead_letters = EpochDeadLetters(context, clock) if context.delivery == "exactly_once" else None
         """Dead letters of tuples that no spout emits again; None if spouts do, or if the guarantee allows
         losses."""
-        if self.given_up is not None:
+        if self.dead_letters is not None:
             for buffer in self._buffers:
-                buffer.give_up = self._give_up
-        self._calls = 16
+                buffer.add_dead_letter = self._add_dead_letter
+        self._calls_per_run = 16
         self._call = call
         self.report: Report = self._raise
 
@@ -111,11 +111,11 @@ class Executor(ABC, Generic[C]):
 
     def _store_dead_letters_if_full(self) -> bool:
         """Store the dead letters if there is no room for more. Returns False if there is still no room."""
-        return self.given_up is None or not self.given_up.full or self.given_up.store()
+        return self.dead_letters is None or not self.dead_letters.full or self.dead_letters.store()
 
-    def _give_up(self, values: Iterable[Any], error: str) -> None:
-        if self.given_up is not None:
-            self.given_up.add(tuple(values), error)
+    def _add_dead_letter(self, values: Iterable[Any], error: str) -> None:
+        if self.dead_letters is not None:
+            self.dead_letters.add(tuple(values), error)
 
     def _count_waiting(self) -> int:
         return sum(buffer.waiting() for buffer in self._buffers)
@@ -137,7 +137,7 @@ class Executor(ABC, Generic[C]):
         """Adjust the number of calls in one ``run``."""
         self.stats.busy += seconds
         fitting = int(calls * QUANTUM / seconds) if seconds > 0 else _MOST_CALLS
-        self._calls = max(1, min(_MOST_CALLS, fitting, self._calls * 4))
+        self._calls_per_run = max(1, min(_MOST_CALLS, fitting, self._calls_per_run * 4))
 
     @staticmethod
     def _raise(error: Exception) -> None:

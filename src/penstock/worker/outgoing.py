@@ -88,8 +88,9 @@ class Outgoing:
         """Seconds until ``nudge`` is due; infinity if it is not needed."""
         return min(self._unseen.values()) + self._linger - self._now() if self._unseen else math.inf
 
-    def __bool__(self) -> bool:
-        """True while a frame waits for its nudge."""
+    @property
+    def needs_nudge(self) -> bool:
+        """True while the last frame to a worker has no successor."""
         return bool(self._unseen)
 
     def _own(self, kind: Kind, worker: int, epoch: int = 0, last: bool = False) -> bytes:

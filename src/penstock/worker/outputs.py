@@ -47,8 +47,8 @@ Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
 """send(stream number, target task, tuples, born, lineage) -> bytes: sends the tuples of one frame.
 Returns the size of the frame, or of the batch if the target is in the same worker."""
 
-GiveUp = Callable[[Sequence[Any], str], None]
-"""give_up(values, error): turns one row into a dead letter."""
+AddDeadLetter = Callable[[Sequence[Any], str], None]
+"""add_dead_letter(values, error): turns one row into a dead letter."""
 
 
 class StreamOutput:
@@ -70,7 +70,7 @@ class StreamOutput:
         self.stream = stream
         self.origins = origins
         """The roots of the waiting rows; None if acks are not tracked."""
-        self.give_up: GiveUp | None = None
+        self.add_dead_letter: AddDeadLetter | None = None
         """Called for rows that cannot be sent and that no spout emits again (exactly-once delivery); otherwise
         None."""
         self.columns: list[list[Any]] = [[] for _ in stream.fields]
@@ -205,8 +205,8 @@ class StreamOutput:
         letter."""
         if anchors is not None and self.origins is not None:
             self.origins.tracker.fail_rows(anchors.take(np.array([row])), str(error))
-        if self.give_up is not None:
-            self.give_up(values, str(error))
+        if self.add_dead_letter is not None:
+            self.add_dead_letter(values, str(error))
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """Concatenate the batches. The inferred type of a column may differ between them; such a column is

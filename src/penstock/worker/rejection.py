@@ -8,6 +8,7 @@ the task waits for it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -153,7 +154,8 @@ class RowSearch:
                 return False
             self._todo += [_Part(half, self._offers) for half in reversed(_halves(part.rows))]
             return True
-        if fault is not Fault.UNKNOWN or 0 < part.failed_at < self._took_at:
+        accepted_others_since = 0 < part.failed_at < self._took_at
+        if fault is not Fault.UNKNOWN or accepted_others_since:
             self.rejected.append((part.rows, error))
             return True
         self._in_a_row += 1
@@ -174,7 +176,7 @@ class RowSearch:
         if not self.in_doubt:
             return False
         self._tries += 1
-        before = self._tries - TRIES * -(-len(self._todo) // _LEAVES)
+        before = self._tries - TRIES * math.ceil(len(self._todo) / _LEAVES)
         exhausted = [part for part in self._todo if part.since <= before] if self.has_taken else []
         self.rejected += [(part.rows, error) for part in reversed(exhausted)]
         self._todo = [part for part in self._todo if part not in exhausted]

@@ -51,7 +51,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         """The search in the current batch, if the sink did not accept it at once."""
         self._joined: list[Lineage] = []
         """Lineages of earlier parcels whose rows are in ``_writing`` too."""
-        self._epochs = self.context.delivery == "exactly_once"
+        self._exactly_once = self.context.delivery == "exactly_once"
         self._unacked: list[Lineage] = []
         self._commits = 0
         """Number of the task's last own transaction: its time in milliseconds, or the previous number plus one."""
@@ -79,8 +79,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._away_since: float | None = None
         self._unpublished_since: float | None = None
         self._pause_next = _PAUSE
-        self._eager = not self._epochs and self.component.commit_interval == 0
-        if not self._epochs and not self._eager:
+        self._eager = not self._exactly_once and self.component.commit_interval == 0
+        if not self._exactly_once and not self._eager:
             self.tick_interval = self.component.commit_interval
 
     def recover(self, tokens: Sequence[Any], epoch: int = 0) -> None:
@@ -96,7 +96,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         return super().may_run and self.wake_at is None
 
     @property
-    def waits(self) -> bool:
+    def delays_epoch_end(self) -> bool:
         """True if the end of an epoch has to wait for the sink."""
         return self._is_recovered and self.wake_at is not None
 
@@ -115,7 +115,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         many = self._uncommitted >= _COMMIT_ROWS or self._uncommitted_bytes >= _COMMIT_BYTES
         # A parcel whose rows were all rejected leaves nothing to commit, but must be acked too.
         due = self._eager and (self._uncommitted or self._unacked) and (many or not self.busy)
-        if due or (self._uncommitted_bytes >= _HELD_BYTES and not self._epochs):
+        if due or (self._uncommitted_bytes >= _HELD_BYTES and not self._exactly_once):
             self._commit()
         return ran
 
@@ -139,7 +139,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         except USER_ERRORS as error:  # user code may raise anything
             if fault_of(error) is not Fault.AWAY:
                 raise blame(self.context.component, "recover", error) from error
-            self._wait("recover", error)
+            self._schedule_retry("recover", error)
             return
         for _ in self._inherited:
             self.tokens.popleft()
@@ -149,7 +149,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
     def _pause(self, seconds: float) -> None:
         self.wake_at = self._clock.monotonic() + seconds
 
-    def _wait(self, call: str, error: BaseException) -> None:
+    def _schedule_retry(self, call: str, error: BaseException) -> None:
         """Called when the sink is unavailable: reports that once, and doubles the pause each time."""
         if self._away_since is None:
             self._away_since = self._clock.monotonic()
@@ -215,7 +215,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
                     search.on_unavailable()
                     return False
                 if not search.on_refused(error):
-                    self._wait("write", error)
+                    self._schedule_retry("write", error)
                     return False
             else:
                 search.on_accepted()
@@ -228,7 +228,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._has_written = True
         self._uncommitted += batch.num_rows
         self._uncommitted_bytes += batch.nbytes
-        if not self._epochs:
+        if not self._exactly_once:
             self._held.append((batch, source))
 
     def _is_rows_fault(self, call: str, error: BaseException) -> bool:
@@ -238,7 +238,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if fault is Fault.SUPERSEDED:
             raise blame(self.context.component, call, error) from error
         if fault is Fault.AWAY:
-            self._wait(call, error)
+            self._schedule_retry(call, error)
         return fault is not Fault.AWAY
 
     def _store_rejected(self) -> bool:
@@ -247,9 +247,9 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         rows = [
             (_values(piece), str(blame(self.context.component, "write", error))) for piece, error in self._dead
         ]
-        if self.given_up is not None:  # stored before the epoch ends
+        if self.dead_letters is not None:  # stored before the epoch ends
             for values, text in rows:
-                self.given_up.add(values, text, bounded=False)
+                self.dead_letters.add(values, text, bounded=False)
             for text in dict.fromkeys(text for _, text in rows):
                 count = sum(each == text for _, each in rows)
                 self.report(_rejected(self.context.component, count, text))
@@ -263,14 +263,14 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
                 rows = [row for row in rows if row[1] != error]
                 self.report(_rejected(self.context.component, len(same), error))
         except (OSError, PenstockError) as error:
-            self._wait("dead letters", error)
+            self._schedule_retry("dead letters", error)
             return False
         return True
 
     # ---- commits by the task itself --------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if not self._epochs and self._committing is None:
+        if not self._exactly_once and self._committing is None:
             self._commit()
 
     def _commit(self) -> None:
@@ -288,7 +288,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
                 refused = blame(self.context.component, "commit", error)
                 self._fail_transaction(refused)
                 raise refused from error
-            self._wait("commit", error)
+            self._schedule_retry("commit", error)
             return
         finally:
             self._has_committed = transaction.has_taken
@@ -362,7 +362,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
             token = self.component.prepare_commit(epoch)
         except USER_ERRORS as error:  # a client library may raise anything
             if fault_of(error) is Fault.AWAY:
-                self._wait("prepare_commit", error)
+                self._schedule_retry("prepare_commit", error)
                 return False
             blamed = blame(self.context.component, "prepare_commit", error)
             raise SinkRefused(blamed.where, blamed.problem, blamed.hint) from error
@@ -416,7 +416,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._commit()
 
     def close(self) -> None:
-        if not self._epochs:
+        if not self._exactly_once:
             self._commit()
         if self._is_prepared:
             super().close()

@@ -74,17 +74,16 @@ class SpoutExecutor(Executor[BaseSpout]):
             self.active = False
             self._note_hold(self._clock.monotonic(), held=False)
 
-    @property
-    def room(self) -> int:
-        """The number of tuples that the spout may emit now.
+    def update_room(self) -> int:
+        """Return the number of tuples that the spout may emit now.
 
         One call may emit many tuples, so it is made only if as many as the largest call so far would fit, or if
         no tuple is in flight. After a spout was held back, it continues when a fifth of ``max_pending`` is free,
         because a few large frames cost less than many small ones.
 
-        The worker reads this at least once a turn, so the time for which flow control holds the spout back is
-        measured here. Time due to the user's rate limit or to deactivation is not counted."""
-        if not self.active or (self.given_up is not None and self.given_up.waits):
+        The worker calls this at least once a turn, so it also measures the time for which flow control holds the
+        spout back. Time due to the user's rate limit or to deactivation is not counted."""
+        if not self.active or (self.dead_letters is not None and self.dead_letters.waits):
             return 0
         now = self._clock.monotonic()
         paced = self.pace.room(now)
@@ -115,7 +114,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         return min(waits, default=math.inf)
 
     def run(self) -> bool:
-        room = self.room
+        room = self.update_room()
         if room <= 0 or not self._store_dead_letters_if_full():
             return False
         before = rows = self.waiting()
@@ -125,7 +124,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self._call.running = (self.context.task, started)
         next_tuple, waiting, largest = self._next, self.waiting, self._largest
         try:
-            for calls in range(1, self._calls + 1):  # noqa: B007 - the number of calls made is used below
+            for calls in range(1, self._calls_per_run + 1):  # noqa: B007 - the number of calls made is used below
                 next_tuple()
                 after = waiting()
                 if after == rows:

@@ -40,17 +40,26 @@ class TaskLoop:
         for spout in tasks.spouts:
             spout.expire()
         self._flow.release()
-        self._spout_emitted = not tasks.run_bolts() and not self._epochs.try_to_end() and tasks.run_spouts()
-        if self._spout_emitted or tasks.bolts or out or tasks.has_unsent_rows():
+        self._spout_emitted = self._run_tasks()
+        if self._spout_emitted or tasks.bolts or out.needs_nudge or tasks.has_unsent_rows():
             idle = not self._spout_emitted and not intake.relay and not tasks.may_run
             self._flush(idle)
             out.nudge(idle)
         intake.observe()
 
+    def _run_tasks(self) -> bool:
+        """Run bolts, the end of the epoch, or spouts: the first of these that has something to do. Returns whether
+        a spout emitted."""
+        if self._tasks.run_bolts():
+            return False  # input first: what waits in inboxes is older than what a spout would emit
+        if self._epochs.try_to_end():
+            return False  # a spout must not emit between the end of an epoch and its snapshot
+        return self._tasks.run_spouts()
+
     def _flush(self, idle: bool) -> None:
         """Send full frames, and all other waiting tuples if they are due."""
         now, tasks = self._clock.monotonic(), self._tasks
-        emits = idle and tasks.may_emit  # read only if needed, because ``SpoutExecutor.room`` measures holds
+        emits = idle and tasks.may_emit()  # called only if needed, because it measures holds
         due = self._linger.is_due(now, idle, emits)
         if due and tasks.has_unsent_rows():
             self._linger.sent(now)
@@ -68,13 +77,13 @@ class TaskLoop:
         if intake.may_refill:
             return 0.0
         pause = 0.0 if self._spout_emitted else self._spout_pause
-        only_spouts = not self._linger.waiting and not out and not tasks.bolts
-        if only_spouts and tasks.may_emit:
+        only_spouts = not self._linger.waiting and not out.needs_nudge and not tasks.bolts
+        if only_spouts and tasks.may_emit():
             return pause  # so short that nothing else needs to be checked
         now = self._clock.monotonic()
         waits = [longest, self._flow.wait(), intake.detectors.wait()]
         waits += tasks.waits(now, ticking=not self._epochs.half_prepared)
-        emits = tasks.may_emit  # read after the waits, so that room that has become free meanwhile is noticed
+        emits = tasks.may_emit()  # called after the waits, so that room that has become free meanwhile is noticed
         if emits:
             waits.append(pause)
         return max(0.0, min(*waits, self._linger.wait(now, emits), out.wait()))

@@ -66,8 +66,8 @@ class Tasks:
             else:
                 state.inherit(initial.sources, initial.share)
             executor.report = around.report(executor.stats)
-            if executor.given_up is not None:
-                executor.given_up.begin(first)
+            if executor.dead_letters is not None:
+                executor.dead_letters.begin(first)
             executor.open(conf)
             if isinstance(executor, SinkExecutor):
                 executor.recover(initial.tokens, restored_epoch)
@@ -170,9 +170,9 @@ class Tasks:
             ]
         waits += [sink.wake_at - now for sink in self.sinks if sink.wake_at is not None]
         waits += [
-            executor.given_up.wake_at - now
+            executor.dead_letters.wake_at - now
             for executor in self.all
-            if executor.given_up is not None and executor.given_up.wake_at is not None
+            if executor.dead_letters is not None and executor.dead_letters.wake_at is not None
         ]
         return waits
 
@@ -186,10 +186,10 @@ class Tasks:
         """True if a bolt has work and its results are accepted (see ``BoltExecutor.may_run``)."""
         return any(bolt.may_run for bolt in self.bolts)
 
-    @property
     def may_emit(self) -> bool:
-        """True if a spout may emit now."""
-        return any(spout.room > 0 for spout in self.spouts)
+        """True if a spout may emit now. Also measures how long spouts are held back (see
+        ``SpoutExecutor.update_room``)."""
+        return any(spout.update_room() > 0 for spout in self.spouts)
 
     def flush(self, only_full: bool = False) -> None:
         for executor in self.all:

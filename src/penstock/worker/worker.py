@@ -57,6 +57,10 @@ LONGEST_WAIT = 1.0
 """Most seconds between two turns. Events wake the loop earlier, so this only limits the delay if one does not."""
 
 
+_START_EVENTS = {ChannelsWarm, TasksOpened}
+"""Sent once each, when their condition is met."""
+
+
 class Turn(NamedTuple):
     """The result of a turn, for the host."""
 
@@ -190,7 +194,7 @@ class Worker:
         if runs:
             self._loop.run()
         events: list[Event] = [*self._acks.collect(self._tasks), *self._flow.take_states()]
-        if len(self._sent_once) < 2:
+        if not _START_EVENTS.issubset(self._sent_once):
             events += self._one_time_events()
         if self._phase is WorkerPhase.LEAVING and self.has_left:
             events += self._leave()
