@@ -5,18 +5,22 @@ BIN := .venv/bin
 # These judge rates, or start several nodes: on two cores only one at a time.
 ALONE := tests/integration/test_flow.py tests/integration/test_cluster.py tests/fault/test_cluster.py
 FILES := --dist loadfile --durations 10
+# Half of the time these tests wait for processes to start and end.
 TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 
-.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench jar kafka setup clean lock
+.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench jar kafka setup clean lock help
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
 
 test: lint docs unit on-spark  ## what CI runs
 
-lint: .venv/ready
+help:  ## list the targets
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "%-12s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+lint: .venv/ready  ## ruff, mypy and import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -28,7 +32,7 @@ docs: .venv/ready  ## build the documentation into build/site; a warning is an e
 unit: .venv/ready  ## three files at a time, first those that wait for servers
 	$(MEMORY) $(BIN)/pytest -n 3 $(FILES) --no-loadscope-reorder tests/contract tests/consistency tests/property tests/unit
 
-on-spark: .venv/ready  ## the next two at once: half of the time they wait for processes to start and end
+on-spark: .venv/ready  ## integration and fault tests, two files at a time
 	$(BIN)/pytest $(TWO) tests/integration tests/fault $(addprefix --ignore ,$(ALONE))
 	$(BIN)/pytest --durations 10 $(ALONE)
 
@@ -38,14 +42,14 @@ integration: .venv/ready  ## starts Spark
 on-cluster: .venv/ready  ## delivery and flow control on a cluster of two nodes; needs root; five minutes
 	$(BIN)/pytest --cluster tests/integration/test_guarantees.py tests/integration/test_flow.py
 
-faults: .venv/ready  ## the short form of the next
+faults: .venv/ready  ## fault tests, short form (`make fault` runs all seeds)
 	$(BIN)/pytest $(TWO) tests/fault
 
 fault: .venv/ready  ## kill everything that can be killed, over all seeds; two hours; writes results/faults.json and chaos.md
 	$(BIN)/pytest tests/fault --full -v
 	$(BIN)/python -m tests.consistency.random_topologies --cases 10000 --jobs 2 --json results/random-topologies.json
 
-chaos: .venv/ready  ## the campaigns of random events among them; half an hour; writes results/chaos.md and chaos.json
+chaos: .venv/ready  ## only the chaos campaigns of `make fault`; half an hour; writes results/chaos.md and chaos.json
 	$(BIN)/pytest tests/fault/test_chaos.py --full -v -s
 
 bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the word count from Kafka
@@ -67,7 +71,7 @@ jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstoc
 kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; TOPICS="a b:4" creates topics; needs Maven the first time
 	$(BIN)/python -m penstock.testing.servers.kafka $(addprefix --topic ,$(TOPICS))
 
-setup: .venv/ready
+setup: .venv/ready  ## set up .venv, which most other targets do too
 
 # Nothing is installed or run that is not pinned by its hash: first pip and the build tools, as wheels; then the rest
 # as wheels, except pyspark, which has only a source distribution and is built by those tools.
@@ -93,5 +97,5 @@ lock:  ## pin all dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o requirements-java.lock requirements-java.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -c requirements.lock -o requirements-build.lock requirements-build.in
 
-clean:
+clean:  ## remove .venv, build output and caches
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -382,7 +382,7 @@ def _on_cluster(
     settings = dataclasses.replace(
         topology.settings,
         delivery=dataclasses.replace(topology.settings.delivery, state_dir=state),
-        monitor=dataclasses.replace(topology.settings.monitor, store="memory", window=WINDOW),
+        monitor=dataclasses.replace(topology.settings.monitor, store="memory", interval=WINDOW),
         placement=dataclasses.replace(topology.settings.placement, node_cores=CORES, node_bandwidth=BANDWIDTH),
         conf={**topology.settings.conf, "scale": MESSAGE_SCALE, **(conf or {})},
     )

@@ -125,9 +125,11 @@ def measure_reports(results: Results, options: argparse.Namespace) -> None:
             workers_cpu=make * told / workers,
             driver_cpu=taken * told + sampling / window,
         )
-    at = REPORTS_PER_SAMPLE / Settings().monitor.window
+    at = REPORTS_PER_SAMPLE / Settings().monitor.interval
     results.bar("monitor.bytes_share", (full - plain) * at / NODES / LINK, "of a 100 Mb/s link, samples of 30 s")
-    results.bar("monitor.driver_cpu", taken * at + sampling / Settings().monitor.window, "cores, samples of 30 s")
+    results.bar(
+        "monitor.driver_cpu", taken * at + sampling / Settings().monitor.interval, "cores, samples of 30 s"
+    )
 
 
 def _sampling_cost(found: Cluster) -> float:
@@ -137,7 +139,7 @@ def _sampling_cost(found: Cluster) -> float:
         clock = SimulatedClock(0.0)
         monitor, bus = LoadMonitor(settings, clock), MetricsBus(found.plan, clock.monotonic)
         workers = found.connections
-        for second in (0.0, settings.monitor.window):
+        for second in (0.0, settings.monitor.interval):
             clock.advance(second)
             for worker, report in found.full.items():
                 streams = [
@@ -190,7 +192,7 @@ def measure_delay(results: Results, options: argparse.Namespace) -> None:
 
 
 def _p50(window: float, seconds: float) -> float:
-    settings = {"monitor": "memory", "monitor.window": window} if window else {"monitor": "off"}
+    settings = {"monitor": "memory", "monitor.interval": window} if window else {"monitor": "off"}
     topology = word_count(LAPTOP, DELAY_RATE)
     topology = replace(topology, settings=topology.settings.with_values(settings))
     seen = []

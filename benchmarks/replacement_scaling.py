@@ -74,7 +74,7 @@ def settings_of(policy: str) -> dict[str, Any]:
     interval = SIMULATED.sample_interval
     return {
         "scaling": policy,
-        "scaling.window": interval,
+        "scaling.interval": interval,
         "scaling.cool_down": COOL_DOWN
         if policy == "rate"
         else 6 * interval,  # ``failures`` looks at six load samples

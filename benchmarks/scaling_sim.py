@@ -38,7 +38,7 @@ def rate() -> ScalingPolicy:
 
 
 def failures() -> ScalingPolicy:
-    return FailurePolicy(Bounds(cool_down=6 * WORDS.sample_interval), windows=6)
+    return FailurePolicy(Bounds(cool_down=6 * WORDS.sample_interval), samples=6)
 
 
 CASES: Sequence[Case] = (

@@ -145,7 +145,7 @@ class Driven:
 def settings_with(**values):
     """Settings by short names: the name of a group for its first setting, otherwise the name of the setting. If
     two groups have a setting of that name, the name of the group comes first:
-    ``settings_with(delivery="exactly_once", seed=3, scaling_window=1.0)``."""
+    ``settings_with(delivery="exactly_once", seed=3, scaling_interval=1.0)``."""
     return Settings().with_values({_dotted(name): value for name, value in values.items()})
 
 

@@ -1,6 +1,7 @@
 """Penstock: Storm topologies in Python on Spark's Real-Time Mode.
 
-This module is the public API, together with ``penstock.testing`` for unit tests. Everything else may change.
+The public API is what this package and its sub-packages ``aggregates``, ``bolts``, ``connectors``, ``control``,
+``persist``, ``replay``, ``sim``, ``testing`` and ``testing.servers`` export. Everything else may change.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def shortened(text: str, most: int = MOST_ERROR) -> str:
     text = encodable(text)
     if len(text) <= most:
         return text
-    marker = f" … [{len(text):,} characters, cut] … "
+    marker = f" … [shortened, {len(text):,} characters in all] … "
     rest = most - len(marker)
     end = rest // 4
     return text[: rest - end] + marker + text[len(text) - end :]

@@ -183,7 +183,9 @@ def test_a_form_that_does_not_run_is_taken_back(run, bolt):
 def test_what_cannot_take_over_is_refused_before_anything_happens(run, spark):
     world = World(run, "exactly_once")
     world.running.commit()
-    with pytest.raises(TopologyError, match="a replacement must keep 'replaced', not have 'other'"):
+    with pytest.raises(
+        TopologyError, match="the new topology has 'other', but a replacement must keep 'replaced'"
+    ):
         world.running.replace(world.topology(name="other"))
     with pytest.raises(
         StateError,
@@ -231,7 +233,7 @@ def test_a_topology_that_ends_is_not_replaced(run):
 
 
 def test_a_bolt_that_cannot_keep_up_gets_more_tasks_by_itself(run):
-    scaling = {"scaling": "rate", "scaling_window": 1.0, "scaling_cool_down": 5.0, "scaling_most": 4}
+    scaling = {"scaling": "rate", "scaling_interval": 1.0, "scaling_cool_down": 5.0, "scaling_most": 4}
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(1_000_000, 1_000_000)).set_max_rate(350)
     builder.set_bolt("count", Slow(), 1).fields_grouping("numbers", "key")

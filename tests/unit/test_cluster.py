@@ -263,7 +263,7 @@ def test_workers_do_not_have_what_the_user_set_for_spark(monkeypatch, tmp_path):
 def test_none_is_up(capsys):
     for command in (["status"], ["add"], ["drain", "node-1"]):
         assert main(["cluster", *command]) == 3
-        assert "cluster: there is none of this user" in capsys.readouterr().err
+        assert "cluster: this user has no cluster on this machine" in capsys.readouterr().err
     assert main(["cluster", "down"]) == 0
     assert capsys.readouterr().out == "there is no cluster\n"
 

@@ -103,7 +103,7 @@ def test_a_load_sample_has_executors_streams_and_nodes():
 
 
 def test_load_samples_follow_one_another():
-    cluster = Cluster(monitor_window=10.0)
+    cluster = Cluster(monitor_interval=10.0)
     assert [sample.ended for sample in cluster.run(40)] == [1010, 1020, 1030, 1040]
     assert cluster.monitor.sample.ended == 1040
 
@@ -141,7 +141,7 @@ def test_off_makes_no_load_samples_and_says_so():
 
 
 def test_a_worker_that_is_missing_holds_the_load_sample_up():
-    cluster = Cluster(monitor_window=10.0)
+    cluster = Cluster(monitor_interval=10.0)
     gone = cluster.watched.workers.pop(WorkerId(2, 0))
     assert cluster.run(30) == []
     cluster.watched.workers[WorkerId(2, 0)] = gone
@@ -149,7 +149,7 @@ def test_a_worker_that_is_missing_holds_the_load_sample_up():
 
 
 def test_a_restart_begins_a_load_sample_anew():
-    cluster = Cluster(monitor_window=10.0)
+    cluster = Cluster(monitor_interval=10.0)
     assert len(cluster.run(15)) == 1
     cluster.begins(1)
     cluster.clock.advance(5.0)
@@ -162,7 +162,7 @@ def test_a_restart_begins_a_load_sample_anew():
 
 def test_workers_of_another_start_are_not_sampled():
     """The bus has the new start's reports; a connection of the old one still stands."""
-    cluster = Cluster(monitor_window=10.0)
+    cluster = Cluster(monitor_interval=10.0)
     cluster.run(0)
     cluster.attempt = 1
     assert cluster.run(20) == []
@@ -173,7 +173,7 @@ def test_fused_components_share_the_process_by_their_time():
     builder.set_spout("spout", FeederSpout("x"), 1)
     builder.set_bolt("fused", Pass("x"), 1).local_or_shuffle_grouping("spout")
     builder.set_bolt("far", CaptureBolt(), 1).global_grouping("fused")
-    settings = Settings(monitor=Monitor("memory", window=10.0))
+    settings = Settings(monitor=Monitor("memory", interval=10.0))
     plan = make_plan(builder.build("chain", settings))
     clock = SimulatedClock(0.0)
     bus, monitor = MetricsBus(plan, clock.monotonic), LoadMonitor(settings, clock)
@@ -282,7 +282,7 @@ def test_energy_is_modelled_and_adds_up():
 
 
 def test_the_network_counts_from_the_first_load_sample_on():
-    cluster = Cluster(monitor_window=10.0, watts="0,0,0,100", node_bandwidth=3_000.0)
+    cluster = Cluster(monitor_interval=10.0, watts="0,0,0,100", node_bandwidth=3_000.0)
     cluster.run(15)
     assert cluster.watched.status().nodes[0].dynamic_watts == pytest.approx(100 * 1_500 / 3_000)
 
@@ -355,7 +355,7 @@ def test_a_worker_that_serves_again_is_not_counted_twice():
         ),
         ({"watts": "1,2,3,many"}, "it must have four numbers"),
         (
-            {"monitor": "memory", "monitor_window": 0.5},
+            {"monitor": "memory", "monitor_interval": 0.5},
             "it must be at least four reports of lifecycle.metrics_interval, 0.25 s",
         ),
     ],

@@ -132,7 +132,7 @@ def test_a_topology_is_told_what_was_not_kept():
     database.let.set()
     database.fails = True
     store = LoadStore(database, keep=100.0)
-    cluster = Cluster(monitor_window=10.0)
+    cluster = Cluster(monitor_interval=10.0)
     cluster.watched.monitor = LoadMonitor(cluster.watched.topology.settings, cluster.clock, store)
     cluster.run(10)
     store.flush()
@@ -147,7 +147,7 @@ def test_a_topology_is_told_what_was_not_kept():
 
 
 def test_the_monitor_keeps_its_load_samples_in_the_state_directory(tmp_path):
-    cluster = Cluster(monitor="sqlite", state_dir=str(tmp_path / "state"), monitor_window=10.0)
+    cluster = Cluster(monitor="sqlite", state_dir=str(tmp_path / "state"), monitor_interval=10.0)
     cluster.run(20)
     cluster.monitor.close()
     found = rows(tmp_path / "state" / "load.sqlite", "penstock_load_samples")

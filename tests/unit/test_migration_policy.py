@@ -59,7 +59,7 @@ def test_data_of_a_heavy_branch_goes_to_the_branch_with_least_pressure():
     assert (found.heavy, found.light) == ("a", "c")
     assert found.reason == (
         "branch a uses 90% of a queue, more than 80%, and receives 8 B/s but processes 4 B/s; "
-        "lowest pressure of b 0.120, c 0.030"
+        "lowest score of b 0.120, c 0.030"
     )
     assert dict(policy.routes) == {"a": "c"}
 

@@ -298,11 +298,11 @@ def test_kill(start, penstock, arguments, drain):
 
 
 def test_kill_says_what_was_left_behind(start, penstock):
-    start().left_behind = "tuples in flight are lost, 10 s were not enough to drain"
+    start().left_behind = "tuples in flight were not processed within 10 s; they are lost"
     code, text, _ = penstock("kill", "word-count")
     assert (code, text) == (
         5,
-        "'word-count' has ended; tuples in flight are lost, 10 s were not enough to drain\n",
+        "'word-count' has ended; tuples in flight were not processed within 10 s; they are lost\n",
     )
 
 

@@ -408,7 +408,7 @@ def test_time_outs_count_over_all_buses_of_a_topology():
 def test_the_policies_run_as_they_were_simulated():
     assert settings_of("rate")["scaling.cool_down"] == 20
     assert settings_of("failures")["scaling.cool_down"] == 12
-    assert settings_of("rate")["scaling.window"] == 2
+    assert settings_of("rate")["scaling.interval"] == 2
 
 
 def test_storm_is_told_when_to_rebalance_and_read_as_penstock_is(tmp_path, monkeypatch):

@@ -23,7 +23,9 @@ def test_it_is_asked_again_with_growing_pauses():
     pauses, said = [], []
     assert retried(Away(6), 60.0, lambda seconds: bool(pauses.append(seconds)), said.append) == "here"
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
-    assert said[1] == "the state store does not answer, trying again in 1 s: store: it does not answer (503)."
+    assert (
+        said[1] == "the state store does not answer (store: it does not answer (503)); Penstock tries again in 1 s"
+    )
 
 
 def test_patience_ends():

@@ -389,7 +389,7 @@ def test_what_does_not_fit_loses_the_doublings_needed_least(free, left):
     needs = make_plan(bench.topology.scaled(scale.parallelism)).workers
     assert needs <= free
     assert scale.parallelism == left
-    assert scale.reason.endswith(f"needs 12 slots, {free} are free")
+    assert scale.reason.endswith(f"needs 12 task slots, but only {free} are free")
     assert bench.texts() == [scale.reason]
 
 
@@ -398,7 +398,7 @@ def test_what_cannot_be_done_is_said_once():
     bench, scale = overloaded(1.0, 0.1, lambda: free[0], scaling_cool_down=0)
     assert scale is None
     (text,) = bench.texts()
-    assert text.endswith("1 -> 2 tasks; not done: needs 5 slots, 4 are free")
+    assert text.endswith("1 -> 2 tasks; not done: it needs 5 task slots, but only 4 are free")
     assert [bench.pass_time(a=1.0) for _ in range(9)] == [None] * 9
     assert len(bench.texts()) == 1
     free[0] = 5
@@ -409,7 +409,7 @@ def test_what_cannot_be_done_is_said_once():
 def test_fewer_tasks_need_a_place_beside_the_old_ones_too():
     bench = Bench(build(a=4), lambda: 3)
     assert [bench.pass_time(a=0.1, tuples=400) for _ in range(5)] == [None] * 5
-    assert bench.texts()[0].endswith("4 -> 1 tasks; not done: needs 4 slots, 3 are free")
+    assert bench.texts()[0].endswith("4 -> 1 tasks; not done: it needs 4 task slots, but only 3 are free")
 
 
 # ---- a topology that runs ----------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def live(seconds, rates=(), service=0.01, **settings):
     topology = build(service=service, **settings)
     runner = LocalRunner(topology, clock=CLOCK)
     scalings = ScalingController(runner.plan, topology, topology.settings)
-    window, found = topology.settings.scaling.window, []
+    window, found = topology.settings.scaling.interval, []
     for number in range(int(seconds / window)):
         for begin, rate in rates:
             if begin <= number * window:
@@ -442,7 +442,7 @@ def live(seconds, rates=(), service=0.01, **settings):
 )
 def test_by_rates_a_slow_bolt_gets_the_tasks_it_needs(settings):
     """It does 100 a second, and more than twice as many are offered: for 200 four tasks, busy half of the time."""
-    found, scalings = live(25.0, [(0, 60.0), (10, 400.0)], scaling_window=2.5, **settings)
+    found, scalings = live(25.0, [(0, 60.0), (10, 400.0)], scaling_interval=2.5, **settings)
     assert [scale.parallelism for scale in found] == [{"a": 4}]
     after = [seen.time for seen in scalings.samples].index(scalings.decisions[0].time)
     assert after >= 4, "not while 60 a second were offered"
@@ -451,10 +451,10 @@ def test_by_rates_a_slow_bolt_gets_the_tasks_it_needs(settings):
 @pytest.mark.parametrize("scaling", ["rate", "failures"])
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
 def test_a_topology_that_keeps_up_is_left_alone(scaling, delivery):
-    found, scalings = live(12.0, [(0, 60.0)], scaling=scaling, scaling_window=1.0, delivery=delivery)
+    found, scalings = live(12.0, [(0, 60.0)], scaling=scaling, scaling_interval=1.0, delivery=delivery)
     assert (found, len(scalings.samples)) == ([], 11)
     assert all(seen.failed == 0 and seen.latency < 0.1 for seen in scalings.samples)
-    found, _ = live(6.0, [], scaling=scaling, scaling_window=0.5, delivery=delivery)
+    found, _ = live(6.0, [], scaling=scaling, scaling_interval=0.5, delivery=delivery)
     assert found == [], "nothing to do, and no more tasks than one"
 
 

@@ -66,7 +66,7 @@ def test_the_least_counts_too():
 
 
 def test_mean_and_dispersion_follow_the_formulas():
-    policy = FailurePolicy(windows=4, threshold=1e9)
+    policy = FailurePolicy(samples=4, threshold=1e9)
     failing(policy, [7, 4, 0, 8, 20])  # the 7 has left the ring
     assert [window.failed for window in policy.recent] == [4, 0, 8, 20]
     assert policy.weights == [1.0, 0.75, 0.5, 0.25]
@@ -75,7 +75,7 @@ def test_mean_and_dispersion_follow_the_formulas():
 
 
 def test_an_empty_and_a_partial_ring():
-    policy = FailurePolicy(windows=4, threshold=0.0)
+    policy = FailurePolicy(samples=4, threshold=0.0)
     assert (policy.mean, policy.dispersion) == (0.0, 0.0)
     assert failing(policy, [1_000]) == [None], "one window alone is its own average"
     assert (policy.mean, policy.dispersion) == (1_000.0, 0.0)
@@ -87,7 +87,7 @@ def test_an_empty_and_a_partial_ring():
 def test_more_time_outs_than_on_average_double_all_bolts_that_are_not_fixed():
     bolts = bolt("split", 50), bolt("count", 9, 9, 9), bolt("persist", 50, fixed=True)
     found = failing(FailurePolicy(AT_ONCE), [0, 0, 30], *bolts)
-    average = "30 time-outs, more than the average of 10.0 in 3 windows, S² 183 above 25"
+    average = "30 time-outs, more than the average of 10.0 in 3 load samples, S² 183 above 25"
     assert found == [None, None, Scale({"split": 2, "count": 6}, f"{average}: split 1 -> 2, count 3 -> 6 tasks")]
 
 
@@ -114,10 +114,10 @@ def test_a_cool_down_shorter_than_the_ring_takes_a_doubling_back():
     """The reason why the cool-down should be as long as the ring: the surge is still in the ring when all is well
     again."""
     windows = [0, 0, 0, 100, 0, 0, 0, 0, 0, 0]
-    short = failing(FailurePolicy(Bounds(cool_down=2.0), windows=6), windows)
+    short = failing(FailurePolicy(Bounds(cool_down=2.0), samples=6), windows)
     assert short[3].parallelism == {"count": 4}
     assert short[5].parallelism == {"count": 1}
-    long = failing(FailurePolicy(Bounds(cool_down=6.0), windows=6), windows)
+    long = failing(FailurePolicy(Bounds(cool_down=6.0), samples=6), windows)
     assert [time for time, found in enumerate(long) if found] == [3]
 
 
@@ -307,7 +307,7 @@ def test_the_cool_down_counts_from_the_decision_and_anew_from_the_replacement():
             "scaling: the maximum parallelism must be at least the minimum, 4, not 3.",
         ),
         (lambda: Bounds(cool_down=-1.0), "scaling: the cool-down must be 0 s or more, not -1.0."),
-        (lambda: FailurePolicy(windows=1), "scaling: the number of windows must be at least 2, not 1."),
+        (lambda: FailurePolicy(samples=1), "scaling: the number of load samples must be at least 2, not 1."),
         (lambda: FailurePolicy(threshold=-1.0), "scaling: the threshold C must be 0 or more, not -1.0."),
         (lambda: RatePolicy(target=1.0), "scaling: the target use must be between 0 and 1, not 1.0."),
         (lambda: RatePolicy(slack=0.0), "scaling: the slack must be between 0 and 1, not 0.0."),

@@ -148,8 +148,8 @@ def test_parse_takes_the_user_s_own_values():
         ("ligner", "transport.linger"),
         ("lingr", "transport.linger"),
         ("flow.linger", "transport.linger"),
-        ("scaling_window", "scaling.window"),
-        ("window", "scaling.window or monitor.window"),
+        ("scaling_interval", "scaling.interval"),
+        ("interval", "migration.interval, scaling.interval or monitor.interval"),
         ("delivry", "delivery"),
     ],
 )
@@ -238,15 +238,15 @@ def test_the_constructor_checks_types_as_well(make, given):
     [
         (["scaling=sometimes"], ("setting scaling.policy", "one of off, failures, rate", "'sometimes'")),
         (["scaling.least=8", "scaling.most=4"], ("setting scaling.most", "at least scaling.least, 8", "4")),
-        (["scaling.windows=1"], ("setting scaling.windows", "at least 2", "1", "Try 6.")),
+        (["scaling.samples=1"], ("setting scaling.samples", "at least 2", "1", "Try 6.")),
         (["scaling.target=0.8"], ("setting scaling.target", "between 0 and 0.8", "0.8", "Try 0.7.")),
         (
-            ["scaling=rate", "scaling.window=0.4"],
-            ("setting scaling.window", "lifecycle.metrics_interval, 0.25 s", "0.4", "Try 5."),
+            ["scaling=rate", "scaling.interval=0.4"],
+            ("setting scaling.interval", "lifecycle.metrics_interval, 0.25 s", "0.4", "Try 5."),
         ),
         (
-            ["monitor=memory", "monitor.window=0.9"],
-            ("setting monitor.window", "four reports of lifecycle.metrics_interval, 0.25 s", "0.9", "Try 30."),
+            ["monitor=memory", "monitor.interval=0.9"],
+            ("setting monitor.interval", "four reports of lifecycle.metrics_interval, 0.25 s", "0.9", "Try 30."),
         ),
     ],
 )
@@ -256,7 +256,7 @@ def test_groups_that_do_not_fit_together(texts, parts):
         assert part in message, message
 
 
-def test_a_window_of_reports_that_nobody_looks_at_is_no_error():
+def test_an_interval_of_load_samples_that_nobody_looks_at_is_no_error():
     assert Settings(lifecycle=Lifecycle(metrics_interval=10.0)).scaling.policy == "off"
 
 

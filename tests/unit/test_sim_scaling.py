@@ -22,7 +22,7 @@ def rate(cool_down=20.0):
 
 
 def failures():
-    return FailurePolicy(Bounds(cool_down=6 * WORDS.sample_interval), windows=6)
+    return FailurePolicy(Bounds(cool_down=6 * WORDS.sample_interval), samples=6)
 
 
 class Told(ScalingPolicy):

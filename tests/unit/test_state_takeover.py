@@ -317,7 +317,10 @@ def test_a_commit_that_stalls_until_a_later_start_of_the_same_driver_has_begun_p
         return create(self, name, data)
 
     monkeypatch.setattr(StateStore, "create", stalls)
-    with pytest.raises(Superseded, match="this query run has generation 1, and a later run of this driver has 2"):
+    with pytest.raises(
+        Superseded,
+        match=r"a later query run of this driver owns the state directory \(generation 2, this one has 1\)",
+    ):
         old.commit()
     assert new.epoch == old.commits.committed == old.commits.published == 3
 

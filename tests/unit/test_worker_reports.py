@@ -44,7 +44,7 @@ def at(worker, clock, *times):
 
 
 def test_streams_are_told_four_times_a_window(start, clock):
-    worker = start(monitor="memory", monitor_window=20.0, metrics_interval=0.25)
+    worker = start(monitor="memory", monitor_interval=20.0, metrics_interval=0.25)
     at(worker, clock, 1000.0, 1000.25, 1004.75, 1005.0, 1005.25, 1009.75)
     assert [report.streams for report in reports(worker)] == [[(1, 2, 10, 200)], None, None] * 2
     assert [bool(report.machine) for report in reports(worker)] == [True, False, False] * 2

@@ -30,7 +30,7 @@ class DedupBolt(BatchBolt):
     a probability of up to** ``error_rate``. ``capacity`` is the number of distinct keys that a task receives in a
     period; if there are more, the bolt forgets keys earlier and keeps the error rate. A key is remembered for one
     to two periods of the topology's running time, counted from the tuple that passed. A million keys at an error
-    rate of 0.001 take 4 MB: two generations of 2 MB.
+    rate of 0.001 take 4 MB: two filters of 2 MB.
 
     With at-least-once and exactly-once delivery the loss of tuples must be allowed explicitly with ``lossy=True``.
     With at-least-once delivery more tuples are lost: a tuple that failed downstream of this bolt is emitted again
@@ -103,7 +103,7 @@ class DedupBolt(BatchBolt):
         self._show()
 
     def before_snapshot(self) -> None:
-        """A generation that did not change keeps the same value and is not written again. The previous generation
+        """A filter that did not change keeps the same value and is not written again. The previous filter
         is written once per period, the current one with each snapshot, since new keys set bits everywhere in
         it."""
         if self.memory.now_changed:
@@ -136,7 +136,7 @@ class DedupBolt(BatchBolt):
         if not self.same_task or strange:
             raise TopologyError(
                 "DedupBolt",
-                f"by= names {', '.join(map(repr, strange))}, which is not one of its fields"
+                f"by= names fields that it does not have: {', '.join(map(repr, strange))}"
                 if strange
                 else "it has no field to compare tuples by",
                 f"Its fields are: {', '.join(map(str, names))}."

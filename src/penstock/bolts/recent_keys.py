@@ -1,8 +1,8 @@
-"""Remembers recent keys in two generations of Bloom filters.
+"""Remembers recent keys in two Bloom filters.
 
-A key is added to the current generation and looked up in both. At the end of a period the current generation
+A key is added to the current filter and looked up in both. At the end of a period the current filter
 becomes the previous one, and the previous one is discarded, so a key is remembered for one to two periods. If the
-current generation is full, this happens early: an overfull filter would report keys it never contained, and losing
+current filter is full, this happens early: an overfull filter would report keys it never contained, and losing
 a tuple is worse than passing a duplicate.
 """
 
@@ -21,18 +21,18 @@ discarded together."""
 
 
 class RecentKeys:
-    """The keys seen in the last one to two periods. Each generation is sized for ``capacity`` keys at half the
-    error rate, because a key is looked up in two generations. Used by the task's thread."""
+    """The keys seen in the last one to two periods. Each filter is sized for ``capacity`` keys at half the
+    error rate, because a key is looked up in two filters. Used by the task's thread."""
 
     def __init__(self, capacity: int, error_rate: float) -> None:
         self.capacity = capacity
         self.shape = BloomShape.fit(capacity, error_rate / 2)
         self.early = 0
-        """The number of generations that were full before the end of their period."""
+        """The number of filters that were full before the end of their period."""
         self.now_changed = self.before_changed = False
-        """Whether a generation changed since it was frozen."""
+        """Whether a filter changed since it was frozen."""
         self._now = BloomFilter(self.shape)
-        self._beside: list[BloomFilter] = []  # further filters of the current generation
+        self._beside: list[BloomFilter] = []  # further filters of the current period
         self._before: list[BloomFilter] = []
 
     def new(self, hashes: U64) -> Bools:
@@ -48,7 +48,7 @@ class RecentKeys:
         return result
 
     def rotate(self) -> None:
-        """End the period: discard the previous generation and start a new one."""
+        """End the period: discard the previous filter and start a new one."""
         if self._now.added or self._beside or self._before:
             self._before = [self._now, *self._beside]
             self._now, self._beside = BloomFilter(self.shape), []
@@ -79,7 +79,7 @@ class RecentKeys:
         return tuple(each.freeze() for each in self._before)
 
     def thaw(self, now: Generation, before: Generation) -> None:
-        """Restore frozen generations, possibly those of an object with another capacity or error rate."""
+        """Restore frozen filters, possibly those of an object with another capacity or error rate."""
         self._before = list(map(BloomFilter.thaw, before))
         self._beside = list(map(BloomFilter.thaw, now))
         for place, each in enumerate(self._beside):
@@ -102,7 +102,7 @@ class RecentKeys:
 
 
 def join(capacity: int, one: Generation, other: Generation) -> Generation:
-    """Merge the generations of two tasks that become one. Two filters are joined (OR) if the result contains no
+    """Merge the filters of two tasks that become one. Two filters are joined (OR) if the result contains no
     more keys than its capacity. Two full filters are kept side by side, which doubles the error rate; joining them
     would increase an error rate of 0.001 by a factor of 86."""
     joined = list(map(BloomFilter.thaw, one))

@@ -37,7 +37,7 @@ _WIDEST = 60  # characters of a tuple or an error in the list: two such columns 
 
 
 @dataclass(frozen=True)
-class _TaskLetters:
+class _TaskDeadLetters:
     """The dead letters of one task."""
 
     component: str
@@ -48,11 +48,11 @@ class _TaskLetters:
     close: Callable[[], None]
 
     @classmethod
-    def of_spout(cls, component: str, index: int, queues: Queues) -> _TaskLetters:
+    def of_spout(cls, component: str, index: int, queues: Queues) -> _TaskDeadLetters:
         return cls(component, index, queues.dead, lambda ids: send_back(queues, ids), queues.close)
 
     @classmethod
-    def of_bolt(cls, spec: ProcessorSpec) -> _TaskLetters:
+    def of_bolt(cls, spec: ProcessorSpec) -> _TaskDeadLetters:
         dead = DiskDeadLetterStore(Path(spec.dead))
         queue = spec.queue.open(spec.name, spec.folder)
 
@@ -63,7 +63,7 @@ class _TaskLetters:
         return cls(spec.component, 0, dead, lambda ids: send_rows_back(dead, queue, ids), close)
 
     @classmethod
-    def of_task(cls, component: str, index: int, dead: StateDeadLetterStore) -> _TaskLetters:
+    def of_task(cls, component: str, index: int, dead: StateDeadLetterStore) -> _TaskDeadLetters:
         """The dead letters of a sink, a bolt or a spout without replay queues. They cannot be sent back, because
         the task has no queue."""
         return cls(component, index, dead, None, dead.close)
@@ -153,7 +153,7 @@ def _handle(console: Terminal, options: argparse.Namespace) -> int:
             task.close()
 
 
-def _find(options: argparse.Namespace) -> list[_TaskLetters]:
+def _find(options: argparse.Namespace) -> list[_TaskDeadLetters]:
     """The dead letters of every task of the topology, wherever its folder is below the state directory. Raises if
     another user can change one of these folders."""
     state_dir, topology, component = Path(options.state_dir), options.topology, options.component
@@ -191,24 +191,25 @@ def _find(options: argparse.Namespace) -> list[_TaskLetters]:
     wanted = owners if component is None else {component}
     return [
         *(
-            _TaskLetters.of_spout(about["component"], about["index"], open_beside(folder))
+            _TaskDeadLetters.of_spout(about["component"], about["index"], open_beside(folder))
             for about, folder in spouts
             if about["component"] in wanted
         ),
-        *(_TaskLetters.of_bolt(spec) for spec in bolts if spec.component in wanted),
+        *(_TaskDeadLetters.of_bolt(spec) for spec in bolts if spec.component in wanted),
         *(
-            _TaskLetters.of_task(owner, index, StateDeadLetterStore(store))
+            _TaskDeadLetters.of_task(owner, index, StateDeadLetterStore(store))
             for owner, index, store in sorted(stored, key=lambda each: each[:2])
             if owner in wanted
         ),
     ]
 
 
-def _find_on_kafka(options: argparse.Namespace) -> list[_TaskLetters]:
+def _find_on_kafka(options: argparse.Namespace) -> list[_TaskDeadLetters]:
     from penstock.connectors.kafka_replay import stores_of
 
     tasks = [
-        _TaskLetters.of_spout(*found) for found in stores_of(options.kafka, options.topology, options.component)
+        _TaskDeadLetters.of_spout(*found)
+        for found in stores_of(options.kafka, options.topology, options.component)
     ]
     if not tasks:
         whose = f", source '{options.component}'" if options.component else ""
@@ -221,8 +222,8 @@ def _find_on_kafka(options: argparse.Namespace) -> list[_TaskLetters]:
 
 
 def _choose(
-    found: dict[str, tuple[_TaskLetters, DeadLetter]], ids: list[str]
-) -> dict[str, tuple[_TaskLetters, DeadLetter]]:
+    found: dict[str, tuple[_TaskDeadLetters, DeadLetter]], ids: list[str]
+) -> dict[str, tuple[_TaskDeadLetters, DeadLetter]]:
     if not ids:
         raise LoadError("penstock dlq", "no dead letters were chosen", "Give ids from the list, or --all.")
     unknown = [id for id in ids if id not in found]
@@ -236,8 +237,8 @@ def _choose(
 
 
 def _only_returnable(
-    console: Terminal, chosen: dict[str, tuple[_TaskLetters, DeadLetter]], everything: bool
-) -> dict[str, tuple[_TaskLetters, DeadLetter]]:
+    console: Terminal, chosen: dict[str, tuple[_TaskDeadLetters, DeadLetter]], everything: bool
+) -> dict[str, tuple[_TaskDeadLetters, DeadLetter]]:
     """The chosen dead letters that can be sent back. If the user named one that cannot, this raises before
     anything is changed. With ``--all`` the others stay, and the user is told so."""
     taken = {id: found for id, found in chosen.items() if found[0].send_back is not None}
@@ -264,7 +265,7 @@ def _only_returnable(
     return taken
 
 
-def _list(console: Terminal, topology: str, found: dict[str, tuple[_TaskLetters, DeadLetter]]) -> None:
+def _list(console: Terminal, topology: str, found: dict[str, tuple[_TaskDeadLetters, DeadLetter]]) -> None:
     if not found:
         console.print(f"no dead letters in topology '{printable(topology)}'", markup=False, highlight=False)
         return
@@ -286,7 +287,7 @@ def _list(console: Terminal, topology: str, found: dict[str, tuple[_TaskLetters,
     console.print(table)
 
 
-def _show(console: Terminal, id: str, found: tuple[_TaskLetters, DeadLetter]) -> None:
+def _show(console: Terminal, id: str, found: tuple[_TaskDeadLetters, DeadLetter]) -> None:
     task, dead_letter = found
     record = dead_letter.record
     lines = [

@@ -2,8 +2,8 @@
 
 Exit codes: 0 success; 2 invalid input (usage, file, settings, topology); 3 something is missing in the environment
 (Java, a master, a port, slots); 4 the topology failed while it ran; 5 the topology ended, but tuples in flight or
-its last epoch are unfinished; 6 the topology ended, but every tuple of one of its components failed; 130 and 143
-stopped by SIGINT and SIGTERM; 141 the reader of the output closed the pipe; 1 an unexpected error.
+its last epoch are unfinished; 6 the topology ended, but every tuple of one of its components failed; 130, 143 and
+129 stopped by SIGINT, SIGTERM and SIGHUP; 141 the reader of the output closed the pipe; 1 an unexpected error.
 """
 
 from __future__ import annotations

@@ -22,9 +22,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "it after every load sample.",
     )
     parser.add_argument("topology", help="the topology's name (see penstock list)")
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON object (see docs/reference/load-database.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object (see docs/reference/status.md)")
     do = parser.add_mutually_exclusive_group()
     do.add_argument("--apply", action="store_true", help="move the executors, and release nodes that become empty")
     do.add_argument(

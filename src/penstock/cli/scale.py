@@ -18,19 +18,24 @@ from penstock.redaction import printable
 from penstock.texts import parse_json
 
 _HOW = (
-    " The new form is started and given its state beside the running one before it takes over, so that "
-    "processing is interrupted only for a fraction of a second. The delivery guarantee holds throughout."
+    " Penstock starts the new form beside the running one and copies the state to it before it takes over, so "
+    "that processing is interrupted only for a fraction of a second. The delivery guarantee holds throughout."
 )
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     scale = commands.add_parser(
         "scale",
-        help="change the numbers of tasks of a running topology",
-        description="Changes the number of tasks of bolts of a running topology." + _HOW,
+        help="change the parallelism of bolts of a running topology",
+        description="Changes the parallelism of bolts of a running topology." + _HOW,
     )
     scale.add_argument("topology", help="the topology's name (see penstock list)")
-    scale.add_argument("assignments", nargs="+", metavar="COMPONENT=N", help="a bolt and its number of tasks")
+    scale.add_argument(
+        "assignments",
+        nargs="+",
+        metavar="COMPONENT=N",
+        help="a bolt and its new parallelism (number of executors)",
+    )
     scale.set_defaults(handler=handle_scale)
     replace = commands.add_parser(
         "replace",

@@ -362,7 +362,7 @@ def _existing() -> Iterator[ClusterRecord]:
 def _expect() -> ClusterRecord:
     found = record.load()
     if found is None:
-        raise EnvironmentFault("cluster", "there is none of this user on this machine", "Run penstock cluster up.")
+        raise EnvironmentFault("cluster", "this user has no cluster on this machine", "Run penstock cluster up.")
     return found
 
 

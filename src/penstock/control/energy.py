@@ -96,13 +96,13 @@ def power(
     return Power(base, dynamic)
 
 
-def energy(windows: Iterable[tuple[float, Power]]) -> Energy:
-    """The energy of consecutive windows, given as pairs of seconds and power (Pu 2021, equations 29 and 30). Loads
-    are means over a window, so the sum equals the integral."""
+def energy(samples: Iterable[tuple[float, Power]]) -> Energy:
+    """The energy of consecutive load samples, given as pairs of seconds and power (Pu 2021, equations 29 and 30).
+    Loads are means over a load sample, so the sum equals the integral."""
     base = dynamic = 0.0
-    for seconds, each in windows:
+    for seconds, each in samples:
         if seconds < 0:
-            raise ValueError(f"a window cannot last {seconds} s")
+            raise ValueError(f"a load sample cannot last {seconds} s")
         base += each.base * seconds
         dynamic += each.dynamic * seconds
     return Energy(base, dynamic)

@@ -69,7 +69,7 @@ class PlacementPlan:
 
 
 class ErdmPolicy:
-    """Decides on moves and releases from load snapshots. Stateless; ``decide`` is called once per window.
+    """Decides on moves and releases from load snapshots. Stateless; ``decide`` is called once per load sample.
 
     ``slack`` is that of ``paths.critical``; 0 is the definition of Pu 2021, a single path. On a large cluster the
     three or four nodes of one path are soon filled by the upstream executors of all other nodes, and no node

@@ -140,12 +140,12 @@ class MigrationPolicy:
                 continue
             why = heavy.get(target, f"branch {target} no longer exists")
             if light:
-                found.append(self._migrate(name, light.name, f"{why}; lowest pressure of {figures}"))
+                found.append(self._migrate(name, light.name, f"{why}; lowest score of {figures}"))
             else:
                 found.append(self._restore(name, f"{why}, and no branch can take its data"))
         for name, why in heavy.items():
             if name not in self._routes and light:
-                found.append(self._migrate(name, light.name, f"{why}; lowest pressure of {figures}"))
+                found.append(self._migrate(name, light.name, f"{why}; lowest score of {figures}"))
         return found
 
     def _heavy(self, branch: Branch) -> str:

@@ -34,7 +34,7 @@ class Use:
 
 @dataclass(frozen=True)
 class PlacedExecutor:
-    """The load of one executor in the last window."""
+    """The load of one executor in the last load sample."""
 
     id: str
     component: str

@@ -117,31 +117,31 @@ class FailureCount:
 
 class FailurePolicy(ScalingPolicy):
     """Lu 2020, algorithm 2: doubles all bolts if time-outs are above average and their number varies strongly;
-    halves them if time-outs are below average and vary strongly. One load sample is one window.
+    halves them if time-outs are below average and vary strongly. Lu 2020 calls a load sample a window.
 
-    The ring includes the window that has just ended, as in Lu 2020, so a first surge takes effect at once. n is
-    the number of windows in the ring (the "valid" windows of Lu 2020), not its length; with fewer than two windows
-    S² is 0 and nothing happens. Weights fall linearly from 1 to 1 / length: a window that leaves the ring has
+    The ring includes the load sample that has just ended, as in Lu 2020, so a first surge takes effect at once. n
+    is the number of load samples in the ring (the "valid" windows of Lu 2020), not its length; with fewer than two
+    S² is 0 and nothing happens. Weights fall linearly from 1 to 1 / length: a load sample that leaves the ring has
     little weight left, so S² does not jump, and no further constant is needed. A bolt that is fixed or at its
     bound keeps its parallelism, and an odd parallelism is not halved.
 
     The ring is kept across a replacement, as in Lu 2020. If the cool-down is shorter than the ring, a doubling
     that helped is reverted, because failures are then below average. Set the cool-down to at least the length of
-    the ring; the default of 30 s equals six windows of 5 s. Two further properties come from Lu 2020: a high but
-    constant number of failures gives S² = 0 and scales nothing, and so does no failure at all, so idle tasks are
-    kept. ``RatePolicy`` has none of these properties.
+    the ring; the default of 30 s equals six load samples of 5 s. Two further properties come from Lu 2020: a high
+    but constant number of failures gives S² = 0 and scales nothing, and so does no failure at all, so idle tasks
+    are kept. ``RatePolicy`` has none of these properties.
     """
 
-    def __init__(self, bounds: Bounds | None = None, windows: int = 6, threshold: float = 25.0) -> None:
+    def __init__(self, bounds: Bounds | None = None, samples: int = 6, threshold: float = 25.0) -> None:
         """``threshold``: C in Lu 2020, in failures squared. Lu 2020 gives no value; with 25, differences of up to
         five failures are regarded as random."""
         super().__init__(bounds)
-        _check("the number of windows", windows, "at least 2", windows >= 2)
+        _check("the number of load samples", samples, "at least 2", samples >= 2)
         _check("the threshold C", threshold, "0 or more", 0 <= threshold < math.inf)
         self.threshold = threshold
-        self.recent: deque[FailureCount] = deque(maxlen=windows)
+        self.recent: deque[FailureCount] = deque(maxlen=samples)
         """Oldest first."""
-        self.weights = [1 - age / windows for age in range(windows)]
+        self.weights = [1 - age / samples for age in range(samples)]
         """By age, newest first."""
 
     @property
@@ -175,7 +175,7 @@ class FailurePolicy(ScalingPolicy):
         return Scale(
             found,
             f"{failed:,} time-outs, {'more' if more else 'fewer'} than the average of {mean:,.1f} in "
-            f"{len(self.recent)} windows, S² {dispersion:,.0f} above {self.threshold:,.0f}: {moves} tasks",
+            f"{len(self.recent)} load samples, S² {dispersion:,.0f} above {self.threshold:,.0f}: {moves} tasks",
         )
 
 

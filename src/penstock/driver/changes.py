@@ -44,12 +44,12 @@ class Changes:
         return self._scaling() or self.placer.next(sample, self._runs.current)
 
     def _scaling(self) -> ReplaceRequest | None:
-        """Ask the scaling policy once per ``scaling.window``. The scaling controller takes its own load
+        """Ask the scaling policy once per ``scaling.interval``. The scaling controller takes its own load
         samples."""
         current, now = self._runs.current, self._runs.now()
         if self.scalings.idle or now < self._scaling_at:
             return None
-        self._scaling_at = now + current.settings.scaling.window
+        self._scaling_at = now + current.settings.scaling.interval
         scale = self.scalings.decide(now, current.bus.tasks())
         topology = current.deployment.topology
         return None if scale is None else ReplaceRequest(topology.scaled(scale.parallelism), scale.reason)

@@ -184,7 +184,9 @@ class CommitLoop:
                 request.epoch = None  # the epoch was abandoned; the next one serves the request
                 if request.moves:
                     self._waiting.remove(request)
-                    request.answer(StateError("commits", "the epoch with which a worker leaves was given up"), 0)
+                    request.answer(
+                        StateError("commits", "the epoch that the move of a worker needs was not committed"), 0
+                    )
             elif request.epoch is not None and self.commits.published >= request.epoch:
                 self._waiting.remove(request)
                 request.answer(None, self.commits.published)

@@ -265,8 +265,9 @@ class Commits:
         if self._owner.generation != self._generation:
             raise Superseded(
                 f"topology '{self._plan.topology}'",
-                f"this query run has generation {self._generation}, and a later run of this "
-                f"driver has {self._owner.generation}",
+                f"a later query run of this driver owns the state directory (generation {self._owner.generation}, "
+                f"this one has {self._generation})",
+                "The later run processes the epoch again.",
             )
 
     def _manifest(self, commit: WriteManifest) -> Manifest:

@@ -193,7 +193,7 @@ class Coordinator:
             return first
         runs = ", ".join(map(str, self._registries)) or "none"
         raise ControlRefused(
-            "control connection", f"only workers of the query runs {runs} may join, but {first!r} came"
+            "control connection", f"a message from outside the current query runs ({runs}) was refused: {first!r}"
         )
 
 

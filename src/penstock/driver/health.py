@@ -77,12 +77,12 @@ class RunWatch:
                     f"{lost} has said nothing for {seconds:.0f} s (setting lifecycle.heartbeat_timeout)"
                 )
             status = self._engine.exit_status(lost.pid, 0.0)
-            return self._lost(explain([lost], status, False, "nothing, and its query still runs"))
+            return self._lost(explain([lost], status, False, "no reason, and the query still runs"))
         return None
 
     def _gone(self) -> Problem | None:
         if self._strict and self._run.registry.broken:
-            return self._lost("a worker of it is gone")
+            return self._lost("one of its workers has disconnected")
         return None
 
     def _lost(self, text: str) -> Problem:

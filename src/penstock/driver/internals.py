@@ -173,7 +173,7 @@ class PlacingInternals:
         answer["free_slots"] = slots
         if slots:
             shown = ", ".join(f"{node} (stage {stage})" for stage, node in slots)
-            answer["lines"].append(f"free slots, to move into alone: {shown}")
+            answer["lines"].append(f"free slots for a single worker to move into: {shown}")
         return json.dumps(answer)
 
     def rearrange(self) -> Replaced | list[Moved] | None:

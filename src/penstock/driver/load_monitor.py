@@ -76,7 +76,7 @@ class LoadMonitor:
         if self._first is None:
             self._first = reading
             return None
-        if now - self._first.time < self._settings.monitor.window:
+        if now - self._first.time < self._settings.monitor.interval:
             return None
         sample = sample_between(self._first, reading, self._clock.now(), self._settings)
         self._first, self.sample = reading, sample
@@ -110,7 +110,7 @@ class LoadMonitor:
     def _due(self, now: float, bus: MetricsBus) -> bool:
         if self.on and (self._first is None or bus is not self._bus):
             return True
-        length = self._settings.monitor.window
+        length = self._settings.monitor.interval
         ends = self._first is not None and now - self._first.time >= length
         return ends or self._metered < 0 or now - self._metered >= length / _READINGS_PER_SAMPLE
 
@@ -135,7 +135,7 @@ class LoadMonitor:
             return (
                 "the load monitor is off: start the topology with --set monitor=memory, or sqlite to keep samples"
             )
-        length = self._settings.monitor.window
+        length = self._settings.monitor.interval
         if self._first is None:
             return f"no load sample yet: the first begins when all workers have reported, and takes {length:g} s"
         left = max(0.0, self._first.time + length - self._clock.monotonic())

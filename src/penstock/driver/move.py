@@ -90,8 +90,8 @@ class WorkerMove:
         now = registry.workers[worker].hello.node if worker in registry.workers else "no node"
         return TopologyFailed(
             self._run.where,
-            f"worker {worker} on {now} cannot move to {node}: only a worker of bolts alone can, to another node "
-            f"with a free slot for its stage (free slots are on {', '.join(sorted(free)) or 'no node'})",
+            f"worker {worker} on {now} cannot move to {node}: a worker can move if it runs only bolts, to another "
+            f"node with a free slot for its stage; free slots are on {', '.join(sorted(free)) or 'no node'}",
             "Start it with --set placement.spare_slots=1 or more, or let it be replaced: handle.place().",
         )
 
@@ -235,9 +235,10 @@ class WorkerMove:
         if ended.ending is Ending.UNDONE:
             log.warning("worker %s stays on %s: %s", self._worker, old.hello.node, problem)
             text = f"worker {self._worker} could not move to {target}: {problem.error.problem}"
-            return Settled(error=TopologyFailed(where, text, "It goes on where it was."))
+            return Settled(error=TopologyFailed(where, text, "It continues on its old node."))
         self._registry.hand_over(self._worker, self._old_slot)  # the restart places the worker on its old node
-        error = TopologyFailed(where, f"worker {self._worker} cannot go on on {target}: {problem.error.problem}")
+        text = f"worker {self._worker} could not continue on {target}: {problem.error.problem}"
+        error = TopologyFailed(where, text, "The topology restarts with the worker on its old node.")
         return Settled(error=error, problem=Problem(Cause.LOST, error))
 
     def _done(self, times: Mapping[str, float]) -> Moved:

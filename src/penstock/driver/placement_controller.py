@@ -113,12 +113,11 @@ def rearrangement(sample: MonitorSample, plan: PlacementPlan) -> Rearrangement |
     places.update({workers[move.executor]: move.target for move in plan.moves})
     leaves = frozenset(release.node for release in plan.releases)
     count = len(plan.critical.nodes)
-    reason = (
-        f"ERDM: {len(plan.moves)} of {len(places)} executors to {_nodes(count)} ({_list(plan.critical.nodes)})"
-    )
+    reason = f"ERDM moves {len(plan.moves)} of {len(places)} executors to {_nodes(count)}"
+    reason += f" ({_list(plan.critical.nodes)})"
     if leaves:
-        reason += f", {_list(sorted(leaves))} left"
-    reason += f"; {-plan.cost.saved:+.0%} between nodes"
+        reason += f" and releases {_list(sorted(leaves))}"
+    reason += f"; cost between nodes {-plan.cost.saved:+.0%}"
     # If nodes are emptied, the slots are spread evenly over the remaining nodes, as ERDM assigns executors in
     # turn. Otherwise the workers need slots on exactly the nodes that the plan names.
     return Rearrangement(SlotPlacement(places, exact=not leaves), leaves, reason)

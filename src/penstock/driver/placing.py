@@ -58,22 +58,26 @@ class Placer:
         stays = {executor_of(node) for node in placement.nodes.values()}
         kept, total = len(active - leaving), engine.total()
         needed = sum(slots_for(current.plan, placement, kept, current.settings.placement.spare_slots))
-        why_not = ""
+        why_not = hint = ""
         if leaves and not engine.can_release_nodes():
             why_not = "the session has no spark.decommission.enabled, so no node can be released"
+            hint = "Set spark.decommission.enabled=true when you open the session."
         elif leaves and not self._runs.alone():
             why_not = "another topology of this session uses the nodes, too"
+            hint = "End the other topology first."
         elif leaves and not stays <= active - leaving:
-            why_not = "a worker is wanted on a node that is released, or takes nothing new"
+            why_not = "a worker is requested on a node that is released or accepts no new tasks"
+            hint = "Choose another node for the worker."
         elif total * kept // max(1, len(active)) - current.slots_on(active - leaving) < needed:
             why_not = (
-                f"the old and the new form must run side by side: {total} task slots on {len(active)} nodes are "
-                f"too few on {kept} for {needed} more"
+                f"the old and the new form run side by side for a moment, and of the {total} task slots on "
+                f"{len(active)} nodes too few are free on the {kept} that stay: {needed} more are needed"
             )
+            hint = "Give the nodes more task slots, or release fewer of them."
         if why_not:
             where = f"placement of topology '{current.deployment.topology.name}'"
             text = f"it cannot be carried out: {why_not}"
-            raise TopologyFailed(where, text, "Give the nodes more task slots, or release fewer of them.")
+            raise TopologyFailed(where, text, hint)
         self._nodes_before = len(active)
         return ReplaceRequest(current.deployment.topology, reason, placement=placement, leaves=leaves)
 

@@ -156,7 +156,7 @@ class QueryRun:
             )
             raise TopologyFailed(
                 self.where,
-                f"its workers cannot be where they are wanted ({', '.join(unmet)}); there are {there}",
+                f"these workers cannot run on their requested nodes: {', '.join(unmet)}; the query has {there}",
                 "Give the nodes more task slots.",
             )
         self.registry.assign_slots(assigned)

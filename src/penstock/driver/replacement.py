@@ -63,7 +63,7 @@ def check_forms(old: Topology, new: Topology) -> None:
         if before != now:
             raise TopologyError(
                 f"topology '{old.name}', {what}",
-                f"a replacement must keep '{before}', not have '{now}'",
+                f"the new topology has '{now}', but a replacement must keep '{before}'",
                 "Change it back, or end the topology and start the new one.",
             )
 
@@ -144,8 +144,8 @@ class Replacement:
         def explain(error: NotEnoughSlots) -> NotEnoughSlots:
             return NotEnoughSlots(
                 error.where,
-                f"it cannot be replaced without a pause, which takes {wanted} task slots beside the {held} it "
-                f"holds: {error.problem}",
+                f"a replacement without a pause needs {wanted} task slots in addition to the {held} in use: "
+                f"{error.problem}",
                 "Give the master more, or use --stop-and-go: the old form is stopped first, and for some seconds "
                 "nothing runs.",
             )
@@ -219,8 +219,8 @@ class Replacement:
         return Step(name, do, done, limit=limit, watch=watch, on_problem=self._not_finished, cancellable=False)
 
     def _not_finished(self, problem: Problem) -> None:
-        what = "come again" if self.old.keeps_state else "are lost"
-        self._left_behind = f"tuples in flight {what}, {self._limit:g} s were not enough to drain"
+        what = "the new form processes them" if self.old.keeps_state else "they are lost"
+        self._left_behind = f"tuples in flight were not processed within {self._limit:g} s; {what}"
 
     def _raise_if_failed(self, old: QueryRun) -> None:
         """Raise an error of user code in the old form: it would have ended the topology without a replacement,

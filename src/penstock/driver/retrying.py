@@ -37,7 +37,9 @@ def retried(
         except StateUnavailable as error:
             if waited >= patience:
                 raise
-            text = f"the state store does not answer, trying again in {pause:g} s: {error}"
+            text = (
+                f"the state store does not answer ({str(error).rstrip('.')}); Penstock tries again in {pause:g} s"
+            )
             log.warning("%s", text)
             say(text)
             if wait(pause):

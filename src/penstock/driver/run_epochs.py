@@ -105,7 +105,8 @@ class RunEpochs:
             guarantee = self._settings.delivery.guarantee
             raise StateError(
                 f"topology '{self._deployment.topology.name}'",
-                f"it does not run, or keeps no state to commit (its delivery is {guarantee})",
+                f"it commits no epochs: it does not run, or keeps no state (its delivery is {guarantee})",
+                "Check that it runs, with --set delivery=at_least_once or exactly_once.",
             )
         return self._shell
 

@@ -49,7 +49,7 @@ class SavepointRequests:
         try:
             found = [name for name in self._store.list(f"{REQUESTS}/") if name.endswith(".json")]
         except StateError as error:
-            log.warning("no look for requests: %s", error)
+            log.warning("requests for savepoints could not be listed: %s", error)
             return []
         fresh = [name for name in found if name not in self._seen]
         self._seen.update(fresh)
@@ -83,7 +83,7 @@ class SavepointRequests:
             self._store.remove(name)
             self._seen.discard(name)
         except StateError as error:
-            log.warning("no answer to %s: %s", name, error)
+            log.warning("the answer to %s could not be written: %s", name, error)
 
 
 def request(name: str, target: str) -> bytes:
@@ -112,7 +112,8 @@ def save(store: StateStore, target: StateStore, published: int) -> int:
     tokens of sinks. Raises ``StateError`` if there is no such epoch."""
     manifest = manifests.newest(store, before=published + 1)
     if manifest is None or not manifest.epoch:
-        raise StateError(f"state directory {store.url}", "it holds no published epoch")
+        hint = "Wait until its sinks have published an epoch, or check --state-dir."
+        raise StateError(f"state directory {store.url}", "it holds no published epoch", hint)
     tasks = {key: TaskEntry(entry.parts, []) for key, entry in manifest.tasks.items()}
     savepoints.write_savepoint(store, replace(manifest, tasks=tasks), target)
     return manifest.epoch
@@ -123,7 +124,8 @@ def save_at_rest(store: StateStore, target: StateStore) -> int:
     newest epoch."""
     newest = manifests.newest(store)
     if newest is None or not newest.epoch:
-        raise StateError(f"state directory {store.url}", "it holds no committed epoch")
+        hint = "Start the topology until it has committed an epoch, or check --state-dir."
+        raise StateError(f"state directory {store.url}", "it holds no committed epoch", hint)
     published = read_published(store, newest.generation)
     if published < newest.epoch and any(entry.tokens for entry in newest.tasks.values()):
         raise StateError(

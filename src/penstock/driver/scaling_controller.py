@@ -54,10 +54,10 @@ class SampleSummary:
 class ScalingController:
     """Scales one topology, across replacements and restarts.
 
-    One thread calls ``decide`` once per ``scaling.window`` with the newest counters of all tasks. It does not call
-    it during a replacement or while the spouts are deactivated, because the input is not the usual load then. It
-    calls ``replaced`` after every replacement. A restart of the query need not be reported: the controller detects
-    it from counters that decrease.
+    One thread calls ``decide`` once per ``scaling.interval`` with the newest counters of all tasks. It does not
+    call it during a replacement or while the spouts are deactivated, because the input is not the usual load then.
+    It calls ``replaced`` after every replacement. A restart of the query need not be reported: the controller
+    detects it from counters that decrease.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ScalingController:
         self.samples: deque[SampleSummary] = deque(maxlen=_SAMPLES_SHOWN)
         """Oldest first."""
         self._policy = make_policy(settings)
-        self._longest = _LONGEST * settings.scaling.window
+        self._longest = _LONGEST * settings.scaling.interval
         self._room = room
         self._refused: object = None
         """The proposal that was refused last. A repeated refusal is reported only once."""
@@ -119,7 +119,8 @@ class ScalingController:
         reason = proposal.reason
         if fitting != proposal.parallelism:
             moves = ", ".join(f"{name} to {new}" for name, new in fitting.items())
-            reason += f"; only {moves}: needs {self._workers(proposal.parallelism)} slots, {free:,.0f} are free"
+            needed = self._workers(proposal.parallelism)
+            reason += f"; only {moves}: all of it needs {needed} task slots, but only {free:,.0f} are free"
         self._note_decision(sample.time, fitting, reason)
         return Scale(self._with_fused(fitting), reason)
 
@@ -148,7 +149,7 @@ class ScalingController:
             self._note_decision(
                 now,
                 proposal.parallelism,
-                f"{proposal.reason}; not done: needs {least} slots, {free:,.0f} are free",
+                f"{proposal.reason}; not done: it needs {least} task slots, but only {free:,.0f} are free",
             )
 
     def _least_steps(self, wanted: Mapping[str, int]) -> list[dict[str, int]]:
@@ -177,5 +178,5 @@ def make_policy(settings: Settings) -> ScalingPolicy | None:
     """Return the policy that the settings name, or None if scaling is off."""
     bounds = Bounds(settings.scaling.least, settings.scaling.most, settings.scaling.cool_down)
     if settings.scaling.policy == "failures":
-        return FailurePolicy(bounds, settings.scaling.windows, settings.scaling.threshold)
+        return FailurePolicy(bounds, settings.scaling.samples, settings.scaling.threshold)
     return RatePolicy(bounds, settings.scaling.target) if settings.scaling.policy == "rate" else None

@@ -43,7 +43,7 @@ class ShuttingDown:
     @property
     def left_behind(self) -> str:
         """What was not finished, as a clause. Empty if everything was."""
-        again = "the next start does it again" if self._not_committed else ""
+        again = "the next run repeats it" if self._not_committed else ""
         return "; ".join(filter(None, (self._not_drained, self._not_committed, again)))
 
     def steps(self) -> Iterator[Step]:
@@ -79,18 +79,16 @@ class ShuttingDown:
         if problem.cause in (Cause.TIMED_OUT, Cause.CANCELLED):
             run = self._run
             limit = run.settings.lifecycle.drain_timeout
-            what = "come again with the next start" if run.keeps_state else "are lost"
-            why = f"{limit:g} s were not enough to drain" if problem.cause is Cause.TIMED_OUT else "nobody waited"
-            self._not_drained = f"tuples in flight {what}, {why}"
+            what = "the next run processes them" if run.keeps_state else "they are lost"
+            in_time = f"within {limit:g} s" if problem.cause is Cause.TIMED_OUT else "because it was ended at once"
+            self._not_drained = f"tuples in flight were not processed {in_time}; {what}"
             log.warning("%s: %s", run.where, self._not_drained)
 
     def _on_not_committed(self, problem: Problem) -> None:
         if problem.cause is Cause.LOST:
             self._not_committed = "a worker was lost before the last epoch was committed"
             return
-        log.warning(
-            "%s: its last epoch is not committed (%s); the next start does it again", self._run.where, problem
-        )
+        log.warning("%s: its last epoch is not committed (%s); the next run repeats it", self._run.where, problem)
         self._not_committed = f"the last epoch is not committed ({str(problem).rstrip('.')})"
 
 

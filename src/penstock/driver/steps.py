@@ -24,7 +24,7 @@ from penstock.errors import PenstockError, TopologyFailed
 
 log = logging.getLogger("penstock.driver")
 
-LOOK_INTERVAL = 0.2
+CHECK_INTERVAL = 0.2
 """Seconds between two checks of the watches while no worker reports anything. A check may ask the engine, so it is
 not made more often."""
 
@@ -65,7 +65,7 @@ class Watch(Protocol):
         ...
 
     def check(self) -> Problem | None:
-        """Return the problem, or None. Called every ``LOOK_INTERVAL`` and after an alarm; it may ask the
+        """Return the problem, or None. Called every ``CHECK_INTERVAL`` and after an alarm; it may ask the
         engine."""
         ...
 
@@ -102,7 +102,7 @@ class Step:
     """Called with a problem of this step. Returns the problem to report instead, or None to continue with the next
     step."""
     poll: bool = False
-    """Call ``until`` every ``LOOK_INTERVAL`` without the lock, because it asks the engine or reads files."""
+    """Call ``until`` every ``CHECK_INTERVAL`` without the lock, because it asks the engine or reads files."""
     cancellable: bool = True
     """Whether the change may be cancelled before this step and while it waits."""
     point_of_no_return: bool = False
@@ -294,7 +294,7 @@ class StepRunner:
             if step.poll:
                 ended = step.until()
             else:
-                ended = self._look(step, cancelled, min(LOOK_INTERVAL, deadline - self.waiter.now()))
+                ended = self._look(step, cancelled, min(CHECK_INTERVAL, deadline - self.waiter.now()))
             if ended and not any(watch.alarm() for watch in step.watch):
                 return None
             for watch in step.watch:
@@ -308,7 +308,7 @@ class StepRunner:
             if self.waiter.now() >= deadline:
                 return self._timed_out(step)
             if step.poll:
-                self.waiter.wait_for(cancelled if step.cancellable else _never, LOOK_INTERVAL)
+                self.waiter.wait_for(cancelled if step.cancellable else _never, CHECK_INTERVAL)
 
     def _look(self, step: Step, cancelled: Callable[[], bool], seconds: float) -> bool:
         """Wait until the step has ended, a watch has an alarm, the change is cancelled or the seconds have passed.
@@ -340,7 +340,10 @@ class StepRunner:
             raise interrupted
 
     def _cancelled(self) -> Problem:
-        return Problem(Cause.CANCELLED, TopologyFailed(self.where, "it was asked to end meanwhile"))
+        return Problem(
+            Cause.CANCELLED,
+            TopologyFailed(self.where, "the change was cancelled, because the topology was asked to end"),
+        )
 
     def _timed_out(self, step: Step) -> Problem:
         text = f"{step.expected or step.name} within {step.limit:g} s"

@@ -28,7 +28,7 @@ from penstock.driver.request_queue import Posted, RequestQueue
 from penstock.driver.requests import ChangeRequest
 from penstock.driver.restart import FirstStart, Restart
 from penstock.driver.shutdown import ShuttingDown
-from penstock.driver.steps import LOOK_INTERVAL, Cause, Change, ConditionWaiter, Problem, StepRunner, Waiter
+from penstock.driver.steps import CHECK_INTERVAL, Cause, Change, ConditionWaiter, Problem, StepRunner, Waiter
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.faults import CrashPoint
 
@@ -143,9 +143,10 @@ class Supervisor:
                 elif decision is not None:
                     self._carry_out(decision)
         except BaseException as error:
-            failed = (
-                error if isinstance(error, PenstockError) else TopologyFailed(self.runner.where, "interrupted")
+            interrupted = TopologyFailed(
+                self.runner.where, "it was interrupted while it started", "Start it again."
             )
+            failed = error if isinstance(error, PenstockError) else interrupted
             if TopologyPhase.ENDING in lifecycle.TRANSITIONS[self.lifecycle.phase]:
                 self._carry_out(self.lifecycle.fail(failed))
             raise
@@ -174,7 +175,7 @@ class Supervisor:
             self.turn()
 
     def turn(self) -> None:
-        """Wait up to ``LOOK_INTERVAL`` for a request, then look for policy decisions and problems; handle the
+        """Wait up to ``CHECK_INTERVAL`` for a request, then look for policy decisions and problems; handle the
         first thing found. The supervisor's thread calls this until the end; tests call it themselves."""
         posted = None
         try:
@@ -195,7 +196,7 @@ class Supervisor:
             return self._failed(Problem(Cause.FAILED, self._lease.error))
         sample = self._poll_monitor()
         self.runs.stop_retired()
-        if self.runner.waiter.wait_for(self._requests.waiting, LOOK_INTERVAL):
+        if self.runner.waiter.wait_for(self._requests.waiting, CHECK_INTERVAL):
             return self._requests.take()
         if self.lifecycle.phase is TopologyPhase.ACTIVE:
             request = self.changes.decided(sample)
@@ -274,8 +275,8 @@ class Supervisor:
         self._stopping.set()
         run = self.runs.current
         if decision.error is None and not decision.running and not self._hurry.is_set():
-            what = "is done again by the next start" if run.keeps_state else "is lost"
-            self.left_behind = f"it was restarting when it was to end: what was not committed {what}"
+            what = "the next run repeats the work" if run.keeps_state else "the work is lost"
+            self.left_behind = f"it was restarting when it was asked to end; {what} that was not committed"
         shutdown = ShuttingDown(
             self.runs, decision.drain, decision.running, self._on_tasks_closed, self._give_back()
         )

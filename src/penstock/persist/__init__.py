@@ -13,11 +13,12 @@ from penstock.persist.postgres import PostgresStore
 from penstock.persist.queues import PersistentQueue
 from penstock.persist.redis import RedisQueue
 from penstock.persist.sqlite import SQLiteStore
-from penstock.persist.stores import Store
+from penstock.persist.stores import Overtaken, Store, StoreClient, StoreUnavailable
 
 __all__ = [
     "EmbeddedQueue",
     "MemcachedQueue",
+    "Overtaken",
     "ParquetStore",
     "PersistBolt",
     "PersistentQueue",
@@ -25,4 +26,6 @@ __all__ = [
     "RedisQueue",
     "SQLiteStore",
     "Store",
+    "StoreClient",
+    "StoreUnavailable",
 ]

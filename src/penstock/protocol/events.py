@@ -74,7 +74,7 @@ class WorkerReport(_Event, frozen=True):
     """The number of the ``RequestReport`` that this answers; 0 if it answers none."""
     streams: list[tuple[int, int, int, int]] | None = None
     """Sending task, receiving task, tuples and bytes so far; None: not in this report. With the load monitor
-    they are in a few reports of each window only, because there may be many."""
+    they are in a few reports of each load sample only, because there may be many."""
     machine: dict[str, str | int | float | list[int | float]] = {}
     """The result of ``metrics.machine.MachineProbe.read``, as often as ``streams``; empty: not in this report."""
     clock_skew: float = 0.0

@@ -8,6 +8,9 @@ from typing import Any
 
 from penstock.errors import SettingError
 
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+"""How errors name the types of settings."""
+
 
 def setting(default: Any, unit: str, why: str, *, choices: tuple[str, ...] = (), zero: bool = False) -> Any:
     """Declare a field of a group. ``unit`` may be empty; ``why`` says what the setting does and why it has this
@@ -24,7 +27,7 @@ def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
         raise SettingError(where, f"{value!r} is not one of " + ", ".join(choices))
     fits = isinstance(value, kind) or (kind is float and type(value) is int)
     if not fits or (isinstance(value, bool) and kind is not bool):
-        raise SettingError(where, f"{value!r} is not a value of type {kind.__name__}")
+        raise SettingError(where, f"{value!r} is not {_KINDS[kind]}")
     if kind in (int, float):
         zero = spec.metadata["zero"]
         if not 0 <= value < math.inf or (value == 0 and not zero):
@@ -43,7 +46,7 @@ def from_text(name: str, spec: dataclasses.Field[Any], text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise SettingError(where, f"{text!r} is not a value of type {kind.__name__}") from None
+        raise SettingError(where, f"{text!r} is not {_KINDS[kind]}") from None
 
 
 def _kind(spec: dataclasses.Field[Any]) -> type:

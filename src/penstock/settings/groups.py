@@ -152,7 +152,7 @@ class Scaling(Group):
         choices=("off", "failures", "rate"),
     )
     _: KW_ONLY
-    window: float = setting(
+    interval: float = setting(
         5.0,
         "s",
         "length of one load sample. The default covers twenty reports, so one more or less does not matter",
@@ -171,24 +171,24 @@ class Scaling(Group):
         "that the policy failures looks back",
         zero=True,
     )
-    windows: int = setting(
+    samples: int = setting(
         6,
-        "windows",
-        "how many windows the policy failures looks back for its average and variance. Lu 2020 calls it n and "
-        "gives no value",
+        "load samples",
+        "how many load samples the policy failures looks back for its average and variance. Lu 2020 calls it n "
+        "and gives no value",
     )
     threshold: float = setting(
         25.0,
         "time-outs²",
-        "the policy failures acts when the variance of the time-outs is above this. Five more or less are chance. "
-        "Lu 2020 calls it C",
+        "the policy failures acts when the variance of the time-outs is above this. A deviation of five time-outs "
+        "can be chance. Lu 2020 calls it C",
         zero=True,
     )
     target: float = setting(
         0.7,
         "",
         "share of its time that the busiest task should work, for the policy rate. The rest is for variation "
-        "within a window",
+        "within a load sample",
     )
 
     def _check(self) -> None:
@@ -196,9 +196,9 @@ class Scaling(Group):
             raise self._refuse(
                 "most", f"it must be at least scaling.least, {self.least}", "Raise it, or lower scaling.least."
             )
-        if self.windows < 2:
+        if self.samples < 2:
             raise self._refuse(
-                "windows", "it must be at least 2: one window has no average to differ from", "Try 6."
+                "samples", "it must be at least 2: a single load sample has no average to differ from", "Try 6."
             )
         if not self.target < 0.8:
             raise self._refuse(
@@ -210,23 +210,23 @@ class Scaling(Group):
 
 @dataclass(frozen=True)
 class Monitor(Group):
-    """The load monitor, which records what executors, streams and nodes do in each window."""
+    """The load monitor, which records what executors, streams and nodes do in each load sample."""
 
     store: str = setting(
         "off",
         "",
-        "where the windows are kept: off, memory, sqlite (a file in delivery.state_dir), a file, or "
+        "where load samples are stored: off, memory, sqlite (a file in delivery.state_dir), a file, or "
         "postgresql://…",
     )
     _: KW_ONLY
-    window: float = setting(
+    interval: float = setting(
         30.0,
         "s",
-        "length of one window. Pu 2021 uses 30 s: shorter windows cost more reports, longer ones give older "
+        "length of one load sample. Pu 2021 uses 30 s: shorter ones cost more reports, longer ones give older "
         "figures",
     )
     keep: float = setting(
-        86_400.0, "s", "how long windows stay in the database. A day needs some MB for a hundred executors"
+        86_400.0, "s", "how long load samples stay in the database. A day needs some MB for a hundred executors"
     )
 
 
@@ -327,18 +327,25 @@ class Lifecycle(Group):
     """Starting, supervising, restarting and ending a topology."""
 
     start_timeout: float = setting(
-        60.0, "s", "how long the workers may take to connect and to open. A cold JVM needs about 5 s"
+        60.0,
+        "s",
+        "how long the workers may take to connect and to open, and how long a state store that does not answer is "
+        "asked again. A cold JVM needs about 5 s",
     )
     _: KW_ONLY
     heartbeat_timeout: float = setting(
-        20.0, "s", "a worker that is silent for longer is dead. A process that hangs shows in no other way"
+        20.0, "s", "a worker that is silent for longer is dead. Nothing else reveals a process that hangs"
     )
-    drain_timeout: float = setting(10.0, "s", "how long a graceful end waits for tuples in flight")
+    drain_timeout: float = setting(
+        10.0, "s", "how long an end or a replacement waits for tuples in flight, and for the commit of an epoch"
+    )
     max_restarts: int = setting(
         10, "", "restarts before the topology gives up. They are 0.5 s to 30 s apart", zero=True
     )
     metrics_interval: float = setting(
-        0.25, "s", "time between two reports of a worker. Four a second look live in the view"
+        0.25,
+        "s",
+        "time between two reports of a worker. Four reports per second make the live view look continuous",
     )
     crash_at: str = setting(
         "", "", "for tests of recovery: exit at this step of a commit, written STEP:EPOCH[:WORKER]"

@@ -43,7 +43,7 @@ class Settings:
     )
     scaling: Scaling = field(default=Scaling(), metadata=_why("bolts get more or fewer tasks automatically"))
     monitor: Monitor = field(
-        default=Monitor(), metadata=_why("the load of executors, streams and nodes, window by window")
+        default=Monitor(), metadata=_why("the load of executors, streams and nodes in each load sample")
     )
     placement: Placement = field(default=Placement(), metadata=_why("on which nodes workers run"))
     transport: Transport = field(
@@ -75,15 +75,15 @@ class Settings:
                 "Try 0.5.",
             )
         if self.scaling.policy != "off":
-            self._check_window("scaling", self.scaling.window, "two", 2, "Try 5.")
+            self._check_interval("scaling", self.scaling.interval, "two", 2, "Try 5.")
         if self.monitored:
-            self._check_window("monitor", self.monitor.window, "four", 4, "Try 30.")
+            self._check_interval("monitor", self.monitor.interval, "four", 4, "Try 30.")
 
-    def _check_window(self, group: str, window: float, number: str, reports: int, hint: str) -> None:
+    def _check_interval(self, group: str, length: float, number: str, reports: int, hint: str) -> None:
         interval = self.lifecycle.metrics_interval
-        if window < reports * interval:
+        if length < reports * interval:
             rule = f"it must be at least {number} reports of lifecycle.metrics_interval, {interval:g} s, long"
-            raise SettingError(f"setting {group}.window", f"{window!r} is not allowed: {rule}", hint)
+            raise SettingError(f"setting {group}.interval", f"{length!r} is not allowed: {rule}", hint)
 
     @property
     def monitored(self) -> bool:

@@ -388,7 +388,8 @@ def _check_master(master: str) -> None:
 def _check_open_session(spark: SparkSession, master: str | None) -> None:
     current = spark.sparkContext.master
     if master is not None and master != current:
-        raise MasterUnreachable(f"master {master}", f"this process already has a Spark session on {current}")
+        hint = "Stop that session first, or use its master."
+        raise MasterUnreachable(f"master {master}", f"this process already has a Spark session on {current}", hint)
     wrong = [key for key, value in CONF.items() if spark.sparkContext.getConf().get(key) != value]
     needed = [key for key in wrong if key.startswith(("spark.python", "spark.shuffle.streaming.network"))]
     if needed:
@@ -421,7 +422,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
             left_out += len(more)
             if more.endswith(b"\n"):
                 break
-        yield raw + b" ... [%d more bytes, cut]" % left_out if left_out > 1 else raw
+        yield raw + b" ... [%d more bytes]" % left_out if left_out > 1 else raw
 
 
 def _at_exit() -> None:

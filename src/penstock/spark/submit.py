@@ -10,7 +10,7 @@ from penstock.driver.handle import RunningTopology
 from penstock.driver.lease_thread import Lease
 from penstock.driver.operator import Operator
 from penstock.driver.retrying import retried
-from penstock.driver.steps import LOOK_INTERVAL
+from penstock.driver.steps import CHECK_INTERVAL
 from penstock.driver.supervisor import Supervisor
 from penstock.errors import SettingError
 from penstock.protocol.message_board import check_message_board
@@ -80,8 +80,8 @@ def _nodes_to_spare(topology: Topology, engine: SparkEngine) -> int:
     engine.take_nodes_back()  # another topology of this session may have released some
     waited, never = 0.0, threading.Event()
     while not engine.nodes_settled() and waited < topology.settings.lifecycle.start_timeout:
-        never.wait(LOOK_INTERVAL)
-        waited += LOOK_INTERVAL
+        never.wait(CHECK_INTERVAL)
+        waited += CHECK_INTERVAL
     return len(engine.nodes())
 
 

@@ -65,7 +65,7 @@ def _plain_functions(topology: Topology) -> None:
                     raise TopologyError(
                         _at(node),
                         f"{kind}.{name} must be a plain function that does its work when it is called, not {what}",
-                        "Call collector.emit for each tuple instead of yield, and wait for nothing with await.",
+                        "Call collector.emit for each tuple instead of yield, and do not use await.",
                     )
 
 

@@ -24,8 +24,8 @@ from penstock.worker.sender import FrameSender
 from penstock.worker.tasks import Tasks
 
 REPORTS_PER_SAMPLE = 4
-"""How many times per window of the load monitor a worker reports its streams. A window then misses less than a
-quarter of its own end and contains less than a quarter of the previous window, equally in every window."""
+"""How many times per load sample of the load monitor a worker reports its streams. A load sample then misses less
+than a quarter of its own end and contains less than a quarter of the previous one, equally each time."""
 _MOST_ERRORS = 32
 """Number of the newest user errors that are kept. They are for display; the stats count all errors."""
 
@@ -61,7 +61,7 @@ class Reporter:
         self._segments: list[tuple[int, Segment]] = []
         self._monitored = settings.monitored
         self._machine = MachineProbe(spark_jvm())
-        self._load_interval = settings.monitor.window / REPORTS_PER_SAMPLE
+        self._load_interval = settings.monitor.interval / REPORTS_PER_SAMPLE
         self._load_due = self._due = 0.0
         self._interval = settings.lifecycle.metrics_interval
 
