@@ -17,8 +17,7 @@ from pathlib import Path
 
 from penstock import Delivery, Settings, Spout, TopologyBuilder
 from penstock.clock import SimulatedClock
-from penstock.errors import ComponentError, PenstockError, SinkRefused
-from penstock.protocol.commands import EpochCommitted
+from penstock.errors import ComponentError, SinkRefused
 from penstock.testing import LocalRunner
 
 PASSING = 3
@@ -124,32 +123,6 @@ class RealClock(SimulatedClock):
     advance = staticmethod(time.sleep)
 
 
-class Worker(LocalRunner):
-    """The local runner, and like a worker on Spark it asks a sink again that could not publish an epoch."""
-
-    unpublished = None
-    shown = ""
-
-    def _command(self, message, to):
-        if not isinstance(message, EpochCommitted):
-            super()._command(message, to)
-            return
-        self.unpublished = message
-        self.publish()
-
-    def publish(self):
-        try:
-            super()._command(self.unpublished, None)
-        except SinkRefused:
-            raise
-        except PenstockError as error:
-            if str(error) != self.shown:  # once, however long it lasts
-                self.shown = str(error)
-                next(iter(self._workers.values())).errors.append(error)
-        else:
-            self.unpublished = None
-
-
 def _replace(path, text):
     path.with_suffix(".new").write_text(text)
     os.replace(path.with_suffix(".new"), path)
@@ -170,7 +143,9 @@ def main(folder, start):
         delivery=Delivery(work["delivery"], epoch_interval=0.1, message_timeout=600.0, max_spout_pending=2000)
     )
     try:
-        runner = Worker(builder.build("persisted", settings), seed=start, clock=RealClock(), folder=work["state"])
+        runner = LocalRunner(
+            builder.build("persisted", settings), seed=start, clock=RealClock(), folder=work["state"]
+        )
     except ComponentError as error:  # the queue may be away at this moment; the supervisor tries again
         print(error, file=sys.stderr)
         return PASSING
@@ -190,10 +165,8 @@ def main(folder, start):
         _replace(folder / "status.json", json.dumps(state))
 
     try:
-        while not numbers.done or runner.unpublished:
+        while not numbers.done or runner.commits.published < runner.commits.committed:
             runner.run(0.02)
-            if runner.unpublished:
-                runner.publish()
             tell()
         runner.deactivate()
         runner.close()
