@@ -103,3 +103,67 @@ def test_a_replacement_while_all_is_published_needs_no_restart(tmp_path, sinks):
     assert replaced.exception() is None
     assert replaced.result().gap < 0.5
     assert world.tokens() == ["[]"] * 3
+
+
+# ---- stop-and-go and at-most-once delivery -----------------------------------------------------------------
+
+
+class NotingWorker(fake_world.FakeWorker):
+    """Notes the epoch with which tasks open. ``world.commits``: whether snapshots are written."""
+
+    def _on_OpenTasks(self, message):  # noqa: N802
+        self.world.opened[self.launch.attempt] = message.epoch
+        super()._on_OpenTasks(message)
+
+    def _on_TakeSnapshot(self, message):  # noqa: N802
+        if self.world.commits:
+            super()._on_TakeSnapshot(message)
+
+
+class NotingWorld(World):
+    def __init__(self, folder):
+        self.opened, self.commits = {}, True
+        super().__init__(folder, "at_most_once")
+
+    def replace(self, pause):
+        """Returns the epoch that the old form committed last, the epoch that the new form opened with, and what
+        was left behind."""
+        old = self.supervisor.runs.current
+        request = ReplaceRequest(old.deployment.topology, "test", pause)
+        self.supervisor.request(request)
+        self.turn_until(request.answer.done)
+        self.settle()
+        self.check()
+        return old.epochs.epoch, self.opened[self.supervisor.runs.current.number], request.answer.result()
+
+
+@pytest.fixture
+def noting(monkeypatch):
+    monkeypatch.setattr(fake_world, "FakeWorker", NotingWorker)
+
+
+def test_stop_and_go_hands_over_the_state_of_now(tmp_path, noting):
+    world = NotingWorld(tmp_path)
+    before = 0
+    for pause in (False, True, True):
+        committed, opened, replaced = world.replace(pause)
+        assert opened == committed > before
+        assert "last_committed" in replaced.steps
+        before = opened
+
+
+def test_stop_and_go_does_not_use_the_state_of_an_earlier_driver(tmp_path, noting):
+    NotingWorld(tmp_path).replace(pause=False)
+    world = NotingWorld(tmp_path)
+    assert world.opened == {0: 0}, "at most once: it begins with nothing"
+    world.commits = False
+    _, opened, replaced = world.replace(pause=True)
+    assert opened == 0
+    assert "its state was not committed in time, so the new form begins without it" in replaced.left_behind
+
+
+def test_state_that_was_handed_over_earlier_is_not_used_again(tmp_path, noting):
+    world = NotingWorld(tmp_path)
+    assert world.replace(pause=True)[1] > 0
+    world.commits = False
+    assert world.replace(pause=True)[1] == 0

@@ -39,6 +39,7 @@ from penstock.driver.health import RewordedWatch
 from penstock.driver.nodes import release_step, take_back_steps
 from penstock.driver.query_run import QueryRun
 from penstock.driver.query_runs import QueryRuns
+from penstock.driver.recovery import StateDirectory
 from penstock.driver.requests import Replaced, ReplaceRequest
 from penstock.driver.steps import Cause, Ending, Problem, Settled, Step, StepsEnded, Watch, nothing
 from penstock.errors import NotEnoughSlots, TopologyError, TopologyFailed
@@ -88,7 +89,9 @@ class Replacement:
         self.new: QueryRun | None = None
         self._request, self._runs, self._engine = request, runs, runs.engine
         self._limit = self.old.settings.lifecycle.drain_timeout
-        self._left_behind = ""
+        self._epoch_before = 0
+        """The newest epoch of the old run before commits for this replacement began (at-most-once delivery)."""
+        self._left_behind: list[str] = []
 
     # ---- the steps -------------------------------------------------------------------------------------
 
@@ -106,7 +109,9 @@ class Replacement:
             yield release_step(self._engine, request.leaves)
         self.new = new = runs.new(deployment, MetricsBus(deployment.plan))
         yield Step("new_run", undo=lambda: runs.drop(new))
-        if not request.pause:
+        if request.pause:
+            yield from self._begin_handover(old)
+        else:
             yield from self._stand_by(old, new)
         yield from self._leave(old)
         yield Step("handed_over", lambda: self._hand_over(old, new), cancellable=False)
@@ -114,7 +119,7 @@ class Replacement:
             yield runs.reserve_step(deployment, new.settings.lifecycle.start_timeout)
             yield from new.launch_steps((runs.watch(new),))
         if old.keeps_state or old.stateful:
-            yield Step("claimed", lambda: deployment.state.recover(old.epochs.published))
+            yield Step("claimed", lambda: self._claim(old, deployment.state))
         yield from new.open_steps((runs.watch(new),))
         yield Step("activated", lambda: runs.resume_spouts(new), cancellable=False)
 
@@ -159,8 +164,7 @@ class Replacement:
         watch = (*self._watch_old(), RewordedWatch(runs.watch(new), standing_by, Cause.FAILED))
         strict = (*self._watch_old(), RewordedWatch(runs.watch(new, strict=True), standing_by, Cause.FAILED))
         yield from new.launch_steps(watch, "standing_by")
-        if not old.keeps_state and old.stateful:
-            yield Step("handover_begun", old.epochs.begin_handover)
+        yield from self._begin_handover(old)
         limit = new.settings.lifecycle.start_timeout
         for _ in range(_COPIES if old.epochs.running else 0):
             yield old.epochs.commit_step("ahead_committed", self._watch_old(), self._no_epoch_ahead)
@@ -172,6 +176,16 @@ class Replacement:
             limit=limit,
             watch=strict,
         )
+
+    def _begin_handover(self, old: QueryRun) -> Iterator[Step]:
+        """With at-most-once delivery, the old run commits epochs only to hand its state over."""
+
+        def begin() -> None:
+            old.epochs.begin_handover()
+            self._epoch_before = old.epochs.committed
+
+        if not old.keeps_state and old.stateful:
+            yield Step("handover_begun", begin)
 
     def _prefetch(self, new: QueryRun, limit: float, watch: tuple[RewordedWatch, ...]) -> Step:
         state = new.deployment.state
@@ -220,7 +234,7 @@ class Replacement:
 
     def _not_finished(self, problem: Problem) -> None:
         what = "the new form processes them" if self.old.keeps_state else "they are lost"
-        self._left_behind = f"tuples in flight were not processed within {self._limit:g} s; {what}"
+        self._left_behind = [f"tuples in flight were not processed within {self._limit:g} s; {what}"]
 
     def _raise_if_failed(self, old: QueryRun) -> None:
         """Raise an error of user code in the old form: it would have ended the topology without a replacement,
@@ -234,6 +248,15 @@ class Replacement:
             self._runs.drop(old)
         new.bus.continue_from(old.bus)
         self._runs.current = new
+
+    def _claim(self, old: QueryRun, state: StateDirectory) -> None:
+        """Take over the state directory. With at-most-once delivery it may have only the state of an earlier time,
+        if the old run could not commit an epoch for this replacement. Such a state is not used, as in a restart."""
+        if old.keeps_state or old.epochs.epoch > self._epoch_before:
+            state.recover(old.epochs.published)
+            return
+        state.forget()
+        self._left_behind.append("its state was not committed in time, so the new form begins without it")
 
     def _watch_old(self) -> tuple[RewordedWatch, ...]:
         return (RewordedWatch(self._runs.watch(self.old), "it was lost during a replacement"),)
@@ -262,7 +285,7 @@ class Replacement:
             f"{request.reason}: {differences(self.old.deployment, self.new.deployment)}",
             now - times["paused"],
             now - request.since,
-            self._left_behind,
+            "; ".join(self._left_behind),
             {step: at - request.since for step, at in times.items()},
         )
         self.new.bus.note("replacement", "", str(done))
