@@ -15,7 +15,7 @@ from penstock.driver.query_runs import QueryRuns
 from penstock.driver.replacement import Replacement
 from penstock.driver.requests import ChangeRequest, Moved, MoveRequest, Replaced, ReplaceRequest
 from penstock.driver.scaling_controller import ScalingController
-from penstock.driver.steps import Problem, Settled, StepRunner
+from penstock.driver.steps import Settled, StepRunner
 from penstock.errors import PenstockError, TopologyFailed
 
 
@@ -60,15 +60,16 @@ class Changes:
 
     # ---- carrying out requests -------------------------------------------------------------------------
 
-    def carry_out(self, request: ChangeRequest) -> Problem | None:
-        """Carry out a request and answer it. Returns the problem if the query must be restarted or the topology
-        must end because of it. Returns None if the topology continues, changed or not. Raises nothing."""
+    def carry_out(self, request: ChangeRequest) -> Settled:
+        """Carry out a request and answer it. Returns its outcome. The outcome has a problem if the query must be
+        restarted or the topology must end because of it; otherwise the topology continues, changed or not. Raises
+        nothing."""
         settled = self._move(request) if isinstance(request, MoveRequest) else self._replace(request)
         if settled.error is None:
             _answer(request.answer, settled.result)
         else:
             self._not_done(request, settled.error)
-        return settled.problem
+        return settled
 
     def refuse(self, request: ChangeRequest, error: PenstockError) -> None:
         """Answer a request with an error, since it is not carried out."""

@@ -91,7 +91,9 @@ class Replacement:
         self._limit = self.old.settings.lifecycle.drain_timeout
         self._epoch_before = 0
         """The newest epoch of the old run before commits for this replacement began (at-most-once delivery)."""
-        self._left_behind: list[str] = []
+        self._unfinished = self._without_state = False
+        """The old run did not finish its tuples in flight; the new run begins without state although the old one
+        had some."""
 
     # ---- the steps -------------------------------------------------------------------------------------
 
@@ -233,8 +235,7 @@ class Replacement:
         return Step(name, do, done, limit=limit, watch=watch, on_problem=self._not_finished, cancellable=False)
 
     def _not_finished(self, problem: Problem) -> None:
-        what = "the new form processes them" if self.old.keeps_state else "they are lost"
-        self._left_behind = [f"tuples in flight were not processed within {self._limit:g} s; {what}"]
+        self._unfinished = True
 
     def _raise_if_failed(self, old: QueryRun) -> None:
         """Raise an error of user code in the old form: it would have ended the topology without a replacement,
@@ -256,7 +257,7 @@ class Replacement:
             state.recover(old.epochs.published)
             return
         state.forget()
-        self._left_behind.append("its state was not committed in time, so the new form begins without it")
+        self._without_state = True
 
     def _watch_old(self) -> tuple[RewordedWatch, ...]:
         return (RewordedWatch(self._runs.watch(self.old), "it was lost during a replacement"),)
@@ -272,7 +273,20 @@ class Replacement:
         if ended.ending is Ending.UNDONE:
             return Settled(error=error)  # the old run continues; if it is lost, the supervisor detects that
         assert self.new is not None
-        return Settled(error=error, problem=self._broken(ended.problem, self.old, self.new))
+        cancelled = ended.problem.cause is Cause.CANCELLED
+        left_behind = self._left_behind("the next run") if cancelled else ""
+        problem = self._broken(ended.problem, self.old, self.new)
+        return Settled(error=error, problem=problem, left_behind=left_behind)
+
+    def _left_behind(self, successor: str) -> str:
+        """What the old run did not finish, as a clause. ``successor``: what continues with its state."""
+        texts = []
+        if self._unfinished:
+            what = f"{successor} processes them" if self.old.keeps_state else "they are lost"
+            texts.append(f"tuples in flight were not processed within {self._limit:g} s; {what}")
+        if self._without_state:
+            texts.append(f"its state was not committed in time, so {successor} begins without it")
+        return "; ".join(texts)
 
     def _done(self, ended: StepsEnded) -> Replaced:
         assert self.new is not None
@@ -285,7 +299,7 @@ class Replacement:
             f"{request.reason}: {differences(self.old.deployment, self.new.deployment)}",
             now - times["paused"],
             now - request.since,
-            "; ".join(self._left_behind),
+            self._left_behind("the new form"),
             {step: at - request.since for step, at in times.items()},
         )
         self.new.bus.note("replacement", "", str(done))

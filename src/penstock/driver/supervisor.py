@@ -255,9 +255,10 @@ class Supervisor:
                 run = self.runs.current
                 run.activate() if active else run.deactivate()
             case lifecycle.CarryOut(request):
-                problem = self.changes.carry_out(request)
+                settled = self.changes.carry_out(request)
+                self.left_behind = settled.left_behind
                 self.lifecycle.use(self.runs.current.settings.lifecycle.max_restarts)
-                return lifecycle.ChangeEnded(problem, self._ran())
+                return lifecycle.ChangeEnded(settled.problem, self._ran())
             case lifecycle.RestartQuery(problem, pause):
                 return self._restart(problem, pause)
             case lifecycle.ShutDown():
@@ -284,7 +285,7 @@ class Supervisor:
         return lifecycle.ShutDownEnded(shutdown.error)
 
     def _on_tasks_closed(self, shutdown: ShuttingDown) -> None:
-        self.left_behind = shutdown.left_behind or self.left_behind
+        self.left_behind = "; ".join(filter(None, (self.left_behind, shutdown.left_behind)))
         self.lifecycle.error = self.lifecycle.error or shutdown.error
         self.closing.set()
 
