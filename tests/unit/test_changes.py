@@ -63,12 +63,10 @@ class Release(Scenario):
 class TakeBack(Scenario):
     """A node that was released before is used again."""
 
-    def request(self):
+    def begin(self):
         self.world.engine.release_nodes(["host/1"])
-        runs = self.world.supervisor.runs
-        more, request = self.world.supervisor.changes.placer.take_back("test", runs.current)
-        assert more
-        return request
+        supervisor = self.world.supervisor
+        assert supervisor.changes.placer.take_back("test", supervisor.runs.current)
 
 
 class Move(Scenario):

@@ -38,9 +38,12 @@ class Changes:
 
     # ---- requests of the policies ----------------------------------------------------------------------
 
-    def decided(self, sample: MonitorSample | None) -> ChangeRequest | None:
-        """Return the change that a policy requests now, if any. Called periodically while the spouts are active,
-        with a load sample if the load monitor has just taken one."""
+    def decided(self, sample: MonitorSample | None, active: bool) -> ChangeRequest | None:
+        """Return the change that a policy requests now, or that has waited for nodes to join, if any. Called
+        periodically while the topology runs, with a load sample if the load monitor has just taken one.
+        ``active``: the spouts emit. Policies decide only while they do."""
+        if not active:
+            return self.placer.next(None, self._runs.current)
         return self._scaling() or self.placer.next(sample, self._runs.current)
 
     def _scaling(self) -> ReplaceRequest | None:
@@ -51,8 +54,7 @@ class Changes:
             return None
         self._scaling_at = now + current.settings.scaling.interval
         scale = self.scalings.decide(now, current.bus.tasks())
-        topology = current.deployment.topology
-        return None if scale is None else ReplaceRequest(topology.scaled(scale.parallelism), scale.reason)
+        return None if scale is None else ReplaceRequest(None, scale.reason, parallelism=scale.parallelism)
 
     def _make_scalings(self) -> ScalingController:
         current = self._runs.current

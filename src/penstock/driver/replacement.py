@@ -36,7 +36,7 @@ from penstock.driver.deployment import Deployment, make_deployment
 from penstock.driver.drain import Drain
 from penstock.driver.engine import executor_of
 from penstock.driver.health import RewordedWatch
-from penstock.driver.nodes import release_step, take_back_steps
+from penstock.driver.nodes import release_step
 from penstock.driver.query_run import QueryRun
 from penstock.driver.query_runs import QueryRuns
 from penstock.driver.recovery import StateDirectory
@@ -87,6 +87,8 @@ class Replacement:
         self.number = number
         self.old = runs.current
         self.new: QueryRun | None = None
+        self._form = self.old.deployment.topology
+        """The new form, from the step ``checked`` on."""
         self._request, self._runs, self._engine = request, runs, runs.engine
         self._limit = self.old.settings.lifecycle.drain_timeout
         self._epoch_before = 0
@@ -99,10 +101,7 @@ class Replacement:
 
     def steps(self) -> Iterator[Step]:
         old, request, runs = self.old, self._request, self._runs
-        old_watch = self._watch_old()
         yield Step("checked", self._check)
-        if request.takes_back is not None:
-            yield from take_back_steps(self._engine, request.takes_back, old_watch)
         active = set(self._engine.nodes())
         deployment = self._make_deployment(active)
         if not request.pause:
@@ -127,13 +126,15 @@ class Replacement:
 
     def _check(self) -> None:
         self._runs.stop_retired(at_once=True)
-        check_forms(self.old.deployment.topology, self._request.topology)
+        before = self.old.deployment.topology
+        self._form = self._request.form(before)
+        check_forms(before, self._form)
 
     def _make_deployment(self, active: set[str]) -> Deployment:
         request, old = self._request, self.old
         kept = active - {executor_of(node) for node in request.leaves}
         owner = old.deployment.state.owner
-        deployment = make_deployment(request.topology, self._engine, request.placement, len(kept), owner)
+        deployment = make_deployment(self._form, self._engine, request.placement, len(kept), owner)
         if old.keeps_state:
             deployment.state.inspect()  # raises if the state does not match the new form
         return deployment
@@ -252,7 +253,7 @@ class Replacement:
 
     def _claim(self, old: QueryRun, state: StateDirectory) -> None:
         """Take over the state directory. With at-most-once delivery it may have only the state of an earlier time,
-        if the old run could not commit an epoch for this replacement. Such a state is not used, as in a restart."""
+        if the old run could not commit an epoch for this replacement. Such a state is not used."""
         if old.keeps_state or old.epochs.epoch > self._epoch_before:
             state.recover(old.epochs.published)
             return
@@ -301,6 +302,7 @@ class Replacement:
             now - request.since,
             self._left_behind("the new form"),
             {step: at - request.since for step, at in times.items()},
+            request.kept(self.old.deployment.topology),
         )
         self.new.bus.note("replacement", "", str(done))
         runs.retire(self.old)

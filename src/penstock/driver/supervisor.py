@@ -198,8 +198,8 @@ class Supervisor:
         self.runs.stop_retired()
         if self.runner.waiter.wait_for(self._requests.waiting, CHECK_INTERVAL):
             return self._requests.take()
-        if self.lifecycle.phase is TopologyPhase.ACTIVE:
-            request = self.changes.decided(sample)
+        if self.lifecycle.phase in lifecycle.RUNNING:
+            request = self.changes.decided(sample, self.lifecycle.phase is TopologyPhase.ACTIVE)
             if request is not None:
                 return Posted(lifecycle.ChangeRequested(request), answer=request.answer)
         problem = self.runs.watch(self.runs.current).check()
