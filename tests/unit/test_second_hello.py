@@ -14,8 +14,7 @@ from penstock.plan.planner import make_plan
 from penstock.protocol.client import ControlClient
 from penstock.protocol.events import Hello
 from penstock.testing import CaptureBolt, FeederSpout
-from tests.unit import fake_world
-from tests.unit.fake_world import World
+from tests.unit.fake_world import FakeWorker, World
 
 BOLTS = WorkerId(1, 0)
 
@@ -98,24 +97,14 @@ def test_the_coordinator_closes_its_connection_and_the_topology_does_not_fail():
         coordinator.stop()
 
 
-def test_a_lost_worker_leads_to_a_restart_even_if_its_slot_connects_again(tmp_path, monkeypatch):
-    refused = []
-
-    class Again(fake_world.FakeWorker):
-        def _connect(self):
-            try:
-                super()._connect()
-            except ControlRefused as error:
-                self.alive = False
-                refused.append(error)
-
+def test_a_lost_worker_leads_to_a_restart_even_if_its_slot_connects_again(tmp_path):
     world = World(tmp_path)
     run, query = world.supervisor.runs.current, world.query_of(0)
     lost = next(each for each in query.workers if each.id == BOLTS)
     lost.die()
     lost.connection.gone_at -= 1.0  # within the time in which the engine may explain the loss
-    query.workers.append(Again(world, run.registry, query.launch, BOLTS, "host/0"))
-    world.turn_until(lambda: refused)
+    query.workers.append(FakeWorker(world, run.registry, query.launch, BOLTS, "host/0"))
+    world.turn_until(lambda: world.refused)
     assert world.supervisor.lifecycle.restarts.count == 0
     lost.connection.gone_at -= 100.0  # that time is over; connections use the clock of the machine
     world.settle()

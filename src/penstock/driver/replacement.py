@@ -25,6 +25,9 @@ and has the spouts:
 If step 8 fails because of the new form itself (its ``prepare`` raises, or a state does not match), the old form is
 restarted from the epoch of step 5. With ``pause``, task slots for one of the two forms are enough: steps 2 and 3
 are left out, and in step 7 the old query is stopped and the new one launched.
+
+With at-most-once delivery, the old run begins to commit epochs before step 3 or, with ``pause``, before step 4
+(``handover_begun``). If it commits none until step 5, the new form begins without state.
 """
 
 from __future__ import annotations
