@@ -16,7 +16,7 @@ from penstock.driver.lifecycle import OVER, RUNNING
 from penstock.driver.query_run import RunContext
 from penstock.driver.registry import WorkerConnection, WorkerRegistry
 from penstock.driver.supervisor import Supervisor
-from penstock.errors import StateError
+from penstock.errors import ControlRefused, StateError
 from penstock.plan.model import WorkerId
 from penstock.protocol import codec, wire
 from penstock.protocol import events as m
@@ -51,10 +51,15 @@ class FakeWorker:
         world.after(LATENCY, self._connect)
 
     def _connect(self):
-        if not self.world.mute:
-            self.alive = True
+        if self.world.mute:
+            return
+        try:
             self.registry.add(self.connection)
-            self.say(m.ChannelsWarm())
+        except ControlRefused as error:  # the coordinator closes its connection
+            self.world.refused.append(error)
+            return
+        self.alive = True
+        self.say(m.ChannelsWarm())
 
     def say(self, *messages):
         for message in messages:
@@ -298,6 +303,8 @@ class World:
         self.waiter, self.numbers = SimulatedWaiter(), itertools.count(100)
         self.mute = False
         """Nobody answers any more."""
+        self.refused = []
+        """Why workers were refused."""
         self.cannot_open = set()
         """Attempts whose ``prepare`` raises."""
         self.server, self.engine = FakeServer(), FakeEngine(self, nodes)

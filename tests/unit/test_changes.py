@@ -63,12 +63,10 @@ class Release(Scenario):
 class TakeBack(Scenario):
     """A node that was released before is used again."""
 
-    def request(self):
+    def begin(self):
         self.world.engine.release_nodes(["host/1"])
-        runs = self.world.supervisor.runs
-        more, request = self.world.supervisor.changes.placer.take_back("test", runs.current)
-        assert more
-        return request
+        supervisor = self.world.supervisor
+        assert supervisor.changes.placer.take_back("test", supervisor.runs.current)
 
 
 class Move(Scenario):
@@ -210,7 +208,7 @@ def test_too_few_slots_change_nothing(tmp_path):
     made.world.engine.slots = 2
     made.run()
     made.world.check()
-    assert "beside the 3 it holds" in str(made.answers[0].exception())
+    assert "in addition to the 3 in use" in str(made.answers[0].exception())
     assert not made.world.supervisor.lifecycle.restarts.count
 
 

@@ -136,7 +136,7 @@ def test_at_least_once_bolts_are_snapshotted_when_all_spouts_are():
 
 
 def test_an_epoch_is_published_when_all_sinks_say_so():
-    made = keeper(committed=3)
+    made = EpochKeeper([A, B, C], [A, B], True, committed=3, interval=10.0, published=3)
     assert made.published == 3
     made.epoch_published(A, 4)
     made.epoch_published(B, 5)
@@ -145,6 +145,14 @@ def test_an_epoch_is_published_when_all_sinks_say_so():
     assert made.published == 4
     made.epoch_published(A, 5)
     assert made.published == 5
+
+
+def test_an_epoch_that_a_run_begins_with_is_not_assumed_to_be_published():
+    made = keeper(committed=3)
+    assert made.published == 0
+    for worker in (A, B, C):
+        made.epoch_published(worker, 4)
+    assert made.published == 4
 
 
 # ---- commits -----------------------------------------------------------------------------------------------

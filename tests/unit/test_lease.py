@@ -1,5 +1,6 @@
 """Whether the driver that owns a state directory is alive. A second start is refused exactly while it is."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import uuid
 
 import pytest
 
+from penstock.driver import lease_thread
 from penstock.driver.lease_thread import Lease
 from penstock.errors import AlreadyRunning, StateError, StateRemoved, StateUnavailable, Superseded
 from penstock.state import lease as leases
@@ -199,6 +201,41 @@ def test_a_store_that_does_not_answer_is_no_loss(store, monkeypatch, caplog):
     monkeypatch.undo()
     running.release()
     assert "the lease could not be renewed" in caplog.text
+
+
+@pytest.mark.parametrize("hangs", ["during a renewal", "at the end", "in a commit"])
+def test_a_store_that_hangs_does_not_keep_the_driver_from_ending(store, monkeypatch, caplog, hangs):
+    monkeypatch.setattr(lease_thread, "_JOIN_TIMEOUT", 0.1)
+    running = Lease(store, "words", beat=0.001 if hangs == "during a renewal" else 3600.0)
+    running.take()
+    reached, answers = threading.Event(), threading.Event()
+
+    def hang(*_):
+        reached.set()
+        answers.wait(30)
+        raise StateUnavailable("store", "it does not answer")
+
+    monkeypatch.setattr(StateStore, "list", hang)
+    if hangs == "in a commit":  # the thread of the commits waits for the store and holds the owner's lock
+        threading.Thread(target=lambda: suppressed(running.owner.check, store), daemon=True).start()
+    if hangs != "at the end":
+        assert reached.wait(30)
+    ended = threading.Thread(target=running.release, daemon=True)
+    ended.start()
+    ended.join(20)
+    try:
+        assert not ended.is_alive()
+        assert f"the state store {store.url} does not answer, so the lease is not released" in caplog.text
+        assert "It expires by itself after 15 s." in caplog.text
+    finally:
+        monkeypatch.undo()
+        answers.set()
+        running._thread.join(30)
+
+
+def suppressed(action, *arguments):
+    with contextlib.suppress(Exception):
+        action(*arguments)
 
 
 def test_a_store_that_may_not_create_exclusively_is_named_at_the_start(store, caplog, tmp_path):

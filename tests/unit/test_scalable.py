@@ -1,17 +1,12 @@
 """Which bolts are scaled automatically, and topologies with another parallelism."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
 
 from penstock import BasicBolt, DedupBolt, Spout, TopologyBuilder, TopologyError
-from penstock.driver.operator import Operator
-from penstock.driver.requests import Replaced
+from penstock.driver.requests import ReplaceRequest
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_text
 from penstock.plan.scalable import kept_numbers, why_fixed
-from penstock.protocol.requests import OperatorRequest
 from penstock.topology.groupings import CustomGrouping, Shuffle
 from tests.helpers import settings_with
 
@@ -208,20 +203,15 @@ def test_nothing_is_kept_where_nothing_was_scaled():
     assert kept_numbers(build(), build(), build()) == {}
 
 
-def test_the_command_replaces_with_the_kept_numbers_and_says_so():
-    declared, asked = build(parallelism=2), []
+def test_a_request_keeps_the_numbers_of_the_form_that_runs_when_it_is_carried_out():
+    declared = build(parallelism=2)
+    request = ReplaceRequest(build(parallelism=2), "changed code", declared=declared)
+    assert request.form(declared) is request.topology
+    assert request.form(declared.scaled({"work": 5})).nodes["work"].parallelism == 5
+    assert request.kept(declared.scaled({"work": 5})) == {"work": 5}
 
-    def replace(topology, reason, pause):
-        asked.append(topology.nodes["work"].parallelism)
-        return Replaced(0.0, {"work": 5}, reason, 0.1, 0.2)
 
-    running = SimpleNamespace(
-        declared=declared,
-        topology=declared.scaled({"work": 5}),
-        load=lambda target: build(parallelism=2),
-        replace=replace,
-    )
-    running.internals = running
-    answer = Operator(running)(OperatorRequest("replace", {"target": "t.py"}))
-    assert asked == [5]
-    assert json.loads(answer.text)["kept"] == {"work": 5}
+def test_a_request_of_the_same_topology_takes_the_form_that_runs_then():
+    running = build(parallelism=2)
+    assert ReplaceRequest(None, "all nodes").form(running) is running
+    assert ReplaceRequest(None, "by hand", parallelism={"work": 5}).form(running).nodes["work"].parallelism == 5

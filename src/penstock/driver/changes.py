@@ -15,7 +15,7 @@ from penstock.driver.query_runs import QueryRuns
 from penstock.driver.replacement import Replacement
 from penstock.driver.requests import ChangeRequest, Moved, MoveRequest, Replaced, ReplaceRequest
 from penstock.driver.scaling_controller import ScalingController
-from penstock.driver.steps import Problem, Settled, StepRunner
+from penstock.driver.steps import Settled, StepRunner
 from penstock.errors import PenstockError, TopologyFailed
 
 
@@ -38,9 +38,12 @@ class Changes:
 
     # ---- requests of the policies ----------------------------------------------------------------------
 
-    def decided(self, sample: MonitorSample | None) -> ChangeRequest | None:
-        """Return the change that a policy requests now, if any. Called periodically while the spouts are active,
-        with a load sample if the load monitor has just taken one."""
+    def decided(self, sample: MonitorSample | None, active: bool) -> ChangeRequest | None:
+        """Return the change that a policy requests now, or that has waited for nodes to join, if any. Called
+        periodically while the topology runs, with a load sample if the load monitor has just taken one.
+        ``active``: the spouts emit. Policies decide only while they do."""
+        if not active:
+            return self.placer.next(None, self._runs.current)
         return self._scaling() or self.placer.next(sample, self._runs.current)
 
     def _scaling(self) -> ReplaceRequest | None:
@@ -51,8 +54,7 @@ class Changes:
             return None
         self._scaling_at = now + current.settings.scaling.interval
         scale = self.scalings.decide(now, current.bus.tasks())
-        topology = current.deployment.topology
-        return None if scale is None else ReplaceRequest(topology.scaled(scale.parallelism), scale.reason)
+        return None if scale is None else ReplaceRequest(None, scale.reason, parallelism=scale.parallelism)
 
     def _make_scalings(self) -> ScalingController:
         current = self._runs.current
@@ -60,15 +62,16 @@ class Changes:
 
     # ---- carrying out requests -------------------------------------------------------------------------
 
-    def carry_out(self, request: ChangeRequest) -> Problem | None:
-        """Carry out a request and answer it. Returns the problem if the query must be restarted or the topology
-        must end because of it. Returns None if the topology continues, changed or not. Raises nothing."""
+    def carry_out(self, request: ChangeRequest) -> Settled:
+        """Carry out a request and answer it. Returns its outcome. The outcome has a problem if the query must be
+        restarted or the topology must end because of it; otherwise the topology continues, changed or not. Raises
+        nothing."""
         settled = self._move(request) if isinstance(request, MoveRequest) else self._replace(request)
         if settled.error is None:
             _answer(request.answer, settled.result)
         else:
             self._not_done(request, settled.error)
-        return settled.problem
+        return settled
 
     def refuse(self, request: ChangeRequest, error: PenstockError) -> None:
         """Answer a request with an error, since it is not carried out."""

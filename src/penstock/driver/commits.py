@@ -98,7 +98,11 @@ class Commits:
         committed: int,
         send: Callable[[Command, WorkerId | None], None],
         crash: CrashPoint,
+        published: int = 0,
     ) -> None:
+        """``committed``: the epoch that the query run starts from. ``published``: the newest epoch that is known
+        to be published at that time. Sinks may still have to publish the output that an earlier query run
+        prepared, so it may be less than ``committed``."""
         self.committed = committed
         """The newest epoch that has a manifest."""
         self.committed_at: float | None = None
@@ -123,11 +127,12 @@ class Commits:
             delivery == "exactly_once",
             committed,
             interval,
+            published,
         )
 
     @property
     def published(self) -> int:
-        """The newest epoch that all sinks have published."""
+        """The newest epoch that all sinks are known to have published. 0 if there is none."""
         return self._keeper.published
 
     @property

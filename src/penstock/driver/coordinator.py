@@ -137,8 +137,9 @@ class Coordinator:
             registry = self._registries.get(hello.attempt)
             if registry is None:  # ended since the handshake
                 return
-            connection = WorkerConnection(hello, writer)
-            registry.add(connection)
+            newcomer = WorkerConnection(hello, writer)
+            registry.add(newcomer)
+            connection = newcomer
             while True:
                 message = await _read(reader)
                 if isinstance(message, AskDriverTime):

@@ -70,12 +70,14 @@ class EpochKeeper:
         aligned: bool,
         committed: int,
         interval: float,
+        published: int = 0,
     ) -> None:
         """``spout_workers``: the workers of the first stage. ``aligned``: markers separate the epochs (exactly
         once). ``committed``: the epoch that the query run starts from. ``interval``: seconds between two
-        epochs."""
-        self.published = committed
-        """The newest epoch that all sinks have published."""
+        epochs. ``published``: the newest epoch that is known to be published when the query run starts; it may be
+        less than ``committed``."""
+        self.published = published
+        """The newest epoch that all sinks are known to have published."""
         self._workers, self._spouts, self._aligned = frozenset(workers), frozenset(spout_workers), aligned
         self._interval = interval
         self._next = committed + 1

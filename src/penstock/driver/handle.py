@@ -96,8 +96,10 @@ class RunningTopology:
 
     def scale(self, parallelism: Mapping[str, int], reason: str = "by hand", pause: bool = False) -> Replaced:
         """Change the parallelism of components by a replacement (see ``replace``). Components that are not named
-        keep theirs."""
-        return self.replace(self.internals.topology.scaled(parallelism), reason, pause)
+        keep the parallelism that they have when the change is carried out."""
+        request = ReplaceRequest(None, reason, pause, parallelism=dict(parallelism))
+        replaced: Replaced = self._supervisor.change(request)
+        return replaced
 
     def replace(self, topology: Topology, reason: str = "by hand", pause: bool = False) -> Replaced:
         """Replace the running topology by another form of it, with other numbers of tasks or changed code. The new

@@ -12,7 +12,7 @@ from penstock.driver.migration_controller import MigrationController
 from penstock.driver.outcome import Outcome, judge
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
-from penstock.driver.requests import ChangeRequest, Moved, Replaced
+from penstock.driver.requests import ChangeRequest, Moved, Replaced, ReplaceRequest
 from penstock.driver.scaling_controller import ScalingController
 from penstock.driver.status import TopologyStatus, take
 from penstock.driver.supervisor import Supervisor
@@ -128,6 +128,22 @@ class Internals:
 
     # ---- changes ---------------------------------------------------------------------------------------
 
+    def reload(self, target: str, pause: bool) -> Replaced:
+        """Replace the topology by what FILE[:OBJECT] declares now. Bolts that were scaled at run time keep their
+        parallelism, unless the file changes it. Raises ``SettingError`` if the topology was not started from a
+        file, and the errors of ``RunningTopology.replace``."""
+        if self.load is None:
+            raise SettingError(
+                f"topology '{self.topology.name}'",
+                "it was started by submit() in a program, so it cannot be replaced from a file",
+                "Call handle.replace(topology) there.",
+            )
+        topology = self.load(target)
+        request = ReplaceRequest(topology, "changed code", pause, declared=self.declared)
+        replaced: Replaced = self.supervisor.change(request)
+        self.declared = topology
+        return replaced
+
     def set_max_rates(self, rates: Mapping[str, float]) -> None:
         """Limit the rates of several spouts. Raises ``SettingError`` and changes nothing if one of the limits is
         invalid."""
@@ -201,7 +217,4 @@ class PlacingInternals:
         Does not wait for it. Returns the number of nodes that will be used in addition."""
         supervisor = self._supervisor
         placer, runs = supervisor.changes.placer, supervisor.runs
-        more, request = supervisor.call(lambda: placer.take_back("by hand: all nodes", runs.current))
-        if request is not None:
-            supervisor.request(request)
-        return more
+        return supervisor.call(lambda: placer.take_back("by hand: all nodes", runs.current))

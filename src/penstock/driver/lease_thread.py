@@ -7,14 +7,16 @@ import logging
 import threading
 
 from penstock.errors import StateError, StateRemoved, Superseded
+from penstock.redaction import redacted
 from penstock.state.generations import Ownership
-from penstock.state.lease import BEAT, check_free, this_process
+from penstock.state.lease import BEAT, LEASE, check_free, this_process
 from penstock.state.store import StateStore
 
 log = logging.getLogger("penstock.lease")
 
 _JOIN_TIMEOUT = 10.0
-"""Seconds to wait for a renewal in progress. A store that does not answer must not keep the driver from ending."""
+"""Seconds to wait for a renewal in progress and for the release. A store that does not answer must not keep the
+driver from ending."""
 
 _held: set[str] = set()
 """Tokens of the drivers in this process that hold a lease on a state directory."""
@@ -54,18 +56,21 @@ class Lease:
         self._thread.start()
 
     def release(self) -> None:
-        """End the thread and release the lease, so that the next driver need not wait until it expires."""
+        """Have the thread release the lease and end, so that the next driver need not wait until the lease
+        expires. Only that thread uses the store, so this method waits for at most ``_JOIN_TIMEOUT`` seconds. A
+        second call does nothing."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_TIMEOUT)
         _held.discard(self.owner.token)
-        if self.error is None:
-            try:
-                self.owner.release(self._store)
-            except StateError as error:
-                log.warning(
-                    "the lease could not be released, so the next driver waits until it expires: %s", error
-                )
+        if self._thread.is_alive():
+            log.warning(
+                "topology '%s': the state store %s does not answer, so the lease is not released. "
+                "It expires by itself after %g s.",
+                self._topology,
+                redacted(self._store.url),
+                LEASE,
+            )
 
     def _run(self) -> None:
         while not self._ended.wait(self._beat):
@@ -79,3 +84,7 @@ class Lease:
                 return
             except StateError as error:
                 log.warning("the lease could not be renewed: %s", error)
+        try:
+            self.owner.release(self._store)
+        except StateError as error:
+            log.warning("the lease could not be released, so the next driver waits until it expires: %s", error)

@@ -1,39 +1,34 @@
-"""Releases nodes and takes them back, as steps of a replacement, which places all workers anew.
+"""Releases nodes as a step of a replacement, and describes released nodes that were requested again.
 
 To release nodes, the engine starts no new tasks on them, so the new form runs on the other nodes. Each released
 node ends after the last task of the old form. To take nodes back, the engine asks the master for as many nodes as
-were released. The replacement continues when they have joined, or after ``_JOIN_TIMEOUT`` seconds.
+were released. The topology runs on as it is meanwhile, and other changes are carried out. When the nodes have
+joined, or after ``JOIN_TIMEOUT`` seconds, a replacement places all workers anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from penstock.driver.engine import Engine
-from penstock.driver.steps import Cause, Problem, Step, Watch
+from penstock.driver.steps import Step
 
-_JOIN_TIMEOUT = 60.0
+JOIN_TIMEOUT = 60.0
 """Seconds to wait for nodes that were requested again. A busy machine needs about ten to start an executor."""
+
+
+@dataclass(frozen=True)
+class AwaitedNodes:
+    """Nodes that were requested again."""
+
+    wanted: int
+    """Number of all nodes when they have joined."""
+    deadline: float
+    """When they are no longer awaited, on the monotonic clock. The nodes that are there are used then."""
+    reason: str
+    """Why they were requested."""
 
 
 def release_step(engine: Engine, nodes: frozenset[str]) -> Step:
     """Return the step that releases nodes. Its undo asks the master for as many nodes as were released."""
     return Step("nodes_released", lambda: engine.release_nodes(nodes), undo=engine.take_nodes_back)
-
-
-def take_back_steps(engine: Engine, wanted: int, watch: Sequence[Watch]) -> Iterator[Step]:
-    """Request the released nodes again, and wait until there are ``wanted`` nodes. If they do not join in time,
-    the replacement uses the nodes that are there."""
-
-    def ignore_timeout(problem: Problem) -> Problem | None:
-        return None if problem.cause is Cause.TIMED_OUT else problem
-
-    yield Step("nodes_asked_back", engine.take_nodes_back)
-    yield Step(
-        "nodes_joined",
-        until=lambda: len(engine.nodes()) >= wanted,
-        poll=True,
-        limit=_JOIN_TIMEOUT,
-        watch=watch,
-        on_problem=ignore_timeout,
-    )

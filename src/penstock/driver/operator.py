@@ -14,7 +14,6 @@ from typing import Any
 from penstock.driver.handle import RunningTopology
 from penstock.driver.requests import Moved, Replaced
 from penstock.errors import PenstockError, SettingError, TopologyFailed
-from penstock.plan.scalable import kept_numbers
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
 
 log = logging.getLogger("penstock.driver")
@@ -102,22 +101,11 @@ class Operator:
         return self._done(self._running.scale(arguments["parallelism"], reason, pause))
 
     def _replace(self, arguments: Mapping[str, Any]) -> str:
-        running, internals = self._running, self._running.internals
-        if internals.load is None:
-            raise SettingError(
-                f"topology '{running.name}'",
-                "it was started by submit() in a program, so it cannot be replaced from a file",
-                "Call handle.replace(topology) there.",
-            )
-        topology = internals.load(str(arguments["target"]))
-        kept = kept_numbers(internals.declared, internals.topology, topology)
-        done = running.replace(topology.scaled(kept), "changed code", bool(arguments.get("pause")))
-        internals.declared = topology
-        return self._done(done, kept)
+        return self._done(self._running.internals.reload(str(arguments["target"]), bool(arguments.get("pause"))))
 
     @staticmethod
-    def _done(replaced: Replaced, kept: Mapping[str, int] | None = None) -> str:
-        return json.dumps({**dataclasses.asdict(replaced), "kept": kept or {}})
+    def _done(replaced: Replaced) -> str:
+        return json.dumps(dataclasses.asdict(replaced))
 
     def _kill(self, arguments: Mapping[str, Any]) -> str:
         """Answer as soon as the tasks are closed, because the coordinator closes the operator's connection when

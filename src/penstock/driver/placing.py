@@ -10,6 +10,7 @@ from __future__ import annotations
 from penstock.driver.engine import executor_of
 from penstock.driver.load_sample import MonitorSample
 from penstock.driver.move import movable
+from penstock.driver.nodes import JOIN_TIMEOUT, AwaitedNodes
 from penstock.driver.placement_controller import PlacementController, Rearrangement
 from penstock.driver.query_run import QueryRun
 from penstock.driver.query_runs import QueryRuns
@@ -23,9 +24,11 @@ class Placer:
 
     def __init__(self, runs: QueryRuns, placements: PlacementController) -> None:
         self._runs, self._engine, self._placements = runs, runs.engine, placements
-        self._take_back: int | None = None
-        """Set after nodes could not be released: the number of nodes to wait for before all of them are used
-        again."""
+        self._take_back = False
+        """Set after nodes could not be released: all nodes that there were before are to be used again."""
+        self._awaited: AwaitedNodes | None = None
+        """Nodes that were requested again and are used when they have joined. No other change is proposed
+        meanwhile."""
         self._nodes_before = 0
         """Number of nodes when ``request`` was called last."""
 
@@ -33,9 +36,11 @@ class Placer:
         """Return the change to request now, or None. Called repeatedly, with a load sample if one has just been
         taken. A ``PenstockError`` is recorded as a refusal; exceptions of an engine that has died are raised."""
         try:
-            if self._take_back is not None:
-                wanted, self._take_back = self._take_back, None
-                return ReplaceRequest(current.deployment.topology, "a move failed", takes_back=wanted)
+            if self._take_back:
+                self._take_back = False
+                self._await_nodes(self._nodes_before, "a move failed")
+            if self._awaited is not None:
+                return self._use_joined()
             return self._erdm(sample, current) if sample is not None and self._placements.on else None
         except PenstockError as error:
             self._placements.note_refusal(self._runs.now(), str(error))
@@ -79,18 +84,36 @@ class Placer:
             text = f"it cannot be carried out: {why_not}"
             raise TopologyFailed(where, text, hint)
         self._nodes_before = len(active)
+        self._awaited = None  # this placement is newer than the request to use all nodes
         return ReplaceRequest(current.deployment.topology, reason, placement=placement, leaves=leaves)
 
-    def take_back(self, reason: str, current: QueryRun) -> tuple[int, ReplaceRequest | None]:
-        """Suspend moves, and make the request that takes released nodes back and uses all nodes. Returns how many
-        more nodes will be used, and the request; 0 and None if no node is unused."""
+    def take_back(self, reason: str, current: QueryRun) -> int:
+        """Suspend moves and request released nodes again. When they have joined, ``next`` returns a request that
+        uses all nodes. Returns how many more nodes will be used; 0 if no node is unused."""
         more = self.unused(current)
-        if not more:
-            return 0, None
-        self._placements.pause()
-        self._placements.note(self._runs.now(), reason)
-        wanted = len(self._engine.nodes()) + self._engine.nodes_away
-        return more, ReplaceRequest(current.deployment.topology, reason, takes_back=wanted)
+        if more:
+            self._placements.pause()
+            self._placements.note(self._runs.now(), reason)
+            self._await_nodes(len(self._engine.nodes()) + self._engine.nodes_away + self._coming, reason)
+        return more
+
+    def _await_nodes(self, wanted: int, reason: str) -> None:
+        self._engine.take_nodes_back()
+        self._awaited = AwaitedNodes(wanted, self._runs.now() + JOIN_TIMEOUT, reason)
+
+    def _use_joined(self) -> ReplaceRequest | None:
+        """Return the request that uses all nodes, if those that are awaited have joined or it takes too long."""
+        awaited = self._awaited
+        assert awaited is not None
+        if len(self._engine.nodes()) < awaited.wanted and self._runs.now() < awaited.deadline:
+            return None
+        self._awaited = None
+        return ReplaceRequest(None, awaited.reason)
+
+    @property
+    def _coming(self) -> int:
+        """Number of nodes that were requested again and have not joined yet."""
+        return 0 if self._awaited is None else max(0, self._awaited.wanted - len(self._engine.nodes()))
 
     def failed(self, request: ChangeRequest) -> None:
         """Called when a request was not carried out. If it was to release nodes, those were requested again, and
@@ -101,22 +124,24 @@ class Placer:
         elif request.placement is not None:
             self._placements.pause()
             if request.leaves:
-                self._take_back = self._nodes_before
+                self._take_back = True
 
     def unused(self, current: QueryRun) -> int:
-        """Return how many more nodes the topology could use: released nodes, and nodes without one of its workers
-        although it has enough workers."""
+        """Return how many more nodes the topology could use: released nodes, nodes that are about to join, and
+        nodes without one of its workers although it has enough workers."""
         engine = self._engine
-        return engine.nodes_away + max(0, min(len(engine.nodes()), current.plan.workers) - len(current.nodes))
+        without_worker = max(0, min(len(engine.nodes()), current.plan.workers) - len(current.nodes))
+        return engine.nodes_away + self._coming + without_worker
 
     def _erdm(self, sample: MonitorSample, current: QueryRun) -> ChangeRequest | None:
         if not {executor_of(node) for node in current.nodes} <= set(self._engine.nodes()):
-            return ReplaceRequest(current.deployment.topology, "a node it is on takes nothing new")
+            return ReplaceRequest(None, "a node it is on takes nothing new")
         found = self._placements.decide(sample, self.unused(current))
         if found is None:
             return None if self._placements.paused else self._release_empty(current)
         if found.placement is None:
-            return self.take_back(found.reason, current)[1]
+            self.take_back(found.reason, current)
+            return None
         return self._request_for(found, current)
 
     def _request_for(self, found: Rearrangement, current: QueryRun) -> ChangeRequest:

@@ -40,6 +40,8 @@ class StateDirectory:
         self.owner = owner or Ownership(topology.name)
         self._plan, self._delivery = plan, topology.settings.delivery.guarantee
         self._manifest: Manifest | None = None
+        self.published = 0
+        """``epoch`` as found by ``recover``, if all sinks are known to have published it; otherwise 0."""
 
     @property
     def generation(self) -> int:
@@ -63,17 +65,20 @@ class StateDirectory:
         found = manifests.newest(self.store)
         if found is not None and found.generation > generation:
             self.owner.check(self.store)
-        checked = None if found is None else self._check_manifest(found, published)
-        self._start_generation(found, generation)
+        known = published if found is None else max(published, self._known_published(found))
+        checked = None if found is None else self._check_manifest(found, published, known)
+        self._start_generation(found, generation, known)
         self._manifest = checked
+        self.published = self.epoch if self.epoch <= known else 0
         if self.epoch:
             log.info("topology '%s' continues from epoch %d", self._plan.topology, self.epoch)
 
-    def _start_generation(self, found: Manifest | None, generation: int) -> None:
-        """Write the first manifest of a generation, and clean up."""
+    def _start_generation(self, found: Manifest | None, generation: int, published: int = 0) -> None:
+        """Write the first manifest of a generation, and clean up. ``published``: the newest epoch that all sinks
+        are known to have published."""
         # The record of what was published is written before the manifest that makes it readable. A crash in
         # between does no harm: the record of a generation without a manifest is never read.
-        if found is not None and self._known_published(found) >= found.epoch > 0:
+        if found is not None and published >= found.epoch > 0:
             write_published(self.store, generation, found.epoch)
         if found is None:
             dead_letters = manifests.dead_letters_so_far(self.store)
@@ -107,7 +112,7 @@ class StateDirectory:
         does not match the topology.
         """
         found = manifests.newest(self.store)
-        self._manifest = None if found is None else self._check_manifest(found, found.epoch)
+        self._manifest = None if found is None else self._check_manifest(found, found.epoch, found.epoch)
 
     def tasks(self) -> TaskStates:
         """Return the state that each task of the plan starts from, by task key. Empty if there is no committed
@@ -137,7 +142,8 @@ class StateDirectory:
             self.epoch,
             before.epoch,
         )
-        self._start_generation(before, self.owner.claim(self.store))
+        generation = self.owner.claim(self.store)
+        self._start_generation(before, generation, self._known_published(before))
 
     def clear(self) -> None:
         """Discard all committed state, atomically, so that the next query run starts from nothing."""
@@ -161,7 +167,7 @@ class StateDirectory:
         savepoints.check_apart(self.store, savepoint, f"savepoint {savepoint.url}")
         self.store.check_owner()
         found = savepoints.find(savepoint)
-        self._check_manifest(found, 0, of_savepoint=True)
+        self._check_manifest(found, 0, 0)
         savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
         generation = self.owner.claim(self.store)
         copied = savepoints.copy_files(savepoint, found, self.store, generation)
@@ -184,12 +190,15 @@ class StateDirectory:
                 sources[source] = dict(found.parts)
         return InheritedTask(before, now, owners, sources)
 
-    def _check_manifest(self, manifest: Manifest, published: int, of_savepoint: bool = False) -> Manifest:
+    def _check_manifest(self, manifest: Manifest, published: int, known: int) -> Manifest:
         """Return the manifest without the tokens of output that is published already. Raises ``StateError`` if a
-        component with state no longer exists, or has a different number of tasks and cannot be rescaled."""
+        component with state no longer exists, or has a different number of tasks and cannot be rescaled.
+
+        ``published``: the newest epoch that this driver's sinks have published; all its tokens are dropped.
+        ``known``: the newest epoch that is recorded as published. Sinks publish its tokens again, which has no
+        effect, but those of a component with a different number of tasks are dropped."""
         if manifest.epoch <= published:
             manifest = _without_tokens(manifest)
-        known = 0 if of_savepoint else self._known_published(manifest)
         for component, before in sorted(manifest.parallelism.items()):
             now = self._tasks(component)
             if now == before:

@@ -162,6 +162,9 @@ class WorkerRegistry:
         self.slot_of_worker: dict[WorkerId, WorkerId] = {}
         """If workers are placed: the slot of each worker."""
         self._placed = placed
+        self._begun = False
+        """Whether workers were told anything about their tasks. A process that connects later cannot replace
+        another one."""
         self.failure: WorkerFailed | None = None
         self.corrupt = ""
         """Why a worker could not restore its tasks. Empty if all could."""
@@ -190,12 +193,13 @@ class WorkerRegistry:
     def assign_slots(self, taken: Mapping[WorkerId, WorkerId]) -> None:
         """Assign a slot to each worker. The other slots are free."""
         with self.changed:
+            self._begun = True
             self.slot_of_worker.update(taken)
             for worker, slot in taken.items():
                 self.slots[slot].id = worker
                 self.workers[worker] = self.slots[slot]
             for slot in self.slots.keys() - set(taken.values()):
-                self.slots[slot].free = True
+                self.slots[slot].free = self.slots[slot].connected
         for worker in taken:
             self.send(AssignWorker(worker.index, _next_slots(worker, self.slot_of_worker)), worker)
 
@@ -230,11 +234,13 @@ class WorkerRegistry:
 
     def prefetch(self, epoch: int, tasks: TaskStates) -> None:
         """Tell the workers to prefetch the state with which their tasks will probably begin."""
+        self._begun = True
         for worker in list(self.workers):
             self.send(PrefetchState(epoch, self.share(worker, tasks)), worker)
 
     def open(self, generation: int, epoch: int, tasks: TaskStates) -> None:
         """Tell the workers to open their tasks with this state. They also learn the node of each worker."""
+        self._begun = True
         nodes = self.nodes()
         for id in nodes:
             worker = WorkerId.parse(id)
@@ -307,8 +313,16 @@ class WorkerRegistry:
     # ---- from the workers --------------------------------------------------------------------------------
 
     def add(self, connection: WorkerConnection) -> None:
+        """Add a process that has connected. Raises ``ControlRefused`` if another one has connected from the same
+        slot before: the engine may start a task again whose process has died, but the new process does not know
+        what the first one was told. The first one stays in the registry, so its loss is detected. Until workers
+        are told anything, a process may replace one that is gone."""
         with self.changed:
-            (self.slots if self._placed else self.workers)[connection.id] = connection
+            known = self.slots if self._placed else self.workers
+            first = known.get(connection.id)
+            if first is not None and (first.connected or self._begun):
+                raise _second(connection, first)
+            known[connection.id] = connection
             self.changed.notify_all()
 
     def connection_lost(self, connection: WorkerConnection) -> None:
@@ -385,6 +399,15 @@ class WorkerRegistry:
         away = any(stats.away for stats in report.tasks.values())
         for worker, held in self._outages.note(connection.id, away, self.workers):
             self._tell(worker, HoldTimeouts(held))
+
+
+def _second(second: WorkerConnection, first: WorkerConnection) -> ControlRefused:
+    gone = "" if first.connected else ", which is gone; the query has to be started again"
+    return ControlRefused(
+        f"worker {second.id}",
+        f"process {second.hello.pid} on {second.hello.node} connected in addition to process {first.hello.pid} on "
+        f"{first.hello.node}{gone}",
+    )
 
 
 def _next_slots(worker: WorkerId, slot_of_worker: Mapping[WorkerId, WorkerId]) -> list[list[int]]:

@@ -25,6 +25,9 @@ and has the spouts:
 If step 8 fails because of the new form itself (its ``prepare`` raises, or a state does not match), the old form is
 restarted from the epoch of step 5. With ``pause``, task slots for one of the two forms are enough: steps 2 and 3
 are left out, and in step 7 the old query is stopped and the new one launched.
+
+With at-most-once delivery, the old run begins to commit epochs before step 3 or, with ``pause``, before step 4
+(``handover_begun``). If it commits none until step 5, the new form begins without state.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ from penstock.driver.deployment import Deployment, make_deployment
 from penstock.driver.drain import Drain
 from penstock.driver.engine import executor_of
 from penstock.driver.health import RewordedWatch
-from penstock.driver.nodes import release_step, take_back_steps
+from penstock.driver.nodes import release_step
 from penstock.driver.query_run import QueryRun
 from penstock.driver.query_runs import QueryRuns
+from penstock.driver.recovery import StateDirectory
 from penstock.driver.requests import Replaced, ReplaceRequest
 from penstock.driver.steps import Cause, Ending, Problem, Settled, Step, StepsEnded, Watch, nothing
 from penstock.errors import NotEnoughSlots, TopologyError, TopologyFailed
@@ -86,18 +90,21 @@ class Replacement:
         self.number = number
         self.old = runs.current
         self.new: QueryRun | None = None
+        self._form = self.old.deployment.topology
+        """The new form, from the step ``checked`` on."""
         self._request, self._runs, self._engine = request, runs, runs.engine
         self._limit = self.old.settings.lifecycle.drain_timeout
-        self._left_behind = ""
+        self._epoch_before = 0
+        """The newest epoch of the old run before commits for this replacement began (at-most-once delivery)."""
+        self._unfinished = self._without_state = False
+        """The old run did not finish its tuples in flight; the new run begins without state although the old one
+        had some."""
 
     # ---- the steps -------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
         old, request, runs = self.old, self._request, self._runs
-        old_watch = self._watch_old()
         yield Step("checked", self._check)
-        if request.takes_back is not None:
-            yield from take_back_steps(self._engine, request.takes_back, old_watch)
         active = set(self._engine.nodes())
         deployment = self._make_deployment(active)
         if not request.pause:
@@ -106,7 +113,9 @@ class Replacement:
             yield release_step(self._engine, request.leaves)
         self.new = new = runs.new(deployment, MetricsBus(deployment.plan))
         yield Step("new_run", undo=lambda: runs.drop(new))
-        if not request.pause:
+        if request.pause:
+            yield from self._begin_handover(old)
+        else:
             yield from self._stand_by(old, new)
         yield from self._leave(old)
         yield Step("handed_over", lambda: self._hand_over(old, new), cancellable=False)
@@ -114,19 +123,21 @@ class Replacement:
             yield runs.reserve_step(deployment, new.settings.lifecycle.start_timeout)
             yield from new.launch_steps((runs.watch(new),))
         if old.keeps_state or old.stateful:
-            yield Step("claimed", lambda: deployment.state.recover(old.epochs.published))
+            yield Step("claimed", lambda: self._claim(old, deployment.state))
         yield from new.open_steps((runs.watch(new),))
         yield Step("activated", lambda: runs.resume_spouts(new), cancellable=False)
 
     def _check(self) -> None:
         self._runs.stop_retired(at_once=True)
-        check_forms(self.old.deployment.topology, self._request.topology)
+        before = self.old.deployment.topology
+        self._form = self._request.form(before)
+        check_forms(before, self._form)
 
     def _make_deployment(self, active: set[str]) -> Deployment:
         request, old = self._request, self.old
         kept = active - {executor_of(node) for node in request.leaves}
         owner = old.deployment.state.owner
-        deployment = make_deployment(request.topology, self._engine, request.placement, len(kept), owner)
+        deployment = make_deployment(self._form, self._engine, request.placement, len(kept), owner)
         if old.keeps_state:
             deployment.state.inspect()  # raises if the state does not match the new form
         return deployment
@@ -159,8 +170,7 @@ class Replacement:
         watch = (*self._watch_old(), RewordedWatch(runs.watch(new), standing_by, Cause.FAILED))
         strict = (*self._watch_old(), RewordedWatch(runs.watch(new, strict=True), standing_by, Cause.FAILED))
         yield from new.launch_steps(watch, "standing_by")
-        if not old.keeps_state and old.stateful:
-            yield Step("handover_begun", old.epochs.begin_handover)
+        yield from self._begin_handover(old)
         limit = new.settings.lifecycle.start_timeout
         for _ in range(_COPIES if old.epochs.running else 0):
             yield old.epochs.commit_step("ahead_committed", self._watch_old(), self._no_epoch_ahead)
@@ -172,6 +182,16 @@ class Replacement:
             limit=limit,
             watch=strict,
         )
+
+    def _begin_handover(self, old: QueryRun) -> Iterator[Step]:
+        """With at-most-once delivery, the old run commits epochs only to hand its state over."""
+
+        def begin() -> None:
+            old.epochs.begin_handover()
+            self._epoch_before = old.epochs.committed
+
+        if not old.keeps_state and old.stateful:
+            yield Step("handover_begun", begin)
 
     def _prefetch(self, new: QueryRun, limit: float, watch: tuple[RewordedWatch, ...]) -> Step:
         state = new.deployment.state
@@ -219,8 +239,7 @@ class Replacement:
         return Step(name, do, done, limit=limit, watch=watch, on_problem=self._not_finished, cancellable=False)
 
     def _not_finished(self, problem: Problem) -> None:
-        what = "the new form processes them" if self.old.keeps_state else "they are lost"
-        self._left_behind = f"tuples in flight were not processed within {self._limit:g} s; {what}"
+        self._unfinished = True
 
     def _raise_if_failed(self, old: QueryRun) -> None:
         """Raise an error of user code in the old form: it would have ended the topology without a replacement,
@@ -234,6 +253,15 @@ class Replacement:
             self._runs.drop(old)
         new.bus.continue_from(old.bus)
         self._runs.current = new
+
+    def _claim(self, old: QueryRun, state: StateDirectory) -> None:
+        """Take over the state directory. With at-most-once delivery it may have only the state of an earlier time,
+        if the old run could not commit an epoch for this replacement. Such a state is not used."""
+        if old.keeps_state or old.epochs.epoch > self._epoch_before:
+            state.recover(old.epochs.published)
+            return
+        state.forget()
+        self._without_state = True
 
     def _watch_old(self) -> tuple[RewordedWatch, ...]:
         return (RewordedWatch(self._runs.watch(self.old), "it was lost during a replacement"),)
@@ -249,7 +277,20 @@ class Replacement:
         if ended.ending is Ending.UNDONE:
             return Settled(error=error)  # the old run continues; if it is lost, the supervisor detects that
         assert self.new is not None
-        return Settled(error=error, problem=self._broken(ended.problem, self.old, self.new))
+        cancelled = ended.problem.cause is Cause.CANCELLED
+        left_behind = self._left_behind("the next run") if cancelled else ""
+        problem = self._broken(ended.problem, self.old, self.new)
+        return Settled(error=error, problem=problem, left_behind=left_behind)
+
+    def _left_behind(self, successor: str) -> str:
+        """What the old run did not finish, as a clause. ``successor``: what continues with its state."""
+        texts = []
+        if self._unfinished:
+            what = f"{successor} processes them" if self.old.keeps_state else "they are lost"
+            texts.append(f"tuples in flight were not processed within {self._limit:g} s; {what}")
+        if self._without_state:
+            texts.append(f"its state was not committed in time, so {successor} begins without it")
+        return "; ".join(texts)
 
     def _done(self, ended: StepsEnded) -> Replaced:
         assert self.new is not None
@@ -262,8 +303,9 @@ class Replacement:
             f"{request.reason}: {differences(self.old.deployment, self.new.deployment)}",
             now - times["paused"],
             now - request.since,
-            self._left_behind,
+            self._left_behind("the new form"),
             {step: at - request.since for step, at in times.items()},
+            request.kept(self.old.deployment.topology),
         )
         self.new.bus.note("replacement", "", str(done))
         runs.retire(self.old)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.plan.model import WorkerId
+from penstock.plan.scalable import kept_numbers
 from penstock.plan.slot_placement import SlotPlacement
 from penstock.topology.builder import Topology
 
@@ -31,6 +32,8 @@ class Replaced:
     """What happened to tuples that were not finished in time. Empty if all were."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """When each step ended, in seconds since the request."""
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """Parallelism of bolts that were scaled at run time and kept it, although the new form declares another."""
 
     def __str__(self) -> str:
         text = f"{self.reason}; {self.gap * 1000:.0f} ms without spouts, after {self.seconds:.1f} s of preparation"
@@ -64,9 +67,11 @@ class Moved:
 
 @dataclass(frozen=True)
 class ReplaceRequest:
-    """A request to replace the topology by another form of it."""
+    """A request to replace the topology by another form of it. Other changes may be carried out first, so the form
+    is determined when the request is carried out."""
 
-    topology: Topology
+    topology: Topology | None
+    """The new form. None: the form that runs when the request is carried out."""
     reason: str
     pause: bool = False
     """Stop the old form first, so that task slots for one form are enough."""
@@ -74,13 +79,29 @@ class ReplaceRequest:
     """The nodes of the workers. None: the engine decides."""
     leaves: frozenset[str] = frozenset()
     """Nodes that get no worker of the new form, and are released."""
-    takes_back: int | None = None
-    """Request released nodes again first, and wait until there are this many nodes in total."""
+    parallelism: Mapping[str, int] = field(default_factory=dict)
+    """The parallelism of components for which it is to change, in addition to ``topology``."""
+    declared: Topology | None = None
+    """Set if ``topology`` is loaded from a file that may have changed: the topology as the file declared it
+    before. Bolts that were scaled at run time keep their parallelism, unless the file changes it."""
     answer: Future[Replaced] = field(default_factory=Future)
     """The result, for a thread that waits for it."""
     since: float = field(default_factory=time.monotonic)
     """When it was requested, on the monotonic clock."""
     kind = "replacement"
+
+    def kept(self, current: Topology) -> dict[str, int]:
+        """Return the parallelism that bolts of the current form keep."""
+        if self.topology is None or self.declared is None:
+            return {}
+        return kept_numbers(self.declared, current, self.topology)
+
+    def form(self, current: Topology) -> Topology:
+        """Return the new form, if ``current`` is the form that runs now. Raises ``TopologyError`` if the
+        parallelism cannot be changed as requested."""
+        topology = current if self.topology is None else self.topology
+        parallelism = {**self.kept(current), **self.parallelism}
+        return topology.scaled(parallelism) if parallelism else topology
 
 
 @dataclass(frozen=True)

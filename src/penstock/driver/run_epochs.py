@@ -30,7 +30,8 @@ class RunEpochs:
         self.epoch = 0
         """The committed epoch that the run began with; after ``stop``, the last one that it committed."""
         self.published = 0
-        """The newest epoch that all sinks had published when ``stop`` was called."""
+        """The newest epoch that all sinks were known to have published when ``stop`` was called. 0 if there is
+        none."""
         self._deployment, self._registry, self._clock = deployment, registry, clock
         self._settings = deployment.topology.settings
         self._make_shell, self._crashes = make_shell, crashes
@@ -90,6 +91,7 @@ class RunEpochs:
             self.epoch,
             self._registry.send,
             crash,
+            state.published,
         )
         loop = CommitLoop(commits, state.store, self._registry.epoch_events, self._notify)
         self._shell = self._make_shell(loop)

@@ -163,6 +163,8 @@ class Settled:
     """The answer to the request, if the change was not carried out."""
     problem: Problem | None = None
     """Set if the query has to be restarted, or the topology has to end."""
+    left_behind: str = ""
+    """If the change was cancelled behind its point of no return: what it did not finish, as a clause."""
 
 
 class Waiter(Protocol):

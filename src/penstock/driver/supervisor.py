@@ -198,8 +198,8 @@ class Supervisor:
         self.runs.stop_retired()
         if self.runner.waiter.wait_for(self._requests.waiting, CHECK_INTERVAL):
             return self._requests.take()
-        if self.lifecycle.phase is TopologyPhase.ACTIVE:
-            request = self.changes.decided(sample)
+        if self.lifecycle.phase in lifecycle.RUNNING:
+            request = self.changes.decided(sample, self.lifecycle.phase is TopologyPhase.ACTIVE)
             if request is not None:
                 return Posted(lifecycle.ChangeRequested(request), answer=request.answer)
         problem = self.runs.watch(self.runs.current).check()
@@ -255,9 +255,10 @@ class Supervisor:
                 run = self.runs.current
                 run.activate() if active else run.deactivate()
             case lifecycle.CarryOut(request):
-                problem = self.changes.carry_out(request)
+                settled = self.changes.carry_out(request)
+                self.left_behind = settled.left_behind
                 self.lifecycle.use(self.runs.current.settings.lifecycle.max_restarts)
-                return lifecycle.ChangeEnded(problem, self._ran())
+                return lifecycle.ChangeEnded(settled.problem, self._ran())
             case lifecycle.RestartQuery(problem, pause):
                 return self._restart(problem, pause)
             case lifecycle.ShutDown():
@@ -284,7 +285,7 @@ class Supervisor:
         return lifecycle.ShutDownEnded(shutdown.error)
 
     def _on_tasks_closed(self, shutdown: ShuttingDown) -> None:
-        self.left_behind = shutdown.left_behind or self.left_behind
+        self.left_behind = "; ".join(filter(None, (self.left_behind, shutdown.left_behind)))
         self.lifecycle.error = self.lifecycle.error or shutdown.error
         self.closing.set()
 

@@ -139,6 +139,7 @@ class LocalRunner:
                 state.epoch,
                 self._command,
                 CrashPoint(settings.lifecycle.crash_at, "driver", self._die),
+                state.published,
             )
 
     def clock_of(self, worker: WorkerId) -> Clock:
