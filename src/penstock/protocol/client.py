@@ -242,8 +242,13 @@ def framed(event: Event) -> bytes:
         refused = error
     if isinstance(event, WorkerReport):
         try:
-            bare = msgspec.structs.replace(event, published={}, errors=[str(refused)], segments=[], streams=None)
-            return wire.framed(codec.encode(bare))
+            return wire.framed(codec.encode(_bare(event, str(refused))))
         except ControlRefused:
             pass  # send WorkerFailed instead
     return wire.framed(codec.encode(WorkerFailed(refused.where, refused.problem, refused.hint)))
+
+
+def _bare(report: WorkerReport, error: str) -> WorkerReport:
+    """The report without anything that user code has produced, and without what may be long."""
+    tasks = {task: stats.without_user_values() for task, stats in report.tasks.items()}
+    return msgspec.structs.replace(report, tasks=tasks, published={}, errors=[error], segments=[], streams=None)
