@@ -128,7 +128,6 @@ class Coordinator:
         self._receive_stranger(writer)
         try:
             hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
-            self._strangers.pop(writer, None)
             if isinstance(hello, OperatorRequest):
                 answer = await self._loop.run_in_executor(None, self.operator, hello)
                 writer.write(framed(answer))
@@ -179,11 +178,18 @@ class Coordinator:
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
         """Perform the handshake and return the first message: the ``Hello`` of a worker, or the request of an
-        operator. Raises ``ControlRefused`` if the handshake fails, or if the message is neither an operator's
-        request nor the ``Hello`` of a worker of a current query run."""
+        operator. As soon as the client has proved that it knows the secret, its connection does not count as one
+        in its handshake any more. Raises ``ControlRefused`` if the handshake fails, or if the message is neither
+        an operator's request nor the ``Hello`` of a worker of a current query run."""
         mine = wire.new_nonce()
         writer.write(wire.greeting(mine))
-        theirs = wire.read_answer(await reader.readexactly(wire.ANSWER_BYTES), self.secret, mine)
+        answer = await reader.readexactly(wire.ANSWER_BYTES)
+        try:
+            theirs = wire.read_answer(answer, self.secret, mine)
+        except ControlRefused:
+            writer.write(wire.REFUSAL)
+            raise
+        self._strangers.pop(writer, None)
         writer.write(wire.driver_proof(self.secret, mine, theirs))
         first = await _read(reader)
         while isinstance(first, AskDriverTime):
