@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import Clock
+from penstock.driver.command_threads import CommandThreads
 from penstock.driver.registry import WorkerConnection, WorkerRegistry, framed
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
@@ -34,11 +35,12 @@ class Coordinator:
         self.operator: Callable[[OperatorRequest], OperatorAnswer] = lambda command: OperatorAnswer(
             "", ["topology", "it takes no commands"]
         )
-        """Carries out the command of an operator. Called in threads of a pool, so that a long command does not
-        block the loop; several calls may run at the same time."""
+        """Carries out the command of an operator. Each call has a thread of its own, so that a long command delays
+        neither the loop nor other commands."""
         self.secret = wire.new_secret()
         self.refused = 0
         self.changed = threading.Condition()
+        self._commands = CommandThreads()
         self._time = RunTime(clock)
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """Connections that have not yet proved that they know the secret, oldest first."""
@@ -129,7 +131,7 @@ class Coordinator:
         try:
             hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
             if isinstance(hello, OperatorRequest):
-                answer = await self._loop.run_in_executor(None, self.operator, hello)
+                answer = await self._commands.run(self.operator, hello)
                 writer.write(framed(answer))
                 await writer.drain()
                 return
