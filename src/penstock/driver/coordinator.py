@@ -73,7 +73,8 @@ class Coordinator:
         return server
 
     def stop(self) -> None:
-        """Close every connection and stop listening."""
+        """Close every connection and stop listening. Does no harm if the coordinator was not started, or is
+        stopped already."""
 
         async def shut() -> None:
             if self._server is not None:
@@ -87,8 +88,8 @@ class Coordinator:
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(shut(), self._loop)
             self._thread.join(5)  # seconds; the loop ends within milliseconds unless it hangs
-            if not self._thread.is_alive():
-                self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, placed: bool = False) -> WorkerRegistry:
         """Accept the workers of the query run with the number ``attempt`` from now on, and return their registry.
