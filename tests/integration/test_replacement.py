@@ -197,7 +197,7 @@ def test_what_cannot_take_over_is_refused_before_anything_happens(run, spark):
     free = capacity.total_slots(spark) - world.running.internals.plan.workers
     capacity.reserve(spark, 1, free - 2)
     try:
-        with pytest.raises(NotEnoughSlots, match=r"beside the 6 it holds.*--stop-and-go"):
+        with pytest.raises(NotEnoughSlots, match=r"in addition to the 6 in use.*--stop-and-go"):
             world.running.scale({"count": 4})
         before = world.running.internals.supervisor.runs.current.number
         done = world.running.scale({"count": 3}, pause=True)

@@ -298,7 +298,7 @@ class SimulatedCommits:
 class World:
     """One topology, its driver and all around it."""
 
-    def __init__(self, folder, guarantee="exactly_once", spare_slots=0, nodes=2):
+    def __init__(self, folder, guarantee="exactly_once", spare_slots=0, nodes=2, start=True):
         self.guarantee, self.folder = guarantee, folder
         self.waiter, self.numbers = SimulatedWaiter(), itertools.count(100)
         self.mute = False
@@ -314,7 +314,8 @@ class World:
             self.server, self.engine, self.waiter.clock, lambda loop: SimulatedCommits(self, loop)
         )
         self.supervisor = Supervisor(deployment, self.engine, self.server, None, context, self.waiter)
-        self.supervisor.start()
+        if start:
+            self.supervisor.start()
 
     def after(self, seconds, event):
         self.waiter.after(seconds, event)

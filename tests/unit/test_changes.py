@@ -208,7 +208,9 @@ def test_too_few_slots_change_nothing(tmp_path):
     made.world.engine.slots = 2
     made.run()
     made.world.check()
-    assert "in addition to the 3 in use" in str(made.answers[0].exception())
+    assert "a replacement without a pause needs 4 task slots in addition to the 3 in use" in str(
+        made.answers[0].exception()
+    )
     assert not made.world.supervisor.lifecycle.restarts.count
 
 

@@ -15,6 +15,7 @@ from penstock.cli.main import main
 from penstock.connectors.kafka_client import connecting
 from penstock.connectors.postgres import PostgresSink
 from penstock.credentials import Placeholders, literal_secrets, resolved, resolved_url, resolved_values
+from penstock.driver.engine import QueryLaunch
 from penstock.driver.load_store import open_store
 from penstock.errors import EnvironmentFault, PenstockError, TopologyError
 from penstock.filesystems import open_url
@@ -308,3 +309,9 @@ def test_the_list_of_processes_does_not_show_what_a_processor_is_told(tmp_path):
         assert b"hunter2" not in shown + Path(f"/proc/{keeper.pid}/environ").read_bytes()
     finally:
         keeper.close(0.0)
+
+
+def test_the_launch_of_a_query_does_not_show_the_secret_of_the_run():
+    launch = QueryLaunch(0, None, (1,), False, None, ("127.0.0.1", 7077), b"secret of the run")
+    assert "secret" not in repr(launch)
+    assert "7077" in repr(launch)

@@ -412,6 +412,15 @@ def test_a_frame_that_comes_while_others_are_released_does_not_overtake_them():
     assert order == [0, 1, 2, 9]
 
 
+def test_after_closing_frames_are_dropped_and_no_file_is_made():
+    alignment = Alignment(upstream=1, epoch=1)
+    alignment.hold(parcel(0, epoch=2))
+    alignment.close()
+    assert alignment.hold(parcel(1, epoch=2))
+    assert alignment.hold(parcel(2, epoch=1)), "dropped too: the inboxes are closed as well"
+    assert alignment.held == 1
+
+
 def test_what_is_held_comes_back_only_as_fast_as_there_is_room():
     alignment = Alignment(upstream=1, epoch=1)
     for number in range(4):

@@ -222,3 +222,40 @@ def test_offered_and_taken_in_two_threads(small, seed):
     assert not broken
     assert found == list(range(count))
     assert (box.length, box.overflowing, box.arrived) == (0, 0, sum(each.header.rows for each in parcels))
+
+
+def test_an_inbox_may_be_closed_while_the_reader_writes_to_its_file(small, monkeypatch):
+    box, inside, closed, errors = Inbox(1, 1 << 30), threading.Event(), threading.Event(), []
+    for number in range(8):
+        box.offer(parcel(number))
+    write = spills._SpillFile.write
+
+    def slow_write(file, parcel):
+        inside.set()
+        closed.wait(0.2)  # set at once if close() does not wait for the reader
+        write(file, parcel)
+
+    monkeypatch.setattr(spills._SpillFile, "write", slow_write)
+
+    def read():
+        try:
+            box.offer(parcel(8))
+        except Exception as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert inside.wait(10)
+    box.close()
+    closed.set()
+    reader.join()
+    assert not errors
+
+
+def test_a_closed_inbox_drops_frames_and_opens_no_new_file(small):
+    box = Inbox(1, 1 << 30)
+    for number in range(8):
+        box.offer(parcel(number))
+    box.close()
+    assert all(box.offer(parcel(number)) for number in range(8, 30)), "a refused frame would block the senders"
+    assert (box.arrived, len(box._overflow._segments)) == (8, 0)

@@ -48,7 +48,7 @@ def place(run):
 
 def test_at_first_a_node_that_is_missing_is_an_error():
     server = Server()
-    with pytest.raises(TopologyFailed, match=r"worker 1\.0 on gone\); there are 2 slots on n1"):
+    with pytest.raises(TopologyFailed, match=r"worker 1\.0 on gone; the query has 2 slots on n1\."):
         place(start(server, again=False))
     assert not server.taken
 

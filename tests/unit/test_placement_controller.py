@@ -56,7 +56,9 @@ def test_executors_move_to_the_critical_nodes_and_the_others_are_left():
     assert places[WorkerId(1, 0)] == "b"
     assert set(places.values()) == {"a", "b"}
     assert not found.placement.exact, "the nodes that stay have all slots there are"
-    assert found.reason.startswith("ERDM: 2 of 5 executors to 2 nodes (a, b), c left; -")
+    assert found.reason.startswith(
+        "ERDM moves 2 of 5 executors to 2 nodes (a, b) and releases c; cost between nodes -"
+    )
 
 
 def test_nothing_is_done_where_all_is_in_its_place():

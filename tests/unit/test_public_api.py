@@ -136,6 +136,7 @@ PUBLIC = {
     "penstock.persist": [
         "EmbeddedQueue",
         "MemcachedQueue",
+        "Overtaken",
         "ParquetStore",
         "PersistBolt",
         "PersistentQueue",
@@ -143,6 +144,8 @@ PUBLIC = {
         "RedisQueue",
         "SQLiteStore",
         "Store",
+        "StoreClient",
+        "StoreUnavailable",
     ],
     "penstock.replay": [
         "DiskQueue",

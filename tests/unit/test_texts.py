@@ -162,6 +162,17 @@ def test_a_report_that_is_too_long_goes_without_what_users_put_in_it():
     assert error.startswith("control connection: a message of 67,")
 
 
+@pytest.mark.parametrize("stats", [TaskStats(lag={"p": 1 << 70}), TaskStats(last_error="\udcff")])
+def test_a_report_goes_without_what_users_put_into_the_counters_too(stats):
+    stats.executed, stats.away = 12, 3.0
+    report = sent(WorkerReport(3, 2, 1, 0.5, 9, {1: stats}, settled_below={1: 5}))
+    assert report.tasks == {1: TaskStats(executed=12, away=3.0)}
+    assert (report.frames_sent, report.settled_below) == (3, {1: 5})
+    (error,) = report.errors
+    assert error.startswith("control connection: WorkerReport cannot be sent: ")
+    assert stats.lag or stats.last_error, "the counters themselves are not changed"
+
+
 def test_another_message_that_is_too_long_fails_the_worker_with_the_reason():
     failed = sent(SnapshotFailed(3, "x" * (wire.MOST_BYTES + 1)))
     assert isinstance(failed, WorkerFailed)

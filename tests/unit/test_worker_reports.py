@@ -1,10 +1,13 @@
 """What a worker reports, and how often."""
 
+import numpy as np
 import pytest
 
 from penstock import SimulatedClock, TopologyBuilder, make_plan
 from penstock.plan.model import WorkerId
-from penstock.protocol.commands import AssignWorker, CloseTasks, OpenTasks
+from penstock.protocol import codec, wire
+from penstock.protocol.client import framed
+from penstock.protocol.commands import AssignWorker, CloseTasks, OpenTasks, RequestReport
 from penstock.protocol.events import WorkerReport
 from penstock.protocol.job import make_job
 from penstock.spark.pickling import dumps
@@ -18,11 +21,39 @@ def clock():
     return SimulatedClock(1000.0)
 
 
+MOST = (1 << 63) - 1
+
+
+class Behind(FeederSpout):
+    """Its source says how far it is behind."""
+
+    def __init__(self, lag):
+        super().__init__("word")
+        self._lag = lag
+
+    def lag(self):
+        return self._lag
+
+
+class Counts(FeederSpout):
+    """It counts what it gave up and what came too late."""
+
+    def __init__(self, count):
+        super().__init__("word")
+        self._count = count
+
+    def open(self, conf, context, collector):
+        super().open(conf, context, collector)
+        context.gave_up(self._count)
+        context.late(self._count)
+        context.late(self._count)
+
+
 @pytest.fixture
 def start(clock):
-    def start(**settings):
+    def start(spout=None, **settings):
         builder = TopologyBuilder()
-        builder.set_spout("words", FeederSpout("word"))
+        builder.set_spout("words", spout or FeederSpout("word"))
         builder.set_bolt("show", CaptureBolt()).local_or_shuffle_grouping("words")
         topology = builder.build("t", settings_with(**settings))
         plan = make_plan(topology)
@@ -74,3 +105,34 @@ def test_the_loop_reports_at_every_interval_and_wakes_for_it(start, clock):
     assert worker.wait == pytest.approx(0.5)
     at(worker, clock, 1000.4, 1000.5, 1000.6)
     assert len(reports(worker)) == 2
+
+
+@pytest.mark.parametrize(
+    ("lag", "reported"),
+    [
+        ({"orders/0": 7, 1: 8.9}, {"orders/0": 7, "1": 8}),
+        ({"p": 1 << 70, "q": -(1 << 70)}, {"p": (1 << 63) - 1, "q": -(1 << 63)}),
+        ({"topic-\udcff": 1}, {"topic-\\udcff": 1}),
+        ({"p": float("nan")}, {}),
+        ({"p": float("inf")}, {}),
+    ],
+)
+def test_the_lag_is_sent_whatever_the_spout_returns(start, lag, reported):
+    worker = start(Behind(lag))
+    worker.tell(OpenTasks({}))
+    worker.tell(RequestReport(1))
+    report = codec.decode_event(framed(reports(worker)[-1])[wire.LENGTH.size :])
+    assert not report.errors
+    (spout, _) = report.tasks.values()
+    assert spout.lag == reported
+
+
+@pytest.mark.parametrize(("count", "given_up", "late"), [(np.int64(3), 3, 6), (1 << 70, MOST, MOST)])
+def test_counts_of_user_code_are_sent_whatever_their_type_and_size(start, count, given_up, late):
+    worker = start(Counts(count))
+    worker.tell(OpenTasks({}))
+    worker.tell(RequestReport(1))
+    report = codec.decode_event(framed(reports(worker)[-1])[wire.LENGTH.size :])
+    assert not report.errors
+    (spout, _) = report.tasks.values()
+    assert (spout.given_up, spout.late) == (given_up, late)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import Clock
+from penstock.driver.command_threads import CommandThreads
 from penstock.driver.registry import WorkerConnection, WorkerRegistry, framed
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
@@ -34,11 +35,12 @@ class Coordinator:
         self.operator: Callable[[OperatorRequest], OperatorAnswer] = lambda command: OperatorAnswer(
             "", ["topology", "it takes no commands"]
         )
-        """Carries out the command of an operator. Called in threads of a pool, so that a long command does not
-        block the loop; several calls may run at the same time."""
+        """Carries out the command of an operator. Each call has a thread of its own, so that a long command delays
+        neither the loop nor other commands."""
         self.secret = wire.new_secret()
         self.refused = 0
         self.changed = threading.Condition()
+        self._commands = CommandThreads()
         self._time = RunTime(clock)
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """Connections that have not yet proved that they know the secret, oldest first."""
@@ -71,7 +73,8 @@ class Coordinator:
         return server
 
     def stop(self) -> None:
-        """Close every connection and stop listening."""
+        """Close every connection and stop listening. Does no harm if the coordinator was not started, or is
+        stopped already."""
 
         async def shut() -> None:
             if self._server is not None:
@@ -85,8 +88,8 @@ class Coordinator:
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(shut(), self._loop)
             self._thread.join(5)  # seconds; the loop ends within milliseconds unless it hangs
-            if not self._thread.is_alive():
-                self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, placed: bool = False) -> WorkerRegistry:
         """Accept the workers of the query run with the number ``attempt`` from now on, and return their registry.
@@ -128,9 +131,8 @@ class Coordinator:
         self._receive_stranger(writer)
         try:
             hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
-            self._strangers.pop(writer, None)
             if isinstance(hello, OperatorRequest):
-                answer = await self._loop.run_in_executor(None, self.operator, hello)
+                answer = await self._commands.run(self.operator, hello)
                 writer.write(framed(answer))
                 await writer.drain()
                 return
@@ -180,11 +182,18 @@ class Coordinator:
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
         """Perform the handshake and return the first message: the ``Hello`` of a worker, or the request of an
-        operator. Raises ``ControlRefused`` if the handshake fails, or if the message is neither an operator's
-        request nor the ``Hello`` of a worker of a current query run."""
+        operator. As soon as the client has proved that it knows the secret, its connection does not count as one
+        in its handshake any more. Raises ``ControlRefused`` if the handshake fails, or if the message is neither
+        an operator's request nor the ``Hello`` of a worker of a current query run."""
         mine = wire.new_nonce()
         writer.write(wire.greeting(mine))
-        theirs = wire.read_answer(await reader.readexactly(wire.ANSWER_BYTES), self.secret, mine)
+        answer = await reader.readexactly(wire.ANSWER_BYTES)
+        try:
+            theirs = wire.read_answer(answer, self.secret, mine)
+        except ControlRefused:
+            writer.write(wire.REFUSAL)
+            raise
+        self._strangers.pop(writer, None)
         writer.write(wire.driver_proof(self.secret, mine, theirs))
         first = await _read(reader)
         while isinstance(first, AskDriverTime):

@@ -7,7 +7,7 @@ No method waits for long. If something takes time, a step (``driver.steps``) pol
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ class QueryLaunch:
     """The user's modules in a zip file, if there are any."""
     address: tuple[str, int]
     """Host and port of the coordinator."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     """The secret with which workers authenticate."""
 
 

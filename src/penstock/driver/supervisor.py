@@ -28,7 +28,16 @@ from penstock.driver.request_queue import Posted, RequestQueue
 from penstock.driver.requests import ChangeRequest
 from penstock.driver.restart import FirstStart, Restart
 from penstock.driver.shutdown import ShuttingDown
-from penstock.driver.steps import CHECK_INTERVAL, Cause, Change, ConditionWaiter, Problem, StepRunner, Waiter
+from penstock.driver.steps import (
+    CHECK_INTERVAL,
+    Cause,
+    Change,
+    ConditionWaiter,
+    Problem,
+    StepRunner,
+    Waiter,
+    nothing,
+)
 from penstock.errors import PenstockError, TopologyFailed
 from penstock.faults import CrashPoint
 
@@ -63,6 +72,7 @@ class Supervisor:
         self.closing = threading.Event()
         """Set when the tasks are closed and the query is about to be stopped."""
         self._ended, self._stopping, self._hurry = threading.Event(), threading.Event(), threading.Event()
+        self._turns = threading.Lock()
         self._requests = RequestQueue(server.changed)
         self._lease = lease
         self._announced: DriverEntry | None = None
@@ -129,9 +139,10 @@ class Supervisor:
 
     # ---- starting --------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the topology on the caller's thread. Returns once the spouts emit. If the topology cannot run,
-        raises the error after everything has been shut down."""
+    def start(self, then: Callable[[], None] = nothing) -> None:
+        """Start the topology on the caller's thread, and call ``then`` as soon as the spouts emit. If the topology
+        cannot run, ``then`` raises or the caller is interrupted, raises the error after everything has been shut
+        down."""
         try:
             change: FirstStart | Restart = FirstStart(self.runs, self.server.start)
             while self.lifecycle.phase is TopologyPhase.STARTING:
@@ -142,24 +153,36 @@ class Supervisor:
                     change = Restart(0, ended.problem, 0.0, self.runs)
                 elif decision is not None:
                     self._carry_out(decision)
-        except BaseException as error:
-            interrupted = TopologyFailed(
-                self.runner.where, "it was interrupted while it started", "Start it again."
-            )
-            failed = error if isinstance(error, PenstockError) else interrupted
-            if TopologyPhase.ENDING in lifecycle.TRANSITIONS[self.lifecycle.phase]:
-                self._carry_out(self.lifecycle.fail(failed))
+            if self.lifecycle.error is not None:
+                raise self.lifecycle.error
+            self.begun = self.runs.now()
+            then()
+        except PenstockError as error:
+            self._abandon(error)
             raise
-        if self.lifecycle.error is not None:
-            raise self.lifecycle.error
-        self.begun = self.runs.now()
+        except Exception as error:  # py4j and the operating system may raise anything
+            text = f"its start failed ({type(error).__name__}: {error})"
+            failed = TopologyFailed(self.runner.where, text, "Start it again.")
+            self._abandon(failed)
+            raise failed from error
+        except BaseException:
+            text = "it was interrupted while it started"
+            self._abandon(TopologyFailed(self.runner.where, text, "Start it again."))
+            raise
 
-    def start_thread(self) -> None:
-        """Start the supervisor's thread. Called after ``start``."""
-        threading.Thread(target=self._run, name="supervisor", daemon=True).start()
+    def _abandon(self, error: PenstockError) -> None:
+        """End a topology whose start failed with this error, and return when it has ended. Does nothing if it has
+        ended already, or if the error has interrupted its end."""
+        phase = self.lifecycle.phase
+        if phase is TopologyPhase.STARTING:
+            self._carry_out(self.lifecycle.fail(error))
+        elif TopologyPhase.ENDING in lifecycle.TRANSITIONS[phase]:
+            self._requests.post(self._failed(Problem(Cause.INTERNAL, error)))
+            self._run()  # in case that its thread does not run yet
 
-    def announce(self) -> None:
-        """Register the topology, so that commands find it, and report a warning of the engine, if any."""
+    def supervise(self) -> None:
+        """Register the topology, so that commands find it, report a warning of the engine, if any, and start the
+        supervisor's thread. Called by ``start`` as its argument, except in tests."""
         name = self.runs.current.deployment.topology.name
         self._announced = DriverEntry.here(name, self.server.address, self.server.secret)
         self._announced.announce()
@@ -167,12 +190,16 @@ class Supervisor:
         if text:
             log.warning("%s", text)
             self.runs.current.bus.note("security", "", text)
+        threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
     # ---- the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Take turns until the end. If a start is abandoned, two threads may do so, one turn at a time."""
         while not self._ended.is_set():
-            self.turn()
+            with self._turns:
+                if not self._ended.is_set():
+                    self.turn()
 
     def turn(self) -> None:
         """Wait up to ``CHECK_INTERVAL`` for a request, then look for policy decisions and problems; handle the

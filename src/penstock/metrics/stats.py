@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.metrics.histogram import Histogram
 
@@ -69,3 +69,13 @@ class TaskStats:
     """Their size in the state directory."""
     lag: dict[str, int] = field(default_factory=dict)
     """In a spout: unread records per partition of its source (``BaseSpout.lag``)."""
+
+    def without_user_values(self) -> TaskStats:
+        """A copy without the texts and names that come from user code."""
+        return replace(self, lag={}, last_error="")
+
+
+def bounded_count(count: int) -> int:
+    """A count that user code has produced, as an ``int`` of 64 bits, because a message cannot contain a larger
+    one. A count beyond that becomes the largest or smallest one. Raises as ``int`` does if it is no number."""
+    return max(-(1 << 63), min(int(count), (1 << 63) - 1))

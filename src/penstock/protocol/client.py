@@ -28,26 +28,26 @@ _RETRIES = (0.1, 0.3, 1.0, 3.0)
 driver needs milliseconds for a handshake; four seconds are enough even for a large topology."""
 
 
-class _Dropped(Exception):
-    """The driver closed the connection before it sent a greeting."""
+def connect(
+    address: tuple[str, int], secret: bytes, begin: Callable[[socket.socket, BinaryIO], None] | None = None
+) -> tuple[socket.socket, BinaryIO]:
+    """Connect to the driver, do the handshake and call ``begin``, which may exchange the first messages. Returns
+    the socket and a file to read from it. Blocks the caller.
 
-
-def connect(address: tuple[str, int], secret: bytes) -> tuple[socket.socket, BinaryIO]:
-    """Connect to the driver and do the handshake. Returns the socket and a file to read from it. Blocks the
-    caller.
-
-    If the driver closes the connection at once, the function tries again: the driver does so when too many
-    clients are in their handshake. Raises ``ControlRefused`` if either side refuses the other, ``OSError`` if
-    there is no answer."""
+    If the connection ends meanwhile, the function tries again: the driver closes connections when too many
+    clients are in their handshake. ``begin`` raises ``ConnectionError`` in this case. Raises ``ControlRefused``
+    if either side refuses the other or all attempts fail, ``OSError`` if there is no answer."""
     for pause in (*_RETRIES, None):
         connection = socket.create_connection(address, wire.HANDSHAKE_TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         file = connection.makefile("rb")
         try:
             _shake_hands(connection, file, secret)
+            if begin is not None:
+                begin(connection, file)
             return connection, file
-        except _Dropped as error:
-            connection.close()
+        except ConnectionError as error:
+            _close(connection, file)
             if pause is None:
                 raise ControlRefused(
                     "control connection",
@@ -56,21 +56,27 @@ def connect(address: tuple[str, int], secret: bytes) -> tuple[socket.socket, Bin
                 ) from error
             time.sleep(pause * random.uniform(0.5, 1.5))
         except BaseException:
-            connection.close()
+            _close(connection, file)
             raise
     raise AssertionError("the last attempt returns or raises")
 
 
 def _shake_hands(connection: socket.socket, file: BinaryIO, secret: bytes) -> None:
-    try:
-        greeting = file.read(wire.GREETING_BYTES)
-    except ConnectionError as error:
-        raise _Dropped from error
+    """Raises ``ConnectionError`` if the connection ends, ``ControlRefused`` if either side refuses the other."""
+    greeting = file.read(wire.GREETING_BYTES)
     if not greeting:
-        raise _Dropped
+        raise ConnectionError("the connection ended before the greeting")
     theirs, mine = wire.read_greeting(greeting), wire.new_nonce()
     connection.sendall(wire.answer(secret, theirs, mine))
-    wire.check_driver_proof(file.read(wire.PROOF_BYTES), secret, theirs, mine)
+    proof = file.read(wire.PROOF_BYTES)
+    if len(proof) < wire.PROOF_BYTES:
+        raise ConnectionError("the connection ended before the driver's proof")
+    wire.check_driver_proof(proof, secret, theirs, mine)
+
+
+def _close(connection: socket.socket, file: BinaryIO) -> None:
+    file.close()
+    connection.close()
 
 
 def ask(
@@ -115,13 +121,7 @@ class ControlClient:
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rest = b""
         """Bytes that ``send_now`` could not write; they are sent before anything else."""
-        self._socket, self._file = connect(address, secret)
-        try:
-            self._measure_clock()
-        except BaseException:
-            self._file.close()
-            self._socket.close()
-            raise
+        self._socket, self._file = connect(address, secret, self._measure_clock)
         self._socket.settimeout(None)
         threading.Thread(target=self._receive, name="control-receive", daemon=True).start()
         threading.Thread(target=self._transmit, name="control-send", daemon=True).start()
@@ -170,12 +170,15 @@ class ControlClient:
             self._queued += 1
         self._outbox.put(data)
 
-    def _measure_clock(self) -> None:
+    def _measure_clock(self, connection: socket.socket, file: BinaryIO) -> None:
         """Measure the driver's time before any other message, so that the worker knows it when the first command
-        arrives."""
+        arrives. Raises ``ConnectionError`` if the connection ends."""
         for _ in range(SAMPLES):
-            self._socket.sendall(framed(AskDriverTime(self.clock.monotonic())))
-            answer = self._read()
+            connection.sendall(framed(AskDriverTime(self.clock.monotonic())))
+            data = _read(file)
+            if data is None:
+                raise ConnectionError("the connection ended before the driver told its time")
+            answer = codec.decode_command(data)
             if not isinstance(answer, DriverTime):
                 raise ControlRefused(
                     "control connection", f"the driver answered AskDriverTime with {answer!r} instead of its time"
@@ -242,8 +245,13 @@ def framed(event: Event) -> bytes:
         refused = error
     if isinstance(event, WorkerReport):
         try:
-            bare = msgspec.structs.replace(event, published={}, errors=[str(refused)], segments=[], streams=None)
-            return wire.framed(codec.encode(bare))
+            return wire.framed(codec.encode(_bare(event, str(refused))))
         except ControlRefused:
             pass  # send WorkerFailed instead
     return wire.framed(codec.encode(WorkerFailed(refused.where, refused.problem, refused.hint)))
+
+
+def _bare(report: WorkerReport, error: str) -> WorkerReport:
+    """The report without anything that user code has produced, and without what may be long."""
+    tasks = {task: stats.without_user_values() for task, stats in report.tasks.items()}
+    return msgspec.structs.replace(report, tasks=tasks, published={}, errors=[error], segments=[], streams=None)

@@ -2,8 +2,10 @@
 secret.
 
 The secret itself is never sent. The driver sends its protocol version and a nonce. The client answers with its
-version, its own nonce and a keyed hash of both nonces. The driver answers with a keyed hash of its own. Neither
-side accepts a message before the handshake is complete. A message is preceded by its length in four bytes.
+version, its own nonce and a keyed hash of both nonces. The driver answers with a keyed hash of its own, or with
+``REFUSAL`` if the client's hash is wrong. A connection that ends without either was closed for another reason, and
+the client may try again. Neither side accepts a message before the handshake is complete. A message is preceded by
+its length in four bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ VERSION = 2
 same release."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+REFUSAL = bytes(PROOF_BYTES)
+"""What the driver sends in place of its proof to a client that does not know the secret."""
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 * 1024 * 1024
 """Bytes of the longest message. Workers limit their reports to less. A longer message is neither sent nor read,
@@ -90,8 +94,8 @@ def driver_proof(secret: bytes, driver_nonce: bytes, nonce: bytes) -> bytes:
 
 
 def check_driver_proof(data: bytes, secret: bytes, driver_nonce: bytes, nonce: bytes) -> None:
-    """Check the driver's proof. Raises ``ControlRefused`` if the driver does not know the secret or has closed
-    the connection."""
+    """Check the driver's proof. Raises ``ControlRefused`` if the driver refuses this client or does not know the
+    secret."""
     if not hmac.compare_digest(data, driver_proof(secret, driver_nonce, nonce)):
         raise ControlRefused(
             _WHERE,

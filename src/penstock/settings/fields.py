@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.errors import SettingError
 
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-"""How errors name the types of settings."""
+_MISFITS = {int: "not a whole number", float: "not a number", str: "not a text", bool: "neither true nor false"}
+"""What errors say of a value that has not the type of the setting."""
 
 
 def setting(default: Any, unit: str, why: str, *, choices: tuple[str, ...] = (), zero: bool = False) -> Any:
@@ -27,7 +27,7 @@ def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
         raise SettingError(where, f"{value!r} is not one of " + ", ".join(choices))
     fits = isinstance(value, kind) or (kind is float and type(value) is int)
     if not fits or (isinstance(value, bool) and kind is not bool):
-        raise SettingError(where, f"{value!r} is not {_KINDS[kind]}")
+        raise SettingError(where, f"{value!r} is {_MISFITS[kind]}")
     if kind in (int, float):
         zero = spec.metadata["zero"]
         if not 0 <= value < math.inf or (value == 0 and not zero):
@@ -42,11 +42,11 @@ def from_text(name: str, spec: dataclasses.Field[Any], text: str) -> Any:
             return True
         if text.lower() in ("false", "no", "off", "0"):
             return False
-        raise SettingError(where, f"{text!r} is neither true nor false")
+        raise SettingError(where, f"{text!r} is {_MISFITS[kind]}")
     try:
         return kind(text)
     except ValueError:
-        raise SettingError(where, f"{text!r} is not {_KINDS[kind]}") from None
+        raise SettingError(where, f"{text!r} is {_MISFITS[kind]}") from None
 
 
 def _kind(spec: dataclasses.Field[Any]) -> type:

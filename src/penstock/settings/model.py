@@ -147,7 +147,7 @@ def full_name(name: str) -> str:
     found = _FIRST.get(name, name)
     if found not in BY_NAME:
         near = _similar(name)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"The settings are: {', '.join(sorted(BY_NAME))}."
+        hint = f"Did you mean {_either(near)}?" if near else f"The settings are: {', '.join(sorted(BY_NAME))}."
         raise SettingError(f"setting {name}", "there is no such setting", hint)
     return found
 
@@ -161,3 +161,9 @@ def _similar(name: str) -> list[str]:
     bare = [each.rpartition(".")[2] for each in BY_NAME]
     near = difflib.get_close_matches(name, [*BY_NAME, *GROUPS, *bare], 1)
     return [each for each in [*GROUPS, *BY_NAME] if near and near[0] in (each, each.rpartition(".")[2])]
+
+
+def _either(names: list[str]) -> str:
+    """The names as they are listed in a sentence: ``a``, ``a or b``, ``a, b or c``."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from penstock.driver.coordinator import Coordinator
@@ -43,27 +44,23 @@ def submit(
     check_message_board(settings.flow.board, settings.flow.mode)
     if savepoint:
         _check_savepoint(topology, savepoint)
-    lease = _lease(topology, take_over)
-    try:
+    with contextlib.ExitStack() as opened:
+        lease = _lease(topology, take_over)
+        if lease is not None:
+            opened.callback(lease.release)
         spark = open_session(master)
         engine = SparkEngine(spark)
-        try:
-            supervisor = _supervisor(
-                topology, engine, host or reachable_address(spark.sparkContext.master), port, lease
-            )
-            _prepare(supervisor, savepoint, fresh)
-        except BaseException:
-            engine.close()
-            raise
-    except BaseException:
-        if lease is not None:
-            lease.release()
-        raise
-    running = RunningTopology(supervisor)
-    supervisor.server.operator = Operator(running)
-    supervisor.start()
-    supervisor.announce()
-    supervisor.start_thread()
+        opened.callback(engine.close)
+        supervisor = _supervisor(
+            topology, engine, host or reachable_address(spark.sparkContext.master), port, lease
+        )
+        opened.callback(supervisor.server.stop)
+        opened.callback(supervisor.monitor.close)
+        _prepare(supervisor, savepoint, fresh)
+        running = RunningTopology(supervisor)
+        supervisor.server.operator = Operator(running)
+        opened.pop_all()  # from here on, the supervisor closes everything, also if the start fails
+    supervisor.start(supervisor.supervise)
     return running
 
 

@@ -38,6 +38,7 @@ class Alignment:
         """Number of buffered tuples, by epoch and receiving task."""
         self._senders: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         """⟨Receiving task, sending task⟩ of the buffered frames, by epoch."""
+        self._closed = False
         self._lock = threading.Lock()
 
     def marker(self, epoch: int, source_worker: int) -> None:
@@ -48,10 +49,11 @@ class Alignment:
 
     def hold(self, parcel: Parcel) -> bool:
         """Buffer a frame of a later epoch, or of this one if earlier frames of it are still buffered. A frame of
-        an epoch before ``first`` is dropped. Returns False if the caller has to put the frame into its inbox."""
+        an epoch before ``first`` is dropped, and every frame after ``close``. Returns False if the caller has to
+        put the frame into its inbox."""
         with self._lock:
             epoch = parcel.header.epoch
-            if epoch < self.first:
+            if self._closed or epoch < self.first:
                 return True
             if epoch < self.epoch or (epoch == self.epoch and not self._held.get(epoch)):
                 return False
@@ -86,8 +88,9 @@ class Alignment:
         self.begin(epoch, put)
 
     def close(self) -> None:
-        """Delete the temporary files."""
+        """Delete the temporary files. The loop calls it while the reader may still hold frames."""
         with self._lock:
+            self._closed = True
             for frames in self._held.values():
                 frames.close()
 

@@ -23,6 +23,7 @@ from penstock.protocol.events import AckTally, EpochPublished, Event, Heartbeat,
 from penstock.protocol.message_board import MessageBoard
 from penstock.worker.background import BackgroundJob, JobResult, WriteSnapshot
 from penstock.worker.outgoing import Row
+from penstock.worker.phase import WorkerPhase
 from penstock.worker.worker import LONGEST_WAIT, Worker
 
 _READER_RETRY = 0.05
@@ -184,6 +185,9 @@ class WorkerHost:
 
     def _take_input(self) -> None:
         worker = self.worker
+        error, self._reader_error = self._reader_error, None
+        if error is not None and worker.phase is not WorkerPhase.CLOSED:
+            raise error  # before CloseTasks is handled, because a closed worker ignores the reader's errors
         while self._signals:
             self._send_all(worker.handle(self._signals.popleft()))
         inbox = self._transport.inbox
@@ -196,9 +200,6 @@ class WorkerHost:
             if isinstance(result, BaseException):
                 raise result
             self._send_all(worker.finish(result))
-        if self._reader_error is not None:
-            error, self._reader_error = self._reader_error, None
-            raise error
 
     def wait(self) -> float:
         """Seconds until the next step is due, unless input arrives earlier."""
@@ -270,7 +271,15 @@ class WorkerHost:
 
     def deliver(self, frame: pa.Buffer) -> None:
         """Pass a frame to the worker. Waits while there is no room for it, neither in memory nor on disk. If the
-        loop has ended, the frame is dropped."""
+        loop has ended, the frame is dropped. If the worker is closed, an error is ignored: nobody needs the frame
+        any more, but the reader must go on so that the senders are not blocked."""
+        try:
+            self._deliver(frame)
+        except Exception:  # the loop may have closed the worker between the check of its phase and the write
+            if self.worker.phase is not WorkerPhase.CLOSED:
+                raise
+
+    def _deliver(self, frame: pa.Buffer) -> None:
         intake = self.worker.intake
         while not self._ended and not intake.offer(frame):
             self._space.clear()
@@ -285,7 +294,8 @@ class WorkerHost:
             self._post_signals()
 
     def fail(self, error: BaseException) -> None:
-        """Called when the reader cannot continue. The loop reports the error in its next step."""
+        """Called when the reader cannot continue. The loop reports the error in its next step, unless the worker
+        is closed: its tasks have ended, and the topology must not fail any more because of its input."""
         self._reader_error = error
         self._wake()
 

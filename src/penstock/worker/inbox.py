@@ -35,6 +35,7 @@ class Inbox:
         self._inside = 0
         self._parcels: deque[Parcel] = deque()
         self._overflow = Spill(_OVERFLOW_MEMORY)
+        self._closed = False
         self._lock = threading.Lock()
 
     @property
@@ -62,8 +63,11 @@ class Inbox:
         return self.length >= self.capacity
 
     def offer(self, parcel: Parcel) -> bool:
-        """Add a parcel. Returns False if the overflow is full."""
+        """Add a parcel. Returns False if the overflow is full. A closed inbox drops the parcel and returns True,
+        because a refused frame blocks its sender."""
         with self._lock:
+            if self._closed:
+                return True
             if self._inside < self.capacity and not self._overflow:
                 self._put(parcel)
             elif self._overflow.bytes < self._limit:
@@ -102,8 +106,10 @@ class Inbox:
             return parcel
 
     def close(self) -> None:
-        """Delete the temporary files."""
-        self._overflow.close()
+        """Delete the temporary files. The loop calls it while the reader may still offer parcels."""
+        with self._lock:
+            self._closed = True
+            self._overflow.close()
 
     def __bool__(self) -> bool:
         return bool(self._parcels)

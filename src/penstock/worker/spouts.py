@@ -13,7 +13,9 @@ from penstock.acking import ledger
 from penstock.acking.pending import Pending
 from penstock.control.hold_timer import HoldTimer
 from penstock.control.pace import Pace
+from penstock.metrics.stats import bounded_count
 from penstock.protocol.commands import RootsSettled
+from penstock.texts import encodable
 from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
 from penstock.worker.arrow_collectors import SpoutArrowCollector
 from penstock.worker.collectors import SpoutTupleCollector
@@ -56,10 +58,11 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._guard("open", spout.open, conf, self.context, batches)
 
     def lag(self) -> dict[str, int]:
-        """The lag of each partition, as the spout reports it. Empty if ``lag`` raises: a number that is only
-        displayed must not prevent a report."""
+        """The lag of each partition, as the spout reports it, in a form that can be sent. Empty if ``lag`` raises:
+        a number that is only displayed must not prevent a report."""
         try:
-            return {str(partition): int(records) for partition, records in self.component.lag().items()}
+            lag = self.component.lag().items()
+            return {encodable(str(partition)): bounded_count(records) for partition, records in lag}
         except USER_ERRORS:  # user code may raise anything
             return {}
 

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.acking.pending import Pending
 from penstock.clock import Clock
 from penstock.control.pace import Pace
-from penstock.metrics.stats import TaskStats
+from penstock.metrics.stats import TaskStats, bounded_count
 from penstock.plan.model import Edge, WorkerId
 from penstock.plan.owners import grouped_by
 from penstock.protocol.job import Job
@@ -142,7 +142,7 @@ def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats:
 
 def _counter(stats: TaskStats) -> Callable[[int], None]:
     def gave_up(count: int) -> None:
-        stats.given_up += count
+        stats.given_up = bounded_count(stats.given_up + bounded_count(count))
 
     return gave_up
 
@@ -214,6 +214,6 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdg
 
 def _late_counter(stats: TaskStats) -> Callable[[int], None]:
     def count(rows: int) -> None:
-        stats.late += rows
+        stats.late = bounded_count(stats.late + bounded_count(rows))
 
     return count
