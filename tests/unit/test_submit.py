@@ -35,6 +35,13 @@ def raising(error):
     return fail
 
 
+@pytest.fixture
+def new_threads():
+    """The names of the threads that the test has started and that still run."""
+    before = set(threading.enumerate())
+    return lambda: [thread.name for thread in threading.enumerate() if thread not in before]
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """Where running topologies are registered."""
@@ -74,12 +81,12 @@ def submit(world):
     return submitting.submit(topology(world.folder, world.guarantee))
 
 
-def check_ended(world, lease):
+def check_ended(world, lease, new_threads):
     assert world.supervisor.lifecycle.phase is TopologyPhase.FAILED
     world.check()
     assert lease.released == 1
     assert discovery.running() == []
-    assert not any(thread.name == "supervisor" for thread in threading.enumerate())
+    assert new_threads() == []
 
 
 def test_a_started_topology_is_registered_and_supervised(world, lease, folder):
@@ -89,22 +96,24 @@ def test_a_started_topology_is_registered_and_supervised(world, lease, folder):
     assert (running.state, list(folder.iterdir()), lease.released) == ("ended", [], 1)
 
 
-def test_an_engine_that_fails_after_the_start_ends_the_topology(world, lease):
+def test_an_engine_that_fails_after_the_start_ends_the_topology(world, lease, new_threads):
     world.engine.warning = raising(OSError("the JVM has ended"))
     with pytest.raises(TopologyFailed, match=r"its start failed \(OSError: the JVM has ended\)"):
         submit(world)
-    check_ended(world, lease)
+    check_ended(world, lease, new_threads)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StateError("store", "it does not fit")])
-def test_an_interruption_after_the_start_ends_the_topology(world, lease, error):
+def test_an_interruption_after_the_start_ends_the_topology(world, lease, error, new_threads):
     world.engine.warning = raising(error)
     with pytest.raises(type(error)):
         submit(world)
-    check_ended(world, lease)
+    check_ended(world, lease, new_threads)
 
 
-def test_an_interruption_before_the_supervisors_thread_runs_ends_the_topology(world, lease, monkeypatch):
+def test_an_interruption_before_the_supervisors_thread_runs_ends_the_topology(
+    world, lease, monkeypatch, new_threads
+):
     start = threading.Thread.start
     broken = raising(RuntimeError("can't start new thread"))
 
@@ -114,10 +123,12 @@ def test_an_interruption_before_the_supervisors_thread_runs_ends_the_topology(wo
     monkeypatch.setattr(threading.Thread, "start", start_others)
     with pytest.raises(TopologyFailed, match="can't start new thread"):
         submit(world)
-    check_ended(world, lease)
+    check_ended(world, lease, new_threads)
 
 
-def test_an_interruption_when_the_supervisors_thread_runs_already_leaves_the_end_to_it(world, lease, monkeypatch):
+def test_an_interruption_when_the_supervisors_thread_runs_already_leaves_the_end_to_it(
+    world, lease, monkeypatch, new_threads
+):
     start = threading.Thread.start
 
     def start_and_interrupt(thread):
@@ -131,7 +142,7 @@ def test_an_interruption_when_the_supervisors_thread_runs_already_leaves_the_end
     for thread in threading.enumerate():
         if thread.name == "supervisor":
             thread.join(PATIENCE)
-    check_ended(world, lease)
+    check_ended(world, lease, new_threads)
 
 
 def test_an_interruption_of_the_shutdown_after_a_failed_start_is_raised(world, lease):
@@ -143,7 +154,9 @@ def test_an_interruption_of_the_shutdown_after_a_failed_start_is_raised(world, l
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StateError("store", "it does not fit")])
-def test_a_start_that_cannot_be_prepared_ends_what_was_opened(tmp_path, monkeypatch, spark, lease, error):
+def test_a_start_that_cannot_be_prepared_ends_what_was_opened(
+    tmp_path, monkeypatch, spark, lease, new_threads, error
+):
     engine = FakeEngine(None)
     monkeypatch.setattr(submitting, "SparkEngine", lambda spark: engine)
     coordinators = []
@@ -160,5 +173,5 @@ def test_a_start_that_cannot_be_prepared_ends_what_was_opened(tmp_path, monkeypa
     with pytest.raises(type(error)):
         submitting.submit(builder.build("words", settings), fresh=True)
     assert (engine.closed, lease.released) == (True, 1)
-    assert not any(thread.name == "load-store" for thread in threading.enumerate())
+    assert new_threads() == []
     assert coordinators[0]._loop.is_closed()
