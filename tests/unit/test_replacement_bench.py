@@ -143,7 +143,7 @@ def test_gaps_are_told_for_both_levels_of_delivery(local, monkeypatch, part):
 
 def test_results_are_compared_with_a_sequential_run(local, monkeypatch):
     monkeypatch.setattr(replacement, "FEW_KEYS", KEYS)
-    monkeypatch.setattr(replacement, "RATE", 20_000)
+    monkeypatch.setattr(replacement, "RATE", 4_000)
     results = Results("replacement")
     replacement.measure_correct(results, options())
     assert {bar["name"]: bar["value"] for bar in results.bars} == {"replace.wrong": 0, "replace.lost": 0}
