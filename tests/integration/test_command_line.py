@@ -81,7 +81,6 @@ def test_an_unknown_setting():
     ("master", "message"),
     [
         ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*that it is running"),
-        ("mesos://x", r"it does not have the form local\[N\]"),
         ("local[2]", "needs 6 task slots.*only 2 of 2 are free.*local.N. counts threads"),
         ("local-cluster[1,2,300]", "Spark did not start there: .*300 MiB/worker but requested 1024 MiB"),
     ],
@@ -90,6 +89,14 @@ def test_a_master_that_cannot_serve(master, message):
     done = penstock("run", EXAMPLE, "--master", master)
     assert done.returncode == 3
     assert re.search(message, done.stderr)
+    assert no_trace(done)
+
+
+@pytest.mark.parametrize("master", ["mesos://x", "local[x]", "local-cluster[2]", "spark://nowhere"])
+def test_a_master_that_is_none(master):
+    done = penstock("run", EXAMPLE, "--master", master)
+    assert done.returncode == 2
+    assert "it does not have the form local[N]" in done.stderr
     assert no_trace(done)
 
 

@@ -19,7 +19,15 @@ from penstock.driver.commits import Commits, write_published
 from penstock.driver.epochs import Abandon, EpochKeeper, SnapshotBolts, StartCommit, WriteManifest
 from penstock.driver.recovery import StateDirectory
 from penstock.driver.savepoint_requests import request, save_at_rest
-from penstock.errors import NotRunning, PenstockError, SnapshotCorrupt, StateError, StateMissing, Superseded
+from penstock.errors import (
+    NotRunning,
+    PenstockError,
+    SettingError,
+    SnapshotCorrupt,
+    StateError,
+    StateMissing,
+    Superseded,
+)
 from penstock.faults import STEPS, CrashPoint
 from penstock.frames.header import Header, Kind, unpack
 from penstock.plan.model import WorkerId
@@ -983,6 +991,16 @@ def ask_for_savepoint(folder, *more):
     savepoint.add_parser(parser.add_subparsers())
     words = ["savepoint", "t", str(folder / "copy"), "--state-dir", str(folder / "state"), *more]
     return savepoint.handle(parser.parse_args(words))
+
+
+@pytest.mark.parametrize("target", ["state", "state/copy", "state/t", "."])
+def test_a_savepoint_in_the_state_directory_is_refused(tmp_path, target):
+    Ownership("t", this_process()).claim(StateStore(str(tmp_path / "state")).child("t"))
+    parser = argparse.ArgumentParser()
+    savepoint.add_parser(parser.add_subparsers())
+    words = ["savepoint", "t", str(tmp_path / target), "--state-dir", str(tmp_path / "state")]
+    with pytest.raises(SettingError, match="it overlaps with the state directory"):
+        savepoint.handle(parser.parse_args(words))
 
 
 @pytest.mark.parametrize("end", ["released", "died"])

@@ -128,6 +128,12 @@ def test_a_relative_path_names_the_line_as_well(write, tmp_path, monkeypatch):
     assert refused(path.name).where == f"{path.name}:{LINES + 1}"
 
 
+def test_a_misspelt_method_is_corrected(write):
+    error = refused(write("from penstock import TopologyBuilder\nTopologyBuilder().set_spuot('x', None)"))
+    assert "has no attribute 'set_spuot'" in error.problem
+    assert error.hint == "Did you mean set_spout?"
+
+
 def test_a_missing_module_says_so(write):
     error = refused(write("import surely_not_installed"))
     assert "ModuleNotFoundError" in error.problem
@@ -233,7 +239,8 @@ def test_a_folder_is_not_a_topology(write, tmp_path):
     with pytest.raises(LoadError) as caught:
         load_topology(str(tmp_path))
     assert str(caught.value) == (
-        f"{tmp_path}: it is a folder with shop_under_test.py, not a Python file. Name the file: {path}."
+        f"{tmp_path}: it is a folder with shop_under_test.py, not a Python file. "
+        f"Name one of its files, for example {path}."
     )
 
 

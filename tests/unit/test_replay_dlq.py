@@ -6,6 +6,8 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.replay import EmbeddedStore, QueueEden, Replayer, ReplayRecord
+from penstock.state.generations import Ownership
+from penstock.state.store import StateStore
 from penstock.topology.components import Context, Failure
 
 
@@ -65,6 +67,14 @@ def test_no_dead_letters(make, dlq):
     make()
     assert dlq("list") == "no dead letters in topology 'shop'\n"
     assert dlq("drop", "--all") == "0 dead letters dropped\n"
+
+
+def test_a_topology_that_has_given_nothing_up(dlq, tmp_path):
+    Ownership("shop").claim(StateStore(str(tmp_path / "state")).child("shop"))
+    assert dlq("list") == "no dead letters in topology 'shop'\n"
+    assert "topology 'shpo' has no replay queues, PersistBolt or dead letters here." in dlq(
+        "list", topology="shpo", code=2
+    )
 
 
 def test_drop(make, dlq):

@@ -167,6 +167,21 @@ def test_an_unknown_setting_lists_them_all():
 
 def test_a_word_without_a_sign():
     assert "--set linger: 'linger' does not have the form NAME=VALUE" in refused(lambda: parse("linger"))
+    assert "--set =3: '=3' does not have the form NAME=VALUE" in refused(lambda: parse("=3"))
+
+
+def test_own_values_have_names():
+    assert refused(lambda: parse("conf=3")) == (
+        "--set conf=3: conf is a group of values that you name yourself. "
+        "Write --set conf.NAME=3 to set one of your own values."
+    )
+
+
+def test_a_choice_that_is_misspelt():
+    assert refused(lambda: parse("delivery=exactly-once")) == (
+        "setting delivery.guarantee: 'exactly-once' is not one of at_most_once, at_least_once, exactly_once. "
+        "Did you mean exactly_once?"
+    )
 
 
 # ---- values that do not fit

@@ -170,6 +170,6 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_damage(tmp_path, state):
     file = Path(tmp_path, f"snapshots/{name(1)}.bin")
     file.unlink()
     file.mkdir()
-    with pytest.raises(StateError, match=r"the attempt to read failed \(IsADirectoryError") as caught:
+    with pytest.raises(StateError, match=r"the attempt to read it failed \(IsADirectoryError") as caught:
         read_parts(store, chains)
     assert not isinstance(caught.value, SnapshotCorrupt)

@@ -134,7 +134,7 @@ def test_a_relative_path_does_not_follow_the_current_directory(tmp_path, monkeyp
 
 
 def test_a_missing_file_says_so(store):
-    with pytest.raises(StateError, match="file nothing: the attempt to read failed") as caught:
+    with pytest.raises(StateError, match="file nothing: the attempt to read it failed") as caught:
         store.read("nothing")
     assert is_missing(caught.value)
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
@@ -193,7 +193,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path):
     with small_disk(tmp_path / "disk", "64k") as store:
         store.write("x", b"old")
         with pytest.raises(
-            StateError, match=r"file x: the attempt to write failed .*No space left.*Free some space"
+            StateError, match=r"file x: the attempt to write it failed .*No space left.*Free some space"
         ):
             store.write("x", b"n" * 100_000)
         assert store.read("x") == b"old"
@@ -204,7 +204,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path):
 
 def test_a_folder_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "state").write_text("not a folder")
-    with pytest.raises(StateError, match=r"the attempt to write failed \((NotADirectory|FileExists)Error"):
+    with pytest.raises(StateError, match=r"the attempt to write it failed \((NotADirectory|FileExists)Error"):
         StateStore(str(tmp_path / "state")).write("x", b"1")
 
 
@@ -293,7 +293,7 @@ CALLS = {
 )
 def test_what_may_pass_is_told_apart(unreliable, call, error):
     Unreliable.error = error
-    with pytest.raises(StateUnavailable, match=rf"the attempt to {call} failed \({type(error).__name__}"):
+    with pytest.raises(StateUnavailable, match=rf"the attempt to {call} it failed \({type(error).__name__}"):
         CALLS[call](unreliable)
 
 
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatc
         raise OSError(errno.EIO, "I/O error", path)
 
     monkeypatch.setattr(os, "scandir", broken)
-    with pytest.raises(StateUnavailable, match=r"the attempt to list failed \(OSError: I/O error"):
+    with pytest.raises(StateUnavailable, match=r"the attempt to list it failed \(OSError: I/O error"):
         store.list("manifests/")
 
 

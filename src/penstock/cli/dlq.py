@@ -29,6 +29,7 @@ from penstock.replay.embedded import ABOUT, FOLDER, open_beside
 from penstock.replay.queues import Queues
 from penstock.replay.state_dead_letters import StateDeadLetterStore
 from penstock.settings import Settings
+from penstock.state.generations import newest_generation
 from penstock.state.store import StateStore
 from penstock.texts import parse_json
 
@@ -173,6 +174,8 @@ def _find(options: argparse.Namespace) -> list[_TaskDeadLetters]:
         store.check_owner()
     owners = {about["component"] for about, _ in spouts} | {spec.component for spec in bolts}
     owners |= {owner for owner, _, _ in stored}
+    if not owners and newest_generation(root.child(topology)):
+        return []  # the topology has run here, without giving anything up
     if not owners:
         names = sorted({about["topology"] for about in abouts.values()})
         raise LoadError(

@@ -26,9 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Lists the topologies of this user on this machine. in/s: tuples per second that the spouts "
         "emit; out/s: tuples per second that the bolts at the end of the topology receive.",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON objects with the fields of penstock status"
-    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each topology")
     parser.set_defaults(handler=handle)
 
 

@@ -69,9 +69,9 @@ def _import(path: Path) -> ModuleType:
         raise LoadError(
             str(path),
             "it is a folder"
-            + (f" with {', '.join(files[:_LISTED])}" if files else " without Python files")
+            + (f" with {_listed(files)}" if files else " without Python files")
             + ", not a Python file",
-            f"Name the file: {path / files[0]}." if files else "",
+            f"Name one of its files, for example {path / files[0]}." if files else "",
         )
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
@@ -115,9 +115,17 @@ def _blame(path: Path, error: BaseException) -> LoadError:
     hint = ""
     if isinstance(error, ModuleNotFoundError):
         hint = f"Install {error.name}, or put it in the file's folder."
+    if isinstance(error, AttributeError) and error.name:
+        near = difflib.get_close_matches(error.name, [each for each in dir(error.obj) if each[0] != "_"], 1)
+        hint = f"Did you mean {near[0]}?" if near else ""
     if isinstance(error, SystemExit):
         hint = "Put the statements that run the file as a program under: if __name__ == '__main__'."
     return LoadError(where, f"the file cannot be imported ({type(error).__name__}: {error})", hint)
+
+
+def _listed(files: list[str]) -> str:
+    more = len(files) - _LISTED
+    return ", ".join(files[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _named(module: ModuleType, name: str) -> Any:

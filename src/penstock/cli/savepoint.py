@@ -8,7 +8,7 @@ import time
 
 from penstock.cli.terminal import Terminal
 from penstock.driver.savepoint_requests import REQUESTS, request, save_at_rest
-from penstock.errors import NotRunning, StateError, StateMissing
+from penstock.errors import NotRunning, SettingError, StateError, StateMissing
 from penstock.redaction import printable, redacted
 from penstock.settings import Settings
 from penstock.state.generations import newest_generation
@@ -48,9 +48,16 @@ def handle(options: argparse.Namespace) -> int:
             f"{options.state_dir} contains no state of it",
             "Check the topology's name and --state-dir. A topology with delivery=at_most_once keeps no state.",
         )
+    target = StateStore(options.target)
+    if StateStore(options.state_dir).overlaps(target):
+        raise SettingError(
+            f"savepoint {target.url}",
+            f"it overlaps with the state directory {options.state_dir}",
+            "Choose a folder outside of it.",
+        )
     console = Terminal()
     if options.at_rest:
-        epoch = save_at_rest(store, StateStore(options.target))
+        epoch = save_at_rest(store, target)
     else:
         with console.status("waiting for the topology …"):
             epoch = _ask(store, options)

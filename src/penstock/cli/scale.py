@@ -84,8 +84,8 @@ def _number(text: str) -> tuple[str, int]:
     component, sign, value = text.partition("=")
     if not sign or not component or not value.isdecimal() or int(value) < 1:
         raise SettingError(
-            f"penstock scale {text}",
-            f"{text!r} does not have the form COMPONENT=N with N at least 1",
+            f"argument {text!r}",
+            "it does not have the form COMPONENT=N with N at least 1",
             "Try penstock scale TOPOLOGY count=4.",
         )
     return component, int(value)

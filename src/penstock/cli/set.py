@@ -38,8 +38,8 @@ def _rate(text: str) -> tuple[str, float]:
     spout, _, what = name.rpartition(".")
     if not sign or not spout or what != "max_rate":
         raise SettingError(
-            f"penstock set {text}",
-            f"{text!r} does not have the form SPOUT.max_rate=N",
+            f"argument {text!r}",
+            "it does not have the form SPOUT.max_rate=N",
             "Try penstock set TOPOLOGY lines.max_rate=1000.",
         )
     if value == "none":

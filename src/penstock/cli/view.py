@@ -213,7 +213,7 @@ class PlainView:
             if view.acked or view.failed:
                 line += f" acked {view.acked} failed {view.failed}"
             if view.state_keys:
-                line += f" state {view.state_keys} keys {size(view.state_bytes)}"
+                line += f" state {_keys(view.state_keys)} {size(view.state_bytes)}"
             self._print(line)
         for done in running.replacements[self._replaced :]:
             self._print(f"{elapsed:6.1f}s replaced: {done}")
@@ -251,7 +251,7 @@ def component_table(title: str, views: Sequence[ComponentView]) -> Table:
             Text(str(view.errors), style="red" if view.errors else ""),
             *([Text(number(view.limit), style="yellow") if math.isfinite(view.limit) else "-"] if slowed else []),
             *([number(view.acked), number(view.failed)] if tracked else []),
-            *([f"{number(view.state_keys)} keys, {size(view.state_bytes)}"] if stateful else []),
+            *([f"{_keys(view.state_keys)}, {size(view.state_bytes)}"] if stateful else []),
         )
     return table
 
@@ -343,3 +343,7 @@ def millis(seconds: float | None) -> str:
 
 def micros(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
+
+
+def _keys(count: int) -> str:
+    return f"{number(count)} key" + ("" if count == 1 else "s")

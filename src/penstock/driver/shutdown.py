@@ -17,6 +17,10 @@ from penstock.errors import PenstockError, TopologyFailed
 
 log = logging.getLogger("penstock.driver")
 
+_LONG_CALL = 2.0
+"""Seconds in one call of user code from which on the call is reported as the reason for a drain that takes too
+long. Usual calls take microseconds to milliseconds."""
+
 
 class ShuttingDown:
     """The shutdown of a topology."""
@@ -81,8 +85,18 @@ class ShuttingDown:
             limit = run.settings.lifecycle.drain_timeout
             what = "the next run processes them" if run.keeps_state else "they are lost"
             in_time = f"within {limit:g} s" if problem.cause is Cause.TIMED_OUT else "because it was ended at once"
-            self._not_drained = f"tuples in flight were not processed {in_time}; {what}"
+            self._not_drained = f"{self._blocked()}tuples in flight were not processed {in_time}; {what}"
             log.warning("%s: %s", run.where, self._not_drained)
+
+    def _blocked(self) -> str:
+        """Return a clause about the longest call of user code that has not returned. Empty if none takes long."""
+        seconds, task = max(
+            ((stats.in_call, task) for task, stats in self._run.bus.tasks().items()), default=(0, 0)
+        )
+        if seconds < _LONG_CALL:
+            return ""
+        key = self._run.plan.task[task].key
+        return f"{key} has been in one call of its component's code for {seconds:.0f} s, so "
 
     def _on_not_committed(self, problem: Problem) -> None:
         if problem.cause is Cause.LOST:

@@ -160,7 +160,7 @@ class MetricsBus:
             return {task: self._counters.total(task) for task in self._plan.task}
 
     def totals(self) -> dict[str, TaskStats]:
-        """The counters of each component since the topology was first started."""
+        """The counters of each component since the driver started, over all query runs."""
         with self._lock:
             return {component: self._counters.component_total(component) for component in self._plan.tasks_of}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from typing import Any
 
@@ -24,7 +25,9 @@ def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
     """Raise ``SettingError`` unless the value has the type and the range of this setting."""
     where, kind, choices = f"setting {name}", _kind(spec), spec.metadata["choices"]
     if choices and value not in choices:
-        raise SettingError(where, f"{value!r} is not one of " + ", ".join(choices))
+        near = difflib.get_close_matches(str(value), choices, 1)
+        hint = f"Did you mean {near[0]}?" if near else ""
+        raise SettingError(where, f"{value!r} is not one of " + ", ".join(choices), hint)
     fits = isinstance(value, kind) or (kind is float and type(value) is int)
     if not fits or (isinstance(value, bool) and kind is not bool):
         raise SettingError(where, f"{value!r} is {_MISFITS[kind]}")

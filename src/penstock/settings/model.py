@@ -118,8 +118,11 @@ class Settings:
         values: dict[str, Any] = {}
         for text in assignments:
             name, sign, value = text.partition("=")
-            if not sign:
+            if not sign or not name:
                 raise SettingError(f"--set {text}", f"{text!r} does not have the form NAME=VALUE")
+            if name == "conf":
+                hint = f"Write --set conf.NAME={value} to set one of your own values."
+                raise SettingError(f"--set {text}", "conf is a group of values that you name yourself", hint)
             if name.startswith("conf."):
                 values[name] = guess(value)
             else:

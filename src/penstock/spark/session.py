@@ -25,7 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.cluster import record as cluster_record
-from penstock.errors import MasterUnreachable
+from penstock.errors import MasterUnreachable, SettingError
 from penstock.redaction import printable, redacted
 from penstock.spark import class_archive, ports
 from penstock.spark.exits import note_exit
@@ -365,10 +365,11 @@ def _spark_host(master: str) -> tuple[str, int] | None:
 
 
 def _check_master(master: str) -> None:
-    """Raise ``MasterUnreachable`` at once if the master is invalid or does not answer; Spark would try for a
-    minute."""
-    if not re.match(r"(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+)$", master):
-        raise MasterUnreachable(
+    """Raise ``SettingError`` if the master is not valid, and ``MasterUnreachable`` if it does not answer; Spark
+    would try for a minute."""
+    local = r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[\d+ *, *\d+ *, *\d+\]"
+    if not re.fullmatch(local + r"|spark://.+:\d+|yarn|k8s://.+", master):
+        raise SettingError(
             f"master {master}",
             "it does not have the form local[N], local-cluster[NODES,CORES,MB], spark://HOST:PORT, yarn or k8s://…",
         )

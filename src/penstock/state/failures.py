@@ -43,7 +43,7 @@ def state_error(where: str, verb: str, error: Exception) -> StateError:
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return kind(
         where,
-        f"the attempt to {verb} failed ({type(error).__name__}: {message})",
+        f"the attempt to {verb} it failed ({type(error).__name__}: {message})",
         _HINTS.get(number or 0, "Check the file system behind delivery.state_dir."),
     )
 
