@@ -6,8 +6,7 @@ import argparse
 
 import pytest
 
-from benchmarks import energy_plan
-from benchmarks.energy_plan import plan_seconds
+from benchmarks.energy_plan import measure_energy_plan, plan_seconds
 from benchmarks.harness import Results
 from benchmarks.large_cluster import large
 from penstock.control.erdm import plan
@@ -34,14 +33,11 @@ def test_what_is_measured_is_a_plan_that_does_something():
     assert len(found.moves) > 200
 
 
-def test_the_benchmark_tells_how_long_a_plan_takes_and_how_that_grows(monkeypatch):
-    monkeypatch.setattr(energy_plan, "SIZES", (500, 1_000, 2_000, 4_000))
-    monkeypatch.setattr(energy_plan, "JUDGED", 2_000)
+def test_the_benchmark_tells_how_long_a_plan_takes_and_how_that_grows():
     results = Results("energy")
-    energy_plan.measure_energy_plan(results, argparse.Namespace(quick=True))
-    assert [row["executors"] for row in results.rows] == [500, 1_000, 2_000]
+    measure_energy_plan(results, argparse.Namespace(quick=True))
+    assert [row["executors"] for row in results.rows] == [2_500, 5_000, 10_000]
     assert all(row["moves"] > row["executors"] / 5 for row in results.rows)
     bars = {bar["name"]: bar["value"] for bar in results.bars}
-    seconds = {row["executors"]: row["CPU s"] for row in results.rows}
-    assert bars["erdm.plan_s"] == pytest.approx(seconds[2_000], abs=1e-3)
-    assert bars["erdm.plan_growth"] == pytest.approx(seconds[2_000] / seconds[500] / 4, rel=0.2)
+    assert bars["erdm.plan_s"] < 1.0
+    assert bars["erdm.plan_growth"] < 1.75
