@@ -316,7 +316,7 @@ def test_a_field_may_have_tuples_as_values(numbers, key, by, window, folder):
 @pytest.mark.parametrize("numbers", [*NUMBERS, [1, 4, 4, 1, 3, 2, 6, 1]])
 @pytest.mark.parametrize("slides", [1, 3])
 def test_every_window_is_emitted_once_whatever_the_numbers_of_tasks(numbers, key, by, slides, folder):
-    rows = sales(300, 2)
+    rows = sales(600, 2)
     end = 1e6
     closing = [(shop, product, 0, end) for shop in "abcdefgh" for product in "xyz"]  # so that every task goes on
     reduce = Reduce(*key, **MERGES).window("time", 2.0 * slides, slide=2.0, lateness=8.0)
