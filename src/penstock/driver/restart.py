@@ -6,8 +6,8 @@ A restart, in order:
 2. If its snapshots could not be read, the state directory falls back to an earlier epoch (``fallen_back``).
 3. The supervisor waits, longer after each failed attempt (``waited``).
 4. A new query run of the same deployment becomes the current one (``renewed``). Released nodes are requested again
-   (``nodes_asked_back``), because the remaining ones may be too few. The slots are reserved (``reserved``), and the
-   query is launched: workers connect (``connected``) and get their slots (``assigned``).
+   (``nodes_asked_back``), because the remaining ones may be too few. The slots are reserved (``reserved``), and
+   the query is launched: workers connect (``connected``) and get their slots (``assigned``).
 5. The new run takes over the state directory (``claimed``).
 6. Its tasks open with the state of the newest committed epoch (``opened``), and its spouts emit (``activated``).
 """
