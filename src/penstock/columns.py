@@ -12,10 +12,14 @@ state.
 
 from __future__ import annotations
 
+import datetime
 import math
 import pickle
 from collections.abc import Sequence
 from decimal import Decimal
+from operator import itemgetter
+from sys import getsizeof
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -130,6 +134,99 @@ def to_keys(column: pa.Array) -> list[Any]:
     if pa.types.is_floating(column.type) and np.isnan(column.to_numpy(zero_copy_only=False)).any():
         return [math.nan if value is not None and value != value else value for value in values]
     return values
+
+
+_IMMUTABLE = frozenset(
+    {*PLAIN_TYPES, NoneType, Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
+)
+"""Types whose objects nobody can change, so that two components of one process may share an object."""
+_PYTHON_TYPE = {arrow: python for python, arrow in PLAIN_TYPES.items()}
+_SAMPLE = 16
+"""Rows from which the size of a batch in memory is estimated: looking at all of them would cost more than passing
+them on."""
+
+
+def passes_unchanged(values: Sequence[Any], declared: pa.DataType | None) -> bool:
+    """True if a receiver in the same process may get these very objects instead of copies: nobody can change them,
+    and converting them to the declared type and back would not change them either."""
+    kinds = set(map(type, values))
+    if declared is None:
+        return kinds <= _IMMUTABLE
+    kinds.discard(NoneType)
+    if not kinds:
+        return True
+    kind = kinds.pop()
+    if kinds or _PYTHON_TYPE.get(declared) is not kind:
+        return False
+    if kind is int:
+        return all(map((1 << 63).__gt__, map(abs, filter(None, values))))
+    return kind is not str or _is_unicode("".join(filter(None, values)))
+
+
+def _is_unicode(text: str) -> bool:
+    """False for a text with a lone surrogate, which Arrow does not accept."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+class ColumnBatch:
+    """Rows that stay in one process: columns of Python values that ``passes_unchanged`` has accepted. They are
+    converted to Arrow only if something asks for it. Whoever receives a batch must not change its lists."""
+
+    __slots__ = ("_arrow", "_size", "fields", "num_rows", "values")
+
+    def __init__(self, fields: Sequence[tuple[str, pa.DataType | None]], values: list[list[Any]]) -> None:
+        """``fields``: the name and the declared type of each column."""
+        self.fields, self.values = fields, values
+        self.num_rows = len(values[0])
+        self._arrow: dict[str, pa.Array] = {}
+        self._size: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The size in memory, estimated from some of the rows."""
+        if self._size is None:
+            step = max(1, self.num_rows // _SAMPLE)
+            sample = [column[::step] for column in self.values]
+            size = sum(sum(map(getsizeof, column)) for column in sample)
+            self._size = size * self.num_rows // max(1, len(sample[0]))
+        return self._size
+
+    def named(self, field: str) -> list[Any]:
+        """The values of a field."""
+        return next(column for (name, _), column in zip(self.fields, self.values, strict=True) if name == field)
+
+    def column(self, field: str) -> pa.Array:
+        """A field as an Arrow column."""
+        found = self._arrow.get(field)
+        if found is None:
+            declared = dict(self.fields)[field]
+            found = self._arrow[field] = to_column(self.named(field), declared)
+        return found
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        return [self.column(name) for name, _ in self.fields]
+
+    def arrow(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(self.columns, names=[name for name, _ in self.fields])
+
+    def slice(self, begin: int, length: int) -> ColumnBatch:
+        return ColumnBatch(self.fields, [column[begin : begin + length] for column in self.values])
+
+    def take(self, rows: Sequence[int]) -> ColumnBatch:
+        """These rows, in this order."""
+        if len(rows) == 1:
+            return ColumnBatch(self.fields, [[column[rows[0]]] for column in self.values])
+        choose = itemgetter(*rows)
+        return ColumnBatch(self.fields, [list(choose(column)) for column in self.values])
+
+
+def values_of(batch: pa.RecordBatch | ColumnBatch) -> list[list[Any]]:
+    """The columns of a batch as Python values. The caller must not change the lists."""
+    return batch.values if isinstance(batch, ColumnBatch) else [to_values(column) for column in batch.columns]
 
 
 def _with_one_nan(value: Any) -> Any:

@@ -11,13 +11,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columns import to_values
+from penstock.columns import PLAIN_TYPES, ColumnBatch, values_of
 from penstock.topology.hashing import check_keys, hash_fields
 
 Rows = slice | npt.NDArray[np.int64]
@@ -45,6 +46,9 @@ class Targets:
 
 class Router(ABC):
     """Splits the batches of one source task over the tasks of one component. May keep state between batches."""
+
+    takes_columns: ClassVar[bool] = False
+    """True: ``split`` also accepts a ``ColumnBatch``. A router that a user wrote gets Arrow batches only."""
 
     @abstractmethod
     def split(self, batch: pa.RecordBatch) -> Split: ...
@@ -85,6 +89,8 @@ def by_position(chosen: npt.NDArray[Any], targets: int) -> Split:
 class _EvenRouter(Router):
     """Assigns slices of equal size. Surplus rows rotate over the targets, so their totals differ by at most
     one."""
+
+    takes_columns = True
 
     def __init__(self, positions: Sequence[int], start: int) -> None:
         self._positions = positions
@@ -130,16 +136,65 @@ class LocalOrShuffle(Grouping):
         return _EvenRouter(near, targets.source_task + targets.seed)
 
 
+_KEYS_KNOWN = 32_768
+"""Keys whose position a router remembers: a few megabytes. More would not fit into the processor's cache."""
+_FEW_ROWS = 64
+"""Rows up to which Python sorts them by target faster than numpy, which takes some microseconds for every call."""
+_PLAIN = frozenset({*PLAIN_TYPES, NoneType})
+
+
 class _FieldsRouter(Router):
+    takes_columns = True
+
     def __init__(self, fields: tuple[str, ...], count: int) -> None:
         self._fields, self._count = fields, count
+        self._known: dict[Any, int] = {}
+        """The position of keys that occurred before. Equal keys have equal hashes, so a dict finds the right
+        one."""
+        self._looked_up = self._missed = 0
+        """Keys looked up and not found since ``_known`` was emptied."""
 
-    def split(self, batch: pa.RecordBatch) -> Split:
+    def split(self, batch: pa.RecordBatch | ColumnBatch) -> Split:
+        plain = isinstance(batch, ColumnBatch) and all(
+            _PLAIN.issuperset(map(type, batch.named(field))) for field in self._fields
+        )
         if self._count == 1:
-            check_keys(batch, self._fields)  # the bolt may get more tasks later
+            if not plain:
+                check_keys(batch, self._fields)  # the bolt may get more tasks later
             return [(0, ALL_ROWS)]
+        if plain and 2 * self._missed <= max(self._looked_up, _KEYS_KNOWN):
+            assert isinstance(batch, ColumnBatch)
+            return _by_position_small(self._look_up(batch), self._count)
         hashes = hash_fields(batch, self._fields)
         return by_position(hashes % np.uint64(self._count), self._count)
+
+    def _look_up(self, batch: ColumnBatch) -> list[int]:
+        """The position of each row. Keys that rarely repeat are not worth remembering, so the caller stops asking
+        when most of them were not found."""
+        columns = [batch.named(field) for field in self._fields]
+        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        self._looked_up += len(keys)
+        try:
+            return list(map(self._known.__getitem__, keys))
+        except KeyError:
+            pass
+        if len(self._known) > _KEYS_KNOWN:
+            self._known.clear()
+        new = [row for row, key in enumerate(keys) if key not in self._known]
+        self._missed += len(new)
+        hashes = hash_fields(batch.take(new), self._fields) % np.uint64(self._count)
+        self._known.update(zip(map(keys.__getitem__, new), hashes.tolist(), strict=True))
+        return list(map(self._known.__getitem__, keys))
+
+
+def _by_position_small(chosen: list[int], targets: int) -> Split:
+    """As ``by_position``, for a list that may be short."""
+    if len(chosen) > _FEW_ROWS:
+        return by_position(np.array(chosen, np.uint16), targets)
+    rows_of: dict[int, list[int]] = {}
+    for row, position in enumerate(chosen):
+        rows_of.setdefault(position, []).append(row)
+    return [(position, np.array(rows)) for position, rows in sorted(rows_of.items())]
 
 
 class Fields(Grouping):
@@ -159,6 +214,8 @@ class Fields(Grouping):
 
 
 class _PartialKeyRouter(Router):
+    takes_columns = True
+
     def __init__(self, fields: tuple[str, ...], count: int) -> None:
         self._fields, self._count = fields, count
         self._sent = [0] * count
@@ -192,6 +249,8 @@ class PartialKey(Fields):
 
 
 class _FixedRouter(Router):
+    takes_columns = True
+
     def __init__(self, positions: Sequence[int]) -> None:
         self._split: Split = [(position, ALL_ROWS) for position in positions]
 
@@ -248,13 +307,15 @@ class CustomGrouping(Grouping):
 
 
 class _CustomRouter(Router):
+    takes_columns = True
+
     def __init__(self, grouping: CustomGrouping, targets: Targets) -> None:
         self._grouping = grouping
         self._position = {task: position for position, task in enumerate(targets.tasks)}
 
     def split(self, batch: pa.RecordBatch) -> Split:
         rows_of: dict[int, list[int]] = {}
-        for row, values in enumerate(zip(*map(to_values, batch.columns), strict=True)):
+        for row, values in enumerate(zip(*values_of(batch), strict=True)):
             for task in self._grouping.choose(values):
                 position = self._position.get(task)
                 if position is None:

@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.acking import lineage as lineages
 from penstock.acking.lineage import Lineage
-from penstock.columns import to_values
+from penstock.columns import ColumnBatch, to_values, values_of
 from penstock.control.backpressure import OverloadDetector
 from penstock.errors import FrameError, FramesLost, SinkRefused
 from penstock.frames import codec
@@ -46,6 +46,9 @@ B = TypeVar("B", bound=BaseBolt)
 
 class BoltExecutor(Executor[B]):
     """The part that is the same for all kinds of bolts. Used by the worker's loop only."""
+
+    takes_columns: ClassVar[bool] = False
+    """True: ``_take`` accepts a ``ColumnBatch``, with tuples of several senders."""
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class BoltExecutor(Executor[B]):
         """Create the collector and call the component's ``prepare``."""
 
     @abstractmethod
-    def _take(self, batch: pa.RecordBatch) -> None:
+    def _take(self, batch: Any) -> None:
         """Accept the tuples of the next parcel."""
 
     @abstractmethod
@@ -189,7 +192,7 @@ class BoltExecutor(Executor[B]):
 
     def _end(self) -> None:
         assert self._parcel is not None
-        self.frames_done += not isinstance(self._parcel.content, pa.RecordBatch)
+        self.frames_done += not self._parcel.from_inside
         self._parcel = self._lineage = None
         self._left = 0
 
@@ -209,13 +212,18 @@ class BoltExecutor(Executor[B]):
         stream = self._streams[header.stream]
         return Source(stream.component, stream.name, header.source_task)
 
-    def _tuple_type(self, batch: pa.RecordBatch, held: bool = False) -> type[Tuple]:
-        source = self._source()
-        return tuple_type(source.component, source.stream, source.task, tuple(batch.schema.names), held)
+    def _tuples(self, rows: Iterator[Any], held: bool = False) -> Iterator[Tuple]:
+        """Convert rows of plain values to tuples, each of which knows its sender."""
+        assert self._parcel is not None
+        header, sources = self._parcel.header, self._parcel.sources
+        stream = self._streams[header.stream]
 
-    def _tuples(self, batch: pa.RecordBatch, held: bool = False) -> Iterator[Tuple]:
-        columns = map(to_values, batch.columns)
-        return map(self._tuple_type(batch, held), zip(*columns, strict=True))
+        def kind(task: int) -> type[Tuple]:
+            return tuple_type(stream.component, stream.name, task, stream.field_names, held)
+
+        if not sources:
+            return map(kind(header.source_task), rows)
+        return chain.from_iterable(map(kind(task), islice(rows, count)) for task, count in sources)
 
     def _ack_all(self) -> None:
         if self._lineage is not None and self.tracker is not None:
@@ -225,8 +233,9 @@ class BoltExecutor(Executor[B]):
         if self._lineage is not None and self.tracker is not None:
             self.tracker.fail(self._lineage.first, self._lineage.length, str(error))
 
-    def _decode(self, parcel: Parcel) -> pa.RecordBatch:
-        if isinstance(parcel.content, pa.RecordBatch):
+    def _decode(self, parcel: Parcel) -> pa.RecordBatch | ColumnBatch:
+        """The tuples of a parcel; as columns only if the sender knows that the executor ``takes_columns``."""
+        if not isinstance(parcel.content, pa.Buffer):
             return parcel.content
         header = parcel.header
         try:
@@ -242,7 +251,7 @@ class BoltExecutor(Executor[B]):
         """Check that frames from one task arrive once and in order. With exactly-once delivery a violation is
         raised, because an epoch with missing tuples must not be committed. Otherwise it is only reported: with
         at-least-once delivery the lost tuples time out and are emitted again."""
-        if isinstance(parcel.content, pa.RecordBatch):
+        if parcel.from_inside:
             return
         header = parcel.header
         key = (header.source_task, header.stream)
@@ -263,6 +272,8 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
     """Runs a ``BasicBolt``: emitted tuples are anchored to the input tuple, which is acked when ``execute``
     returns and failed when it raises."""
 
+    takes_columns = True
+
     def _open(self, conf: Conf) -> None:
         self._collector = TupleCollector(self.context.component, self.outputs)
         self._rows: Iterator[Any] = iter(())
@@ -275,11 +286,11 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
     def _tick(self) -> None:
         self.component.execute(TICK, self._collector)
 
-    def _take(self, batch: pa.RecordBatch) -> None:
-        columns = [iter(to_values(column)) for column in batch.columns]
+    def _take(self, batch: pa.RecordBatch | ColumnBatch) -> None:
+        columns = [iter(column) for column in values_of(batch)]
         self._values = columns[0]
         rows = zip(*columns, strict=True)
-        self._rows = rows if self.component.plain_tuples else map(self._tuple_type(batch), rows)
+        self._rows = rows if self.component.plain_tuples else self._tuples(rows)
         self._groups_acked = 0
 
     def _work(self) -> int:
@@ -379,6 +390,8 @@ class RichExecutor(BoltExecutor[RichBolt]):
     """Runs a ``RichBolt``, which anchors, acks and fails tuples itself. A tuple whose ``execute`` raises is
     failed."""
 
+    takes_columns = True
+
     def _open(self, conf: Conf) -> None:
         self._rows: Iterator[Tuple] = iter(())
         self._collector = RichTupleCollector(
@@ -389,11 +402,12 @@ class RichExecutor(BoltExecutor[RichBolt]):
     def _tick(self) -> None:
         self.component.execute(TICK)
 
-    def _take(self, batch: pa.RecordBatch) -> None:
+    def _take(self, batch: pa.RecordBatch | ColumnBatch) -> None:
+        rows = zip(*values_of(batch), strict=True)
         if self._lineage is None or self.tracker is None:
-            self._rows = self._tuples(batch)
+            self._rows = self._tuples(rows)
         else:
-            self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(batch, held=True))
+            self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(rows, held=True))
 
     def _work(self) -> int:
         count = min(self._calls_per_run, self._left)

@@ -108,7 +108,7 @@ class SendQueue:
                 return
             self._held.drop()
             left -= parcel.bytes
-            self._send(parcel.header, parcel.content)
+            self._send(parcel.header, parcel.frame)
 
     def close(self) -> None:
         self._held.close()
@@ -149,10 +149,11 @@ class SendQueues:
         """Number of tuples that the task may emit now. It may be a fraction; the caller rounds it up."""
         if self.held_back or not self._task_limiter.rate:
             return 0.0
+        inside = min((inbox.capacity - inbox.length for inbox in self.fused), default=math.inf)
         if not self.queues or (self.fused and self._patient):
-            return math.inf
+            return inside
         rooms = [queue.room() for queue in self.queues]
-        return max(rooms) if self._patient else min(rooms)
+        return min(inside, max(rooms) if self._patient else min(rooms))
 
     def wait(self) -> float:
         """Seconds until a rate limiter permits more tuples; infinity if that depends on a message."""

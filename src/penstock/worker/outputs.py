@@ -30,6 +30,13 @@ _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeErr
 """Exceptions raised when a value does not fit the type of its column (Arrow) or cannot be pickled."""
 
 
+class Taken(NamedTuple):
+    """What ``StreamOutput.take_all`` returns besides the rows."""
+
+    anchors: Anchors | None
+    born: float | None
+
+
 class OutputEdge(NamedTuple):
     """One subscriber of a stream: its tasks, and the router that distributes tuples among them. A direct stream
     has no router."""
@@ -91,6 +98,33 @@ class StreamOutput:
         queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
         self._send_queue_of = {task: queue for queue in queues for task in queue.targets}
 
+    @property
+    def edges(self) -> Sequence[OutputEdge]:
+        return self._edges
+
+    @property
+    def stays_inside(self) -> bool:
+        """True if the stream has receivers and all of them are in the same worker."""
+        return bool(self._edges) and all(edge.send_queue is None for edge in self._edges)
+
+    @property
+    def has_batches(self) -> bool:
+        """True if Arrow batches wait, or a stream that a component addresses itself."""
+        return self._batch_rows > 0 or self.stream.direct
+
+    def take_all(self) -> Taken:
+        """Remove all waiting rows, which the caller has copied from ``columns``."""
+        rows = self.waiting()
+        self._stats.emitted += rows
+        taken = Taken(None if self.origins is None else self.origins.take(rows), self.born)
+        self._clear()
+        return taken
+
+    def count_sent(self, rows: int, size: int) -> None:
+        """Count rows that were passed on inside the worker."""
+        self._stats.sent += rows
+        self._stats.sent_bytes += size
+
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
         return len(self.columns[0]) + self._batch_rows
@@ -131,7 +165,7 @@ class StreamOutput:
                 batch, tasks, anchors = self._collect(anchors)
                 shares = self._shares(batch, tasks, anchors)
                 if self.origins is not None and anchors is not None:
-                    self.origins.routed(anchors, _once(shares, batch.num_rows))
+                    self.origins.routed(anchors, sent_once(shares, batch.num_rows))
                 for task, chosen in shares:
                     part = anchors if anchors is None or chosen is ALL_ROWS else anchors.take(chosen)
                     self._send_frames(task, _select(batch, chosen), part)
@@ -277,7 +311,7 @@ class StreamOutput:
         self.born = None
 
 
-def _once(shares: Sequence[tuple[int, Rows]], rows: int) -> bool:
+def sent_once(shares: Sequence[tuple[int, Rows]], rows: int) -> bool:
     """True if every row goes to exactly one task."""
     if len(shares) == 1 and isinstance(shares[0][1], slice):
         return shares[0][1] is ALL_ROWS or shares[0][1] == slice(0, rows)

@@ -70,6 +70,10 @@ class FrameSender:
 
         return send
 
+    def count(self, source: int, target: int, tuples: int, size: int) -> None:
+        """Count tuples that were passed on inside the worker. Called once per parcel and sending task."""
+        self._streams.add(source, target, tuples, size)
+
     def streams(self) -> list[tuple[int, int, int, int]]:
         """Sending task, receiving task, tuples and bytes so far."""
         return [(*pair, *count) for pair, count in self._streams.items()]  # type: ignore[misc] # two and two

@@ -42,7 +42,7 @@ class Spill:
 
     def add(self, parcel: Parcel) -> None:
         """Append a parcel. Raises ``PenstockError`` if it cannot be written to disk."""
-        size = parcel.content.size
+        size = parcel.frame.size
         if not self._segments and self._in_memory + size <= self._memory:
             self._in_memory += size
             self._head.append(parcel)
@@ -58,7 +58,7 @@ class Spill:
             segment = self._segments[0]
             parcel = segment.read()
             self.rows_on_disk -= parcel.header.rows
-            self._in_memory += parcel.content.size
+            self._in_memory += parcel.frame.size
             self._head.append(parcel)
             if not segment:
                 self._segments.popleft().close()
@@ -67,7 +67,7 @@ class Spill:
     def drop(self) -> None:
         """Remove the oldest parcel. ``first`` must have returned it before."""
         parcel = self._head.popleft()
-        size = parcel.content.size
+        size = parcel.frame.size
         self.rows -= parcel.header.rows
         self.bytes -= size
         self._in_memory -= size
@@ -109,10 +109,10 @@ class _SpillFile:
 
     def write(self, parcel: Parcel) -> None:
         self._file.seek(self.size)
-        self._file.write(parcel.content)
+        self._file.write(parcel.frame)
         self._file.flush()
-        self.size += parcel.content.size
-        self._sizes.append(parcel.content.size)
+        self.size += parcel.frame.size
+        self._sizes.append(parcel.frame.size)
         self._parcels.append(Parcel(parcel.header, pa.py_buffer(b""), parcel.lineage))
 
     def read(self) -> Parcel:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.acking import ledger
+from penstock.acking.lineage import I64
 from penstock.acking.pending import Pending
 from penstock.control.hold_timer import HoldTimer
 from penstock.control.pace import Pace
@@ -164,13 +165,24 @@ class SpoutExecutor(Executor[BaseSpout]):
         """Handle the acker's message that roots are complete, or have failed."""
         assert self.pending is not None
         first, length = np.frombuffer(command.data, np.int64).reshape(2, -1)
-        ids, born = self.pending.resolve(ledger.numbers(first, length))
+        numbers = ledger.numbers(first, length)
         if command.error:
-            self._fail(ids, Failure(command.component, command.error))
-            return
-        now = self._clock.monotonic()
-        self.stats.latency.record_many(now - born)
+            self.on_failed(numbers, command.component, command.error)
+        else:
+            self.on_complete(numbers)
+
+    def on_complete(self, numbers: I64) -> None:
+        """Called with the numbers of roots that are complete."""
+        assert self.pending is not None
+        ids, born = self.pending.resolve(numbers)
+        self.stats.latency.record_many(self._clock.monotonic() - born)
         self._ack(ids)
+
+    def on_failed(self, numbers: I64, component: str, error: str) -> None:
+        """Called with the numbers of roots that have failed in a component."""
+        assert self.pending is not None
+        ids, _ = self.pending.resolve(numbers)
+        self._fail(ids, Failure(component, error))
 
     def hold_timeouts(self, held: bool) -> None:
         """While ``held``, no message times out. When the hold ends, the timeout of every pending message starts

@@ -15,10 +15,13 @@ from penstock.state.values import TaskState
 from penstock.topology.components import Component
 from penstock.worker.bolts import BoltExecutor
 from penstock.worker.executor import Executor
+from penstock.worker.own_acker import OwnAcker, stays_inside
 from penstock.worker.sinks import SinkExecutor
 from penstock.worker.snapshots import Restored
 from penstock.worker.spouts import SpoutExecutor
-from penstock.worker.wiring import Surroundings, make_executor
+from penstock.worker.task_pass import Level, TaskPass
+from penstock.worker.tracking import Tracker
+from penstock.worker.wiring import Surroundings, connect_inside, make_executor
 
 
 class Tasks:
@@ -31,9 +34,12 @@ class Tasks:
         self.bolts: list[BoltExecutor[Any]] = []
         self.sinks: list[SinkExecutor] = []
         self.spouts: list[SpoutExecutor] = []
-        self._levels: list[list[BoltExecutor[Any]]] = []
-        """The bolts of each component. In a fused group, downstream components come first."""
-        self._job, self._clock = job, clock
+        self.inside_tracker: Tracker | None = None
+        """The edge ids of tuples that bolts passed on inside the worker; None if acks are not tracked."""
+        self.own_acker: OwnAcker | None = None
+        """None if the driver has the ledgers of the worker's spouts, or acks are not tracked."""
+        self._pass = TaskPass((), (), (), clock.monotonic)
+        self._id, self._job, self._clock = id, job, clock
         self._tasks = job.plan.routes.tasks_of(id)
         self._instances: dict[int, Component] = {}
         self._ticks_stopped = False
@@ -72,7 +78,7 @@ class Tasks:
             if isinstance(executor, SinkExecutor):
                 executor.recover(initial.tokens, restored_epoch)
             self.all.append(executor)
-        self._sort()
+        self._sort(around)
         self.is_open = True
 
     def activate(self) -> None:
@@ -109,16 +115,25 @@ class Tasks:
             [1, *(sum(len(plan.tasks_of[to]) for to in plan.downstream_of[component]) for component in components)]
         )
 
-    def _sort(self) -> None:
+    def _sort(self, around: Surroundings) -> None:
         self.bolts = [each for each in self.all if isinstance(each, BoltExecutor)]
         self.sinks = [each for each in self.all if isinstance(each, SinkExecutor)]
         self.spouts = [each for each in self.all if isinstance(each, SpoutExecutor)]
-        levels: dict[str, list[BoltExecutor[Any]]] = {}
-        for bolt in self.bolts:
-            levels.setdefault(bolt.context.component, []).append(bolt)
-        stages = self._job.plan.stages
-        order = [component for stage in stages for group in stage.fused_groups for component in group]
-        self._levels = [levels[component] for component in reversed(order) if component in levels]
+        if self._job.settings.delivery.guarantee == "at_least_once":
+            self.inside_tracker = Tracker(self._job.key, "")
+            if stays_inside(self._job.plan, self._id):
+                self.own_acker = OwnAcker(self._job.key, self.spouts)
+        streams = connect_inside(self._job, self.all, around, self.inside_tracker)
+        now = self._clock.monotonic
+        plan = self._job.plan
+        order = [component for stage in plan.stages for group in stage.fused_groups for component in group]
+        levels = []
+        for component in order:
+            bolts = [bolt for bolt in self.bolts if bolt.context.component == component]
+            if bolts:
+                levels.append(Level(bolts, streams.get(component, ()), now))
+        of_spouts = [stream for spout in plan.spouts for stream in streams.get(spout, ())]
+        self._pass = TaskPass(self.spouts, of_spouts, levels, now)
 
     @property
     def stateful(self) -> bool:
@@ -133,18 +148,12 @@ class Tasks:
     # ---- turns -----------------------------------------------------------------------------------------
 
     def run_bolts(self) -> bool:
-        """Run the bolts of the most downstream component that can run. Returns whether any bolt ran. In a fused
-        group a component therefore runs only if the components behind it have nothing left, so that no more than
-        one batch waits between two of them."""
-        for bolts in self._levels:
-            worked = [bolt.run() for bolt in bolts]
-            if any(worked):
-                return True
-        return False
+        """See ``TaskPass.run_bolts``."""
+        return self._pass.run_bolts()
 
     def run_spouts(self) -> bool:
-        emitted = [spout.run() for spout in self.spouts]
-        return any(emitted)
+        """See ``TaskPass.run_spouts``."""
+        return self._pass.run_spouts()
 
     def run_ticks(self, allowed: bool) -> None:
         """Wake the sinks whose pause is over, and run the ticks that are due if ticks are ``allowed``."""
@@ -192,6 +201,9 @@ class Tasks:
         return any(spout.update_room() > 0 for spout in self.spouts)
 
     def flush(self, only_full: bool = False) -> None:
+        """Pass on all tuples for tasks of this worker, and send those for other workers; ``only_full``: only full
+        frames."""
+        self._pass.pass_on()
         for executor in self.all:
             executor.flush(only_full)
 

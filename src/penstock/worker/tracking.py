@@ -141,21 +141,35 @@ class AckCollector:
 
     def collect(self, tasks: Tasks, everything: bool = False) -> list[RootsFailed | AckTally]:
         """The events to send to the acker now, in this order. The tally of a task is included only when none of
-        its rows wait, so that it contains the emitted tuples together with the acks of their inputs. While bolts
-        are busy, tallies are collected for ``_ACK_PAUSE`` seconds, unless ``everything`` is to be sent."""
-        events: list[RootsFailed | AckTally] = []
+        its rows wait, so that it contains the emitted tuples together with the acks of their inputs. Tuples that
+        were passed on inside the worker come first, so that they never arrive after the ack of their input. While
+        bolts are busy, tallies are collected for ``_ACK_PAUSE`` seconds, unless ``everything`` is to be sent.
+
+        There are no events if the worker keeps the ledgers itself: it tells its spouts at once."""
+        inside = tasks.inside_tracker
+        failed: list[FailedRoots] = []
+        if inside is not None:
+            self._tallies += inside.tally.take()
         for executor in tasks.all:
             tracker = executor.tracker
             if tracker is None:
                 continue
             if tracker.failed:
-                events += [
-                    RootsFailed(each.first.tolist(), each.length.tolist(), each.component, each.error)
-                    for each in tracker.failed
-                ]
+                failed += tracker.failed
                 tracker.failed = []
             if tracker.tally and not executor.waiting():
                 self._tallies += tracker.tally.take()
+        own = tasks.own_acker
+        if own is not None:
+            for each in failed:
+                own.fail(each)
+            if self._tallies:
+                tallies, self._tallies = self._tallies, []
+                own.apply(tallies)
+            return []
+        events: list[RootsFailed | AckTally] = [
+            RootsFailed(each.first.tolist(), each.length.tolist(), each.component, each.error) for each in failed
+        ]
         if self._tallies:
             now = self._now()
             if everything or now - self._sent >= _ACK_PAUSE or not tasks.busy:

@@ -29,6 +29,7 @@ from penstock.topology.components import (
     Context,
     Failure,
     RichBolt,
+    Spout,
     TransactionalSink,
 )
 from penstock.topology.groupings import Direct, Targets
@@ -36,11 +37,13 @@ from penstock.worker.bolts import BasicExecutor, BatchExecutor, BoltExecutor, Ri
 from penstock.worker.calls import CurrentCall
 from penstock.worker.executor import Executor
 from penstock.worker.flow_control import FlowControl
+from penstock.worker.inside import Count, InsideEdge, InsideStream, Receiver
 from penstock.worker.intake import Intake
 from penstock.worker.migration_routes import MigrationRoutes
 from penstock.worker.outputs import OutputEdge, Send, StreamOutput
 from penstock.worker.sinks import SinkExecutor
 from penstock.worker.spouts import SpoutExecutor
+from penstock.worker.task_pass import PassOn
 from penstock.worker.tracking import MessageIds, Origins, Tracker
 
 
@@ -56,6 +59,8 @@ class Surroundings:
     call: CurrentCall
     send: Callable[[int], Send]
     """Makes the function with which a task sends frames."""
+    count: Count
+    """Counts tuples that are passed on inside the worker."""
     report: Callable[..., Callable[[Exception], None]]
     """Makes the function with which a task reports errors, from its stats and a flag: may a reported error stop
     the topology (default True)?"""
@@ -193,6 +198,8 @@ def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]
 
 def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdge:
     tasks = job.plan.tasks_of[edge.target]
+    if edge.fused:
+        tasks = tuple(target for target in tasks if job.plan.routes.worker_of[target] == around.worker)
     send_queue = None if edge.fused else around.flow.send_queue(task, tasks[0])
     if isinstance(edge.grouping, Direct):
         return OutputEdge(None, tasks, str(edge.grouping), send_queue)
@@ -210,6 +217,42 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdg
     return OutputEdge(
         edge.grouping.router(targets), tasks, type(edge.grouping).__name__, send_queue, migration_routes
     )
+
+
+def connect_inside(
+    job: Job, executors: Sequence[Executor[Any]], around: Surroundings, tracker: Tracker | None
+) -> dict[str, list[PassOn]]:
+    """For each component of a worker, the functions that pass on its streams whose receivers are all in the same
+    worker. ``tracker``: see ``InsideStream``."""
+    by_task = {executor.context.task: executor for executor in executors}
+    result: dict[str, list[PassOn]] = {}
+    for component in dict.fromkeys(executor.context.component for executor in executors):
+        mine = [executor for executor in executors if executor.context.component == component]
+        for number, stream in job.plan.streams_of(component):
+            outputs = {executor.context.task: executor.outputs[stream.name] for executor in mine}
+            first = next(iter(outputs.values()))
+            if not first.stays_inside:
+                continue
+            flushes = result.setdefault(component, [])
+            if stream.direct or not isinstance(mine[0].component, Spout | BasicBolt | RichBolt):
+                flushes += [output.flush for output in outputs.values()]
+                continue
+            edges = [_inside_edge(edge, by_task) for edge in first.edges]
+            inside = InsideStream(
+                around.worker, number, stream, outputs, edges, tracker, around.count, around.clock.now
+            )
+            flushes.append(inside.flush)
+    return result
+
+
+def _inside_edge(edge: OutputEdge, executors: Mapping[int, Executor[Any]]) -> InsideEdge:
+    assert edge.router is not None
+    receivers = []
+    for task in edge.tasks:
+        bolt = executors[task]
+        assert isinstance(bolt, BoltExecutor)
+        receivers.append(Receiver(task, bolt.inbox, bolt.takes_columns))
+    return InsideEdge(edge.router, receivers)
 
 
 def _late_counter(stats: TaskStats) -> Callable[[int], None]:

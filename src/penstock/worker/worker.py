@@ -298,6 +298,7 @@ class Worker:
             self._flow,
             self.call,
             self._sender.of_task,
+            self._sender.count,
             self._reporter.on_error,
             self._reporter.publisher,
             command.generation,

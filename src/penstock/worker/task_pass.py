@@ -1,0 +1,97 @@
+"""One pass over the tasks of a worker: from a spout, or from the most downstream bolt that has input, to the last
+bolt that is fused with it. What a component emits to receivers in the same worker is passed on as soon as its
+tasks have run, so inside a worker no tuple waits for a timer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.worker.bolts import BoltExecutor
+from penstock.worker.spouts import SpoutExecutor
+
+PASS_TIME = 0.004
+"""Seconds after which a pass ends, even if tuples still wait inside the worker: twice the time that one task works
+at a stretch. Ticks, acks, commands and frames for other workers wait as long; the next pass continues where this
+one ended."""
+
+PassOn = Callable[[], None]
+"""Passes the waiting tuples of one stream to their receivers in the same worker."""
+
+
+class Level:
+    """The tasks of one bolt in a worker."""
+
+    def __init__(
+        self, bolts: Sequence[BoltExecutor[Any]], streams: Sequence[PassOn], now: Callable[[], float]
+    ) -> None:
+        self._bolts, self._streams, self._now = bolts, streams, now
+        self._next = 0
+        """The task with which the next run begins, so that a busy task does not delay the others for long."""
+
+    def run(self, deadline: float) -> bool:
+        """Run the tasks until their inboxes are empty or the deadline has passed. Returns False if there was
+        nothing to do."""
+        worked, count, first = False, len(self._bolts), self._next
+        for place in range(first, first + count):
+            bolt = self._bolts[place % count]
+            while bolt.run():
+                worked = True
+                if self._now() >= deadline:
+                    self._next = (place + 1) % count
+                    self.pass_on()
+                    return True
+        if worked:
+            self.pass_on()
+        return worked
+
+    def pass_on(self) -> None:
+        """Pass what the tasks have emitted to the receivers in the same worker."""
+        for stream in self._streams:
+            stream()
+
+
+class TaskPass:
+    """The levels of a worker, upstream first. Used by the worker's loop only."""
+
+    def __init__(
+        self,
+        spouts: Sequence[SpoutExecutor],
+        spout_streams: Sequence[PassOn],
+        levels: Sequence[Level],
+        now: Callable[[], float],
+    ) -> None:
+        self._spouts, self._spout_streams, self._levels, self._now = spouts, spout_streams, levels, now
+
+    def run_bolts(self) -> bool:
+        """Begin with the most downstream bolt that can run, so that not more than one pass waits inside the
+        worker. Returns False if no bolt could run."""
+        deadline = self._now() + PASS_TIME
+        for first in reversed(range(len(self._levels))):
+            if self._levels[first].run(deadline):
+                self._run_from(first + 1, deadline)
+                return True
+        return False
+
+    def run_spouts(self) -> bool:
+        """Run the spouts, and the bolts with what the spouts emitted. Returns whether a spout emitted."""
+        emitted = [spout.run() for spout in self._spouts]
+        if not any(emitted):
+            return False
+        for stream in self._spout_streams:
+            stream()
+        self._run_from(0, self._now() + PASS_TIME)
+        return True
+
+    def pass_on(self) -> None:
+        """Pass on what was emitted outside a pass, for example by ticks."""
+        for stream in self._spout_streams:
+            stream()
+        for level in self._levels:
+            level.pass_on()
+
+    def _run_from(self, first: int, deadline: float) -> None:
+        for level in self._levels[first:]:
+            if self._now() >= deadline:
+                return
+            level.run(deadline)
