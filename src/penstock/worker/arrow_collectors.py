@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from penstock.acking.lineage import Anchors, Lineage, of_all, of_groups
+from penstock.acking.flights import MadeRows, Trace
+from penstock.acking.lineage import Anchors, of_all, of_groups
 from penstock.columns import to_column
 from penstock.errors import FieldCountError, FieldTypeError
 from penstock.topology.components import Columns
 from penstock.topology.streams import DEFAULT_STREAM, Stream
 from penstock.worker.emitting import Outputs, direct_only, direct_output, named_output, where, wrong_count
+from penstock.worker.flight_tracking import FlightOrigins
 from penstock.worker.outputs import StreamOutput
-from penstock.worker.tracking import MessageIds
+from penstock.worker.tracking import Ancestry, MessageIds
 
 
 class ArrowCollector:
@@ -62,12 +64,13 @@ class BoltArrowCollector(ArrowCollector):
     are not tracked."""
 
     _notes_name = "anchors"
-    lineage: Lineage | None = None
+    lineage: Ancestry | None = None
     _all_anchors: Anchors | None = None
 
-    def begin(self, lineage: Lineage | None) -> None:
-        """Called before the next batch is executed; ``lineage`` is the lineage of that batch."""
-        self.lineage, self._all_anchors = lineage, None
+    def begin(self, lineage: Ancestry | None, rows: int = 0) -> None:
+        """Called before the next batch is executed; ``lineage`` is the lineage of that batch, and
+        ``rows`` its number of rows."""
+        self.lineage, self._all_anchors, self._rows = lineage, None, rows
 
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, anchors: Sequence[int] | None = None
@@ -82,6 +85,12 @@ class BoltArrowCollector(ArrowCollector):
     def _anchor(self, output: StreamOutput, rows: int, anchors: Sequence[int] | None) -> None:
         lineage = self.lineage
         if lineage is None or output.origins is None or not rows:
+            return
+        if isinstance(lineage, Trace):
+            assert isinstance(output.origins, FlightOrigins)
+            trace = MadeRows(lineage, self._rows, None, 0, rows)
+            made = trace if anchors is None else lineage.take(np.asarray(anchors, np.int64))
+            output.origins.add_trace(made, rows, output.waiting())
             return
         if anchors is not None:
             chosen = lineage.group_of_rows()[np.asarray(anchors, np.int64)]

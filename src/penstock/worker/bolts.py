@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from operator import length_hint
 from typing import Any, ClassVar, TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.acking import lineage as lineages
+from penstock.acking.flights import MadeRows, Trace
 from penstock.acking.lineage import Lineage
 from penstock.columns import ColumnBatch, to_values, values_of
 from penstock.control.backpressure import OverloadDetector
@@ -34,14 +35,18 @@ from penstock.worker.arrow_collectors import BoltArrowCollector
 from penstock.worker.collectors import HeldTuples, RichTupleCollector, TupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
+from penstock.worker.flight_tracking import FlightOrigins
 from penstock.worker.inbox import Inbox
 from penstock.worker.parcel import Parcel
+from penstock.worker.tracking import Ancestry
 
 _TIMEOUT_SLACK = 1.0
 """Seconds added to the message timeout. The header of a frame carries the birth of its oldest tuple; its
 youngest tuple may be that much younger."""
 
 B = TypeVar("B", bound=BaseBolt)
+OnFailure = Callable[[BaseException, Any, int], None]
+"""on_failure(error, tuple, row)"""
 
 
 class BoltExecutor(Executor[B]):
@@ -73,8 +78,9 @@ class BoltExecutor(Executor[B]):
         self.arrived_before: tuple[int, ...] = (0, 0)
         """Tuples and bytes that arrived before the task moved to this process."""
         self._parcel: Parcel | None = None
-        self._lineage: Lineage | None = None
-        self._left = 0
+        self._lineage: Ancestry | None = None
+        self._left = self._rows_taken = 0
+        """Tuples of the current parcel: not executed yet, and all of them."""
         self.tick_interval = tick_interval
         self.next_tick: float | None = None
 
@@ -117,6 +123,8 @@ class BoltExecutor(Executor[B]):
             self._begin(parcel)
             if self._is_timed_out(parcel.header):
                 self.stats.expired += parcel.header.rows
+                if isinstance(self._lineage, Trace):
+                    self._lineage.lose()
                 self._end()
                 return True
             self._take(self._decode(parcel))
@@ -184,7 +192,7 @@ class BoltExecutor(Executor[B]):
         self.stats.received_bytes += parcel.bytes
         if self._overload_detector is not None:
             self._overload_detector.record_consumed(header.source_task, header.rows)
-        self._parcel, self._left = parcel, header.rows
+        self._parcel, self._left, self._rows_taken = parcel, header.rows, header.rows
         self._check_sequence(parcel)
         self._lineage = parcel.lineage
         if self.tracker is not None and header.lineage_bytes and isinstance(parcel.content, pa.Buffer):
@@ -204,6 +212,8 @@ class BoltExecutor(Executor[B]):
             return False
         if self._clock.now() - max(header.born, self._timeouts_since) < self._timeout + _TIMEOUT_SLACK:
             return False
+        if isinstance(lineage, Trace):
+            return lineage.tracked
         return len(np.unique(lineage.group)) == len(lineage.ends)  # no tuple is untracked
 
     def _source(self) -> Source:
@@ -227,11 +237,11 @@ class BoltExecutor(Executor[B]):
 
     def _ack_all(self) -> None:
         if self._lineage is not None and self.tracker is not None:
-            self.tracker.tally.add(self._lineage.entries())
+            self.tracker.ack(self._lineage)
 
     def _fail_all(self, error: Exception) -> None:
         if self._lineage is not None and self.tracker is not None:
-            self.tracker.fail(self._lineage.first, self._lineage.length, str(error))
+            self.tracker.fail_all(self._lineage, self._rows_taken, str(error))
 
     def _decode(self, parcel: Parcel) -> pa.RecordBatch | ColumnBatch:
         """The tuples of a parcel; as columns only if the sender knows that the executor ``takes_columns``."""
@@ -280,7 +290,8 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         self._values: Iterator[Any] = iter(())
         """Values of the first field. The number of remaining values tells which row is being executed."""
         self._groups_acked = 0
-        self._lengths = [buffer.waiting for buffer in self._buffers]
+        self._lengths = [buffer.columns[0].__len__ for buffer in self._buffers]
+        """Functions that return the number of waiting rows of each stream. They run in C."""
         self._guard("prepare", self.component.prepare, conf, self.context)
 
     def _tick(self) -> None:
@@ -299,6 +310,10 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         lineage = self._lineage
         if lineage is None:
             self._execute(chunk)
+        elif isinstance(lineage, Trace):
+            self._execute_traced(chunk, lineage)
+            if count == self._left and self.tracker is not None:
+                self.tracker.ack(lineage)
         elif not self._buffers or len(lineage.ends) == 1:
             self._execute_as_one(chunk, lineage)
             self._ack_done(lineage, count)
@@ -321,14 +336,44 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                 self._add_dead_letter(tup, str(blamed))
 
     def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
-        """As ``_execute``, and record the number of waiting rows after each tuple, which tells which input tuple
-        each emitted row descends from."""
-        execute, collector = self.component.execute, self._collector
+        """As ``_execute``, and record which input tuple each emitted row descends from."""
+        begin = lineage.rows - self._left
         before = [length() for length in self._lengths]
+        marks = self._mark(chunk, lambda error, tup, row: self._fail_row(error, tup, lineage, begin + row))
+        groups = lineage.group_of_rows()[begin : begin + len(marks[0])]
+        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
+            if ends[-1] > start and buffer.origins is not None:
+                sets = np.repeat(groups, np.diff(ends, prepend=start))
+                buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
+
+    def _execute_traced(self, chunk: Iterable[Any], trace: Trace) -> None:
+        """The same for flights."""
+        begin = self._rows_taken - self._left
+
+        def fail(error: BaseException, tup: Any, row: int) -> None:
+            assert self.tracker is not None
+            blamed = blame(self.context.component, "execute", error, tup)
+            self.report(blamed)
+            self.tracker.fail_row(trace, begin + row, str(blamed))
+
+        if not self._buffers:
+            self._execute_counted(chunk, lambda error, tup, row: fail(error, tup, row - begin))
+            return
+        before = [length() for length in self._lengths]
+        marks = self._mark(chunk, fail)
+        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
+            rows = ends[-1] - start
+            if rows:
+                assert isinstance(buffer.origins, FlightOrigins)
+                buffer.origins.add_trace(MadeRows(trace, begin, ends, start, rows), rows, ends[-1])
+
+    def _mark(self, chunk: Iterable[Any], fail: OnFailure) -> list[list[int]]:
+        """Execute tuples. Returns for each stream the number of waiting rows after each tuple, which tells which
+        input tuple each emitted row descends from."""
+        execute, collector = self.component.execute, self._collector
         marks: list[list[int]] = [[] for _ in self._lengths]
         notes = [(mark.append, length) for mark, length in zip(marks, self._lengths, strict=True)]
         note, length = notes[0]
-        begin = lineage.rows - self._left
         tup: Any = None
         while True:
             try:
@@ -341,30 +386,29 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
                         execute(tup, collector)
                         for note_, length_ in notes:
                             note_(length_())
-                break
+                return marks
             except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
-                self._fail_row(error, tup, lineage, begin + len(marks[0]))
+                fail(error, tup, len(marks[0]))
                 for note_, length_ in notes:
                     note_(length_())
-        groups = lineage.group_of_rows()[begin : begin + len(marks[0])]
-        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
-            if ends[-1] > start and buffer.origins is not None:
-                sets = np.repeat(groups, np.diff(ends, prepend=start))
-                buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
 
-    def _execute_as_one(self, chunk: Iterable[Any], lineage: Lineage) -> None:
-        """As ``_execute_marked``, for rows that all have the same roots or a bolt without output. There is no
-        need to record which row descends from which tuple."""
+    def _execute_counted(self, chunk: Iterable[Any], fail: OnFailure) -> None:
+        """Execute tuples without recording what they emit. ``fail`` is called with the row of the parcel."""
         execute, collector = self.component.execute, self._collector
-        before = [length() for length in self._lengths]
         tup: Any = None
         while True:
             try:
                 for tup in chunk:
                     execute(tup, collector)
-                break
+                return
             except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
-                self._fail_row(error, tup, lineage, lineage.rows - length_hint(self._values) - 1)
+                fail(error, tup, self._rows_taken - length_hint(self._values) - 1)
+
+    def _execute_as_one(self, chunk: Iterable[Any], lineage: Lineage) -> None:
+        """As ``_execute_marked``, for rows that all have the same roots or a bolt without output. There is no
+        need to record which row descends from which tuple."""
+        before = [length() for length in self._lengths]
+        self._execute_counted(chunk, lambda error, tup, row: self._fail_row(error, tup, lineage, row))
         for buffer, start in zip(self._buffers, before, strict=True):
             rows = buffer.waiting()
             if rows > start and buffer.origins is not None:
@@ -407,6 +451,7 @@ class RichExecutor(BoltExecutor[RichBolt]):
         if self._lineage is None or self.tracker is None:
             self._rows = self._tuples(rows)
         else:
+            assert isinstance(self._lineage, Lineage), "a worker with rich bolts keeps no flights"
             self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(rows, held=True))
 
     def _work(self) -> int:
@@ -443,7 +488,7 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
         self._batch = batch
 
     def _work(self) -> int:
-        self._collector.begin(self._lineage)
+        self._collector.begin(self._lineage, self._rows_taken)
         try:
             self.component.execute_batch(self._batch, self._source(), self._collector)
         except USER_ERRORS as error:  # user code may raise anything

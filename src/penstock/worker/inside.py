@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.acking.lineage import Anchors, joined
 from penstock.columns import ColumnBatch, passes_unchanged
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import WorkerId
 from penstock.topology.groupings import ALL_ROWS, Router, Rows, Split
 from penstock.topology.streams import Stream
 from penstock.worker.failures import USER_ERRORS
+from penstock.worker.flight_tracking import FlightOrigins, FlightTracker
 from penstock.worker.inbox import Inbox
 from penstock.worker.outputs import StreamOutput, sent_once
 from penstock.worker.parcel import Parcel
-from penstock.worker.tracking import MessageIds, Origins, Tracker
+from penstock.worker.tracking import Anchoring, MessageIds, Origins, Tracker
 
 Count = Callable[[int, int, int, int], None]
 """count(sending task, receiving task, tuples, bytes)"""
@@ -74,7 +74,7 @@ class InsideStream:
         the tuples that bolts pass on, for all inside streams of the worker; None if acks are not tracked."""
         self._worker, self._number, self._outputs, self._edges = worker, number, outputs, edges
         self._fields = [(field.name, field.type) for field in stream.fields]
-        self._origins = None if tracker is None else Origins(tracker)
+        self._origins = None if tracker is None else _origins(tracker)
         self._count, self._now = count, now
         self._merges = not any(isinstance(output.origins, MessageIds) for output in outputs.values())
         """False for spouts: their roots are numbered task by task."""
@@ -116,12 +116,17 @@ class InsideStream:
 
     def _pass_on(self, shipment: _Shipment) -> None:
         batch, senders, ends, splits = shipment
-        anchors = [output.take_all() for _, output in senders]
-        born = min((found.born for found in anchors if found.born is not None), default=self._now())
-        tracked = [found.anchors for found in anchors if found.anchors is not None]
-        every = joined(tracked) if tracked else None
+        taken = [output.take_all() for _, output in senders]
+        born = min((each.born for each in taken if each.born is not None), default=None)
+        if born is None:
+            born = self._now()
         origins = self._origins if self._merges else senders[0][1].origins
-        if origins is not None and every is not None:
+        every = None
+        if origins is not None:
+            every = taken[0].anchors
+            if len(taken) > 1:
+                every = origins.join([(each.anchors, each.rows) for each in taken])
+        if every is not None and isinstance(origins, MessageIds):
             shares = [share for split in splits for share in split]
             origins.routed(every, sent_once(shares, batch.num_rows))
         for edge, split in zip(self._edges, splits, strict=True):
@@ -132,6 +137,8 @@ class InsideStream:
                         self._put(receiver, batch, part, [senders[sender]], [], every, origins, born)
                 else:
                     self._put(receiver, batch, rows, senders, ends, every, origins, born)
+        if every is not None and origins is not None:
+            origins.sent(every)
 
     def _put(
         self,
@@ -140,7 +147,7 @@ class InsideStream:
         rows: Rows,
         senders: list[tuple[int, StreamOutput]],
         ends: list[int],
-        anchors: Anchors | None,
+        anchors: Anchoring | None,
         origins: Origins | None,
         born: float,
     ) -> None:
@@ -167,6 +174,10 @@ class InsideStream:
         content = part if receiver.takes_columns else part.arrow()
         header = header._replace(rows=part.num_rows, born=born)
         receiver.inbox.put(Parcel(header, content, lineage, tuple(sources) if len(sources) > 1 else ()))
+
+
+def _origins(tracker: Tracker) -> Origins:
+    return FlightOrigins(tracker) if isinstance(tracker, FlightTracker) else Origins(tracker)
 
 
 def _select(batch: ColumnBatch, rows: Rows) -> ColumnBatch:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.acking.lineage import Anchors, Lineage
 from penstock.columns import to_column, to_values
 from penstock.control.migration import Segment
 from penstock.errors import FieldTypeError
@@ -19,7 +18,7 @@ from penstock.topology.streams import Stream
 from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.flow_control import SendQueue
 from penstock.worker.migration_routes import MigrationRoutes
-from penstock.worker.tracking import Origins
+from penstock.worker.tracking import Ancestry, Anchoring, Origins
 
 _FIRST_GUESS_ROWS = 512
 """Rows of a frame until the size of a row is known: a full frame of rows of about 256 bytes."""
@@ -33,7 +32,8 @@ _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeErr
 class Taken(NamedTuple):
     """What ``StreamOutput.take_all`` returns besides the rows."""
 
-    anchors: Anchors | None
+    rows: int
+    anchors: Anchoring | None
     born: float | None
 
 
@@ -50,7 +50,7 @@ class OutputEdge(NamedTuple):
     """None if data migration is not allowed for the subscriber."""
 
 
-Send = Callable[[int, int, pa.RecordBatch, float, Lineage | None], int]
+Send = Callable[[int, int, pa.RecordBatch, float, Ancestry | None], int]
 """send(stream number, target task, tuples, born, lineage) -> bytes: sends the tuples of one frame.
 Returns the size of the frame, or of the batch if the target is in the same worker."""
 
@@ -116,7 +116,7 @@ class StreamOutput:
         """Remove all waiting rows, which the caller has copied from ``columns``."""
         rows = self.waiting()
         self._stats.emitted += rows
-        taken = Taken(None if self.origins is None else self.origins.take(rows), self.born)
+        taken = Taken(rows, None if self.origins is None else self.origins.take(rows), self.born)
         self._clear()
         return taken
 
@@ -159,8 +159,8 @@ class StreamOutput:
         if not rows:
             return
         self._stats.emitted += rows
+        anchors = whole = None if self.origins is None else self.origins.take(rows)
         try:
-            anchors = None if self.origins is None else self.origins.take(rows)
             if self._edges or anchors is not None:
                 batch, tasks, anchors = self._collect(anchors)
                 shares = self._shares(batch, tasks, anchors)
@@ -170,9 +170,11 @@ class StreamOutput:
                     part = anchors if anchors is None or chosen is ALL_ROWS else anchors.take(chosen)
                     self._send_frames(task, _select(batch, chosen), part)
         finally:
+            if self.origins is not None and whole is not None:
+                self.origins.sent(whole)
             self._clear()
 
-    def _collect(self, anchors: Anchors | None) -> tuple[pa.RecordBatch, list[int], Anchors | None]:
+    def _collect(self, anchors: Anchoring | None) -> tuple[pa.RecordBatch, list[int], Anchoring | None]:
         """The waiting rows as one batch, their target tasks on a direct stream, and their anchors. Rows with a
         value that does not fit are left out."""
         batches, tasks = self._batches, self._batch_tasks
@@ -188,7 +190,9 @@ class StreamOutput:
             batches = [*batches, pa.RecordBatch.from_arrays(arrays, names=list(self.stream.field_names))]
         return (batches[0] if len(batches) == 1 else self._joined(batches)), tasks, anchors
 
-    def _shares(self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchors | None) -> list[tuple[int, Rows]]:
+    def _shares(
+        self, batch: pa.RecordBatch, tasks: list[int], anchors: Anchoring | None
+    ) -> list[tuple[int, Rows]]:
         """⟨Task, the rows that it gets⟩ for all subscribers."""
         if not batch.num_rows:
             return []
@@ -234,11 +238,11 @@ class StreamOutput:
                     rows_of.setdefault(position, []).extend([row] * copies)
         return [(position, np.array(rows, np.int64)) for position, rows in sorted(rows_of.items())]
 
-    def _fail(self, anchors: Anchors | None, row: int, values: Sequence[Any], error: Exception) -> None:
+    def _fail(self, anchors: Anchoring | None, row: int, values: Sequence[Any], error: Exception) -> None:
         """Called for a row that does not reach all its receivers: fails its roots, or turns it into a dead
         letter."""
         if anchors is not None and self.origins is not None:
-            self.origins.tracker.fail_rows(anchors.take(np.array([row])), str(error))
+            self.origins.tracker.fail_row(anchors, row, str(error))
         if self.add_dead_letter is not None:
             self.add_dead_letter(values, str(error))
 
@@ -260,7 +264,7 @@ class StreamOutput:
     def _arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         return [to_column(column, field.type) for column, field in zip(columns, self.stream.fields, strict=True)]
 
-    def _fitting_rows(self, anchors: Anchors | None) -> list[int]:
+    def _fitting_rows(self, anchors: Anchoring | None) -> list[int]:
         """The rows whose values all fit their declared types. Every other row is reported and failed."""
         misfits: dict[int, FieldTypeError] = {}
         for column, field in zip(self.columns, self.stream.fields, strict=True):
@@ -281,7 +285,7 @@ class StreamOutput:
             self._fail(anchors, row, [column[row] for column in self.columns], error)
         return [row for row in range(len(self.columns[0])) if row not in misfits]
 
-    def _send_frames(self, task: int, batch: pa.RecordBatch, anchors: Anchors | None) -> None:
+    def _send_frames(self, task: int, batch: pa.RecordBatch, anchors: Anchoring | None) -> None:
         """Send a batch to one task in frames of about ``frame_bytes`` bytes."""
         rows = batch.num_rows
         born = self._now() if self.born is None else self.born

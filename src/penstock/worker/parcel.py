@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.acking.flights import Trace
 from penstock.acking.lineage import Lineage
 from penstock.columns import ColumnBatch
 from penstock.frames.header import Header
@@ -17,7 +18,7 @@ class Parcel:
 
     header: Header
     content: pa.Buffer | pa.RecordBatch | ColumnBatch
-    lineage: Lineage | None = None
+    lineage: Lineage | Trace | None = None
     """The roots of the tuples, if acks are tracked and the batch comes from the same worker. A frame contains
     its lineage."""
     sources: tuple[tuple[int, int], ...] = ()

@@ -14,6 +14,7 @@ from penstock.worker.flow_control import FlowControl
 from penstock.worker.intake import Intake
 from penstock.worker.outputs import Send
 from penstock.worker.parcel import Parcel
+from penstock.worker.tracking import Ancestry
 
 
 class StreamCounts(dict[tuple[int, int], list[int]]):
@@ -50,7 +51,7 @@ class FrameSender:
         """Make the function with which the outputs of a task send tuples. They call it once per frame."""
         worker_of, inboxes, alignment = self._worker_of, self._intake.inboxes, self._intake.alignment
 
-        def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Lineage | None) -> int:
+        def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Ancestry | None) -> int:
             id, target = self._id, worker_of[task]
             header = Header(Kind.DATA, target.stage, target.index, id.stage, id.index, task, source_task, stream)
             if target == id:
@@ -61,7 +62,7 @@ class FrameSender:
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
             header = header._replace(born=born, sequence=sequence, route=self.route_version, epoch=alignment.epoch)
-            packed = b"" if lineage is None else lineage.pack()
+            packed = lineage.pack() if isinstance(lineage, Lineage) else b""  # flights never leave their worker
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1
             self._flow.send_queue(source_task, task).send(header._replace(rows=batch.num_rows), frame)

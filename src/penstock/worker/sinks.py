@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.acking.lineage import Lineage
 from penstock.columns import to_values
 from penstock.errors import ComponentError, PenstockError, SinkBusy, SinkRefused
 from penstock.topology.components import Conf, Failure, Source, TransactionalSink
@@ -22,6 +21,7 @@ from penstock.worker.background import TokensToCommit
 from penstock.worker.bolts import BoltExecutor
 from penstock.worker.failures import USER_ERRORS, blame
 from penstock.worker.rejection import Fault, Piece, RowSearch, fault_of, rows_of
+from penstock.worker.tracking import Ancestry
 from penstock.worker.transaction import Transaction
 
 _PAUSE = 0.01
@@ -49,10 +49,10 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._batch: pa.RecordBatch | None = None
         self._writing: RowSearch | None = None
         """The search in the current batch, if the sink did not accept it at once."""
-        self._joined: list[Lineage] = []
-        """Lineages of earlier parcels whose rows are in ``_writing`` too."""
+        self._joined: list[tuple[Ancestry, int]] = []
+        """Lineages and rows of earlier parcels whose rows are in ``_writing`` too."""
         self._exactly_once = self.context.delivery == "exactly_once"
-        self._unacked: list[Lineage] = []
+        self._unacked: list[tuple[Ancestry, int]] = []
         self._commits = 0
         """Number of the task's last own transaction: its time in milliseconds, or the previous number plus one."""
         self.tokens: deque[tuple[int, Any]] = deque()
@@ -188,7 +188,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         if self._away_since is not None:
             self._mark_available()
         if self._lineage is not None:
-            self._unacked += [*self._joined, self._lineage]
+            self._unacked += [*self._joined, (self._lineage, self._rows_taken)]
         self._batch, self._writing, self._joined = None, None, []
         return self._left
 
@@ -197,13 +197,13 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         available."""
         if not search.in_doubt or (parcel := self.inbox.take()) is None:
             return
-        lineage, left = self._lineage, self._left
+        lineage, left, rows = self._lineage, self._left, self._rows_taken
         self._end()
         self._begin(parcel)
         search.add([(self._decode(parcel), self._source())])
         self._left += left
         if lineage is not None:
-            self._joined.append(lineage)
+            self._joined.append((lineage, rows))
 
     def _write_in_parts(self, search: RowSearch) -> bool:
         while search.piece is not None:
@@ -302,8 +302,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self.stats.written += self._uncommitted - self._not_taken
         unacked = self._begin_transaction()
         if self.tracker is not None:
-            for lineage in unacked:
-                self.tracker.tally.add(lineage.entries())
+            for lineage, _ in unacked:
+                self.tracker.ack(lineage)
 
     def _add_next_parcel(self, transaction: Transaction) -> None:
         """As ``_join_next``, for a transaction. If the sink has not accepted the current parcel yet, its rows
@@ -326,7 +326,7 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         self._uncommitted += rows_of(rows)
         self.stats.executed += self._left
         if self._lineage is not None:
-            self._unacked += [*self._joined, self._lineage]
+            self._unacked += [*self._joined, (self._lineage, self._rows_taken)]
         self._batch, self._writing, self._joined = None, None, []
         self._end()
 
@@ -338,10 +338,11 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
         unacked = self._begin_transaction()
         self.report(error)
         if self.tracker is not None:
-            for lineage in unacked:
-                self.tracker.fail(lineage.first, lineage.length, str(error))
+            for lineage, rows in unacked:
+                self.tracker.fail_all(lineage, rows, str(error))
+                self.tracker.drop(lineage)
 
-    def _begin_transaction(self) -> list[Lineage]:
+    def _begin_transaction(self) -> list[tuple[Ancestry, int]]:
         """Begin a new transaction, after a commit or a final failure. Returns the lineages of the old one."""
         unacked, self._unacked = self._unacked, []
         self._held, self._committing, self._not_taken = [], None, 0

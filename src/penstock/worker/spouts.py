@@ -178,10 +178,10 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.stats.latency.record_many(self._clock.monotonic() - born)
         self._ack(ids)
 
-    def on_failed(self, numbers: I64, component: str, error: str) -> None:
+    def on_failed(self, numbers: Sequence[int] | I64, component: str, error: str) -> None:
         """Called with the numbers of roots that have failed in a component."""
         assert self.pending is not None
-        ids, _ = self.pending.resolve(numbers)
+        ids, _ = self.pending.resolve(np.asarray(numbers))
         self._fail(ids, Failure(component, error))
 
     def hold_timeouts(self, held: bool) -> None:

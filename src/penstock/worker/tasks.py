@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
+from penstock.acking.flights import FlightLog
 from penstock.clock import Clock
 from penstock.control.migration import Segment
 from penstock.credentials import resolved_values
@@ -15,7 +17,7 @@ from penstock.state.values import TaskState
 from penstock.topology.components import Component
 from penstock.worker.bolts import BoltExecutor
 from penstock.worker.executor import Executor
-from penstock.worker.own_acker import OwnAcker, stays_inside
+from penstock.worker.flight_tracking import FlightTracker, keeps_flights
 from penstock.worker.sinks import SinkExecutor
 from penstock.worker.snapshots import Restored
 from penstock.worker.spouts import SpoutExecutor
@@ -36,8 +38,8 @@ class Tasks:
         self.spouts: list[SpoutExecutor] = []
         self.inside_tracker: Tracker | None = None
         """The edge ids of tuples that bolts passed on inside the worker; None if acks are not tracked."""
-        self.own_acker: OwnAcker | None = None
-        """None if the driver has the ledgers of the worker's spouts, or acks are not tracked."""
+        self.flights: FlightLog | None = None
+        """None if the driver acks the tuples of the worker's spouts, or acks are not tracked."""
         self._pass = TaskPass((), (), (), clock.monotonic)
         self._id, self._job, self._clock = id, job, clock
         self._tasks = job.plan.routes.tasks_of(id)
@@ -63,6 +65,10 @@ class Tasks:
         begin. Raises the errors of user code, with the name of the component."""
         self.load()
         conf = resolved_values(self._job.settings.conf, "setting conf")
+        tracked = self._job.settings.delivery.guarantee == "at_least_once"
+        if tracked and keeps_flights(self._job.plan, self._id, list(self._instances.values())):
+            self.flights = FlightLog()
+            around = replace(around, flights=self.flights)
         for task in self._tasks:
             state = TaskState()
             executor = make_executor(self._job, task, self._instances[task], around, state)
@@ -120,9 +126,7 @@ class Tasks:
         self.sinks = [each for each in self.all if isinstance(each, SinkExecutor)]
         self.spouts = [each for each in self.all if isinstance(each, SpoutExecutor)]
         if self._job.settings.delivery.guarantee == "at_least_once":
-            self.inside_tracker = Tracker(self._job.key, "")
-            if stays_inside(self._job.plan, self._id):
-                self.own_acker = OwnAcker(self._job.key, self.spouts)
+            self.inside_tracker = FlightTracker(0, "") if self.flights else Tracker(self._job.key, "")
         streams = connect_inside(self._job, self.all, around, self.inside_tracker)
         now = self._clock.monotonic
         plan = self._job.plan

@@ -3,12 +3,13 @@ for the acker and the message ids of spouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.acking.flights import Trace
 from penstock.acking.ids import U64, UNTRACKED, edges_of_roots, new_seed, roots
 from penstock.acking.ledger import Tally, pack
 from penstock.acking.lineage import I64, Anchors, Entries, Lineage, joined, of_roots, union, untracked
@@ -19,6 +20,11 @@ from penstock.texts import shortened
 
 if TYPE_CHECKING:
     from penstock.worker.tasks import Tasks
+
+Ancestry = Lineage | Trace
+"""What the tuples of a parcel stem from."""
+Anchoring = Anchors | Trace
+"""What rows that wait to be sent stem from."""
 
 _ACK_PAUSE = 0.004
 """Least seconds between two tallies of a busy worker. Each tally is a message to the acker, and 250 a second
@@ -42,17 +48,31 @@ class Tracker:
         self.key = key
         self.tally = Tally()
         self.failed: list[FailedRoots] = []
-        self._component = component
+        self.component = component
+
+    def ack(self, ancestry: Ancestry) -> None:
+        """Ack all tuples of a parcel."""
+        assert isinstance(ancestry, Lineage)
+        self.tally.add(ancestry.entries())
+
+    def fail_all(self, ancestry: Ancestry, rows: int, error: str) -> None:
+        """Fail all tuples of a parcel with so many rows."""
+        assert isinstance(ancestry, Lineage)
+        self.fail(ancestry.first, ancestry.length, error)
+
+    def drop(self, ancestry: Ancestry) -> None:
+        """Called for a parcel whose tuples have all failed, instead of ``ack``."""
+
+    def fail_row(self, ancestry: Anchoring, row: int, error: str) -> None:
+        """Fail the roots of one row that waits to be sent."""
+        assert isinstance(ancestry, Anchors)
+        entries = ancestry.take(np.array([row])).lineage(0).entries()
+        self.fail(entries.first, entries.length, error)
 
     def fail(self, first: U64, length: I64, error: str) -> None:
         """Fail these roots: their spouts have to emit them again."""
         if len(first):
-            self.failed.append(FailedRoots(*union(first, length), self._component, shortened(error)))
-
-    def fail_rows(self, anchors: Anchors, error: str) -> None:
-        """Fail the roots of these rows."""
-        entries = anchors.lineage(0).entries()
-        self.fail(entries.first, entries.length, error)
+            self.failed.append(FailedRoots(*union(first, length), self.component, shortened(error)))
 
 
 class Origins:
@@ -72,20 +92,29 @@ class Origins:
         self._parts.append(anchors)
         self._rows = end
 
-    def take(self, rows: int) -> Anchors:
-        """Remove and return the anchors of all waiting rows, which are ``rows`` in number."""
+    def take(self, rows: int) -> Anchoring | None:
+        """Remove and return the anchors of all waiting rows, which are ``rows`` in number. None: no row is
+        tracked."""
         if self._rows < rows:
             self._parts.append(untracked(rows - self._rows))
         taken = joined(self._parts)
         self._parts, self._rows = [], 0
         return taken
 
-    def routed(self, anchors: Anchors, once: bool) -> None:
+    def join(self, parts: Sequence[tuple[Anchoring | None, int]]) -> Anchoring | None:
+        """Put together what ``take`` returned for several outputs, each with its number of rows."""
+        return joined([part if isinstance(part, Anchors) else untracked(rows) for part, rows in parts])
+
+    def sent(self, anchors: Anchoring) -> None:
+        """Called when the parcels of all rows are on their way."""
+
+    def routed(self, anchors: Anchoring, once: bool) -> None:
         """Called when the receivers of the rows are known, before ``lineage``. ``once``: each row has exactly
         one."""
 
-    def lineage(self, anchors: Anchors) -> Lineage:
+    def lineage(self, anchors: Anchoring) -> Ancestry:
         """Make the lineage of a frame with these rows, and add it to the tally."""
+        assert isinstance(anchors, Anchors)
         lineage = anchors.lineage(new_seed())
         self.tracker.tally.add(lineage.entries())
         return lineage
@@ -100,7 +129,7 @@ class MessageIds(Origins):
         self._task, self._pending, self._now = task, pending, now
         self._by_root = False
 
-    def take(self, rows: int) -> Anchors:
+    def take(self, rows: int) -> Anchoring | None:
         """Assign a root to every message, and return the anchors of all waiting rows."""
         tracked = [id for id in self.ids if id is not None]
         numbered = roots(self._task, self._pending.add(tracked, self._now()), len(tracked))
@@ -111,9 +140,10 @@ class MessageIds(Origins):
         self.ids.clear()
         return of_roots(numbered)
 
-    def routed(self, anchors: Anchors, once: bool) -> None:
+    def routed(self, anchors: Anchoring, once: bool) -> None:
         """A tuple that is sent once uses the edge id of its root, which the acker derives itself. Otherwise each
         copy gets an edge id of its own, and the tally cancels the edge id of the root in the ledger."""
+        assert isinstance(anchors, Anchors)
         self._by_root = once and bool(np.all(anchors.sets >= 0))
         if not self._by_root:
             used = np.unique(anchors.sets[anchors.sets >= 0])
@@ -121,7 +151,8 @@ class MessageIds(Origins):
             edges = edges_of_roots(self.tracker.key, first)
             self.tracker.tally.add(Entries(first, np.ones(len(first), np.int64), edges))
 
-    def lineage(self, anchors: Anchors) -> Lineage:
+    def lineage(self, anchors: Anchoring) -> Ancestry:
+        assert isinstance(anchors, Anchors)
         if not self._by_root:
             return super().lineage(anchors)
         first = anchors.first[anchors.sets]
@@ -145,7 +176,7 @@ class AckCollector:
         were passed on inside the worker come first, so that they never arrive after the ack of their input. While
         bolts are busy, tallies are collected for ``_ACK_PAUSE`` seconds, unless ``everything`` is to be sent.
 
-        There are no events if the worker keeps the ledgers itself: it tells its spouts at once."""
+        There are no events if the worker keeps flights."""
         inside = tasks.inside_tracker
         failed: list[FailedRoots] = []
         if inside is not None:
@@ -159,14 +190,6 @@ class AckCollector:
                 tracker.failed = []
             if tracker.tally and not executor.waiting():
                 self._tallies += tracker.tally.take()
-        own = tasks.own_acker
-        if own is not None:
-            for each in failed:
-                own.fail(each)
-            if self._tallies:
-                tallies, self._tallies = self._tallies, []
-                own.apply(tallies)
-            return []
         events: list[RootsFailed | AckTally] = [
             RootsFailed(each.first.tolist(), each.length.tolist(), each.component, each.error) for each in failed
         ]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.acking.flights import FlightLog
 from penstock.acking.pending import Pending
 from penstock.clock import Clock
 from penstock.control.pace import Pace
@@ -36,6 +37,7 @@ from penstock.topology.groupings import Direct, Targets
 from penstock.worker.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
 from penstock.worker.calls import CurrentCall
 from penstock.worker.executor import Executor
+from penstock.worker.flight_tracking import FlightOrigins, FlightTracker, MessageFlights
 from penstock.worker.flow_control import FlowControl
 from penstock.worker.inside import Count, InsideEdge, InsideStream, Receiver
 from penstock.worker.intake import Intake
@@ -68,6 +70,8 @@ class Surroundings:
     """Makes the function with which a task publishes rows for display."""
     generation: int = 0
     """The generation with which the query run claimed the state directory."""
+    flights: FlightLog | None = None
+    """See ``Tasks.flights``."""
 
 
 def make_executor(
@@ -78,14 +82,19 @@ def make_executor(
     plan, settings, flow = job.plan, job.settings, around.flow
     component = plan.task[task].component
     stats = TaskStats()
-    tracker = Tracker(job.key, component) if settings.delivery.guarantee == "at_least_once" else None
+    tracker = _tracker(job, component, around)
     is_spout = isinstance(instance, BaseSpout)
     pending = Pending(settings.delivery.message_timeout) if is_spout and tracker is not None else None
 
     def origins() -> Origins | None:
-        if tracker is None or pending is None:
-            return None if tracker is None else Origins(tracker)
-        return MessageIds(tracker, task, pending, around.clock.monotonic)
+        if tracker is None:
+            return None
+        if pending is None:
+            return FlightOrigins(tracker) if around.flights else Origins(tracker)
+        now = around.clock.monotonic
+        if around.flights is None:
+            return MessageIds(tracker, task, pending, now)
+        return MessageFlights(tracker, task, pending, now, around.flights)
 
     outputs = {
         stream.name: StreamOutput(
@@ -143,6 +152,12 @@ def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats:
         late=_late_counter(stats),
         publish=around.publish(task),
     )
+
+
+def _tracker(job: Job, component: str, around: Surroundings) -> Tracker | None:
+    if job.settings.delivery.guarantee != "at_least_once":
+        return None
+    return Tracker(job.key, component) if around.flights is None else FlightTracker(job.key, component)
 
 
 def _counter(stats: TaskStats) -> Callable[[int], None]:
