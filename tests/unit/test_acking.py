@@ -329,10 +329,11 @@ def test_rows_whose_origin_nobody_told_are_untracked():
 
 def test_fails_of_rows_name_each_root_once():
     tracker = Tracker(KEY, "bolt")
-    tracker.fail_rows(of_groups(of_roots(roots(1, 0, 3)).lineage(1), np.array([0, 1, 0, 1])), "no")
+    rows = of_groups(of_all([of_roots(roots(1, 0, 2)).lineage(1)], 1).lineage(2), np.array([0, 0]))
+    tracker.fail_row(rows, 1, "no")
     (failed,) = tracker.failed
     assert (failed.first.tolist(), failed.length.tolist()) == ([root(0)], [2])
-    tracker.fail_rows(untracked(3), "nothing")
+    tracker.fail_row(untracked(3), 2, "nothing")
     assert len(tracker.failed) == 1
 
 

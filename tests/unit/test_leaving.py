@@ -15,8 +15,15 @@ def test_a_bolt_with_nothing_to_do_sends_at_once():
     assert Linger(SETTINGS, targets=1).is_due(0.0, idle=True, emits=False)
 
 
+def test_a_tuple_of_a_spout_that_follows_a_pause_leaves_at_once():
+    linger = Linger(SETTINGS, targets=1)
+    linger.sent(1.0)
+    assert linger.is_due(1.0021, idle=True, emits=True)
+
+
 def test_a_spout_waits_for_company_as_long_as_the_linger_says():
     linger = Linger(SETTINGS, targets=1)
+    linger.sent(1.0)
     linger.note(1.0, waits=True)
     linger.note(1.001, waits=True)  # the oldest counts
     assert not linger.is_due(1.0015, idle=True, emits=True)
@@ -43,6 +50,7 @@ def test_who_sends_to_many_does_not_send_all_the_time():
 
 def test_there_is_no_linger_longer_than_the_busy_one():
     linger = Linger(SETTINGS, targets=1000)
+    linger.sent(1.0)
     linger.note(1.0, waits=True)
     assert linger.wait(1.0, emits=True) == pytest.approx(0.010)
 

@@ -296,9 +296,9 @@ class Transport(Group):
     """How tuples are sent from one executor to the next."""
 
     linger: float = setting(
-        0.002,
+        0.001,
         "s",
-        "how long the first tuple of a frame waits for more. At 1,000 tuples/s a frame then holds two",
+        "least time between two frames of a spout to one task. A tuple that follows a longer pause leaves at once",
         zero=True,
     )
     _: KW_ONLY

@@ -99,32 +99,34 @@ class Outgoing:
 
 
 class Linger:
-    """Decides when waiting tuples are sent. Every frame has a fixed cost on every hop, so it pays to wait for
-    more tuples. Used by the worker's loop only."""
+    """Decides when waiting tuples are sent. Every frame has a fixed cost on every hop, so it pays to wait for more
+    tuples while frames follow each other closely. A tuple that follows a pause is sent at once. Used by the
+    worker's loop only."""
 
     def __init__(self, settings: Settings, targets: int) -> None:
         """``targets``: the largest number of tasks in other workers to which one task sends. Each of them gets a
         frame of its own."""
         self._busy = settings.transport.busy_linger
-        self._idle = max(settings.transport.linger, min(settings.transport.linger * targets, self._busy))
-        self._spacing = self._idle - settings.transport.linger
-        """Least seconds between two times that an idle bolt sends at once; 0 if it sends to one task."""
+        linger = settings.transport.linger
+        self._spacing = max(linger, min(linger * targets, self._busy))
+        """Least seconds between two times that an idle worker sends what waits: the more frames that takes, the
+        longer. A bolt has one linger less, because its input was already collected in frames."""
+        self._linger = linger
         self._oldest: float | None = None
-        self._sent = 0.0
+        self._sent = -math.inf
 
     @property
     def waiting(self) -> bool:
         return self._oldest is not None
 
     def is_due(self, now: float, idle: bool, emits: bool) -> bool:
-        """True if all waiting tuples are to be sent now.
-
-        A bolt without further input (``idle``) sends at once, because its input was already collected in frames.
-        If it sends to many tasks, it does so only every ``_spacing`` seconds, because each time costs a frame
-        for every task. If a spout ``emits``, tuples wait for the linger. A busy worker waits longer, because it
-        soon has enough tuples to fill frames."""
-        at_once = idle and not emits and now - self._sent >= self._spacing
-        return at_once or (self._oldest is not None and now - self._oldest >= (self._idle if idle else self._busy))
+        """True if all waiting tuples are to be sent now. A worker without further work (``idle``) sends them at
+        once if its last frames left long enough ago; ``emits``: a spout of the worker may emit more. A busy
+        worker waits longer, because it soon has enough tuples to fill frames."""
+        spacing = self._spacing if emits else self._spacing - self._linger
+        if idle and now - self._sent >= spacing:
+            return True
+        return self._oldest is not None and now - self._oldest >= (self._spacing if idle else self._busy)
 
     def sent(self, now: float) -> None:
         """Called when all waiting tuples have been sent."""
@@ -138,11 +140,11 @@ class Linger:
             self._oldest = now
 
     def wait(self, now: float, emits: bool) -> float:
-        """Seconds until ``is_due`` becomes true; infinity if nothing waits."""
+        """Seconds until ``is_due`` becomes true for an idle worker; infinity if nothing waits."""
         if self._oldest is None:
             return math.inf
-        due = self._oldest + self._idle
-        return (due if emits else min(due, self._sent + self._spacing)) - now
+        spacing = self._spacing if emits else self._spacing - self._linger
+        return min(self._oldest + self._spacing, self._sent + spacing) - now
 
 
 class Relay:

@@ -40,9 +40,10 @@ class TaskLoop:
         for spout in tasks.spouts:
             spout.expire()
         self._flow.release()
-        self._spout_emitted = self._run_tasks()
+        before, self._spout_emitted = self._spout_emitted, self._run_tasks()
         if self._spout_emitted or tasks.bolts or out.needs_nudge or tasks.has_unsent_rows():
-            idle = not self._spout_emitted and not intake.relay and not tasks.may_run
+            flat_out = before and self._spout_emitted  # a spout that emits in every turn soon fills frames
+            idle = not flat_out and not intake.relay and not tasks.may_run
             self._flush(idle)
             out.nudge(idle)
         intake.observe()
