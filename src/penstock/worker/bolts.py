@@ -29,7 +29,7 @@ from penstock.topology.components import (
     Source,
 )
 from penstock.topology.streams import Stream
-from penstock.topology.tuples import TICK, Tuple, tuple_type
+from penstock.topology.tuples import TICK, Tuple, rows_of, tuple_type
 from penstock.worker.arrow_collectors import BoltArrowCollector
 from penstock.worker.collectors import HeldTuples, RichTupleCollector, TupleCollector
 from penstock.worker.executor import Executor
@@ -214,8 +214,7 @@ class BoltExecutor(Executor[B]):
         return tuple_type(source.component, source.stream, source.task, tuple(batch.schema.names), held)
 
     def _tuples(self, batch: pa.RecordBatch, held: bool = False) -> Iterator[Tuple]:
-        columns = map(to_values, batch.columns)
-        return map(self._tuple_type(batch, held), zip(*columns, strict=True))
+        return rows_of(self._tuple_type(batch, held), list(map(to_values, batch.columns)))[0]
 
     def _ack_all(self) -> None:
         if self._lineage is not None and self.tracker is not None:
@@ -267,7 +266,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         self._collector = TupleCollector(self.context.component, self.outputs)
         self._rows: Iterator[Any] = iter(())
         self._values: Iterator[Any] = iter(())
-        """Values of the first field. The number of remaining values tells which row is being executed."""
+        """Its length hint, the number of rows that are not yet read, tells which row is being executed."""
         self._groups_acked = 0
         self._lengths = [buffer.waiting for buffer in self._buffers]
         self._guard("prepare", self.component.prepare, conf, self.context)
@@ -276,10 +275,12 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         self.component.execute(TICK, self._collector)
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        columns = [iter(to_values(column)) for column in batch.columns]
-        self._values = columns[0]
-        rows = zip(*columns, strict=True)
-        self._rows = rows if self.component.plain_tuples else map(self._tuple_type(batch), rows)
+        columns = list(map(to_values, batch.columns))
+        if self.component.plain_tuples:
+            self._values = iter(columns[0])
+            self._rows = zip(self._values, *columns[1:], strict=True)
+        else:
+            self._rows, self._values = rows_of(self._tuple_type(batch), columns)
         self._groups_acked = 0
 
     def _work(self) -> int:
