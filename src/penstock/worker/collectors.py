@@ -1,5 +1,6 @@
 """Collectors: the objects with which components emit tuples. Tuple components make one call for each emitted
-tuple, so ``emit`` is a closure made for the stream."""
+tuple, so ``emit`` is a function made for the stream: in C if the native form is available (``penstock.native``),
+otherwise a closure."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import native
 from penstock.acking.lineage import Lineage, of_all, part_of
 from penstock.metrics.stats import TaskStats
 from penstock.topology.streams import DEFAULT_STREAM
@@ -87,6 +89,21 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
     return emit_two
 
 
+def make_native(
+    emit: Emit,
+    output: StreamOutput | None,
+    keyword: str,
+    noted: list[Any] | None = None,
+    note_none: bool = False,
+) -> Emit:
+    """Make the native form of an ``emit`` in pure Python; the same ``emit`` if there is none. ``output`` and
+    ``keyword`` are the default stream and the name of the third argument, which is appended to ``noted``; None
+    only if ``note_none``."""
+    if native.FORM is None or output is None:
+        return emit
+    return native.FORM.make_emit(emit, output.columns, DEFAULT_STREAM, keyword, noted, note_none)
+
+
 class TupleCollector:
     """The collector of basic bolts, and the base class of the collectors of rich bolts and spouts."""
 
@@ -94,7 +111,8 @@ class TupleCollector:
         self._component, self._outputs = component, outputs
         self._append = {name: make_append(output) for name, output in outputs.items()}
         default = outputs.get(DEFAULT_STREAM)
-        self.emit = make_emit(None if default is None or default.stream.direct else default, self._emit_on)
+        self._default = None if default is None or default.stream.direct else default
+        self.emit = make_native(make_emit(self._default, self._emit_on), self._default, "anchors")
 
     def emit_direct(
         self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM, anchors: Any = None
@@ -219,15 +237,15 @@ class SpoutTupleCollector(TupleCollector):
         super().__init__(component, outputs)
         self.done: list[Any] = []
         self._note = {name: self._make_note(output) for name, output in outputs.items()}
-        self.emit = self._make_emit(self.emit, outputs.get(DEFAULT_STREAM))
+        self.emit = self._make_emit(self.emit)
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return named_output(self._component, self._outputs, stream).ready()
 
-    def _make_emit(self, emit_tuple: Emit, default: StreamOutput | None) -> Emit:
+    def _make_emit(self, emit_tuple: Emit) -> Emit:
         """Make an ``emit`` that also records the message id. A stream of one field has a version without the
         second call."""
-        notes, note_default = self._note, self._note.get(DEFAULT_STREAM)
+        default, notes, note_default = self._default, self._note, self._note.get(DEFAULT_STREAM)
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM, msg_id: Any = None) -> None:
             emit_tuple(values, stream)
@@ -236,7 +254,11 @@ class SpoutTupleCollector(TupleCollector):
             else:
                 notes[stream](msg_id)
 
-        if default is None or default.stream.direct or len(default.columns) > 1 or note_default is None:
+        if native.FORM is not None and default is not None:
+            if isinstance(default.origins, MessageIds):
+                return make_native(emit, default, "msg_id", default.origins.ids, note_none=True)
+            return make_native(emit, default, "msg_id", self.done)
+        if default is None or len(default.columns) > 1 or note_default is None:
             return emit
         add, note = default.columns[0].append, note_default
 

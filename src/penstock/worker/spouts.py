@@ -38,6 +38,10 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.pending = pending
         self._max_pending = max_pending
         self._largest = 1
+        """The most tuples that one call has emitted."""
+        self._calls = 0
+        """Calls of the spout in the current run."""
+        self._counts_column = isinstance(self.component, Spout) and len(self._buffers) == 1
         self._held_back = self._holds_timeouts = False
         self._hold_timer = HoldTimer()
         self._done: list[Any] = []
@@ -121,29 +125,21 @@ class SpoutExecutor(Executor[BaseSpout]):
         room = self.update_room()
         if room <= 0 or not self._store_dead_letters_if_full():
             return False
-        before = rows = self.waiting()
-        calls = 0
+        before = self.waiting()
         born = self._clock.now()
         started = self._clock.monotonic()
         self._call.running = (self.context.task, started)
-        next_tuple, waiting, largest = self._next, self.waiting, self._largest
+        self._calls = 0
         try:
-            for calls in range(1, self._calls_per_run + 1):  # noqa: B007 - the number of calls made is used below
-                next_tuple()
-                after = waiting()
-                if after == rows:
-                    break
-                if after - rows > largest:
-                    largest = after - rows
-                rows = after
-                if rows - before + largest > room:
-                    break
+            if self._counts_column:
+                self._call_spout(room)
+            else:
+                self._call_spout_of_streams(room)
         except USER_ERRORS as error:  # user code may raise anything
             self.report(blame(self.context.component, self._next.__name__, error))
         self._call.running = None
-        self._largest = largest
-        self._learn(max(calls, 1), self._clock.monotonic() - started)
-        emitted = waiting() - before
+        self._learn(max(self._calls, 1), self._clock.monotonic() - started)
+        emitted = self.waiting() - before
         if emitted:
             self._note_birth(born)
             self.pace.spend(emitted)
@@ -155,6 +151,44 @@ class SpoutExecutor(Executor[BaseSpout]):
         if self._done and self.context.delivery == "at_most_once":
             self._ack(self._take_done())  # a message is acked when it is sent, as in Storm without ackers
         return emitted > 0
+
+    def _call_spout(self, room: int) -> None:
+        """Call a tuple spout of one stream until it emits nothing, the next call may exceed ``room``, or the time
+        for one run is used up. The number of rows is asked for after each call: of a list, which takes a fifth of
+        the time that ``waiting`` takes."""
+        next_tuple, largest, column = self._next, self._largest, self._buffers[0].columns[0]
+        rows = len(column)
+        last = rows + room - largest
+        calls = 0
+        try:
+            for calls in range(1, self._calls_per_run + 1):  # noqa: B007 - used below
+                next_tuple()
+                after = len(column)
+                if after == rows:
+                    break
+                if after - rows > largest:
+                    last -= after - rows - largest
+                    largest = after - rows
+                rows = after
+                if rows > last:
+                    break
+        finally:
+            self._calls, self._largest = calls, largest
+
+    def _call_spout_of_streams(self, room: int) -> None:
+        """As ``_call_spout``, for spouts of several streams and batch spouts."""
+        next_tuple, waiting = self._next, self.waiting
+        rows = waiting()
+        end = rows + room
+        for self._calls in range(1, self._calls_per_run + 1):
+            next_tuple()
+            after = waiting()
+            if after == rows:
+                break
+            self._largest = max(self._largest, after - rows)
+            rows = after
+            if rows + self._largest > end:
+                break
 
     def close(self) -> None:
         self._guard("close", self.component.close)

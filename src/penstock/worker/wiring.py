@@ -34,7 +34,8 @@ from penstock.topology.components import (
     TransactionalSink,
 )
 from penstock.topology.groupings import Direct, Targets
-from penstock.worker.bolts import BasicExecutor, BatchExecutor, BoltExecutor, RichExecutor
+from penstock.worker.basic_bolts import BasicExecutor
+from penstock.worker.bolts import BatchExecutor, BoltExecutor, RichExecutor
 from penstock.worker.calls import CurrentCall
 from penstock.worker.executor import Executor
 from penstock.worker.flight_tracking import FlightOrigins, FlightTracker, MessageFlights

@@ -1,0 +1,453 @@
+/* penstock._native: the part of the tuple path that runs once for every tuple, in C.
+ *
+ * It has a function and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
+ * is handed to the pure form, which raises the errors. Build: native/build.py. Without this module Penstock runs in
+ * pure Python.
+ *
+ *   make_emit(pure, columns, stream, keyword, noted=None, note_none=False)
+ *       Makes the function emit(values, stream=..., keyword=...) of a collector. It appends the values to columns.
+ *   Rows(kind, columns)
+ *       An iterator over the rows of columns as instances of ``kind``, a subclass of tuple.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifdef Py_GIL_DISABLED
+#error "Without the GIL, a reference count of 1 does not prove that nobody else uses an object"
+#endif
+
+static PyObject *stream_keyword; /* "stream", interned as all keyword names in calls are */
+
+typedef struct {
+    PyTypeObject *emitter;
+} State;
+
+/* ---- Emitter --------------------------------------------------------------------------------------------------- */
+
+/* What an emit function refers to. It is set once. Without tp_clear: every cycle through it contains a closure, a
+ * list or a dict, which has one. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *pure;    /* emit in pure Python, for all other cases */
+    PyObject *columns; /* a tuple of lists, one for each field */
+    PyObject *stream;  /* the name of the default stream, compared by identity */
+    PyObject *keyword; /* the name of the third argument: anchors or msg_id */
+    PyObject *noted;   /* a list to which the third argument is appended, or NULL */
+    int note_none;     /* append the third argument also if it is None */
+} Emitter;
+
+/* The values as an array, if they are a list or a tuple of the right length, else NULL. No error is set. A subclass
+ * of tuple (such as the tuples that bolts receive) is read directly unless it iterates in its own way. */
+static inline PyObject **
+items_of(PyObject *values, Py_ssize_t width)
+{
+    PyTypeObject *type = Py_TYPE(values);
+    if (type == &PyList_Type) {
+        return PyList_GET_SIZE(values) == width ? ((PyListObject *)values)->ob_item : NULL;
+    }
+    if (type == &PyTuple_Type
+        || (PyTuple_Check(values) && type->tp_iter == PyTuple_Type.tp_iter
+            && type->tp_as_sequence->sq_length == PyTuple_Type.tp_as_sequence->sq_length)) {
+        return PyTuple_GET_SIZE(values) == width ? ((PyTupleObject *)values)->ob_item : NULL;
+    }
+    return NULL;
+}
+
+static PyObject *
+emitter_emit(Emitter *self, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
+{
+    PyObject *third = NULL;
+    if (kwnames == NULL) {
+        if (count != 1) {
+            if (count < 1 || count > 3 || args[1] != self->stream) {
+                goto other;
+            }
+            third = count == 3 ? args[2] : NULL;
+        }
+    }
+    else if (count == 1 && PyTuple_GET_SIZE(kwnames) == 1) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, 0);
+        if (name == self->keyword) {
+            third = args[1];
+        }
+        else if (name != stream_keyword || args[1] != self->stream) {
+            goto other;
+        }
+    }
+    else {
+        goto other;
+    }
+    PyObject *values = args[0], *columns = self->columns;
+    Py_ssize_t width = PyTuple_GET_SIZE(columns);
+    PyObject **items = items_of(values, width);
+    if (items == NULL || items[0] == values) { /* the pure form refuses a list that contains only itself */
+        goto other;
+    }
+    for (Py_ssize_t i = 0; i < width; i++) {
+        if (PyList_Append(PyTuple_GET_ITEM(columns, i), items[i]) < 0) {
+            return NULL;
+        }
+    }
+    if (self->noted != NULL) {
+        third = third == NULL ? Py_None : third;
+        if ((self->note_none || third != Py_None) && PyList_Append(self->noted, third) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+other:
+    return PyObject_Vectorcall(self->pure, args, count, kwnames);
+}
+
+static int
+emitter_traverse(Emitter *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->pure);
+    Py_VISIT(self->columns);
+    Py_VISIT(self->stream);
+    Py_VISIT(self->keyword);
+    Py_VISIT(self->noted);
+    return 0;
+}
+
+static void
+emitter_dealloc(Emitter *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->pure);
+    Py_XDECREF(self->columns);
+    Py_XDECREF(self->stream);
+    Py_XDECREF(self->keyword);
+    Py_XDECREF(self->noted);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot emitter_slots[] = {
+    {Py_tp_dealloc, emitter_dealloc},
+    {Py_tp_traverse, emitter_traverse},
+    {0, NULL},
+};
+
+static PyType_Spec emitter_spec = {
+    .name = "penstock._native.Emitter",
+    .basicsize = sizeof(Emitter),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = emitter_slots,
+};
+
+static PyMethodDef emit_def = {
+    "emit", (PyCFunction)(void (*)(void))emitter_emit, METH_FASTCALL | METH_KEYWORDS,
+    "emit(values, stream='default', ...): append the values to the columns of the stream."};
+
+static PyObject *
+make_emit(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"pure", "columns", "stream", "keyword", "noted", "note_none", NULL};
+    PyObject *pure, *columns, *stream, *keyword, *noted = Py_None;
+    int note_none = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOUU|Op:make_emit", names, &pure, &columns, &stream, &keyword,
+                                     &noted, &note_none)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(pure) || (noted != Py_None && !PyList_CheckExact(noted))) {
+        PyErr_SetString(PyExc_TypeError, "make_emit needs a callable, and a list or None as noted");
+        return NULL;
+    }
+    columns = PySequence_Tuple(columns);
+    if (columns == NULL) {
+        return NULL;
+    }
+    int lists = PyTuple_GET_SIZE(columns) > 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(columns); i++) {
+        lists = lists && PyList_CheckExact(PyTuple_GET_ITEM(columns, i));
+    }
+    if (!lists) {
+        Py_DECREF(columns);
+        PyErr_SetString(PyExc_TypeError, "make_emit needs columns that are lists, at least one");
+        return NULL;
+    }
+    PyTypeObject *type = ((State *)PyModule_GetState(module))->emitter;
+    Emitter *self = (Emitter *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        Py_DECREF(columns);
+        return NULL;
+    }
+    Py_INCREF(keyword);
+    PyUnicode_InternInPlace(&keyword);
+    self->pure = Py_NewRef(pure);
+    self->columns = columns;
+    self->stream = Py_NewRef(stream);
+    self->keyword = keyword;
+    self->noted = noted == Py_None ? NULL : Py_NewRef(noted);
+    self->note_none = note_none;
+    PyObject *emit = PyCFunction_New(&emit_def, (PyObject *)self); /* the interpreter calls it faster than an object */
+    Py_DECREF(self);
+    return emit;
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------------------------ */
+
+/* Objects that may be used again. While a loop asks for the next tuple it still holds the last one, so the tuple
+ * that can be used again is the one before. */
+#define KEPT 2
+#define MOST_REUSED 8 /* the width up to which a tuple is used again */
+
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *kind;
+    PyObject *columns; /* a tuple of lists; NULL when all rows are read */
+    Py_ssize_t next, rows;
+    int reuse;
+    int turn;
+    PyObject *kept[KEPT];
+} Rows;
+
+static PyObject *
+fresh_tuple(PyTypeObject *kind, Py_ssize_t width)
+{
+    /* A tuple subclass is allocated as PyTuple_Type.tp_new does it: by tp_alloc, with items that are NULL. */
+    PyObject *made = kind->tp_alloc(kind, width);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (made != NULL) {
+        ((PyTupleObject *)made)->ob_hash = -1;
+    }
+#endif
+    return made;
+}
+
+/* The next tuple that nobody else holds, with the items of an earlier row, or a new one without items. */
+static PyObject *
+take_tuple(Rows *self, Py_ssize_t width)
+{
+    PyObject *made = self->kept[self->turn];
+    self->kept[self->turn] = NULL; /* taken: an item's destructor below may run any code */
+    if (made != NULL) {
+        if (Py_REFCNT(made) == 1) {
+#if PY_VERSION_HEX >= 0x030E0000
+            ((PyTupleObject *)made)->ob_hash = -1; /* the hash of the earlier items */
+#endif
+            return made;
+        }
+        Py_DECREF(made);
+    }
+    return fresh_tuple(self->kind, width);
+}
+
+static void
+rows_release(Rows *self)
+{
+    Py_CLEAR(self->columns);
+    for (int i = 0; i < KEPT; i++) {
+        Py_CLEAR(self->kept[i]);
+    }
+}
+
+static PyObject *
+rows_next(Rows *self)
+{
+    if (self->next >= self->rows || self->columns == NULL) {
+        rows_release(self);
+        return NULL;
+    }
+    PyObject *columns = self->columns;
+    Py_ssize_t width = PyTuple_GET_SIZE(columns), row = self->next;
+    for (Py_ssize_t i = 0; i < width; i++) {
+        if (row >= PyList_GET_SIZE(PyTuple_GET_ITEM(columns, i))) {
+            PyErr_SetString(PyExc_RuntimeError, "a column became shorter while its rows were read");
+            return NULL;
+        }
+    }
+    PyObject *made = self->reuse ? take_tuple(self, width) : fresh_tuple(self->kind, width);
+    if (made == NULL) {
+        return NULL;
+    }
+    self->next = row + 1;
+    PyObject **items = ((PyTupleObject *)made)->ob_item;
+    PyObject *before[MOST_REUSED];
+    if (width <= MOST_REUSED) { /* all items are new before the first old one is released */
+        for (Py_ssize_t i = 0; i < width; i++) {
+            before[i] = items[i];
+            items[i] = Py_NewRef(PyList_GET_ITEM(PyTuple_GET_ITEM(columns, i), row));
+        }
+        if (self->reuse) {
+            self->kept[self->turn] = Py_NewRef(made);
+            self->turn ^= 1;
+        }
+        for (Py_ssize_t i = 0; i < width; i++) {
+            Py_XDECREF(before[i]);
+        }
+        return made;
+    }
+    for (Py_ssize_t i = 0; i < width; i++) { /* never used again: see rows_new */
+        items[i] = Py_NewRef(PyList_GET_ITEM(PyTuple_GET_ITEM(columns, i), row));
+    }
+    return made;
+}
+
+static PyObject *
+rows_length_hint(Rows *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromSsize_t(self->rows - self->next);
+}
+
+static int
+rows_traverse(Rows *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->kind);
+    Py_VISIT(self->columns);
+    for (int i = 0; i < KEPT; i++) {
+        Py_VISIT(self->kept[i]);
+    }
+    return 0;
+}
+
+static int
+rows_clear(Rows *self)
+{
+    rows_release(self);
+    return 0;
+}
+
+static void
+rows_dealloc(Rows *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    rows_release(self);
+    Py_XDECREF(self->kind);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"kind", "columns", NULL};
+    PyTypeObject *kind;
+    PyObject *columns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:Rows", names, &PyType_Type, &kind, &columns)) {
+        return NULL;
+    }
+    if (!PyType_IsSubtype(kind, &PyTuple_Type) || kind == &PyTuple_Type || kind->tp_new != PyTuple_Type.tp_new
+        || kind->tp_init != PyBaseObject_Type.tp_init) {
+        PyErr_SetString(PyExc_TypeError, "Rows needs a subclass of tuple without a constructor of its own");
+        return NULL;
+    }
+    columns = PySequence_Tuple(columns);
+    if (columns == NULL) {
+        return NULL;
+    }
+    Py_ssize_t width = PyTuple_GET_SIZE(columns), rows = -1;
+    for (Py_ssize_t i = 0; i < width; i++) {
+        PyObject *column = PyTuple_GET_ITEM(columns, i);
+        if (!PyList_CheckExact(column) || (rows >= 0 && PyList_GET_SIZE(column) != rows)) {
+            PyErr_SetString(PyExc_ValueError, "Rows needs columns that are lists of the same length");
+            Py_DECREF(columns);
+            return NULL;
+        }
+        rows = PyList_GET_SIZE(column);
+    }
+    Rows *self = (Rows *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        Py_DECREF(columns);
+        return NULL;
+    }
+    self->kind = (PyTypeObject *)Py_NewRef((PyObject *)kind);
+    self->columns = columns;
+    self->rows = rows < 0 ? 0 : rows;
+    /* A tuple with a __dict__ holds more than its items. */
+    self->reuse = width > 0 && width <= MOST_REUSED && kind->tp_dictoffset == 0 && kind->tp_weaklistoffset == 0
+                  && kind->tp_finalize == NULL;
+    return (PyObject *)self;
+}
+
+static PyMethodDef rows_methods[] = {
+    {"__length_hint__", (PyCFunction)rows_length_hint, METH_NOARGS, "The number of rows that are not yet read."},
+    {NULL},
+};
+
+static PyType_Slot rows_slots[] = {
+    {Py_tp_new, rows_new},
+    {Py_tp_dealloc, rows_dealloc},
+    {Py_tp_traverse, rows_traverse},
+    {Py_tp_clear, rows_clear},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, rows_next},
+    {Py_tp_methods, rows_methods},
+    {Py_tp_doc, "Rows(kind, columns): the rows of the columns as tuples of this class."},
+    {0, NULL},
+};
+
+static PyType_Spec rows_spec = {
+    .name = "penstock._native.Rows",
+    .basicsize = sizeof(Rows),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = rows_slots,
+};
+
+/* ---- the module ------------------------------------------------------------------------------------------------ */
+
+static int
+module_exec(PyObject *module)
+{
+    State *state = PyModule_GetState(module);
+    if (stream_keyword == NULL && (stream_keyword = PyUnicode_InternFromString("stream")) == NULL) {
+        return -1;
+    }
+    state->emitter = (PyTypeObject *)PyType_FromModuleAndSpec(module, &emitter_spec, NULL);
+    if (state->emitter == NULL || PyModule_AddStringConstant(module, "SOURCE", PENSTOCK_SOURCE) < 0) {
+        return -1;
+    }
+    PyObject *rows = PyType_FromModuleAndSpec(module, &rows_spec, NULL);
+    int added = rows == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)rows);
+    Py_XDECREF(rows);
+    return added;
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    Py_VISIT(((State *)PyModule_GetState(module))->emitter);
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    Py_CLEAR(((State *)PyModule_GetState(module))->emitter);
+    return 0;
+}
+
+static PyMethodDef module_methods[] = {
+    {"make_emit", (PyCFunction)(void (*)(void))make_emit, METH_VARARGS | METH_KEYWORDS,
+     "make_emit(pure, columns, stream, keyword, noted=None, note_none=False): make the emit of a collector."},
+    {NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "penstock._native",
+    .m_doc = "The part of the tuple path that runs once for every tuple, in C.",
+    .m_size = sizeof(State),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    return PyModuleDef_Init(&module_def);
+}
