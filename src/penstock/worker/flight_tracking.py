@@ -4,7 +4,6 @@ flights (``acking.flights``) instead of ledgers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.acking import flights
 from penstock.acking.flights import MOST_MESSAGES, EmittedRows, Flight, FlightLog, Trace
@@ -13,9 +12,6 @@ from penstock.plan.model import Plan, WorkerId
 from penstock.texts import shortened
 from penstock.topology.components import Component, RichBolt
 from penstock.worker.tracking import Ancestry, Anchoring, MessageIds, Origins, Tracker
-
-if TYPE_CHECKING:
-    from penstock.worker.spouts import SpoutExecutor
 
 
 def keeps_flights(plan: Plan, worker: WorkerId, instances: Sequence[Component]) -> bool:
@@ -134,15 +130,3 @@ class MessageFlights(MessageIds):
     def sent(self, anchors: Anchoring) -> None:
         assert isinstance(anchors, Trace)
         anchors.release()
-
-
-def settle_flights(log: FlightLog, spouts: Sequence[SpoutExecutor]) -> None:
-    """Tell the spouts which of their messages have failed, and which are complete."""
-    failed, complete = log.take()
-    if not failed and not complete:
-        return
-    by_task = {spout.context.task: spout for spout in spouts}
-    for message in failed:
-        by_task[message.task].on_failed([message.number], message.component, message.error)
-    for flight in complete:
-        by_task[flight.task].on_complete(flight.numbers())

@@ -29,7 +29,7 @@ _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeErr
 """Exceptions raised when a value does not fit the type of its column (Arrow) or cannot be pickled."""
 
 
-class Taken(NamedTuple):
+class TakenRows(NamedTuple):
     """What ``StreamOutput.take_all`` returns besides the rows."""
 
     rows: int
@@ -112,11 +112,11 @@ class StreamOutput:
         """True if Arrow batches wait, or a stream that a component addresses itself."""
         return self._batch_rows > 0 or self.stream.direct
 
-    def take_all(self) -> Taken:
+    def take_all(self) -> TakenRows:
         """Remove all waiting rows, which the caller has copied from ``columns``."""
         rows = self.waiting()
         self._stats.emitted += rows
-        taken = Taken(rows, None if self.origins is None else self.origins.take(rows), self.born)
+        taken = TakenRows(rows, None if self.origins is None else self.origins.take(rows), self.born)
         self._clear()
         return taken
 

@@ -215,6 +215,15 @@ class Tasks:
         """True if rows are emitted and not sent yet."""
         return any(executor.waiting() for executor in self.all)
 
+    def settle_flights(self, flights: FlightLog) -> None:
+        """Tell the spouts which of their messages have failed, and which are complete."""
+        failed, complete = flights.take()
+        spouts = {spout.context.task: spout for spout in self.spouts} if failed or complete else {}
+        for message in failed:
+            spouts[message.task].on_failed([message.number], message.component, message.error)
+        for flight in complete:
+            spouts[flight.task].on_complete(flight.numbers())
+
     # ---- commands --------------------------------------------------------------------------------------
 
     def set_rate(self, component: str, rate: float) -> None:

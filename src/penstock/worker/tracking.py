@@ -176,7 +176,10 @@ class AckCollector:
         were passed on inside the worker come first, so that they never arrive after the ack of their input. While
         bolts are busy, tallies are collected for ``_ACK_PAUSE`` seconds, unless ``everything`` is to be sent.
 
-        There are no events if the worker keeps flights."""
+        There are no events if the worker keeps flights: its own spouts are told at once."""
+        if tasks.flights is not None:
+            tasks.settle_flights(tasks.flights)
+            return []
         inside = tasks.inside_tracker
         failed: list[FailedRoots] = []
         if inside is not None:

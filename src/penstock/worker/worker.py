@@ -20,12 +20,10 @@ from penstock.plan.model import WorkerId
 from penstock.protocol import commands
 from penstock.protocol.commands import AssignWorker, Command
 from penstock.protocol.events import (
-    AckTally,
     ChannelsWarm,
     EpochPublished,
     Event,
     LeavePrepared,
-    RootsFailed,
     SnapshotFailed,
     SnapshotWritten,
     StatePrefetched,
@@ -41,7 +39,6 @@ from penstock.worker.background import BackgroundJob, JobResult, SnapshotResult,
 from penstock.worker.calls import CurrentCall
 from penstock.worker.epochs import WorkerEpochs
 from penstock.worker.executor import Executor
-from penstock.worker.flight_tracking import settle_flights
 from penstock.worker.flow_control import FlowControl
 from penstock.worker.handover import restore_handover, take_handover
 from penstock.worker.intake import Intake
@@ -196,7 +193,7 @@ class Worker:
         runs = self._phase is WorkerPhase.OPEN or self._phase is WorkerPhase.LEAVING
         if runs:
             self._loop.run()
-        events: list[Event] = [*self._collect_acks(), *self._flow.take_states()]
+        events: list[Event] = [*self._acks.collect(self._tasks), *self._flow.take_states()]
         if not _START_EVENTS.issubset(self._sent_once):
             events += self._one_time_events()
         if self._phase is WorkerPhase.LEAVING and self.has_left:
@@ -209,12 +206,6 @@ class Worker:
         if runs and wait > 0:
             wait = self._loop.idle_for(wait)
         return Turn(rows, events, jobs, now + wait)
-
-    def _collect_acks(self, everything: bool = False) -> list[RootsFailed | AckTally]:
-        if self._tasks.flights is None:
-            return self._acks.collect(self._tasks, everything)
-        settle_flights(self._tasks.flights, self._tasks.spouts)
-        return []
 
     def _jobs(self) -> list[BackgroundJob]:
         jobs: list[BackgroundJob] = []
@@ -338,7 +329,7 @@ class Worker:
             self._reporter.add_error(each)
         self._flow.close()
         self.intake.close()
-        events: list[Event] = [*self._collect_acks(everything=True)]  # with the sinks' last commit
+        events: list[Event] = [*self._acks.collect(self._tasks, everything=True)]  # with the sinks' last commit
         events += self._undelivered
         self._undelivered = []
         events += [self._report(final=True), TasksClosed()]
