@@ -29,7 +29,7 @@ def make_append(output: StreamOutput) -> Append:
     adds = [column.append for column in output.columns]
 
     def append(values: Sequence[Any]) -> None:
-        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(adds):
+        if isinstance(values, str) or not hasattr(type(values), "__len__") or len(values) != len(adds):
             wrong_count(stream, values)
         for add, value in zip(adds, values, strict=True):
             add(value)
@@ -64,7 +64,7 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                     (value,) = values
                 except (ValueError, TypeError):
                     wrong_count(declared, values)
-                if value is values:  # "a" unpacks to "a"
+                if isinstance(values, str):  # "a" unpacks to "a"
                     wrong_count(declared, values)
                 add(value)
             else:
@@ -79,7 +79,7 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                 first, second = values
             except (ValueError, TypeError):
                 wrong_count(declared, values)
-            if values.__class__ is str:
+            if isinstance(values, str):
                 wrong_count(declared, values)
             add_first(first)
             add_second(second)
