@@ -25,6 +25,7 @@ from penstock.topology.tuples import rows_of, tuple_type
 from penstock.worker.collectors import RichTupleCollector, SpoutTupleCollector, TupleCollector
 from penstock.worker.outputs import StreamOutput
 from penstock.worker.tracking import MessageIds, Tracker
+from tests.helpers import executors_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -550,6 +551,39 @@ def test_a_topology_gives_the_same(form, guarantee):
     assert words.count("a") == words.count("b") == 99
     assert sorted(int(word) for word in words if word not in "ab") == [n for n in range(100) if n != 7]
     assert "seven" in str(runner.errors[0])
+
+
+def spout_of(delivery, *args):
+    """A runner with one spout, and the spout's executor."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines(*args))
+    runner = LocalRunner(builder.build("spout", Settings(delivery=delivery)))
+    runner.run_until_idle()
+    (executor,) = executors_of(runner)
+    return executor
+
+
+def test_a_spout_that_emits_nothing_is_called_once(form):
+    executor = spout_of(Delivery("at_most_once"), 0)
+    spout = executor.component
+    spout.calls = spout.vain = 0
+    assert not executor.run()
+    assert (spout.calls, spout.vain) == (1, 1)
+    spout.left = 3
+    assert executor.run()
+    assert (spout.calls, spout.vain, executor.waiting()) == (5, 2, 3)
+
+
+@pytest.mark.parametrize("burst", [1, 4])
+def test_a_spout_never_exceeds_its_room(form, burst):
+    executor = spout_of(Delivery("at_least_once", max_spout_pending=10), 0)
+    spout = executor.component
+    spout.burst = burst
+    executor._largest = burst
+    spout.left = 100
+    assert executor.run()
+    assert executor.waiting() == 10 // burst * burst
+    assert not executor.run()
 
 
 # ---- which form is used --------------------------------------------------------------------------------------
