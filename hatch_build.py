@@ -1,4 +1,4 @@
-"""Build hook of wheels: compiles penstock._native where there is a C compiler. Otherwise the wheel is pure Python."""
+"""Build hook of wheels: compiles penstock._native where there is a C compiler. Otherwise the wheel is pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
-    """Adds the extension to a wheel. An editable install has none: ``make setup`` compiles it beside the sources."""
+    """Adds the extension to a wheel. For an editable install ``make setup`` compiles it beside the sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
         spec = importlib.util.spec_from_file_location("native_build", Path(self.root) / "native" / "build.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         native_build = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(native_build)
         self._folder = tempfile.TemporaryDirectory()

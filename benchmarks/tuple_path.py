@@ -1,7 +1,7 @@
 """What a tuple costs in the tuple form: CPU nanoseconds per tuple in one process, without Spark.
 
-Components are written as users write them: no ``plain_tuples``, no ``emit_columns``. Each figure is the median over
-several runs of a topology in the local runner; the cost of one bolt is the difference between two topologies.
+Components are written as users write them: no ``plain_tuples``, no ``emit_columns``. Each figure is the median
+over several runs of a topology in the local runner; the cost of one bolt is the difference between two topologies.
 
     python -m benchmarks.tuple_path            # the native form, if it is built
     PENSTOCK_PURE=1 python -m benchmarks.tuple_path
@@ -18,7 +18,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from penstock import BasicBolt, Context, Delivery, OutputDeclarer, Settings, Spout, Topology, TopologyBuilder, Tuple
+from penstock import (
+    BasicBolt,
+    Context,
+    Delivery,
+    OutputDeclarer,
+    Settings,
+    Spout,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
 from penstock.testing import LocalRunner
 from penstock.topology.components import Collector, Conf, SpoutCollector
 
@@ -114,7 +124,7 @@ def measure(sentences: int, runs: int) -> dict[str, float]:
     """CPU nanoseconds by what is measured."""
     split: Callable[[], list[BasicBolt]] = lambda: [Split()]  # noqa: E731
     forms: dict[str, tuple[Callable[[], list[BasicBolt]], bool]] = {
-        "spout": (lambda: [], False),
+        "spout": (list, False),
         "split": (split, False),
         "counter": (lambda: [Split(), Count(Counter)], False),
         "defaultdict": (lambda: [Split(), Count(_zeros)], False),

@@ -30,7 +30,7 @@ def source_hash() -> str:
 
 
 def extension_name() -> str:
-    """The file name, which contains the version of Python and the architecture. Another Python does not find it."""
+    """The file name, which contains the version of Python and the architecture: another one does not find it."""
     return f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -57,7 +57,10 @@ def build(folder: Path = PACKAGE) -> Path:
         except OSError as error:
             raise CannotBuild(f"the C compiler '{compiler}' cannot be run: {error.strerror}") from error
         if done.returncode:
-            raise CannotBuild(f"the C compiler failed: {done.stderr.strip()[-2000:]}")
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise CannotBuild(
+                f"the C compiler failed: {next((each for each in lines if 'error' in each), lines[0])}"
+            )
         os.replace(made, target)
     return target
 

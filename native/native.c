@@ -81,7 +81,7 @@ emitter_emit(Emitter *self, PyObject *const *args, Py_ssize_t count, PyObject *k
     PyObject *values = args[0], *columns = self->columns;
     Py_ssize_t width = PyTuple_GET_SIZE(columns);
     PyObject **items = items_of(values, width);
-    if (items == NULL || items[0] == values) { /* the pure form refuses a list that contains only itself */
+    if (items == NULL) {
         goto other;
     }
     for (Py_ssize_t i = 0; i < width; i++) {

@@ -58,7 +58,7 @@ def load() -> NativeForm | None:
 def _load_from_zip() -> NativeForm | None:
     """Nodes that do not have Penstock installed import it from a zip file, from which Python does not import
     extension modules. The module is copied to a temporary file for the time of its import."""
-    loader = __loader__
+    loader = __spec__.loader
     if not isinstance(loader, zipimport.zipimporter):
         return None
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]

@@ -67,8 +67,8 @@ def tuple_type(component: str, stream: str, task: int, fields: tuple[str, ...], 
 
 
 def rows_of(kind: type[Tuple], columns: Sequence[list[Any]]) -> tuple[Iterator[Tuple], Iterator[Any]]:
-    """The rows of the columns as tuples of this class, and an iterator whose length hint is the number of rows that
-    are not yet read. The caller must not change the columns, and must not use the second iterator otherwise.
+    """The rows of the columns as tuples of this class, and an iterator whose length hint is the number of rows
+    that are not yet read. The caller must not change the columns, and must not use the second iterator otherwise.
 
     The native form uses a tuple again that nobody else holds when the next but one is read. So the object may be
     the same, but a tuple that is kept does not change."""

@@ -29,7 +29,7 @@ def make_append(output: StreamOutput) -> Append:
     adds = [column.append for column in output.columns]
 
     def append(values: Sequence[Any]) -> None:
-        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(adds):
+        if isinstance(values, str) or not hasattr(type(values), "__len__") or len(values) != len(adds):
             wrong_count(stream, values)
         for add, value in zip(adds, values, strict=True):
             add(value)
@@ -42,7 +42,8 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
     missing; ``emit_on`` emits on any other stream.
 
     ``emit`` is called for every tuple, so streams of one or two fields have special versions: unpacking checks
-    the number of values and reads them in one step.
+    the number of values and reads them in one step. Most values are lists, and comparing the class costs less
+    than ``isinstance``.
     """
     if output is None or len(output.columns) > 2:
         append = None if output is None else make_append(output)
@@ -64,7 +65,7 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                     (value,) = values
                 except (ValueError, TypeError):
                     wrong_count(declared, values)
-                if value is values:  # "a" unpacks to "a"
+                if values.__class__ is not list and isinstance(values, str):  # "a" unpacks to "a"
                     wrong_count(declared, values)
                 add(value)
             else:
@@ -79,7 +80,7 @@ def make_emit(output: StreamOutput | None, emit_on: Callable[[str, Sequence[Any]
                 first, second = values
             except (ValueError, TypeError):
                 wrong_count(declared, values)
-            if values.__class__ is str:
+            if values.__class__ is not list and isinstance(values, str):
                 wrong_count(declared, values)
             add_first(first)
             add_second(second)

@@ -58,7 +58,7 @@ def direct_only(stream: Stream) -> NoReturn:
 
 
 def wrong_count(stream: Stream, values: Any) -> NoReturn:
-    if isinstance(values, str) or not hasattr(values, "__len__"):
+    if isinstance(values, str) or not hasattr(type(values), "__len__"):
         got, hint = f"{values!r} was emitted", f"Wrap it: emit([{values!r}])."
     else:
         got, hint = (

@@ -180,7 +180,8 @@ class SpoutExecutor(Executor[BaseSpout]):
         next_tuple, waiting = self._next, self.waiting
         rows = waiting()
         end = rows + room
-        for self._calls in range(1, self._calls_per_run + 1):
+        while self._calls < self._calls_per_run:
+            self._calls += 1
             next_tuple()
             after = waiting()
             if after == rows:
