@@ -312,7 +312,10 @@ class Transport(Group):
         131_072, "bytes", "size at which a frame is sent. The cost per byte hardly falls beyond 64 to 256 KB"
     )
     spout_pause: float = setting(
-        0.001, "s", "pause after a next_tuple that emitted nothing. Storm also waits 1 ms"
+        0.001,
+        "s",
+        "pause after a next_tuple that emitted nothing. Storm also waits 1 ms. It grows to ten times as much while "
+        "the spout emits nothing",
     )
     fusing: bool = setting(
         True,

@@ -4,6 +4,7 @@ may wait before the next turn."""
 from __future__ import annotations
 
 from penstock.clock import Clock
+from penstock.control.spout_pause import SpoutPause
 from penstock.settings import Settings
 from penstock.worker.epochs import WorkerEpochs
 from penstock.worker.flow_control import FlowControl
@@ -25,7 +26,7 @@ class TaskLoop:
         epochs: WorkerEpochs,
         out: Outgoing,
     ) -> None:
-        self._clock, self._spout_pause = clock, settings.transport.spout_pause
+        self._clock, self._pause = clock, SpoutPause(settings.transport.spout_pause)
         self._intake, self._tasks, self._flow, self._epochs, self._out = intake, tasks, flow, epochs, out
         self._linger = Linger(settings, tasks.most_targets)
         self._spout_emitted = False
@@ -55,7 +56,9 @@ class TaskLoop:
             return False  # input first: what waits in inboxes is older than what a spout would emit
         if self._epochs.try_to_end():
             return False  # a spout must not emit between the end of an epoch and its snapshot
-        return self._tasks.run_spouts()
+        emitted = self._tasks.run_spouts()
+        self._pause.note(emitted)
+        return emitted
 
     def _flush(self, idle: bool) -> None:
         """Send full frames, and all other waiting tuples if they are due."""
@@ -77,7 +80,7 @@ class TaskLoop:
             return 0.0
         if intake.may_refill:
             return 0.0
-        pause = 0.0 if self._spout_emitted else self._spout_pause
+        pause = 0.0 if self._spout_emitted else self._pause.seconds
         only_spouts = not self._linger.waiting and not out.needs_nudge and not tasks.bolts
         if only_spouts and tasks.may_emit():
             return pause  # so short that nothing else needs to be checked
