@@ -314,7 +314,7 @@ class Transport(Group):
     spout_pause: float = setting(
         0.001,
         "s",
-        "pause after a next_tuple that emitted nothing. Storm also waits 1 ms. It grows to ten times as much while "
+        "pause after a next_tuple that emitted nothing. Storm also waits 1 ms. It grows tenfold while "
         "the spout emits nothing",
     )
     fusing: bool = setting(
