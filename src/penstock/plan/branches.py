@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from penstock.topology.builder import Topology, TopologyNode
 from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import All, Direct, Global
@@ -12,16 +10,16 @@ _FIXED = (All, Direct, Global)
 """Groupings that determine the receiving tasks exactly, so that no other task may get the tuples."""
 
 
-def why_not_migrated(topology: Topology, node: TopologyNode, fused: Collection[str]) -> str:
+def why_not_migrated(topology: Topology, node: TopologyNode, fused_with: str) -> str:
     """The reason why tuples for one task of the component are never sent to another of its tasks. Empty if they
-    may be. ``fused``: the components that are fused with the component they read."""
+    may be. ``fused_with``: a component that it reads inside its workers; empty if there is none."""
     bolt = node.component
     if not isinstance(bolt, BaseBolt) or not bolt.emits_partials:
         return "does not emit partials"
     if node.tasks < 2:
         return "has one task"
-    if node.id in fused:
-        return f"is fused with '{node.inputs[0].component}'"
+    if fused_with:
+        return f"is fused with '{fused_with}'"
     for subscription in node.inputs:
         if isinstance(subscription.grouping, _FIXED):
             return f"reads '{subscription.component}' by {subscription.grouping} grouping"

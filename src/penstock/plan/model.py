@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.topology.groupings import Grouping
+from penstock.topology.groupings import Grouping, LocalOrShuffle, NoneGrouping, Shuffle
 from penstock.topology.streams import Stream
+
+LOCAL = (Shuffle, NoneGrouping, LocalOrShuffle)
+"""Groupings by which a tuple may go to any task, so that tuples may stay in their worker. A user's subclass is not
+included, because it may route differently."""
 
 
 @dataclass(frozen=True, order=True)
@@ -26,6 +30,20 @@ class WorkerId:
         """The inverse of ``str``."""
         stage, worker = text.split(".")
         return cls(int(stage), int(worker))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the planner knows of the machine and of the load when it packs components into workers."""
+
+    workers: int | None = None
+    """The most workers, without those of blocking components. None: each executor has its own worker."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """The measured load of components. Empty: every executor weighs the same."""
+    traffic: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Tuples per second from component to component, as measured. Empty: every stream carries the same."""
+    blocking: frozenset[str] = frozenset()
+    """Components that were found to wait in their calls."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +68,32 @@ class Edge:
     target: str
     grouping: Grouping
     fused: bool = False
-    """The two tasks of each pair share a worker, so tuples pass between them in memory."""
+    """Source and target are in one fused group: all tuples stay in their worker and are passed in memory."""
+    paired: bool = False
+    """Fused, and task i of the source sends only to task i of the target."""
+    why_not_fused: str = ""
+    """The reason in a few words. Empty if the edge is fused."""
+
+
+@dataclass(frozen=True)
+class FusedGroup:
+    """Components that share the same workers of one stage, in an order in which each comes after the components it
+    reads. The executors of each component are distributed over the workers evenly and in order."""
+
+    components: tuple[str, ...]
+    workers: int
 
 
 @dataclass(frozen=True)
 class Stage:
-    """All components at one distance from the spouts. A stage only sends to later stages."""
+    """All fused groups at one distance from the spouts. A stage only sends to later stages."""
 
     index: int
-    fused_groups: tuple[tuple[str, ...], ...]
-    workers: int
+    fused_groups: tuple[FusedGroup, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(group.workers for group in self.fused_groups)
 
 
 @dataclass(frozen=True)
@@ -85,6 +119,11 @@ class Plan:
     routes: RouteTable
     not_migrated: Mapping[str, str] = field(default_factory=dict)
     """For each component the reason why its data is never migrated between its tasks. Empty text if it may be."""
+    fit: Fit = field(default_factory=lambda: Fit())
+    """What the planner packed the components by."""
+    blocking: tuple[str, ...] = ()
+    """Components whose executors have workers of their own, because their calls wait: those of ``fit``, and those
+    that the topology declares blocking."""
 
     @property
     def migratable(self) -> tuple[str, ...]:
@@ -128,7 +167,7 @@ class Plan:
 
     @cached_property
     def upstream_of(self) -> dict[str, tuple[str, ...]]:
-        """The components that send to each component, without the one it is fused with."""
+        """The components that send to each component, without those it is fused with."""
         return {
             component: tuple(source for source, targets in self.downstream_of.items() if component in targets)
             for component in self.tasks_of
@@ -146,9 +185,35 @@ class Plan:
     def fused_tasks(self, task: int) -> tuple[int, ...]:
         """The tasks in the same worker to which a task passes tuples in memory."""
         component = self.task[task].component
-        targets = {edge.target for edge in self.edges if edge.fused and self.source_of(edge) == component}
-        mine = self.routes.tasks_of(self.routes.worker_of[task])
-        return tuple(each for each in mine if self.task[each].component in targets)
+        fused = [edge for edge in self.edges if edge.fused and self.source_of(edge) == component]
+        return tuple(sorted({target for edge in fused for target in self.targets_of(task, edge)}))
+
+    def targets_of(self, task: int, edge: Edge) -> tuple[int, ...]:
+        """The tasks to which a task of the edge's source may send tuples of the edge. On a fused edge these are
+        tasks in its own worker."""
+        targets = self.tasks_of[edge.target]
+        if edge.paired:
+            return (targets[self.task[task].index],)
+        if edge.fused:
+            worker = self.routes.worker_of[task]
+            return tuple(target for target in targets if self.routes.worker_of[target] == worker)
+        return targets
+
+    @cached_property
+    def group_of(self) -> dict[str, FusedGroup]:
+        """The fused group of each component."""
+        groups = [group for stage in self.stages for group in stage.fused_groups]
+        return {component: group for group in groups for component in group.components}
+
+    @cached_property
+    def stage_of(self) -> dict[str, int]:
+        """The index of the stage of each component."""
+        return {
+            component: stage.index
+            for stage in self.stages
+            for group in stage.fused_groups
+            for component in group.components
+        }
 
     def next_hop(self, source: WorkerId, target: WorkerId) -> int:
         """The worker of the next stage that receives a row on its way from ``source`` to ``target``.
@@ -167,12 +232,23 @@ class Plan:
         known = set(self.worker_ids())
         assert all(worker in known for worker in self.routes.worker_of.values())
         assert all(self.routes.tasks_of(worker) for worker in known), "a worker without a task"
-        stage_of = {
-            component: stage.index for stage in self.stages for group in stage.fused_groups for component in group
-        }
         for edge in self.edges:
-            source = self.streams[edge.stream].component
+            source = self.source_of(edge)
             if edge.fused:
-                assert stage_of[source] == stage_of[edge.target]
+                self._validate_fused(edge)
             else:
-                assert stage_of[source] < stage_of[edge.target], "an edge must point to a later stage"
+                assert self.stage_of[source] < self.stage_of[edge.target], "an edge must point to a later stage"
+                assert edge.why_not_fused, "an edge that is not fused must have a reason"
+        for component in self.blocking:
+            assert self.group_of[component].components == (component,), "a blocking component must be alone"
+
+    def _validate_fused(self, edge: Edge) -> None:
+        source, group = self.source_of(edge), self.group_of[edge.target]
+        assert self.group_of[source] is group, "a fused edge must lie in one fused group"
+        order = group.components
+        assert order.index(source) < order.index(edge.target), "a component must come after those it reads"
+        assert group.workers == 1 or type(edge.grouping) in LOCAL, f"{edge.grouping} over several workers"
+        for task in self.tasks_of[source]:
+            targets = self.targets_of(task, edge)
+            assert targets, "a sender must have a target in its worker"
+            assert {self.routes.worker_of[each] for each in targets} == {self.routes.worker_of[task]}

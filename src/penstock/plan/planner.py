@@ -1,67 +1,115 @@
 """The planner: a sequence of passes, each of which is a pure function.
 
-fused groups -> stages -> tasks -> workers and routes -> streams and edges
+pairs -> fused groups (packing) -> stages -> tasks -> workers and routes -> streams and edges -> what may migrate
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
+from penstock.control.packing import Link, Part, in_dependency_order, pack
 from penstock.plan.branches import why_not_migrated
-from penstock.plan.model import Edge, Plan, RouteTable, Stage, Task, WorkerId
-from penstock.topology.builder import Topology, TopologyNode
-from penstock.topology.groupings import LocalOrShuffle
+from penstock.plan.fusing import Pair, find_pairs, why_not_fused
+from penstock.plan.model import LOCAL, Edge, Fit, FusedGroup, Plan, RouteTable, Stage, Task, WorkerId
+from penstock.topology.builder import Topology
 from penstock.topology.streams import Stream
 
-FusedGroup = tuple[str, ...]
 
-
-def make_plan(topology: Topology) -> Plan:
-    """Make the plan of a validated topology."""
-    fused_groups = find_fused_groups(topology)
-    stages = assign_stages(topology, fused_groups)
+def make_plan(topology: Topology, fit: Fit | None = None) -> Plan:
+    """Make the plan of a validated topology. Without ``fit``, every executor has its own worker."""
+    fit = fit or Fit()
+    blocking = tuple(id for id, node in topology.nodes.items() if node.blocking or id in fit.blocking)
+    pairs = find_pairs(topology, blocking)
+    groups = pack_pairs(topology, pairs, fit, blocking)
+    stages = assign_stages(topology, groups)
     tasks = number_tasks(topology)
     routes = place_tasks(topology, stages, tasks)
-    streams, edges = number_streams(topology, fused_groups)
-    fused = {component for group in fused_groups for component in group[1:]}
+    streams, edges = make_edges(topology, pairs, groups, fit, blocking)
+    fused_with = {edge.target: streams[edge.stream].component for edge in edges if edge.fused}
     bolts = [node for node in topology.nodes.values() if not node.is_spout]
-    why_not = {node.id: why_not_migrated(topology, node, fused) for node in bolts}
-    plan = Plan(topology.name, stages, tasks, streams, edges, routes, why_not)
+    why_not = {node.id: why_not_migrated(topology, node, fused_with.get(node.id, "")) for node in bolts}
+    plan = Plan(topology.name, stages, tasks, streams, edges, routes, why_not, fit, blocking)
     plan.validate()
     return plan
 
 
-def find_fused_groups(topology: Topology) -> list[FusedGroup]:
-    """Group the components that share workers. A bolt joins the fused group of its parent if it reads only that
-    component, by local-or-shuffle grouping, and both have the same number of executors and tasks. Task i then
-    always sends to task i, so a hop between processes would gain nothing."""
-    fused_groups: list[list[str]] = []
-    fused_group_of: dict[str, list[str]] = {}
-    for node in in_order(topology):
-        parent = _fusing_parent(topology, node) if topology.settings.transport.fusing else None
-        if parent is not None:
-            group = fused_group_of[parent]
-        else:
-            group = []
-            fused_groups.append(group)
-        group.append(node.id)
-        fused_group_of[node.id] = group
-    return [tuple(group) for group in fused_groups]
+def pack_pairs(topology: Topology, pairs: Sequence[Pair], fit: Fit, blocking: Collection[str]) -> list[FusedGroup]:
+    """Decide which pairs share workers. Each group comes after the groups it reads from."""
+    pair_of = {component: pair for pair in pairs for component in pair}
+    parts, links = parts_of(topology, pairs, fit, blocking)
+    workers = fit.workers
+    if workers is None or not topology.settings.transport.fusing:
+        workers = sum(part.parallelism for part in parts)
+    packed = in_dependency_order(pack(parts, links, workers), links)
+    return [
+        FusedGroup(tuple(component for name in group.names for component in pair_of[name]), group.workers)
+        for group in packed
+    ]
 
 
-def assign_stages(topology: Topology, fused_groups: list[FusedGroup]) -> tuple[Stage, ...]:
-    """Assign each fused group the stage of its longest distance from a spout, with one worker per executor."""
-    fused_group_of = {component: group for group in fused_groups for component in group}
+def parts_of(
+    topology: Topology, pairs: Sequence[Pair], fit: Fit, blocking: Collection[str]
+) -> tuple[list[Part], list[Link]]:
+    """The pairs and the streams between them, as the packing sees them. A part is named after the first component
+    of its pair."""
+    pair_of = {component: pair for pair in pairs for component in pair}
+    weight = _all_weights(topology, fit.weights)
+    parts = [
+        Part(
+            pair[0],
+            sum(weight[component] for component in pair),
+            topology.nodes[pair[0]].parallelism,
+            pair[0] in blocking,
+        )
+        for pair in pairs
+    ]
+    local: dict[tuple[str, str], list[bool]] = {}
+    for node in topology.nodes.values():
+        for subscription in node.inputs:
+            ends = pair_of[subscription.component][0], pair_of[node.id][0]
+            if ends[0] != ends[1]:
+                local.setdefault(ends, []).append(type(subscription.grouping) in LOCAL)
+    traffic = {ends: float(len(every)) for ends, every in local.items()}
+    if fit.traffic:
+        traffic = dict.fromkeys(local, 0.0)
+        for (source, target), tuples in fit.traffic.items():
+            ends = pair_of.get(source, ("",))[0], pair_of.get(target, ("",))[0]
+            if ends in traffic:
+                traffic[ends] += tuples
+    return parts, [Link(*ends, all(every), traffic[ends]) for ends, every in local.items()]
+
+
+def _all_weights(topology: Topology, measured: Mapping[str, float]) -> dict[str, float]:
+    """The weight of every component. An executor of a component that was not measured weighs as much as the average
+    of the measured ones."""
+    known = [node for node in topology.nodes.values() if node.id in measured]
+    executors = sum(node.parallelism for node in known)
+    average = sum(measured[node.id] for node in known) / executors if executors else 1.0
+    return {id: measured.get(id, average * node.parallelism) for id, node in topology.nodes.items()}
+
+
+def assign_stages(topology: Topology, groups: Sequence[FusedGroup]) -> tuple[Stage, ...]:
+    """Assign each fused group the stage of its longest distance from a group without inputs. ``groups``: each after
+    the groups it reads from."""
+    group_of = {component: group for group in groups for component in group.components}
     depth: dict[FusedGroup, int] = {}
-    for node in in_order(topology):
-        group = fused_group_of[node.id]
-        if node.id == group[0]:
-            parents = [depth[fused_group_of[i.component]] + 1 for i in node.inputs]
-            depth[group] = max(parents, default=0)
-    stages = []
-    for index in range(max(depth.values()) + 1):
-        members = tuple(group for group in fused_groups if depth[group] == index)
-        workers = sum(topology.nodes[group[0]].parallelism for group in members)
-        stages.append(Stage(index, members, workers))
-    return tuple(stages)
+    for group in groups:
+        inputs = [i for component in group.components for i in topology.nodes[component].inputs]
+        sources = {group_of[i.component] for i in inputs} - {group}
+        depth[group] = max((depth[source] + 1 for source in sources), default=0)
+    order = list(topology.nodes)
+    return tuple(
+        Stage(
+            index,
+            tuple(
+                sorted(
+                    (group for group in groups if depth[group] == index),
+                    key=lambda group: min(order.index(component) for component in group.components),
+                )
+            ),
+        )
+        for index in range(max(depth.values()) + 1)
+    )
 
 
 def number_tasks(topology: Topology) -> tuple[Task, ...]:
@@ -73,51 +121,41 @@ def number_tasks(topology: Topology) -> tuple[Task, ...]:
 
 
 def place_tasks(topology: Topology, stages: tuple[Stage, ...], tasks: tuple[Task, ...]) -> RouteTable:
-    """Make the first route table: each executor has its own worker; tasks are distributed evenly and in order."""
+    """Make the first route table: the tasks of a component are distributed over its executors, and the executors
+    over the workers of the fused group, evenly and in order."""
     worker_of: dict[int, WorkerId] = {}
     for stage in stages:
         first = 0
         for group in stage.fused_groups:
-            executors = topology.nodes[group[0]].parallelism
             for task in tasks:
-                if task.component in group:
-                    executor = task.index * executors // topology.nodes[task.component].tasks
-                    worker_of[task.id] = WorkerId(stage.index, first + executor)
-            first += executors
+                if task.component in group.components:
+                    node = topology.nodes[task.component]
+                    executor = task.index * node.parallelism // node.tasks
+                    worker = executor * group.workers // node.parallelism
+                    worker_of[task.id] = WorkerId(stage.index, first + worker)
+            first += group.workers
     return RouteTable(0, {task.id: worker_of[task.id] for task in tasks})
 
 
-def number_streams(
-    topology: Topology, fused_groups: list[FusedGroup]
+def make_edges(
+    topology: Topology,
+    pairs: Sequence[Pair],
+    groups: Sequence[FusedGroup],
+    fit: Fit,
+    blocking: Collection[str],
 ) -> tuple[tuple[Stream, ...], tuple[Edge, ...]]:
     """Number the streams for the frame header, and make an edge for each subscription."""
-    fused_group_of = {component: group for group in fused_groups for component in group}
+    pair_of = {component: pair for pair in pairs for component in pair}
+    group_of = {component: group for group in groups for component in group.components}
     streams = tuple(stream for node in topology.nodes.values() for stream in node.streams.values())
-    edges = tuple(
-        Edge(number, node.id, subscription.grouping, fused_group_of[stream.component] is fused_group_of[node.id])
-        for number, stream in enumerate(streams)
-        for node, subscription in topology.subscribers(stream)
-    )
-    return streams, edges
-
-
-def in_order(topology: Topology) -> list[TopologyNode]:
-    """Sort the components so that each comes after all components it reads. Otherwise they keep their order."""
-    ordered: list[TopologyNode] = []
-    placed: set[str] = set()
-    waiting = list(topology.nodes.values())
-    while waiting:
-        ready = [node for node in waiting if all(i.component in placed for i in node.inputs)]
-        ordered += ready
-        placed |= {node.id for node in ready}
-        waiting = [node for node in waiting if node.id not in placed]
-    return ordered
-
-
-def _fusing_parent(topology: Topology, node: TopologyNode) -> str | None:
-    parents = {subscription.component for subscription in node.inputs}
-    if len(parents) != 1 or not all(isinstance(i.grouping, LocalOrShuffle) for i in node.inputs):
-        return None
-    parent = topology.nodes[next(iter(parents))]
-    same = (parent.parallelism, parent.tasks) == (node.parallelism, node.tasks)
-    return parent.id if same and node.tasks == node.parallelism else None
+    edges = []
+    for number, stream in enumerate(streams):
+        for node, subscription in topology.subscribers(stream):
+            source, target = group_of[stream.component], group_of[node.id]
+            fused = source is target
+            paired = pair_of[stream.component] is pair_of[node.id]
+            why = (
+                "" if fused else why_not_fused(topology, node, subscription, source, target, fit.workers, blocking)
+            )
+            edges.append(Edge(number, node.id, subscription.grouping, fused, paired, why))
+    return streams, tuple(edges)

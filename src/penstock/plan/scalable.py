@@ -3,7 +3,7 @@ manually."""
 
 from __future__ import annotations
 
-from penstock.plan.planner import FusedGroup, find_fused_groups
+from penstock.plan.fusing import Pair, find_pairs
 from penstock.topology.builder import Topology, TopologyNode
 from penstock.topology.components import BaseBolt
 from penstock.topology.groupings import Fields, LocalOrShuffle, NoneGrouping, PartialKey, Shuffle
@@ -17,27 +17,27 @@ _SPREADS_KEYS = (Shuffle, NoneGrouping, LocalOrShuffle, PartialKey)
 
 
 def why_fixed(topology: Topology, component: str) -> str:
-    """The reason why a component is never scaled automatically. Empty if it may be. Fused bolts are scaled
-    together or not at all, because scaling one alone would separate them. So a bolt is fixed if any bolt in its
-    workers is fixed."""
+    """The reason why a component is never scaled automatically. Empty if it may be. Paired bolts are scaled
+    together or not at all, because scaling one alone would separate them. So a bolt is fixed if any bolt that it
+    is paired with is fixed."""
     node = topology.nodes[component]
     if node.is_spout:
         return "is a spout, and positions in its source belong to its tasks"
     if why := _own_reason(node):
         return why
-    group = fused_group_of(topology, component)
-    if topology.nodes[group[0]].is_spout:
-        return f"is fused with spout '{group[0]}', which keeps its tasks"
-    for other in group:
+    pair = pair_of(topology, component)
+    if topology.nodes[pair[0]].is_spout:
+        return f"is fused with spout '{pair[0]}', which keeps its tasks"
+    for other in pair:
         if other != component and (why := _own_reason(topology.nodes[other])):
             return f"shares its workers with '{other}', which {why}"
     return ""
 
 
-def fused_group_of(topology: Topology, component: str) -> FusedGroup:
-    """The components that share workers with this one, including itself. Each comes after the one it is fused
-    with."""
-    return next(group for group in find_fused_groups(topology) if component in group)
+def pair_of(topology: Topology, component: str) -> Pair:
+    """The components that are scaled together with this one, including itself. Each comes after the one it is
+    paired with."""
+    return next(pair for pair in find_pairs(topology) if component in pair)
 
 
 def _own_reason(node: TopologyNode) -> str:

@@ -11,6 +11,7 @@ from penstock.settings.groups import (
     Placement,
     Scaling,
     Transport,
+    Workers,
 )
 from penstock.settings.model import BY_NAME, GROUPS, Settings, full_name
 
@@ -26,5 +27,6 @@ __all__ = [
     "Scaling",
     "Settings",
     "Transport",
+    "Workers",
     "full_name",
 ]

@@ -209,6 +209,18 @@ class Scaling(Group):
 
 
 @dataclass(frozen=True)
+class Workers(Group):
+    """How many workers a topology has, and which components share them."""
+
+    count: int = setting(
+        0,
+        "workers",
+        "most workers of the topology, without those of blocking components. 0: as many as the master offers cores",
+        zero=True,
+    )
+
+
+@dataclass(frozen=True)
 class Monitor(Group):
     """The load monitor, which records what executors, streams and nodes do in each load sample."""
 

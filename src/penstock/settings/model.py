@@ -20,6 +20,7 @@ from penstock.settings.groups import (
     Placement,
     Scaling,
     Transport,
+    Workers,
 )
 
 
@@ -40,6 +41,9 @@ class Settings:
     flow: Flow = field(default=Flow(), metadata=_why("what happens when a task receives more than it can process"))
     migration: Migration = field(
         default=Migration(), metadata=_why("tuples of an overloaded task are processed by another one")
+    )
+    workers: Workers = field(
+        default=Workers(), metadata=_why("how many workers there are, and which components share them")
     )
     scaling: Scaling = field(default=Scaling(), metadata=_why("bolts get more or fewer tasks automatically"))
     monitor: Monitor = field(
@@ -133,7 +137,7 @@ class Settings:
 
 GROUPS: dict[str, type[Group]] = {
     kind.group_name(): kind
-    for kind in (Delivery, Flow, Migration, Scaling, Monitor, Placement, Transport, Lifecycle)
+    for kind in (Delivery, Flow, Migration, Workers, Scaling, Monitor, Placement, Transport, Lifecycle)
 }
 BY_NAME: dict[str, dataclasses.Field[Any]] = {
     f"{group}.{spec.name}": spec

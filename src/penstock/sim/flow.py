@@ -8,7 +8,7 @@ from typing import Any
 
 import simpy
 
-from penstock.sim.network import Link, LinkControl
+from penstock.sim.network import LinkControl, SimLink
 
 Process = Generator[Any, Any, None]
 
@@ -24,7 +24,7 @@ class StopResume(LinkControl):
     """The receiver closes the link when its queue is full and opens it when the queue is down to half. Both take
     effect after the link's delay."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SimLink) -> None:
         self._link = link
         self._stopped = False
         self._open = True
@@ -54,7 +54,7 @@ class Credit(LinkControl):
     packets that it has taken plus the link's share of its queue, so there is always room for what is sent (*Sun
     2022*, figure 5)."""
 
-    def __init__(self, env: simpy.Environment, link: Link) -> None:
+    def __init__(self, env: simpy.Environment, link: SimLink) -> None:
         self._link = link
         self._share = link.target.spec.queue // link.target.senders
         assert self._share, f"the queue of {link.target.spec.name} must have room for one packet of each sender"

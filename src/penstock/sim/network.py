@@ -67,7 +67,7 @@ def after(env: simpy.Environment, seconds: float, act: Callable[[], None]) -> No
     env.timeout(seconds).callbacks.append(lambda _: act())
 
 
-class Link:
+class SimLink:
     """Transfers packets one after the other at its bandwidth; each then takes the delay."""
 
     def __init__(self, env: simpy.Environment, spec: LinkSpec, source: SimNode, target: SimNode) -> None:
@@ -106,7 +106,7 @@ class SimNode:
 
     def __init__(self, env: simpy.Environment, spec: NodeSpec) -> None:
         self.spec = spec
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, SimLink] = {}
         self.senders = 0
         self.bytes_in = self.bytes_out = 0.0
         """MB received and sent so far."""
@@ -114,15 +114,15 @@ class SimNode:
         """The longest queue so far."""
         self.held_up = 0.0
         """Seconds it had a packet that it could not send."""
-        self.router: Callable[[Packet], Link] = lambda packet: next(iter(self.links.values()))
+        self.router: Callable[[Packet], SimLink] = lambda packet: next(iter(self.links.values()))
         self.on_queue: list[Callable[[], None]] = []
         """Called after each change of the queue's length."""
-        self.on_sent: Callable[[Packet, Link], None] = lambda packet, link: None
+        self.on_sent: Callable[[Packet, SimLink], None] = lambda packet, link: None
         self.on_done: Callable[[Packet], None] = lambda packet: None
         """Called for each packet that leaves the network here."""
         self._env = env
-        self._queue: deque[tuple[Packet, Link]] = deque()
-        self._arrived: deque[tuple[Packet, Link]] = deque()
+        self._queue: deque[tuple[Packet, SimLink]] = deque()
+        self._arrived: deque[tuple[Packet, SimLink]] = deque()
         self._making: Iterator[Packet] | None = None
         self._working = False
         self._held: tuple[Packet, float] | None = None
@@ -141,7 +141,7 @@ class SimNode:
         self._making = iter(packets)
         self._next_packet()
 
-    def arrive(self, packet: Packet, link: Link) -> None:
+    def arrive(self, packet: Packet, link: SimLink) -> None:
         """Called by a link that has delivered a packet. The packet enters the queue when there is room."""
         self._arrived.append((packet, link))
         self._admit()
@@ -209,14 +209,14 @@ class SimNetwork:
 
     def __init__(self, env: simpy.Environment, nodes: Iterable[NodeSpec], links: Iterable[LinkSpec]) -> None:
         self.nodes: Mapping[str, SimNode] = {spec.name: SimNode(env, spec) for spec in nodes}
-        self.links: list[Link] = []
+        self.links: list[SimLink] = []
         for spec in links:
-            link = Link(env, spec, self.nodes[spec.source], self.nodes[spec.target])
+            link = SimLink(env, spec, self.nodes[spec.source], self.nodes[spec.target])
             link.source.links[spec.target] = link
             link.target.senders += 1
             self.links.append(link)
 
-    def paths(self, source: str, sink: str) -> dict[str, list[Link]]:
+    def paths(self, source: str, sink: str) -> dict[str, list[SimLink]]:
         """The paths from a branching point to the sink, by the name of their first node. Paths do not branch."""
         found = {}
         for name, link in self.nodes[source].links.items():

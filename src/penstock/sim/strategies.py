@@ -12,7 +12,7 @@ import simpy
 
 from penstock.control.migration import Branch, BranchNodeLoad, Migrate, MigrationPolicy, SegmentLedger
 from penstock.sim.flow import Credit, Process, StopResume
-from penstock.sim.network import Link, Packet, SimNetwork, SimNode
+from penstock.sim.network import Packet, SimLink, SimNetwork, SimNode
 
 MB = 1_000_000
 """Bytes in a MB: the network counts MB, the policy counts bytes."""
@@ -21,7 +21,7 @@ MONITOR_INTERVAL = 1.0
 """Seconds of a load sample. *Sun 2022* gives no value. It is long enough to count a few packets of each node, and
 short against the time in which a queue fills."""
 
-Paths = Mapping[str, list[Link]]
+Paths = Mapping[str, list[SimLink]]
 
 
 class BranchingStrategy(Protocol):
@@ -93,7 +93,7 @@ class MigrationStrategy:
         source.on_sent = self._sent
         env.process(self._monitor(env))
 
-    def _sent(self, packet: Packet, link: Link) -> None:
+    def _sent(self, packet: Packet, link: SimLink) -> None:
         self._offsets[packet.bound] = self._offsets.get(packet.bound, 0) + 1
         if link.spec.target != packet.bound:
             self.ledger.extend(packet.bound)
@@ -111,7 +111,7 @@ class MigrationStrategy:
             if suggestions:
                 self._source.wake()
 
-    def _branch(self, name: str, path: list[Link]) -> Branch:
+    def _branch(self, name: str, path: list[SimLink]) -> Branch:
         loads = tuple(self._load(node) for node in _nodes(path))
         return Branch(name, loads, min(link.spec.bandwidth for link in path) * MB)
 
@@ -126,6 +126,6 @@ class MigrationStrategy:
         )
 
 
-def _nodes(path: list[Link]) -> list[SimNode]:
+def _nodes(path: list[SimLink]) -> list[SimNode]:
     """The nodes between the branching point and the sink."""
     return [link.target for link in path[:-1]]

@@ -43,6 +43,8 @@ class TopologyNode:
     """Maximum tuples per second that all tasks of a spout may emit together."""
     fixed: bool = False
     """True: the scaling policy never changes the number of tasks of this bolt."""
+    blocking: bool = False
+    """True: each executor has a worker of its own, because its calls wait."""
     line: str = field(default="", compare=False)
 
     @property
@@ -120,6 +122,7 @@ class _Declarer:
         self._tick: float | None = None
         self._max_rate = math.inf
         self._fixed = False
+        self._blocking = False
         if isinstance(component, BaseBolt) and component.tick_interval is not None:
             self._set_tick(component.tick_interval)
 
@@ -153,6 +156,7 @@ class _Declarer:
             self._tick,
             self._max_rate,
             self._fixed,
+            self._blocking,
             self._line,
         )
 
@@ -163,6 +167,13 @@ class SpoutDeclarer(_Declarer):
     def set_num_tasks(self, tasks: int) -> SpoutDeclarer:
         """Run more tasks than executors; the tasks are distributed evenly over the executors."""
         self._set_tasks(tasks)
+        return self
+
+    def set_blocking(self) -> SpoutDeclarer:
+        """Give each executor of the spout a worker of its own, in addition to the setting ``workers``, because its
+        calls wait for something: a service, a database, a sleep. They would hold up all that share a worker with
+        it."""
+        self._blocking = True
         return self
 
     def set_max_rate(self, rate: float) -> SpoutDeclarer:
@@ -190,6 +201,13 @@ class BoltDeclarer(_Declarer):
     def set_tick_interval(self, seconds: float) -> BoltDeclarer:
         """Send each task of the bolt a tick tuple at this interval."""
         self._set_tick(seconds)
+        return self
+
+    def set_blocking(self) -> BoltDeclarer:
+        """Give each executor of the bolt a worker of its own, in addition to the setting ``workers``, because its
+        calls wait for something: a service, a database, a sleep. They would hold up all that share a worker with
+        it."""
+        self._blocking = True
         return self
 
     def set_fixed(self) -> BoltDeclarer:
@@ -238,8 +256,8 @@ class BoltDeclarer(_Declarer):
 
     def local_or_shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Send to tasks in the same worker if there are any, otherwise to tasks on the same node, otherwise to all
-        tasks. If both components have the same parallelism, they are fused and tuples pass between them in
-        memory."""
+        tasks. If both components have the same parallelism, they are always fused and tuples pass between
+        them in memory."""
         return self.grouping(component, groupings.LocalOrShuffle(), stream)
 
 

@@ -130,7 +130,9 @@ class Tasks:
         streams = connect_inside(self._job, self.all, around, self.inside_tracker)
         now = self._clock.monotonic
         plan = self._job.plan
-        order = [component for stage in plan.stages for group in stage.fused_groups for component in group]
+        order = [
+            component for stage in plan.stages for group in stage.fused_groups for component in group.components
+        ]
         levels = []
         for component in order:
             bolts = [bolt for bolt in self.bolts if bolt.context.component == component]

@@ -213,9 +213,7 @@ def _bolt_executor(bolt: BaseBolt, *args: Any, **more: Any) -> BoltExecutor[Any]
 
 
 def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdge:
-    tasks = job.plan.tasks_of[edge.target]
-    if edge.fused:
-        tasks = tuple(target for target in tasks if job.plan.routes.worker_of[target] == around.worker)
+    tasks = job.plan.targets_of(task, edge)
     send_queue = None if edge.fused else around.flow.send_queue(task, tasks[0])
     if isinstance(edge.grouping, Direct):
         return OutputEdge(None, tasks, str(edge.grouping), send_queue)
@@ -246,19 +244,27 @@ def connect_inside(
         mine = [executor for executor in executors if executor.context.component == component]
         for number, stream in job.plan.streams_of(component):
             outputs = {executor.context.task: executor.outputs[stream.name] for executor in mine}
-            first = next(iter(outputs.values()))
-            if not first.stays_inside:
+            if not next(iter(outputs.values())).stays_inside:
                 continue
             flushes = result.setdefault(component, [])
             if stream.direct or not isinstance(mine[0].component, Spout | BasicBolt | RichBolt):
                 flushes += [output.flush for output in outputs.values()]
                 continue
-            edges = [_inside_edge(edge, by_task) for edge in first.edges]
-            inside = InsideStream(
-                around.worker, number, stream, outputs, edges, tracker, around.count, around.clock.now
-            )
-            flushes.append(inside.flush)
+            for same in _with_the_same_receivers(outputs):
+                edges = [_inside_edge(edge, by_task) for edge in next(iter(same.values())).edges]
+                inside = InsideStream(
+                    around.worker, number, stream, same, edges, tracker, around.count, around.clock.now
+                )
+                flushes.append(inside.flush)
     return result
+
+
+def _with_the_same_receivers(outputs: Mapping[int, StreamOutput]) -> list[dict[int, StreamOutput]]:
+    """The outputs of one stream, by task, divided by their receivers: a paired task has its own."""
+    found: dict[tuple[tuple[int, ...], ...], dict[int, StreamOutput]] = {}
+    for task, output in outputs.items():
+        found.setdefault(tuple(edge.tasks for edge in output.edges), {})[task] = output
+    return list(found.values())
 
 
 def _inside_edge(edge: OutputEdge, executors: Mapping[int, Executor[Any]]) -> InsideEdge:
