@@ -98,10 +98,10 @@ def test_every_topology_gives_a_valid_plan(graph, fusing):
         loads = Counter(workers).values()
         assert max(loads) - min(loads) <= 1
     assert len(plan.edges) == sum(len(node.inputs) for node in topology.nodes.values())
-    stages = [component for stage in plan.stages for group in stage.fused_groups for component in group]
+    stages = [component for stage in plan.stages for group in stage.fused_groups for component in group.components]
     assert sorted(stages) == sorted(topology.nodes)
     if not fusing:
-        assert all(len(group) == 1 for stage in plan.stages for group in stage.fused_groups)
+        assert all(len(group.components) == 1 for stage in plan.stages for group in stage.fused_groups)
 
 
 @given(graphs())

@@ -199,6 +199,9 @@ class FakeEngine:
     def total(self):
         return self.slots * len(self.names)
 
+    def cores(self):
+        return self.total()
+
     def shared_with_others(self, holders):
         return not set(self.held) <= set(holders)
 

@@ -36,7 +36,7 @@ def planned(builder, **settings):
 
 
 def layout(plan):
-    return [stage.fused_groups for stage in plan.stages]
+    return [tuple(group.components for group in stage.fused_groups) for stage in plan.stages]
 
 
 def workers(plan, component):
@@ -232,13 +232,16 @@ def test_the_plan_as_text():
           lines (word: string, n)
             -> split  local_or_shuffle  (fused: no hop)
           lines:late (late)
-            -> sink  shuffle  (relayed: 2 hops)
+            -> sink  shuffle  (2 hops: each executor has its own worker)
           lines:unread (unread)  direct
             -> no subscriber
           split (word, n: int64)
-            -> count  fields(word, n)
+            -> count  fields(word, n)  (1 hop: each executor has its own worker)
           count (word)
-            -> sink  global
+            -> sink  global  (1 hop: each executor has its own worker)
+
+        hops of a tuple between workers
+          lines -> sink  2 hops
 
         data migration between tasks
           split            no: does not emit partials

@@ -5,22 +5,33 @@ from __future__ import annotations
 import argparse
 
 from penstock.cli.loading import load_topology
+from penstock.errors import SettingError
+from penstock.metrics.machine import usable_cores
+from penstock.plan.model import Fit
 from penstock.plan.planner import make_plan
 from penstock.plan.render import as_mermaid, as_text
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="show the stages, workers and groupings of a topology")
+    parser = commands.add_parser("plan", help="show the workers of a topology, and what is fused in them")
     parser.add_argument("target", metavar="FILE[:OBJECT]", help="Python file that contains a topology")
     parser.add_argument(
         "--format", choices=("both", "text", "mermaid"), default="both", help="output format (default: both)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="most workers (default: the setting workers, or as many as this machine has cores)",
     )
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
     topology = load_topology(options.target)
-    plan = make_plan(topology)
+    if options.workers is not None and options.workers < 1:
+        raise SettingError("--workers", f"it must be at least 1, not {options.workers}")
+    plan = make_plan(topology, Fit(options.workers or topology.settings.workers.count or usable_cores()))
     parts = []
     if options.format in ("both", "text"):
         parts.append(as_text(topology, plan))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.driver.engine import Engine
 from penstock.driver.recovery import StateDirectory
-from penstock.plan.model import Plan
+from penstock.plan.model import Fit, Plan
 from penstock.plan.planner import make_plan
 from penstock.plan.slot_placement import SlotPlacement, slots_for
 from penstock.protocol.job import Job, make_job
@@ -36,20 +36,27 @@ class Deployment:
         return self.placed_slots or tuple(stage.workers for stage in self.plan.stages)
 
 
+def first_fit(topology: Topology, engine: Engine) -> Fit:
+    """Return what is known before the topology runs: the number of workers."""
+    return Fit(topology.settings.workers.count or engine.cores())
+
+
 def make_deployment(
     topology: Topology,
     engine: Engine,
     placement: SlotPlacement | None = None,
     nodes: int = 0,
     owner: Ownership | None = None,
+    fit: Fit | None = None,
 ) -> Deployment:
     """Return a deployment of a topology on an engine.
 
     ``placement``: the nodes of the workers, out of ``nodes`` nodes. ``owner``: the owner of the state directory; a
-    replacement has the same owner as the old form. With at-most-once delivery, state is written only to hand it
+    replacement has the same owner as the old form. ``fit``: what the components are packed into workers by;
+    without it, nothing was measured yet. With at-most-once delivery, state is written only to hand it
     over to a replacement or to a worker that moves. Raises ``TopologyError`` if a component cannot be pickled.
     """
-    plan = make_plan(topology)
+    plan = make_plan(topology, fit or first_fit(topology, engine))
     state = StateDirectory(plan, topology, owner=owner)
     lasting = topology.settings.delivery.guarantee != "at_most_once"
     if not lasting:

@@ -98,6 +98,11 @@ class Engine(Protocol):
         """Return the number of all task slots."""
         ...
 
+    def cores(self) -> int:
+        """Return the number of cores that the engine offers to a topology. On a cluster, call it only when the
+        nodes have settled."""
+        ...
+
     def shared_with_others(self, holders: Collection[int]) -> bool:
         """Whether any other holder has reserved slots."""
         ...

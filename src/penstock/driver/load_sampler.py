@@ -10,7 +10,9 @@ from functools import cached_property
 from penstock.control.scaling import BoltLoad, LoadSample, SpoutLoad, TaskLoad
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import Plan, WorkerId
+from penstock.plan.fusing import find_pairs
+from penstock.plan.model import Plan
+from penstock.plan.planner import executor_of
 from penstock.plan.scalable import why_fixed
 from penstock.topology.builder import Topology
 
@@ -20,9 +22,9 @@ Stats = Mapping[int, TaskStats]
 
 @dataclass(frozen=True)
 class ScalingUnit:
-    """Bolts that are scaled together: a bolt and the bolts fused with it. They share workers, so their busy times
-    add up, and the input of the first bolt is the input of the unit. A bolt that is fused with a spout is a unit
-    of its own and has a fixed parallelism."""
+    """Bolts that are scaled together: a bolt and the bolts paired with it. Task i of each always sends to task i,
+    so their busy times add up, and the input of the first bolt is the input of the unit. A bolt that is paired
+    with a spout is a unit of its own and has a fixed parallelism."""
 
     components: tuple[str, ...]
     inputs: tuple[str, ...]
@@ -61,8 +63,8 @@ def shape_of(plan: Plan, topology: Topology) -> TopologyShape:
     spouts = {spout: plan.tasks_of[spout] for spout in plan.spouts}
     unit_of = {spout: spout for spout in spouts}
     units = []
-    for group in (group for stage in plan.stages for group in stage.fused_groups):
-        bolts = [(each,) for each in group[1:]] if group[0] in spouts else [group]
+    for pair in find_pairs(topology, plan.blocking):
+        bolts = [(each,) for each in pair[1:]] if pair[0] in spouts else [pair]
         for components in bolts:
             unit_of |= dict.fromkeys(components, components[0])
             sources = [plan.source_of(edge) for edge in plan.edges if edge.target == components[0]]
@@ -70,8 +72,8 @@ def shape_of(plan: Plan, topology: Topology) -> TopologyShape:
                 ScalingUnit(
                     components,
                     tuple(dict.fromkeys(unit_of[source] for source in sources)),
-                    _by_worker(plan, components[:1]),
-                    _by_worker(plan, components[1:]),
+                    _by_executor(plan, topology, components[:1]),
+                    _by_executor(plan, topology, components[1:]),
                     bool(why_fixed(topology, components[0])),
                 )
             )
@@ -83,12 +85,14 @@ def shape_of(plan: Plan, topology: Topology) -> TopologyShape:
     return TopologyShape(spouts, tuple(units), ends, topology.settings.delivery.message_timeout)
 
 
-def _by_worker(plan: Plan, components: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    found: dict[WorkerId, tuple[int, ...]] = {}
-    for task in (task for component in components for task in plan.tasks_of[component]):
-        worker = plan.routes.worker_of[task]
-        found[worker] = (*found.get(worker, ()), task)
-    return tuple(found[worker] for worker in sorted(found))
+def _by_executor(plan: Plan, topology: Topology, components: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    found: dict[int, tuple[int, ...]] = {}
+    for component in components:
+        node = topology.nodes[component]
+        for task in plan.tasks_of[component]:
+            executor = executor_of(plan.task[task].index, node.parallelism, node.tasks)
+            found[executor] = (*found.get(executor, ()), task)
+    return tuple(found[executor] for executor in sorted(found))
 
 
 class LoadSampler:

@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from penstock.driver.deployment import Deployment, make_deployment
+from penstock.driver.deployment import Deployment, first_fit, make_deployment
 from penstock.driver.drain import Drain
 from penstock.driver.engine import executor_of
 from penstock.driver.health import RewordedWatch
@@ -47,6 +48,7 @@ from penstock.driver.requests import Replaced, ReplaceRequest
 from penstock.driver.steps import Cause, Ending, Problem, Settled, Step, StepsEnded, Watch, nothing
 from penstock.errors import NotEnoughSlots, TopologyError, TopologyFailed
 from penstock.metrics.bus import MetricsBus
+from penstock.plan.model import Fit
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.driver")
@@ -137,10 +139,21 @@ class Replacement:
         request, old = self._request, self.old
         kept = active - {executor_of(node) for node in request.leaves}
         owner = old.deployment.state.owner
-        deployment = make_deployment(self._form, self._engine, request.placement, len(kept), owner)
+        deployment = make_deployment(self._form, self._engine, request.placement, len(kept), owner, self._fit())
         if old.keeps_state:
             deployment.state.inspect()  # raises if the state does not match the new form
         return deployment
+
+    def _fit(self) -> Fit:
+        """Return what the components of the new form are packed by. What was measured stays valid. The number of
+        workers is that of the old form, also if nodes have come or gone, so that a placement that was made for the
+        workers of the old form fits; a new setting takes effect."""
+        if self._request.fit is not None:
+            return self._request.fit
+        fit = self.old.plan.fit
+        if self._form.settings.workers.count == self.old.settings.workers.count:
+            return fit
+        return replace(fit, workers=first_fit(self._form, self._engine).workers)
 
     def _reserve_beside(self, deployment: Deployment, active: set[str]) -> Step:
         """Return the step that reserves slots beside those of the old run. If too few are free, released nodes are

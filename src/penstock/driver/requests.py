@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.plan.model import WorkerId
+from penstock.plan.model import Fit, WorkerId
 from penstock.plan.scalable import kept_numbers
 from penstock.plan.slot_placement import SlotPlacement
 from penstock.topology.builder import Topology
@@ -81,6 +81,8 @@ class ReplaceRequest:
     """Nodes that get no worker of the new form, and are released."""
     parallelism: Mapping[str, int] = field(default_factory=dict)
     """The parallelism of components for which it is to change, in addition to ``topology``."""
+    fit: Fit | None = None
+    """What the components are packed into workers by. None: as in the form that runs."""
     declared: Topology | None = None
     """Set if ``topology`` is loaded from a file that may have changed: the topology as the file declared it
     before. Bolts that were scaled at run time keep their parallelism, unless the file changes it."""

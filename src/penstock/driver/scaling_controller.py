@@ -101,7 +101,7 @@ class ScalingController:
             self._policy.restart_cool_down(now)
 
     def _begin(self, plan: Plan, topology: Topology) -> None:
-        self._topology = topology
+        self._topology, self._fit = topology, plan.fit
         self._shape: TopologyShape = shape_of(plan, topology)
         self._sampler = LoadSampler(self._shape, self._longest)
         self._refused = None
@@ -158,7 +158,7 @@ class ScalingController:
         return [dict(wanted), *({name: 2 * old[name]} for name, new in wanted.items() if new > old[name])]
 
     def _workers(self, parallelism: Mapping[str, int]) -> int:
-        return make_plan(self._topology.scaled(self._with_fused(parallelism))).workers
+        return make_plan(self._topology.scaled(self._with_fused(parallelism)), self._fit).workers
 
     def _with_fused(self, parallelism: Mapping[str, int]) -> dict[str, int]:
         return {

@@ -5,15 +5,31 @@ Linux only. On other systems, or without permission to read them, the figures ar
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
 _POWERCAP = Path("/sys/class/powercap")
+_CGROUPS = Path("/sys/fs/cgroup")
 _MEASURED = ("package", "dram")
 """The RAPL domains to add up. A package includes its cores and uncore, and dram is separate. ``psys`` would count
 both again."""
+
+
+def usable_cores(groups: Path = _CGROUPS) -> int:
+    """Return the number of cores that this process may use: those of its affinity, and not more than the CPU quota
+    of its container, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = [*_text(groups / "cpu.max").split(), "", ""][:2]  # cgroup v2
+    if not quota:
+        quota, period = _text(groups / "cpu/cpu.cfs_quota_us"), _text(groups / "cpu/cpu.cfs_period_us")
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max", or no cgroup
+        return cores
+    return max(1, min(cores, math.ceil(share))) if share > 0 else cores
 
 
 class MachineProbe:
@@ -23,7 +39,7 @@ class MachineProbe:
         self._jvm, self._proc = jvm, proc
         self._rapl = Rapl(powercap)
         self._id = _text(proc / "sys/kernel/random/boot_id")
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._cores = usable_cores()
         self._memory = self._total_memory()
 
     def read(self) -> dict[str, Any]:

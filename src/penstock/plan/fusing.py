@@ -9,13 +9,13 @@ from penstock.topology.builder import Subscription, Topology, TopologyNode
 from penstock.topology.groupings import LocalOrShuffle
 
 Pair = tuple[str, ...]
-"""Components that are always fused, each after the one it is paired with. A component without a partner is alone."""
+"""Components that are always fused, each after the one it is paired with. One without a partner is alone."""
 
 
 def find_pairs(topology: Topology, blocking: Collection[str] | None = None) -> list[Pair]:
     """Pair each bolt with its parent if it reads only that component, by local-or-shuffle grouping, and both have
     the same number of executors and tasks. Task i then always sends to task i, so a hop between processes would
-    gain nothing. ``blocking``: components that stay alone; by default those that the topology declares blocking."""
+    gain nothing. ``blocking``: components that stay alone; by default those that are declared blocking."""
     if blocking is None:
         blocking = [node.id for node in topology.nodes.values() if node.blocking]
     pairs: list[list[str]] = []

@@ -80,8 +80,8 @@ def parts_of(
 
 
 def _all_weights(topology: Topology, measured: Mapping[str, float]) -> dict[str, float]:
-    """The weight of every component. An executor of a component that was not measured weighs as much as the average
-    of the measured ones."""
+    """The weight of every component. An executor of a component that was not measured weighs as much as the
+    average of the measured ones."""
     known = [node for node in topology.nodes.values() if node.id in measured]
     executors = sum(node.parallelism for node in known)
     average = sum(measured[node.id] for node in known) / executors if executors else 1.0
@@ -89,8 +89,8 @@ def _all_weights(topology: Topology, measured: Mapping[str, float]) -> dict[str,
 
 
 def assign_stages(topology: Topology, groups: Sequence[FusedGroup]) -> tuple[Stage, ...]:
-    """Assign each fused group the stage of its longest distance from a group without inputs. ``groups``: each after
-    the groups it reads from."""
+    """Assign each fused group the stage of its longest distance from a group without inputs. ``groups``: each
+    after the groups it reads from."""
     group_of = {component: group for group in groups for component in group.components}
     depth: dict[FusedGroup, int] = {}
     for group in groups:
@@ -130,11 +130,16 @@ def place_tasks(topology: Topology, stages: tuple[Stage, ...], tasks: tuple[Task
             for task in tasks:
                 if task.component in group.components:
                     node = topology.nodes[task.component]
-                    executor = task.index * node.parallelism // node.tasks
+                    executor = executor_of(task.index, node.parallelism, node.tasks)
                     worker = executor * group.workers // node.parallelism
                     worker_of[task.id] = WorkerId(stage.index, first + worker)
             first += group.workers
     return RouteTable(0, {task.id: worker_of[task.id] for task in tasks})
+
+
+def executor_of(index: int, parallelism: int, tasks: int) -> int:
+    """The executor that runs task ``index`` of a component."""
+    return index * parallelism // tasks
 
 
 def make_edges(

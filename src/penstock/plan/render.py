@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.plan.model import Plan, WorkerId
+from penstock.plan.model import Edge, Plan
 from penstock.plan.scalable import why_fixed
 from penstock.topology.builder import Topology
 from penstock.topology.streams import DEFAULT_STREAM
 
 
 def as_text(topology: Topology, plan: Plan) -> str:
-    """The plan as text: the stages with their components and workers, the streams and groupings, and for which
-    bolts data may be migrated and which may be scaled automatically."""
+    """The plan as text: the stages with their workers and what is fused in them, the streams with their groupings
+    and hops, and for which bolts data may be migrated and which may be scaled automatically."""
     lines = [
-        f"topology {plan.topology}: {len(plan.stages)} stages, {plan.workers} workers, {len(plan.tasks)} tasks",
+        f"topology {plan.topology}: {len(plan.stages)} stages, {_workers(plan)}, {len(plan.tasks)} tasks",
         "",
     ]
     for stage in plan.stages:
         lines.append(f"stage {stage.index}  ({stage.workers} worker{'s' if stage.workers > 1 else ''})")
         first = 0
         for group in stage.fused_groups:
-            executors = topology.nodes[group[0]].parallelism
-            for component in group:
-                node = topology.nodes[component]
-                kind = "spout" if node.is_spout else "bolt"
-                fused = "" if component == group[0] else f"  fused with {node.inputs[0].component}"
-                tick = f"  tick {node.tick_interval:g} s" if node.tick_interval else ""
-                workers, tasks = _span(first, executors), _span(plan.tasks_of[component][0], node.tasks)
-                lines.append(
-                    f"  {component:<16} {kind:<6} {type(node.component).__name__:<20} "
-                    f"workers {workers}  tasks {tasks}{fused}{tick}"
-                )
-            first += executors
+            lines += [_component(topology, plan, component, first) for component in group.components]
+            first += group.workers
     lines += ["", "streams"]
     for number, stream in enumerate(plan.streams):
         fields = ", ".join(
@@ -40,15 +30,34 @@ def as_text(topology: Topology, plan: Plan) -> str:
         )
         lines.append(f"  {stream} ({fields}){'  direct' if stream.direct else ''}")
         edges = plan.edges_from(number)
-        lines += [f"    -> {edge.target}  {edge.grouping}{_hops(plan, number, edge.target)}" for edge in edges]
+        lines += [f"    -> {edge.target}  {edge.grouping}  ({_hops(plan, edge)})" for edge in edges]
         if not edges:
             lines.append("    -> no subscriber")
+    lines += ["", "hops of a tuple between workers", *_all_hops(plan)]
     lines += ["", "data migration between tasks"]
     lines += _reasons(plan.not_migrated)
     lines += ["", "scaling"]
     bolts = [node.id for node in topology.nodes.values() if not node.is_spout]
     lines += _reasons({bolt: why_fixed(topology, bolt) for bolt in bolts})
     return "\n".join(lines)
+
+
+def _workers(plan: Plan) -> str:
+    limit = plan.fit.workers
+    return f"{plan.workers} workers" if limit is None else f"{plan.workers} workers (limit {limit})"
+
+
+def _component(topology: Topology, plan: Plan, component: str, first: int) -> str:
+    """The line of a component. ``first``: the first worker of its group in the stage."""
+    node, group = topology.nodes[component], plan.group_of[component]
+    kind = "spout" if node.is_spout else "bolt"
+    sources = [plan.source_of(edge) for edge in plan.edges if edge.fused and edge.target == component]
+    notes = f"  fused with {', '.join(dict.fromkeys(sources))}" if sources else ""
+    notes += "  blocking" if component in plan.blocking else ""
+    notes += f"  tick {node.tick_interval:g} s" if node.tick_interval else ""
+    workers, tasks = _span(first, group.workers), _span(plan.tasks_of[component][0], node.tasks)
+    name = type(node.component).__name__
+    return f"  {component:<16} {kind:<6} {name:<20} workers {workers}  tasks {tasks}{notes}"
 
 
 def as_mermaid(topology: Topology, plan: Plan) -> str:
@@ -58,7 +67,7 @@ def as_mermaid(topology: Topology, plan: Plan) -> str:
     for stage in plan.stages:
         lines.append(f'  subgraph s{stage.index}["stage {stage.index}"]')
         for group in stage.fused_groups:
-            for component in group:
+            for component in group.components:
                 node = topology.nodes[component]
                 label = f'"{component} ×{node.parallelism}"'
                 lines.append(f"    {name[component]}" + (f"([{label}])" if node.is_spout else f"[{label}]"))
@@ -79,12 +88,34 @@ def _span(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
-def _hops(plan: Plan, stream: int, target: str) -> str:
-    def stage(component: str) -> int:
-        worker: WorkerId = plan.routes.worker_of[plan.tasks_of[component][0]]
-        return worker.stage
+def _hops(plan: Plan, edge: Edge) -> str:
+    if edge.fused:
+        return "fused: no hop"
+    hops = plan.stage_of[edge.target] - plan.stage_of[plan.source_of(edge)]
+    return f"{_count(hops)}: {edge.why_not_fused}"
 
-    distance = stage(target) - stage(plan.streams[stream].component)
-    if distance == 0:
-        return "  (fused: no hop)"
-    return f"  (relayed: {distance} hops)" if distance > 1 else ""
+
+def _all_hops(plan: Plan) -> list[str]:
+    """A line for each spout and each component without subscribers that its tuples reach. All ways between the two
+    have the same number of hops, because every stage in between relays."""
+    readers: dict[str, set[str]] = {component: set() for component in plan.tasks_of}
+    for edge in plan.edges:
+        readers[plan.source_of(edge)].add(edge.target)
+    lines = []
+    for spout in plan.spouts:
+        reached, new = {spout}, [spout]
+        while new:
+            found = readers[new.pop()] - reached
+            reached |= found
+            new += found
+        ends = [component for component in plan.tasks_of if component in reached and not readers[component]]
+        lines += [
+            f"  {spout} -> {end}  {_count(plan.stage_of[end] - plan.stage_of[spout])}"
+            for end in ends
+            if end != spout
+        ]
+    return lines or ["  none: there are no bolts"]
+
+
+def _count(hops: int) -> str:
+    return "no hop" if not hops else f"{hops} hop{'s' if hops > 1 else ''}"

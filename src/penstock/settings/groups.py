@@ -215,7 +215,7 @@ class Workers(Group):
     count: int = setting(
         0,
         "workers",
-        "most workers of the topology, without those of blocking components. 0: as many as the master offers cores",
+        "most workers, without those of blocking components. 0: as many as the master offers cores",
         zero=True,
     )
 

@@ -66,20 +66,23 @@ def submit(
 
 def _supervisor(topology: Topology, engine: SparkEngine, host: str, port: int, lease: Lease | None) -> Supervisor:
     owner = None if lease is None else lease.owner
-    deployment = make_deployment(topology, engine, None, _nodes_to_spare(topology, engine), owner)
+    _wait_for_nodes(topology, engine)
+    nodes = len(engine.nodes()) if topology.settings.placement.spare_slots else 0
+    deployment = make_deployment(topology, engine, None, nodes, owner)
     return Supervisor(deployment, engine, Coordinator(host, port), lease)
 
 
-def _nodes_to_spare(topology: Topology, engine: SparkEngine) -> int:
-    """Return the number of nodes on which slots are kept free."""
-    if not topology.settings.placement.spare_slots:
-        return 0
-    engine.take_nodes_back()  # another topology of this session may have released some
+def _wait_for_nodes(topology: Topology, engine: SparkEngine) -> None:
+    """Wait for the nodes on which slots are kept free, or whose cores determine the number of workers."""
+    settings = topology.settings
+    if settings.placement.spare_slots:
+        engine.take_nodes_back()  # another topology of this session may have released some
+    elif settings.workers.count:
+        return
     waited, never = 0.0, threading.Event()
-    while not engine.nodes_settled() and waited < topology.settings.lifecycle.start_timeout:
+    while not engine.nodes_settled() and waited < settings.lifecycle.start_timeout:
         never.wait(CHECK_INTERVAL)
         waited += CHECK_INTERVAL
-    return len(engine.nodes())
 
 
 def _prepare(supervisor: Supervisor, savepoint: str | None, fresh: bool) -> None:

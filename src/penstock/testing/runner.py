@@ -29,7 +29,7 @@ from penstock.errors import PenstockError, SnapshotCorrupt
 from penstock.faults import CrashPoint, die
 from penstock.metrics.bus import MetricsBus
 from penstock.metrics.stats import TaskStats
-from penstock.plan.model import Plan, WorkerId
+from penstock.plan.model import Fit, Plan, WorkerId
 from penstock.plan.planner import make_plan
 from penstock.protocol.commands import (
     ActivateSpouts,
@@ -76,7 +76,7 @@ class LocalRunner:
         from penstock.spark.pickling import dumps
 
         settings = topology.settings
-        self.plan: Plan = make_plan(topology)
+        self.plan: Plan = make_plan(topology, Fit(settings.workers.count or None))
         self.clock = clock or SimulatedClock()
         self._state = None if folder is None else StateDirectory(self.plan, topology, folder)
         job = make_job(topology, self.plan, "" if self._state is None else self._state.store.url, dumps)
