@@ -520,9 +520,9 @@ def epochs_of(worker):
 
 def frames(worker, epoch):
     """All that a spout worker sends until it has ended the epoch."""
-    worker.turn()
+    rows = list(worker.turn())
     worker.tell(EndEpoch(epoch))
-    sent = [pa.py_buffer(frame) for _, frame in worker.turn() if frame is not None]
+    sent = [pa.py_buffer(frame) for _, frame in [*rows, *worker.turn()] if frame is not None]
     return {
         "middle": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 1)],
         "relay": [f for f in sent if kinds([(0, f)])[0][:2] == ("DATA", 2)],

@@ -289,7 +289,7 @@ def test_a_folder_that_is_away_and_a_row_that_does_not_fit_cost_no_other(tmp_pat
     builder.set_spout("lines", Lines())
     builder.set_bolt("sink", ParquetSink(tmp_path / "out")).shuffle_grouping("lines")
     settings = Settings(
-        delivery=Delivery(delivery, epoch_interval=0.5, message_timeout=1.0, max_spout_pending=100)
+        delivery=Delivery(delivery, epoch_interval=0.5, message_timeout=2.0, max_spout_pending=100)
     )
     runner = LocalRunner(builder.build("t", settings), folder=str(tmp_path / "state"))
     (tmp_path / "out").rename(tmp_path / "elsewhere")

@@ -212,6 +212,7 @@ def take_over(store):
     runner.run(INTERVAL / 4)
     runner.commit()
     runner.run(INTERVAL / 4)
+    runner.deactivate()  # so that its counts are those of the last epoch
     runner.commit()
     return begun, runner
 

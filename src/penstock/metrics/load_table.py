@@ -25,6 +25,8 @@ class WorkerState(Protocol):
     @property
     def cpu(self) -> float: ...
     @property
+    def loop_cpu(self) -> float: ...
+    @property
     def rss(self) -> int: ...
     @property
     def pending(self) -> int: ...
@@ -48,11 +50,15 @@ class LoadTable:
             streams = None
             if report.streams is not None:
                 streams = {(source, target): StreamCount(*count) for source, target, *count in report.streams}
-            self.workers[worker] = WorkerLoad(now, report.cpu, report.rss, now, streams, report.machine)
+            self.workers[worker] = WorkerLoad(
+                now, report.cpu, report.rss, now, streams, report.machine, report.loop_cpu
+            )
         elif before is None:
-            self.workers[worker] = WorkerLoad(now, report.cpu, report.rss)
+            self.workers[worker] = WorkerLoad(now, report.cpu, report.rss, loop_cpu=report.loop_cpu)
         else:
-            self.workers[worker] = replace(before, time=now, cpu=report.cpu, rss=report.rss)
+            self.workers[worker] = replace(
+                before, time=now, cpu=report.cpu, rss=report.rss, loop_cpu=report.loop_cpu
+            )
 
     def forget(self, worker: WorkerId) -> None:
         """Drop the load of a worker's process."""

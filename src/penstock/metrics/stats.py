@@ -47,6 +47,9 @@ class TaskStats:
     or backpressure. The user's own rate limit and inactive time do not count."""
     busy: float = 0.0
     """Seconds in the code of the component, without encoding."""
+    waited: float = 0.0
+    """The part of ``busy`` in which calls of at least 0.25 ms used no CPU although a core was free: they slept, or
+    waited for input or output."""
     queued: int = 0
     """Tuples waiting in the inbox, including overflow."""
     overflowing: int = 0

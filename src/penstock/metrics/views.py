@@ -95,6 +95,8 @@ class WorkerLoad:
     """The streams of its tasks since the query run started. None if not reported yet, or if the load monitor is
     off."""
     machine: Mapping[str, Any] = field(default_factory=dict)
+    loop_cpu: float = 0.0
+    """CPU seconds of the worker's loop. Part of every report."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ class WorkerReport(_Event, frozen=True):
     """Seconds by which the wall clock of the worker's machine is ahead of the driver's."""
     settled_below: dict[int, int] = {}
     """Spout task → number: all its messages with a smaller number are acked, failed or timed out."""
+    loop_cpu: float = 0.0
+    """The part of ``cpu`` that the loop used, which runs the tasks. At one core the worker is at its limit."""
 
 
 class Heartbeat(_Event, frozen=True):

@@ -218,6 +218,20 @@ class Workers(Group):
         "most workers, without those of blocking components. 0: as many as the master offers cores",
         zero=True,
     )
+    _: KW_ONLY
+    refit: str = setting(
+        "once",
+        "",
+        "when components are packed into workers by their measured load: once after refit_after, always, or off. "
+        "Components whose calls wait get workers of their own in both cases",
+        choices=("once", "always", "off"),
+    )
+    refit_after: float = setting(
+        60.0,
+        "s",
+        "how long the measured load must propose the same packing. The default covers six load samples, so that a "
+        "burst or the start itself does not decide",
+    )
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from pyspark.sql import SparkSession
 
 from penstock.driver.engine import Shortage
+from penstock.metrics.machine import usable_cores
 from penstock.spark.nodes import nodes_of
-from penstock.spark.session import expected, is_local, total_slots
+from penstock.spark.session import expected, is_local, one_machine, total_slots
 
 _SETTLED = 3.0
 """Seconds without a new node after which all nodes are assumed to have joined, if their number is unknown. A
@@ -47,6 +48,13 @@ def free(spark: SparkSession) -> int:
     """Return the number of slots that are not reserved."""
     with _lock:
         return total_slots(spark) - sum(_held.values())
+
+
+def cores(spark: SparkSession) -> int:
+    """Return the number of cores that the master offers. On this machine these are the cores that the process may
+    use, because ``local[N]`` says how many tasks may run, whatever the machine is like."""
+    slots = total_slots(spark)
+    return min(slots, usable_cores()) if one_machine(spark.sparkContext.master) else slots
 
 
 def alone(holders: Collection[int]) -> bool:

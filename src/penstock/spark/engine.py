@@ -21,7 +21,7 @@ from penstock.spark import capacity, exits, pickling, shipping
 from penstock.spark.capacity import NodeWait
 from penstock.spark.dataflow import start_query
 from penstock.spark.nodes import nodes_of
-from penstock.spark.session import cores, exposure, is_local, log_lines, session_folder, total_slots
+from penstock.spark.session import exposure, is_local, log_lines, session_folder, total_slots
 from penstock.spark.stage import StageFunction
 
 log = logging.getLogger("penstock.spark")
@@ -92,7 +92,7 @@ class SparkEngine:
         return total_slots(self.spark)
 
     def cores(self) -> int:
-        return cores(self.spark)
+        return capacity.cores(self.spark)
 
     def shared_with_others(self, holders: Collection[int]) -> bool:
         return not capacity.alone(holders)

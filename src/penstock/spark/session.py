@@ -26,7 +26,6 @@ from pyspark.sql import SparkSession
 
 from penstock.cluster import record as cluster_record
 from penstock.errors import MasterUnreachable, SettingError
-from penstock.metrics.machine import usable_cores
 from penstock.redaction import printable, redacted
 from penstock.spark import class_archive, ports
 from penstock.spark.exits import note_exit
@@ -239,13 +238,6 @@ def total_slots(spark: SparkSession) -> int:
     drained."""
     context = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
-
-
-def cores(spark: SparkSession) -> int:
-    """Return the number of cores that the master offers. On this machine these are the cores that the process may
-    use, because ``local[N]`` says how many tasks may run, whatever the machine is like."""
-    slots = total_slots(spark)
-    return min(slots, usable_cores()) if one_machine(spark.sparkContext.master) else slots
 
 
 def joined(spark: SparkSession) -> int:

@@ -136,11 +136,9 @@ class BoltExecutor(Executor[B]):
             self._take(self._decode(parcel))
         assert self._parcel is not None
         header = self._parcel.header
-        started = self._clock.monotonic()
-        self._call.running = (self.context.task, started)
+        self.timer.start()
         done = self._work()
-        self._call.running = None
-        self._learn(done, self._clock.monotonic() - started)
+        self._learn(done, self.timer.stop(done))
         self._left -= done
         self.stats.executed += done
         self._note_birth(header.born)

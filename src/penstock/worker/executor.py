@@ -14,6 +14,7 @@ from penstock.clock import Clock
 from penstock.metrics.stats import TaskStats
 from penstock.state.values import TaskSnapshot
 from penstock.topology.components import Component, Conf, Context
+from penstock.worker.call_timer import CallTimer
 from penstock.worker.calls import CurrentCall
 from penstock.worker.epoch_dead_letters import EpochDeadLetters
 from penstock.worker.failures import USER_ERRORS, blame
@@ -62,7 +63,7 @@ class Executor(ABC, Generic[C]):
             for buffer in self._buffers:
                 buffer.add_dead_letter = self._add_dead_letter
         self._calls_per_run = 16
-        self._call = call
+        self.timer = CallTimer(stats, clock, call, context.task)
         self.report: Report = self._raise
 
     @abstractmethod
@@ -135,7 +136,6 @@ class Executor(ABC, Generic[C]):
 
     def _learn(self, calls: int, seconds: float) -> None:
         """Adjust the number of calls in one ``run``."""
-        self.stats.busy += seconds
         fitting = int(calls * QUANTUM / seconds) if seconds > 0 else _MOST_CALLS
         self._calls_per_run = max(1, min(_MOST_CALLS, fitting, self._calls_per_run * 4))
 

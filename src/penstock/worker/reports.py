@@ -18,6 +18,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.protocol.events import WorkerReport
 from penstock.settings import Settings
 from penstock.texts import MOST_ROWS, bounded_cell
+from penstock.worker.call_timer import WaitTimes
 from penstock.worker.flow_control import FlowControl
 from penstock.worker.intake import Intake
 from penstock.worker.sender import FrameSender
@@ -61,6 +62,7 @@ class Reporter:
         self._segments: list[tuple[int, Segment]] = []
         self._monitored = settings.monitored
         self._machine = MachineProbe(spark_jvm())
+        self._wait_times = WaitTimes()
         self._load_interval = settings.monitor.interval / REPORTS_PER_SAMPLE
         self._load_due = self._due = 0.0
         self._interval = settings.lifecycle.metrics_interval
@@ -140,6 +142,7 @@ class Reporter:
             self._machine.read() if with_load else {},
             self._skew(),
             self._settled_below(),
+            time.thread_time(),
         )
 
     def pending(self) -> int:
@@ -155,6 +158,7 @@ class Reporter:
         """The counters of each task, with current queue lengths; empty before the tasks are open. The objects
         continue to change, so the caller must encode or copy them."""
         tasks, detectors, now = self._tasks, self._intake.detectors, self._clock.monotonic()
+        self._wait_times.settle([executor.timer for executor in tasks.all])
         for bolt in tasks.bolts:
             stats = bolt.stats
             stats.queued, stats.overflowing = bolt.queued, bolt.inbox.overflowing

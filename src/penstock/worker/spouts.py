@@ -127,9 +127,8 @@ class SpoutExecutor(Executor[BaseSpout]):
             return False
         before = self.waiting()
         born = self._clock.now()
-        started = self._clock.monotonic()
-        self._call.running = (self.context.task, started)
         self._calls = 0
+        self.timer.start()
         try:
             if self._counts_column:
                 self._call_spout(room)
@@ -137,8 +136,8 @@ class SpoutExecutor(Executor[BaseSpout]):
                 self._call_spout_of_streams(room)
         except USER_ERRORS as error:  # user code may raise anything
             self.report(blame(self.context.component, self._next.__name__, error))
-        self._call.running = None
-        self._learn(max(self._calls, 1), self._clock.monotonic() - started)
+        calls = max(self._calls, 1)
+        self._learn(calls, self.timer.stop(calls))
         emitted = self.waiting() - before
         if emitted:
             self._note_birth(born)
