@@ -1,5 +1,5 @@
-"""``penstock scale TOPOLOGY COMPONENT=N …`` and ``penstock replace TOPOLOGY FILE``: replace a running topology by
-another form of it."""
+"""``penstock scale TOPOLOGY COMPONENT=N …``, ``penstock refit TOPOLOGY`` and ``penstock replace TOPOLOGY FILE``:
+replace a running topology by another form of it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a bolt and its new parallelism (number of executors)",
     )
     scale.set_defaults(handler=handle_scale)
+    refit = commands.add_parser(
+        "refit",
+        help="pack the components of a running topology into workers anew",
+        description="Packs the components of a running topology into workers by their measured load." + _HOW,
+    )
+    refit.add_argument("topology", help="the topology's name (see penstock list)")
+    refit.add_argument(
+        "--workers", type=int, metavar="N", help="most workers from now on (default: as many as before)"
+    )
+    refit.set_defaults(handler=handle_refit)
     replace = commands.add_parser(
         "replace",
         help="replace the code of a running topology",
@@ -59,6 +69,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def handle_scale(options: argparse.Namespace) -> int:
     numbers = dict(map(_number, options.assignments))
     return _ask(options.topology, OperatorRequest("scale", {"parallelism": numbers, "pause": options.pause}))
+
+
+def handle_refit(options: argparse.Namespace) -> int:
+    return _ask(options.topology, OperatorRequest("refit", {"workers": options.workers}))
 
 
 def handle_replace(options: argparse.Namespace) -> int:

@@ -173,6 +173,7 @@ def _newest(running: Internals) -> str:
         for kind, decisions in (
             ("data migration", running.migrations.decisions),
             ("scaling", running.scalings.decisions),
+            ("refit", running.refits.decisions),
             ("placement", running.placements.decisions),
         )
         for each in list(decisions)[-1:]

@@ -1,17 +1,20 @@
 """Carries out the change requests of a running topology, one at a time. Requests come from users and from the
-policies of scaling and placement."""
+policies of scaling, refit and placement. One arbiter decides which policy may act."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
+from penstock.control.arbiter import Arbiter, ChangeSource
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.load_sample import MonitorSample
 from penstock.driver.move import WorkerMove
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.placing import Placer
 from penstock.driver.query_runs import QueryRuns
+from penstock.driver.refit_controller import RefitController
 from penstock.driver.replacement import Replacement
 from penstock.driver.requests import ChangeRequest, Moved, MoveRequest, Replaced, ReplaceRequest
 from penstock.driver.scaling_controller import ScalingController
@@ -27,6 +30,8 @@ class Changes:
         self._runs, self._runner, self._monitor = runs, runner, monitor
         self.scalings = self._make_scalings()
         """Decides about the numbers of tasks, and keeps its decisions with their reasons."""
+        self.refits = self._make_refits()
+        """Decides which components share workers, and keeps its decisions."""
         self.placements = PlacementController(runs.current.settings)
         """Decides on which nodes workers run, and keeps its decisions."""
         self.placer = Placer(runs, self.placements)
@@ -34,7 +39,8 @@ class Changes:
         """Completed replacements, oldest first."""
         self.moved: list[Moved] = []
         """Completed moves of single workers, oldest first."""
-        self._scaling_at = 0.0
+        self._arbiter = Arbiter()
+        self._scaling_at = self._refit_at = 0.0
 
     # ---- requests of the policies ----------------------------------------------------------------------
 
@@ -44,21 +50,50 @@ class Changes:
         ``active``: the spouts emit. Policies decide only while they do."""
         if not active:
             return self.placer.next(None, self._runs.current)
-        return self._scaling() or self.placer.next(sample, self._runs.current)
+        now = self._runs.now()
+        return self._scaling(now) or self._refit(now) or self._placement(now, sample)
 
-    def _scaling(self) -> ReplaceRequest | None:
+    def _may_change(self, source: ChangeSource, now: float) -> bool:
+        return not self._arbiter.may_change(source, now)
+
+    def _scaling(self, now: float) -> ReplaceRequest | None:
         """Ask the scaling policy once per ``scaling.interval``. The scaling controller takes its own load
         samples."""
-        current, now = self._runs.current, self._runs.now()
-        if self.scalings.idle or now < self._scaling_at:
+        current = self._runs.current
+        if self.scalings.idle or now < self._scaling_at or not self._may_change(ChangeSource.SCALING, now):
             return None
         self._scaling_at = now + current.settings.scaling.interval
         scale = self.scalings.decide(now, current.bus.tasks())
-        return None if scale is None else ReplaceRequest(None, scale.reason, parallelism=scale.parallelism)
+        if scale is None:
+            return None
+        return ReplaceRequest(None, scale.reason, source=ChangeSource.SCALING, parallelism=scale.parallelism)
+
+    def _refit(self, now: float) -> ReplaceRequest | None:
+        """Ask the refit policy once per interval. The refit controller takes its own samples."""
+        current = self._runs.current
+        if self.refits.idle or now < self._refit_at or not self._may_change(ChangeSource.REFIT, now):
+            return None
+        self._refit_at = now + self.refits.interval
+        choice = self.refits.decide(now, current.bus.tasks(), current.bus.load())
+        if choice is None:
+            return None
+        return ReplaceRequest(None, choice.reason, source=ChangeSource.REFIT, fit=choice.fit)
+
+    def _placement(self, now: float, sample: MonitorSample | None) -> ChangeRequest | None:
+        """Ask the placement policy if a load sample has just been taken. Nodes that were requested earlier are
+        used in any case."""
+        if not self._may_change(ChangeSource.PLACEMENT, now):
+            sample = None
+        request = self.placer.next(sample, self._runs.current)
+        return None if request is None else replace(request, source=ChangeSource.PLACEMENT)
 
     def _make_scalings(self) -> ScalingController:
         current = self._runs.current
         return ScalingController(current.plan, current.deployment.topology, current.settings, self._runs.room)
+
+    def _make_refits(self) -> RefitController:
+        current = self._runs.current
+        return RefitController(current.plan, current.deployment.topology, current.settings, self._runs.room)
 
     # ---- carrying out requests -------------------------------------------------------------------------
 
@@ -86,17 +121,20 @@ class Changes:
         settled = change.settle(self._runner.run(change))
         if settled.result is not None:
             self.replaced.append(settled.result)
-            self._adopt(before.settings)
+            self._arbiter.changed(request.source, self._runs.now())
+            self._adopt(before.settings, request.source)
         return settled
 
-    def _adopt(self, before: Any) -> None:
+    def _adopt(self, before: Any, source: ChangeSource) -> None:
         """Tell the policies about the new form of the topology. If its settings differ from ``before``, the
         policies start anew with the new settings."""
         now = self._runs.current
         if now.settings == before:
-            self.scalings.replaced(now.plan, now.deployment.topology, self._runs.now())
+            topology, time = now.deployment.topology, self._runs.now()
+            self.scalings.replaced(now.plan, topology, time)
+            self.refits.replaced(now.plan, topology, time, source is ChangeSource.REFIT)
         else:
-            self.scalings = self._make_scalings()
+            self.scalings, self.refits = self._make_scalings(), self._make_refits()
             self.placements.apply_settings(now.settings)
             self._monitor.apply_settings(now.settings)
 
@@ -117,8 +155,9 @@ class Changes:
             done.append(settled.result)
             self.moved.append(settled.result)
             run.bus.note("move", "", f"{request.reason}: {settled.result}")
-        if done:  # begin a new load sample: one in which a worker was on two nodes is useless
-            self._monitor.apply_settings(run.settings)
+        if done:
+            self._arbiter.changed(request.source, self._runs.now())
+            self._monitor.apply_settings(run.settings)  # a load sample with a worker on two nodes is useless
         return settled if settled.error is not None else Settled(done)
 
     def _not_done(self, request: ChangeRequest, error: PenstockError) -> None:

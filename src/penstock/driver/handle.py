@@ -101,6 +101,17 @@ class RunningTopology:
         replaced: Replaced = self._supervisor.change(request)
         return replaced
 
+    def refit(self, workers: int | None = None, reason: str = "by hand") -> Replaced:
+        """Pack the components into workers anew, by their measured load, as a replacement (see ``replace``).
+        ``workers``: the most workers from now on, without those of blocking components; by default as many as
+        before. Without a load that was measured, every executor weighs the same."""
+        if workers is not None and workers < 1:
+            raise SettingError(f"topology '{self.name}'", f"it needs at least 1 worker, not {workers}")
+        supervisor = self._supervisor
+        fit = supervisor.call(lambda: supervisor.changes.refits.by_hand(workers))
+        replaced: Replaced = supervisor.change(ReplaceRequest(None, reason, fit=fit))
+        return replaced
+
     def replace(self, topology: Topology, reason: str = "by hand", pause: bool = False) -> Replaced:
         """Replace the running topology by another form of it, with other numbers of tasks or changed code. The new
         form takes over the state of each component. Returns when the spouts of the new form emit.

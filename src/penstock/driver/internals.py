@@ -11,6 +11,7 @@ from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.outcome import Outcome, judge
 from penstock.driver.placement_controller import PlacementController
+from penstock.driver.refit_controller import RefitController
 from penstock.driver.registry import WorkerConnection
 from penstock.driver.requests import ChangeRequest, Moved, Replaced, ReplaceRequest
 from penstock.driver.scaling_controller import ScalingController
@@ -72,6 +73,10 @@ class Internals:
     @property
     def scalings(self) -> ScalingController:
         return self.supervisor.changes.scalings
+
+    @property
+    def refits(self) -> RefitController:
+        return self.supervisor.changes.refits
 
     @property
     def placements(self) -> PlacementController:

@@ -36,6 +36,7 @@ class Operator:
             "activate": self._activate,
             "deactivate": self._deactivate,
             "scale": self._scale,
+            "refit": self._refit,
             "replace": self._replace,
             "kill": self._kill,
         }
@@ -99,6 +100,10 @@ class Operator:
     def _scale(self, arguments: Mapping[str, Any]) -> str:
         reason, pause = str(arguments.get("reason", "by hand")), bool(arguments.get("pause"))
         return self._done(self._running.scale(arguments["parallelism"], reason, pause))
+
+    def _refit(self, arguments: Mapping[str, Any]) -> str:
+        workers = arguments.get("workers")
+        return self._done(self._running.refit(None if workers is None else int(workers)))
 
     def _replace(self, arguments: Mapping[str, Any]) -> str:
         return self._done(self._running.internals.reload(str(arguments["target"]), bool(arguments.get("pause"))))

@@ -7,6 +7,7 @@ they have joined.
 
 from __future__ import annotations
 
+from penstock.control.arbiter import ChangeSource
 from penstock.driver.engine import executor_of
 from penstock.driver.load_sample import MonitorSample
 from penstock.driver.move import movable
@@ -119,7 +120,7 @@ class Placer:
         """Called when a request was not carried out. If it was to release nodes, those were requested again, and
         ``next`` returns a request that uses all nodes."""
         if isinstance(request, MoveRequest):
-            if request.by_policy:
+            if request.source is ChangeSource.PLACEMENT:
                 self._placements.pause()
         elif request.placement is not None:
             self._placements.pause()
@@ -151,7 +152,7 @@ class Placer:
         moves = movable(current, found.placement.nodes)
         request: ChangeRequest
         if moves:
-            request = MoveRequest(moves, found.reason, current.number, by_policy=True)
+            request = MoveRequest(moves, found.reason, current.number, ChangeSource.PLACEMENT)
         else:
             request = self.request(found.placement, found.leaves, found.reason, current)
         self._placements.note(self._runs.now(), found.reason)

@@ -75,11 +75,15 @@ def check_forms(old: Topology, new: Topology) -> None:
 
 
 def differences(old: Deployment, new: Deployment) -> str:
-    """Return a text that lists changed numbers of tasks, new components and removed ones."""
+    """Return a text that lists changed numbers of tasks and workers, new components and removed ones."""
     before = {component: len(tasks) for component, tasks in old.plan.tasks_of.items()}
     now = {component: len(tasks) for component, tasks in new.plan.tasks_of.items()}
     changed = [f"{c} {before[c]} → {now[c]}" for c in now if c in before and before[c] != now[c]]
     changed += [f"{c} is new" for c in now if c not in before] + [f"{c} is gone" for c in before if c not in now]
+    if old.plan.workers != new.plan.workers:
+        changed.append(f"{old.plan.workers} → {new.plan.workers} workers")
+    elif not changed and old.plan.routes.worker_of != new.plan.routes.worker_of:
+        changed.append(f"other components share the {new.plan.workers} workers")
     return ", ".join(changed) or "the same numbers of tasks"
 
 
@@ -151,6 +155,8 @@ class Replacement:
         if self._request.fit is not None:
             return self._request.fit
         fit = self.old.plan.fit
+        if self._form is not self.old.deployment.topology:
+            fit = replace(fit, groups=())
         if self._form.settings.workers.count == self.old.settings.workers.count:
             return fit
         return replace(fit, workers=first_fit(self._form, self._engine).workers)

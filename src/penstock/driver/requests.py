@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.control.arbiter import ChangeSource
 from penstock.plan.model import Fit, WorkerId
 from penstock.plan.scalable import kept_numbers
 from penstock.plan.slot_placement import SlotPlacement
@@ -81,6 +82,8 @@ class ReplaceRequest:
     """Nodes that get no worker of the new form, and are released."""
     parallelism: Mapping[str, int] = field(default_factory=dict)
     """The parallelism of components for which it is to change, in addition to ``topology``."""
+    source: ChangeSource = ChangeSource.OPERATOR
+    """Who wants it."""
     fit: Fit | None = None
     """What the components are packed into workers by. None: as in the form that runs."""
     declared: Topology | None = None
@@ -115,7 +118,8 @@ class MoveRequest:
     reason: str
     attempt: int
     """The number of the query run that the workers belong to."""
-    by_policy: bool = False
+    source: ChangeSource = ChangeSource.OPERATOR
+    """Who wants it."""
     answer: Future[list[Moved]] = field(default_factory=Future)
     """The results, for a thread that waits for them."""
     kind = "move"

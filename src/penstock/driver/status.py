@@ -16,6 +16,7 @@ from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
 from penstock.driver.registry import WorkerConnection
+from penstock.driver.refit_controller import RefitController
 from penstock.driver.scaling_controller import ScalingController
 from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
 from penstock.metrics.stats import TaskStats
@@ -53,6 +54,8 @@ class Running(Protocol):
     def state(self) -> str: ...
     @property
     def scalings(self) -> ScalingController: ...
+    @property
+    def refits(self) -> RefitController: ...
     @property
     def placements(self) -> PlacementController: ...
     @property
@@ -197,6 +200,7 @@ def take(running: Running, clock: Clock | None = None) -> TopologyStatus:
     for kind, decisions in (
         ("migration", running.migrations.decisions.copy()),  # copied, because other threads append to it
         ("scaling", running.scalings.decisions.copy()),
+        ("refit", running.refits.decisions.copy()),
         ("placement", running.placements.decisions.copy()),
     ):
         notes += [Note(each.time, kind, each.component, each.text) for each in decisions]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from penstock.control.packing import PackedGroup
 from penstock.topology.groupings import Grouping, LocalOrShuffle, NoneGrouping, Shuffle
 from penstock.topology.streams import Stream
 
@@ -42,8 +43,13 @@ class Fit:
     """The measured load of components. Empty: every executor weighs the same."""
     traffic: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Tuples per second from component to component, as measured. Empty: every stream carries the same."""
+    enough: float = 0.0
+    """A load, in the unit of the weights, that a worker carries without trouble. Packings below it are equally
+    good, so the one with the fewest hops is taken. 0 if nothing was measured."""
     blocking: frozenset[str] = frozenset()
     """Components that were found to wait in their calls."""
+    groups: tuple[PackedGroup, ...] = ()
+    """The packing that was chosen for the very topology that is planned. Empty: the planner chooses it."""
 
 
 @dataclass(frozen=True)

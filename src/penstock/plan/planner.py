@@ -40,7 +40,7 @@ def pack_pairs(topology: Topology, pairs: Sequence[Pair], fit: Fit, blocking: Co
     workers = fit.workers
     if workers is None or not topology.settings.transport.fusing:
         workers = sum(part.parallelism for part in parts)
-    packed = in_dependency_order(pack(parts, links, workers), links)
+    packed = in_dependency_order(fit.groups or pack(parts, links, workers, fit.enough), links)
     return [
         FusedGroup(tuple(component for name in group.names for component in pair_of[name]), group.workers)
         for group in packed

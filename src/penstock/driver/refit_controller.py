@@ -1,0 +1,122 @@
+"""Refits of a running topology: passes samples to the refit policy, and turns what it proposes into the ``Fit`` of
+a replacement. The lifecycle carries out the replacement."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from penstock.control.refit import ENOUGH, SAMPLES, Refit, RefitKind, RefitPolicy
+from penstock.driver.policy_decision import PolicyDecision
+from penstock.driver.refit_sampler import MeasuredLoad, RefitSampler
+from penstock.metrics.stats import TaskStats
+from penstock.metrics.views import Load
+from penstock.plan.model import Fit, Plan
+from penstock.plan.planner import make_plan
+from penstock.settings import Settings
+from penstock.topology.builder import Topology
+
+log = logging.getLogger("penstock.refit")
+
+_LONGEST = 1.5
+"""Maximum length of a sample, in intervals. Anything longer means that there was a pause."""
+
+
+@dataclass(frozen=True)
+class RefitChoice:
+    """A refit that is to be carried out."""
+
+    fit: Fit
+    reason: str
+
+
+class RefitController:
+    """Serves one topology across replacements and restarts. One thread calls it; other threads may copy
+    ``decisions``."""
+
+    def __init__(
+        self, plan: Plan, topology: Topology, settings: Settings, room: Callable[[], int] | None = None
+    ) -> None:
+        """``room`` returns the slots that a replacement may use now. Without it their number is not limited."""
+        self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
+        self.interval = settings.workers.refit_after / SAMPLES
+        """Seconds of a sample."""
+        self._room = room
+        self._refused = ""
+        """The reason of the last refusal. A repeated refusal is reported only once."""
+        mode = cast(Literal["off", "once", "always"], settings.workers.refit)
+        self._on = mode != "off" and topology.settings.transport.fusing
+        self._policy = RefitPolicy(mode, plan.fit.workers or plan.workers)
+        self._measured: MeasuredLoad | None = None
+        """The newest sample of the present form."""
+        self._earlier: Fit | None = None
+        """The fit before the last refit of the policy, in case that it is taken back."""
+        self._begin(plan, topology)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can be packed differently, so that there is nothing to decide."""
+        return not self._on or len(self._plan.tasks_of) < 2
+
+    def decide(self, now: float, stats: Mapping[int, TaskStats], load: Load) -> RefitChoice | None:
+        """Return the refit to carry out, or None. Called once per ``interval`` while the spouts are active, but
+        not during a replacement."""
+        measured = self._sampler.take(now, stats, load)
+        if measured is None:
+            return None
+        self._measured = measured
+        refit = self._policy.decide(measured.sample)
+        if refit is None:
+            return None
+        fit = self._fit_of(refit, measured)
+        plan = make_plan(self._topology, fit)
+        if plan.routes.worker_of == self._plan.routes.worker_of:
+            return None  # for example because only a component that is alone is blocking
+        free = None if self._room is None else self._room()
+        if free is not None and plan.workers > free:
+            self._refuse(now, refit.reason, plan.workers, free)
+            return None
+        self._refused = ""
+        self._earlier = self._plan.fit
+        self._note(now, refit.reason)
+        return RefitChoice(fit, refit.reason)
+
+    def by_hand(self, workers: int | None) -> Fit:
+        """Return the fit that an operator requests: with the newest measured load, if there is one, and another
+        number of workers, if it is given."""
+        fit = self._plan.fit if self._measured is None else self._measured.fit(self._plan.fit)
+        return replace(fit, workers=workers or fit.workers, enough=0.0, groups=())
+
+    def replaced(self, plan: Plan, topology: Topology, now: float, by_refit: bool) -> None:
+        """Measure anew, because a replacement of the topology runs now. ``by_refit``: ``decide`` had requested
+        it."""
+        self._policy.replaced(now, by_refit)
+        self._begin(plan, topology)
+
+    def _begin(self, plan: Plan, topology: Topology) -> None:
+        self._plan, self._topology = plan, topology
+        self._measured = None
+        self._sampler = RefitSampler(plan, topology, _LONGEST * self.interval)
+
+    def _fit_of(self, refit: Refit, measured: MeasuredLoad) -> Fit:
+        fit = self._plan.fit
+        match refit.kind:
+            case RefitKind.BLOCKING:
+                return replace(fit, blocking=fit.blocking | refit.blocking, groups=refit.groups)
+            case RefitKind.REVERT if self._earlier is not None:
+                return replace(self._earlier, blocking=fit.blocking, groups=refit.groups)
+            case _:
+                return replace(measured.fit(fit), enough=ENOUGH, groups=refit.groups)
+
+    def _refuse(self, now: float, reason: str, needed: int, free: int) -> None:
+        text = f"{reason}; not done: it needs {needed} task slots, but only {free} are free"
+        if self._refused != text:
+            self._refused = text
+            self._note(now, text)
+
+    def _note(self, now: float, text: str) -> None:
+        self.decisions.append(PolicyDecision(now, "", text))
+        log.info("%s", text)
