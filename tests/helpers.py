@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 
 from penstock import BasicBolt, BatchBolt, BatchSpout, RichBolt, Settings, TopologyBuilder
 from penstock.settings import BY_NAME
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+
+
+MANY = 1000
+"""More workers than any topology of the tests has executors."""
+
+
+def wide(topology):
+    """The topology with a worker for each executor, unless it says how many it wants."""
+    settings = topology.settings
+    if settings.workers.count:
+        return topology
+    workers = dataclasses.replace(settings.workers, count=MANY)
+    return dataclasses.replace(topology, settings=dataclasses.replace(settings, workers=workers))
 
 
 class Pass(BasicBolt):

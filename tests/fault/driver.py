@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 from penstock.spark.session import close_session, joined
 from tests.fault.components import Count, CountAlong, Numbers, OtherParse, OtherPass, Parse, Pass, as_line
 from tests.fault.scaler import Scaler
-from tests.helpers import settings_with
+from tests.helpers import settings_with, wide
 
 
 def topology(config):
@@ -149,7 +149,7 @@ def main():
     with open(sys.argv[1]) as file:
         config = json.load(file)
     faulthandler.register(signal.SIGUSR1)
-    running = submit(topology(config), config.get("master"), **_take_over(config))
+    running = submit(wide(topology(config)), config.get("master"), **_take_over(config))
     running.internals.load = lambda version: topology({**config, "version": int(version)})
     scaler = Scaler(running, config) if "scale" in config else None
     try:

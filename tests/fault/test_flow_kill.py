@@ -8,6 +8,7 @@ import pytest
 
 from penstock import Delivery, Flow, Lifecycle, Migration, Settings, submit
 from penstock.spark.session import close_session, open_session
+from tests.helpers import wide
 from tests.integration.flow_components import Offers, branches_with_partials, oracle
 
 pytestmark = pytest.mark.spark
@@ -37,7 +38,7 @@ class Run:
             lifecycle=Lifecycle(metrics_interval=0.1, max_restarts=1000),
             migration=Migration(interval=0.2),
         )
-        self.handle = submit(branches_with_partials(Offers(("left",), RATE, count), settings))
+        self.handle = submit(wide(branches_with_partials(Offers(("left",), RATE, count), settings)))
 
     def until(self, condition, what):
         assert self.handle.internals.server.wait(condition, PATIENCE), f"seed {self.seed}: {what}\n{self.story()}"

@@ -9,6 +9,7 @@ import pytest
 from penstock import submit
 from penstock.spark.session import close_session, open_session
 from penstock.testing.servers.cluster import SparkCluster
+from tests.helpers import wide
 
 
 def pytest_addoption(parser):
@@ -35,6 +36,11 @@ def run(spark, tmp_path):
         folder = tmp_path
 
         def submit(self, topology, **options):
+            """With a worker for each executor, so that a test has the processes that its topology declares,
+            whatever the machine is like."""
+            return self.submit_packed(wide(topology), **options)
+
+        def submit_packed(self, topology, **options):
             running = submit(topology, **options)
             started.append(running)
             return running

@@ -81,12 +81,12 @@ def test_an_unknown_setting():
     ("master", "message"),
     [
         ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*that it is running"),
-        ("local[2]", "needs 6 task slots.*only 2 of 2 are free.*local.N. counts threads"),
+        ("local[2]", "needs 7 task slots.*only 2 of 2 are free.*local.N. counts threads"),
         ("local-cluster[1,2,300]", "Spark did not start there: .*300 MiB/worker but requested 1024 MiB"),
     ],
 )
 def test_a_master_that_cannot_serve(master, message):
-    done = penstock("run", EXAMPLE, "--master", master)
+    done = penstock("run", EXAMPLE, "--master", master, "--set", "workers=20")
     assert done.returncode == 3
     assert re.search(message, done.stderr)
     assert no_trace(done)
@@ -111,9 +111,9 @@ def test_without_java_one_sentence_says_how_to_get_it(tmp_path):
 
 
 def test_plan_prints_text_and_mermaid():
-    done = penstock("plan", EXAMPLE)
+    done = penstock("plan", EXAMPLE, "--workers", "6")
     assert done.returncode == 0
-    assert "topology word-count: 4 stages, 6 workers, 7 tasks" in done.stdout
+    assert "topology word-count: 4 stages, 6 workers (limit 6), 7 tasks" in done.stdout
     assert "graph LR" in done.stdout
 
 
@@ -270,7 +270,7 @@ def test_code_travels_to_nodes_that_have_neither_penstock_nor_the_users_modules(
         )
     )
     done = penstock(
-        "run", path, "--master", "local-cluster[2,4,1024]", "--seconds", "6",
+        "run", path, "--master", "local-cluster[2,4,1024]", "--seconds", "6", "--set", "workers=6",
         env={**os.environ, "PYSPARK_PYTHON": python}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

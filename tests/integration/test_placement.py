@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 
 MOVES = """
     import sys
-    from penstock import Delivery, Settings, TopologyBuilder, submit
+    from penstock import Delivery, Settings, TopologyBuilder, Workers, submit
     from penstock.errors import NotEnoughSlots
     from penstock.spark.session import close_session
     from tests.fault.components import Count, Numbers, Pass
@@ -23,7 +23,9 @@ MOVES = """
     builder.set_spout("numbers", Numbers(10_000_000, 1_000))
     builder.set_bolt("pass", Pass(), 2).shuffle_grouping("numbers")
     builder.set_bolt("count", Count(), 2).fields_grouping("pass", "key")
-    settings = Settings(delivery=Delivery("exactly_once", state_dir=sys.argv[1], epoch_interval=0.5))
+    settings = Settings(
+        delivery=Delivery("exactly_once", state_dir=sys.argv[1], epoch_interval=0.5), workers=Workers(5)
+    )
     running = submit(builder.build("placed", settings), "local-cluster[2,24,1024]")
     inside = running.internals
     def awaited(condition):
@@ -60,7 +62,7 @@ MOVES = """
 ONE_BY_ONE = """
     import sys
     from pathlib import Path
-    from penstock import Delivery, Placement, Settings, TopologyBuilder, submit
+    from penstock import Delivery, Placement, Settings, TopologyBuilder, Workers, submit
     from penstock.errors import PenstockError
     from penstock.plan.model import WorkerId
     from penstock.spark.session import close_session
@@ -89,6 +91,7 @@ ONE_BY_ONE = """
         settings = Settings(
             delivery=Delivery(delivery, state_dir=sys.argv[1], epoch_interval=0.5),
             placement=Placement(spare_slots=2),
+            workers=Workers(5),
         )
         running = submit(builder.build(f"slots-{delivery}", settings), "local-cluster[2,16,1024]")
         inside = running.internals

@@ -11,12 +11,12 @@ from collections import Counter
 import pyarrow.dataset as ds
 import pytest
 
-from penstock import Delivery, Settings, TopologyBuilder
+from penstock import Delivery, Settings, TopologyBuilder, Workers
 from penstock.connectors.parquet import ParquetSink
 from penstock.errors import NotEnoughSlots, PenstockError, StateError, TopologyError, TopologyFailed
 from penstock.spark import capacity
 from tests.fault.components import Count, Numbers, Pass
-from tests.helpers import settings_with
+from tests.helpers import MANY, settings_with
 
 pytestmark = pytest.mark.spark
 
@@ -82,7 +82,8 @@ class World:
     def __init__(self, run, delivery, count=20_000):
         self.count, self.output = count, str(run.folder / "output")
         self.settings = Settings(
-            delivery=Delivery(delivery, state_dir=str(run.folder / "state"), epoch_interval=0.5)
+            delivery=Delivery(delivery, state_dir=str(run.folder / "state"), epoch_interval=0.5),
+            workers=Workers(MANY),
         )
         self.running = run.submit(self.topology())
 
