@@ -19,6 +19,9 @@ from penstock.control.packing import (
     pack,
 )
 
+ENOUGH = st.just(0.0) | st.sampled_from([0.005, 0.5, 2.0, 3.3, 7.0, 50.0])
+"""Below all loads, between them, and above them."""
+
 
 @st.composite
 def graphs(draw, most_parts=7, blocking=True):
@@ -93,39 +96,46 @@ def divisions(parts, links, orders):
                 yield groups
 
 
-def expected(parts, links, workers, packings):
-    """The rule of ``pack``, applied to a list of packings: (load, hops, workers)."""
+def expected(parts, links, workers, packings, enough=0.0):
+    """The rule of ``pack``, applied to a list of packings: (highest load allowed, hops, workers)."""
     judged = [
         (counted_workers(parts, each), busiest_load(parts, links, each), hops_between(links, each))
         for each in packings
     ]
     fewest = min(used for used, _, _ in judged)
+    good = [
+        (hops, used)
+        for used, load, hops in judged
+        if used <= max(workers, fewest) and load <= enough * (1 + ROUNDING)
+    ]
+    if good:
+        return enough, *min(good)
     lowest = {
         limit: min(load for used, load, _ in judged if used <= limit)
         for limit in range(fewest, max(workers, fewest) + 1)
     }
-    enough = fewest
+    useful = fewest
     for limit, load in lowest.items():
-        if load < (1 - CLEAR_GAIN) * (1 - ROUNDING) * lowest[enough]:
-            enough = limit
-    bound = lowest[enough] * (1 + ROUNDING)
-    hops, used = min((hops, used) for used, load, hops in judged if used <= enough and load <= bound)
-    return lowest[enough], hops, used
+        if load < (1 - CLEAR_GAIN) * (1 - ROUNDING) * lowest[useful]:
+            useful = limit
+    bound = lowest[useful] * (1 + ROUNDING)
+    hops, used = min((hops, used) for used, load, hops in judged if used <= useful and load <= bound)
+    return lowest[useful], hops, used
 
 
-@given(graphs(), st.integers(1, 12))
-def test_every_packing_is_legal_and_within_the_limit(graph, workers):
+@given(graphs(), st.integers(1, 12), ENOUGH)
+def test_every_packing_is_legal_and_within_the_limit(graph, workers, enough):
     parts, links = graph
-    groups = pack(parts, links, workers)
+    groups = pack(parts, links, workers, enough)
     check_legal(parts, links, groups)
     if not any(part.blocking for part in parts):
         assert counted_workers(parts, groups) <= workers
 
 
-@given(graphs(), st.integers(1, 12))
-def test_more_workers_than_allowed_only_if_blocking_parts_leave_no_choice(graph, workers):
+@given(graphs(), st.integers(1, 12), ENOUGH)
+def test_more_workers_than_allowed_only_if_blocking_parts_leave_no_choice(graph, workers, enough):
     parts, links = graph
-    used = counted_workers(parts, pack(parts, links, workers))
+    used = counted_workers(parts, pack(parts, links, workers, enough))
     if used > workers:
         assert used == counted_workers(parts, pack(parts, links, 1))
 
@@ -154,25 +164,33 @@ def test_the_unit_of_weights_and_traffic_does_not_matter(graph, workers, factor)
     assert hops_between(links, first) == hops_between(links, second)
 
 
-@settings(max_examples=60)
-@given(graphs(most_parts=5), st.integers(1, 8))
-def test_no_section_of_the_orders_gives_a_better_packing(graph, workers):
+@settings(max_examples=100)
+@given(graphs(most_parts=5), st.integers(1, 8), ENOUGH)
+def test_no_section_of_the_orders_gives_a_better_packing(graph, workers, enough):
     parts, links = graph
-    if workers >= sum(part.parallelism for part in parts if not part.blocking):
+    if not enough and workers >= sum(part.parallelism for part in parts if not part.blocking):
         return  # every executor has its own worker, whatever that costs
-    groups = pack(parts, links, workers)
-    load, hops, used = expected(parts, links, workers, divisions(parts, links, orders(parts, links)))
+    groups = pack(parts, links, workers, enough)
+    load, hops, used = expected(parts, links, workers, divisions(parts, links, orders(parts, links)), enough)
     assert busiest_load(parts, links, groups) <= load * (1 + 1e-6)
     assert (hops_between(links, groups), counted_workers(parts, groups)) == (hops, used)
 
 
-@settings(max_examples=60)
-@given(chains(), st.integers(1, 6))
-def test_components_in_a_row_are_packed_as_well_as_possible(chain, workers):
+@settings(max_examples=100)
+@given(chains(), st.integers(1, 6), ENOUGH)
+def test_components_in_a_row_are_packed_as_well_as_possible(chain, workers, enough):
     parts, links = chain
-    if workers >= sum(part.parallelism for part in parts):
+    if not enough and workers >= sum(part.parallelism for part in parts):
         return
-    groups = pack(parts, links, workers)
-    load, hops, used = expected(parts, links, workers, divisions(parts, links, [parts]))
+    groups = pack(parts, links, workers, enough)
+    load, hops, used = expected(parts, links, workers, divisions(parts, links, [parts]), enough)
     assert busiest_load(parts, links, groups) <= load * (1 + 1e-6)
     assert (hops_between(links, groups), counted_workers(parts, groups)) == (hops, used)
+
+
+@given(graphs(), st.integers(1, 12), st.floats(0.01, 100), st.floats(1, 10))
+def test_a_worker_that_carries_more_never_needs_more_hops(graph, workers, enough, factor):
+    parts, links = graph
+    first, second = pack(parts, links, workers, enough), pack(parts, links, workers, enough * factor)
+    if busiest_load(parts, links, first) <= enough:
+        assert hops_between(links, second) <= hops_between(links, first)

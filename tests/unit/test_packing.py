@@ -12,6 +12,7 @@ from penstock.control.packing import (
     hops_between,
     in_dependency_order,
     pack,
+    worker_loads,
 )
 
 WORD_COUNT = [Part("lines", 1, 1), Part("split", 2, 2), Part("count", 4, 4), Part("persist", 1, 1)]
@@ -97,17 +98,53 @@ def test_hops_cost_by_traffic():
     assert groups(pack(parts, links, 2)) == [("spout", "often", 1), ("rarely", 1)]
 
 
+@pytest.mark.parametrize("workers", [2, 4, 8, 30])
+def test_a_load_that_one_worker_carries_gets_one_worker(workers):
+    assert groups(pack(WORD_COUNT, WORD_LINKS, workers, enough=8)) == [("lines", "split", "count", "persist", 1)]
+
+
+def test_no_hop_is_added_to_lower_a_load_that_is_low_enough():
+    # The lowest load, 4, needs two hops; 7 needs one.
+    assert groups(pack(WORD_COUNT, WORD_LINKS, 4, enough=7)) == [("lines", "split", 1), ("count", "persist", 1)]
+    assert hops_between(WORD_LINKS, pack(WORD_COUNT, WORD_LINKS, 4)) == 2
+
+
+def test_a_load_that_no_packing_reaches_changes_nothing():
+    assert pack(WORD_COUNT, WORD_LINKS, 4, enough=3.9) == pack(WORD_COUNT, WORD_LINKS, 4)
+
+
+def test_workers_for_all_executors_are_not_used_if_one_component_has_the_load():
+    parts = [Part("spout", 4, 1), Part("parse", 0.1, 4)]
+    links = [Link("spout", "parse", True)]
+    assert groups(pack(parts, links, 5)) == [("spout", 1), ("parse", 4)]
+    assert groups(pack(parts, links, 5, enough=0.5)) == [("spout", "parse", 1)]
+
+
+def test_a_topology_of_blocking_components_has_nothing_to_search_for():
+    parts = [Part("spout", 1, 1, blocking=True), Part("wait", 1, 2, blocking=True)]
+    assert groups(pack(parts, [Link("spout", "wait", True)], 1, enough=1)) == [("spout", 1), ("wait", 2)]
+
+
+def test_loads_of_all_groups_are_told_apart():
+    parts = [Part("spout", 2, 1), Part("work", 6, 3), Part("wait", 9, 1, blocking=True)]
+    links = [Link("spout", "work", True, 10), Link("spout", "wait", True, 10)]
+    spout, work, wait = PackedGroup(("spout",), 1), PackedGroup(("work",), 2), PackedGroup(("wait",), 1)
+    # The busiest worker of "work" has two of the three executors. The spout sends to both others.
+    assert worker_loads(parts, links, [spout, work, wait]) == {spout: 2 + 1 + 1, work: pytest.approx(4 + 2)}
+
+
 def test_groups_that_read_from_each_other_are_rejected():
     crossed = [PackedGroup(("a", "d"), 1), PackedGroup(("b", "c"), 1)]
     with pytest.raises(ValueError, match="two groups read from each other"):
         in_dependency_order(crossed, [Link("a", "b", True), Link("c", "d", True)])
 
 
+@pytest.mark.parametrize("enough", [0, 640])
 @pytest.mark.parametrize("local", [True, False])
-def test_fifty_components_on_64_workers_are_packed_quickly(local):
+def test_fifty_components_on_64_workers_are_packed_quickly(local, enough):
     parts = [Part(f"c{number}", 64, 64) for number in range(50)]
     links = [Link(f"c{number}", f"c{number + 1}", local) for number in range(49)]
     before = time.process_time()
-    packed = pack(parts, links, 64)
+    packed = pack(parts, links, 64, enough)
     assert time.process_time() - before < 0.1
     assert sum(group.workers for group in packed) <= 64

@@ -67,54 +67,68 @@ class PackedGroup:
     workers: int
 
 
-def pack(parts: Sequence[Part], links: Sequence[Link], workers: int) -> list[PackedGroup]:
+def pack(parts: Sequence[Part], links: Sequence[Link], workers: int, enough: float = 0.0) -> list[PackedGroup]:
     """Return the groups, each after the groups it reads from. The result depends only on the arguments.
 
-    The load of the busiest worker is minimised, but more workers are used only for a ``CLEAR_GAIN``. Of the
-    packings with the lowest load, the one with the fewest links between groups is taken, then the one with the
-    fewest workers. ``workers`` is an upper bound; workers of blocking parts are not counted. It is exceeded only
-    if blocking parts lie between others, because what comes before and after a blocking part cannot share a
-    worker. If there are enough workers for all executors, each executor has its own.
+    ``enough`` is a load, in the unit of the weights, that a worker carries without trouble. Packings whose busiest
+    worker has at most this load are equally good: the one with the fewest links between groups is taken, then the
+    one with the fewest workers.
+
+    If there is no such packing, or ``enough`` is 0 because nothing was measured, the load of the busiest worker is
+    minimised, but more workers are used only for a ``CLEAR_GAIN``. Of the packings with the lowest load, the one
+    with the fewest links between groups is taken, then the one with the fewest workers.
+
+    ``workers`` is an upper bound; workers of blocking parts are not counted. It is exceeded only if blocking parts
+    lie between others, because what comes before and after a blocking part cannot share a worker. If ``enough`` is
+    0 and there are enough workers for all executors, each executor has its own.
 
     Groups are sections of a few topological orders, so for a graph with branches the result is not always the best
     of all legal packings. ``links`` must not contain a cycle.
     """
     alone = [PackedGroup((part.name,), part.parallelism) for part in parts]
     computing = [part for part in parts if not part.blocking]
-    if workers >= sum(part.parallelism for part in computing):
+    executors = sum(part.parallelism for part in computing)
+    if not computing or (workers >= executors and not enough):
         return in_dependency_order(alone, links)
+    limit = min(workers, executors)
     # Blocking parts may make it impossible to use so few workers; a worker for each other part is always enough.
-    most = workers if len(computing) == len(parts) else max(workers, len(computing))
+    most = limit if len(computing) == len(parts) else max(limit, len(computing))
     searches = [_Search(order, links, parts, most) for order in orders(parts, links)]
     lowest: _Floats = np.min([search.lowest_loads() for search in searches], axis=0)
-    enough = _enough_workers(lowest, workers)
-    bound = float(lowest[enough]) * (1 + ROUNDING)
-    found = [search.fewest_hops(bound, enough) for search in searches]
+    used = max(limit, _fewest_workers(lowest))
+    bound = enough
+    if lowest[: used + 1].min() > enough * (1 + ROUNDING):
+        used = _useful_workers(lowest, limit)
+        bound = float(lowest[used])
+    found = [search.fewest_hops(bound * (1 + ROUNDING), used) for search in searches]
     _, _, groups = min((each for each in found if each is not None), key=lambda each: each[:2])
     groups += [group for group, part in zip(alone, parts, strict=True) if part.blocking]
     return in_dependency_order(groups, links)
 
 
 def busiest_load(parts: Sequence[Part], links: Sequence[Link], groups: Sequence[PackedGroup]) -> float:
-    """The load of the busiest worker in a packing, including what streams between workers cost, in the unit of the
-    weights. Workers of blocking parts are not considered, because waiting uses no core."""
+    """The load of the busiest worker in a packing, in the unit of the weights."""
+    return max(worker_loads(parts, links, groups).values(), default=0.0)
+
+
+def worker_loads(
+    parts: Sequence[Part], links: Sequence[Link], groups: Sequence[PackedGroup]
+) -> dict[PackedGroup, float]:
+    """The load of the busiest worker of each group, including what streams between workers cost, in the unit of
+    the weights. Groups of blocking parts only are left out, because waiting uses no core."""
     group_of = {name: group for group in groups for name in group.names}
     costs = _HopCosts(parts, links)
-    load = dict.fromkeys((group.names for group in groups), 0.0)
+    loads = dict.fromkeys(groups, 0.0)
     for part in parts:
         group = group_of[part.name]
-        load[group.names] += part.weight * busiest_share(part.parallelism, group.workers)
+        loads[group] += part.weight * busiest_share(part.parallelism, group.workers)
     for number, link in enumerate(links):
         source, target = group_of[link.source], group_of[link.target]
         if source is not target:
-            load[source.names] += costs.sender[number] * busiest_share(
-                costs.executors[link.source], source.workers
-            )
-            load[target.names] += costs.receiver[number] * busiest_share(
-                costs.executors[link.target], target.workers
-            )
+            loads[source] += costs.sender[number] * busiest_share(costs.executors[link.source], source.workers)
+            loads[target] += costs.receiver[number] * busiest_share(costs.executors[link.target], target.workers)
     blocking = {part.name for part in parts if part.blocking}
-    return max((value for names, value in load.items() if not blocking.issuperset(names)), default=0.0)
+    return {group: load for group, load in loads.items() if not blocking.issuperset(group.names)}
 
 
 def hops_between(links: Sequence[Link], groups: Sequence[PackedGroup]) -> int:
@@ -172,14 +186,20 @@ def in_dependency_order(groups: Sequence[PackedGroup], links: Sequence[Link]) ->
     return list(done)
 
 
-def _enough_workers(lowest: _Floats, limit: int) -> int:
-    """The number of workers to use, from the lowest possible load for each number of workers (infinite where there
-    is no packing). Above ``limit`` only if there is no packing with fewer."""
-    enough = int(np.argmax(np.isfinite(lowest)))
-    for workers in range(enough + 1, limit + 1):
-        if lowest[workers] < (1 - CLEAR_GAIN) * (1 - ROUNDING) * lowest[enough]:
-            enough = workers
-    return enough
+def _fewest_workers(lowest: _Floats) -> int:
+    """The fewest workers that a packing can have, from the lowest possible load for each number of workers
+    (infinite where there is no packing)."""
+    return int(np.argmax(np.isfinite(lowest)))
+
+
+def _useful_workers(lowest: _Floats, limit: int) -> int:
+    """The number of workers to use if no load is known to be low enough: more only for a ``CLEAR_GAIN``, and more
+    than ``limit`` only if there is no packing with fewer."""
+    used = _fewest_workers(lowest)
+    for workers in range(used + 1, limit + 1):
+        if lowest[workers] < (1 - CLEAR_GAIN) * (1 - ROUNDING) * lowest[used]:
+            used = workers
+    return used
 
 
 class _HopCosts:

@@ -1,0 +1,307 @@
+"""Decides when a running topology is packed into its workers again, by what its components were measured to need.
+
+Pure: the policy gets a sample of the whole topology about every 10 s and returns a ``Refit`` or None. The caller
+carries it out by a replacement, which pauses the topology for some 50 ms and needs a second set of workers for a
+short time. So a repacking must be worth it, and must not be undone a few minutes later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from penstock.control.call_waits import BlockingParts, separate
+from penstock.control.packing import PackedGroup, Part
+from penstock.control.refit_load import CallWait, RefitSample, RefitWindow
+from penstock.control.repack_rules import (
+    PackingKey,
+    Refit,
+    RefitKind,
+    RefitProposal,
+    RepackRules,
+    packing_key,
+    percent_text,
+    propose,
+    same_packing,
+    workers_text,
+)
+from penstock.errors import SettingError
+
+__all__ = ["CallWait", "Refit", "RefitKind", "RefitMode", "RefitPolicy", "RefitSample", "same_packing"]
+
+RefitMode: TypeAlias = Literal["off", "once", "always"]
+
+SIGNIFICANT_SHARE = 0.05
+"""The shares of two load mixes are compared if one of them is at least this large. Smaller ones vary by large
+factors without any reason."""
+
+
+class RefitPolicy:
+    """Packs a running topology again: parts that wait in their calls get their own workers, the components of an
+    overloaded worker are divided, and hops that a small load does not need are removed.
+
+    A repacking needs ``samples`` samples in a row that lead to the same packing, each of them by the mean of the
+    samples so far, at most ``samples``. ``decide`` repeats a proposal for as long as it holds, until the caller
+    carries it out and calls ``replaced``. So the caller may postpone it.
+
+    A repacking of a topology that is behind is on trial. If it is still behind after ``samples`` samples, and its
+    throughput has not risen, the earlier packing is restored, and the other one is not proposed again until the
+    load mix differs clearly. If a topology is not behind, its throughput is what its sources offer, which says
+    nothing about a packing.
+
+    Mode ``once``: the policy decides once, as soon as enough samples lead to the same result, which may be to keep
+    the packing. Later it only restores the earlier packing and separates blocking parts. Mode ``always``: it goes
+    on, with a cool-down after each repacking. The cool-down doubles whenever a repacking returns to an earlier
+    packing, because it was useless or because the load returned.
+    """
+
+    def __init__(
+        self,
+        mode: RefitMode,
+        workers: int,
+        *,
+        samples: int = 6,
+        overloaded: float = 0.8,
+        busy_behind: float = 0.6,
+        enough: float = 0.6,
+        clear_gain: float = 0.2,
+        light: float = 0.5,
+        useful: float = 0.05,
+        other_mix: float = 2.0,
+        cool_down: float = 300.0,
+        longest_cool_down: float = 3600.0,
+        wait_share: float = 0.3,
+        wait_per_call: float = 0.001,
+        wait_samples: int = 2,
+    ) -> None:
+        """``workers``: the most workers to use, not counting those of blocking parts.
+
+        ``samples``: 6 samples of 10 s are the first minute. A shorter burst is not worth a replacement.
+        ``overloaded``: the share of a core above which the busiest worker needs relief, because queues grow with
+        each burst. ``busy_behind``: the same while the topology is behind. A worker that is less busy is not what
+        it waits for.
+        ``enough``: the share of a core that the busiest worker may use after relief. Far enough below
+        ``overloaded`` for a load that grows by a quarter. ``clear_gain``: the share by which the busiest worker's
+        load must fall; a smaller gain is within the error of the model.
+        ``light``: the share of a core that the busiest worker may use after hops are removed. The load can then
+        grow by half before the worker is divided again.
+        ``useful``: the share by which the throughput of a topology that is behind must rise. Samples of equal
+        packings differ by less.
+        ``other_mix``: a packing that was useless is possible again if a part's share of the load differs by this
+        factor.
+        ``cool_down``, ``longest_cool_down``: seconds without another repacking, at first and at most. Loads that
+        follow the hours of the day are followed, those that change by the minute are not.
+        ``wait_share``, ``wait_per_call``, ``wait_samples``: a part is blocking if its busiest executor waits for
+        more than this share of the time and this many seconds per call, in so many samples in a row. Waits for
+        the page cache or the scheduler are shorter."""
+        _check("the mode", mode, "off, once or always", mode in ("off", "once", "always"))
+        _check("the maximum number of workers", workers, "at least 1", workers >= 1)
+        _check("the number of samples", samples, "at least 1", samples >= 1)
+        _check("the load of an overloaded worker", overloaded, "between 0 and 1", 0 < overloaded < 1)
+        _check("the sufficient load", enough, f"between 0 and {overloaded}", 0 < enough < overloaded)
+        _check("the light load", light, f"between 0 and {overloaded}", 0 < light < overloaded)
+        _check("the clear gain", clear_gain, "between 0 and 1", 0 < clear_gain < 1)
+        _check("the cool-down", cool_down, "0 s or more", 0 <= cool_down < math.inf)
+        self.mode, self.workers = mode, workers
+        self._rules = RepackRules(workers, overloaded, busy_behind, enough, clear_gain, light)
+        self._useful = useful
+        self._window = RefitWindow(samples)
+        self._streak = _Streak(samples)
+        self._blocking = BlockingParts(wait_share, wait_per_call, wait_samples, cool_down)
+        self._cool_down = _CoolDown(cool_down, longest_cool_down)
+        self._rejected = _RejectedPackings(other_mix)
+        self._running: tuple[PackedGroup, ...] = ()
+        self._shape: frozenset[tuple[str, int]] = frozenset()
+        """The parts that run, with their parallelism."""
+        self._proposed: RefitProposal | None = None
+        """What the last ``decide`` returned."""
+        self._carried_out: RefitProposal | None = None
+        """The proposal of the last replacement, until a sample shows whether the packing has changed."""
+        self._trial: RefitSample | None = None
+        """The samples before the packing that is on trial, as one."""
+        self._verdict: RefitProposal | None = None
+        """To restore the earlier packing, because the one that runs was useless."""
+        self._decided = False
+        """There was a decision. In mode ``once`` it is the only one."""
+
+    @property
+    def cool_down(self) -> float:
+        """Seconds without another repacking after one by this policy, as of now."""
+        return self._cool_down.seconds
+
+    def decide(self, sample: RefitSample) -> Refit | None:
+        """The packing to change to now, or None. Called with each sample, in order. Never returns the packing that
+        runs."""
+        if self.mode == "off":
+            return None
+        self._look(sample)
+        sample = replace(sample, parts=self._blocking.observe(sample))
+        self._proposed = None
+        if any(part.weight for part in sample.parts):
+            self._proposed = self._separate(sample) or self._from_load(sample)
+        return self._proposed.refit if self._proposed else None
+
+    def replaced(self, now: float, by_refit: bool) -> None:
+        """Measuring starts again. Called after the end of each replacement, also of a failed one, before the next
+        sample. ``by_refit``: it was to carry out what ``decide`` returned last. The next sample shows whether it
+        did."""
+        self._restart()
+        self._carried_out, self._proposed = (self._proposed if by_refit else None), None
+        if self._carried_out is not None:
+            if self._carried_out.refit.kind is RefitKind.BLOCKING:
+                self._blocking.tried(now)
+            else:
+                self._cool_down.start(now)
+
+    def _restart(self) -> None:
+        self._window.clear()
+        self._streak.clear()
+        self._blocking.restart()
+
+    def _look(self, sample: RefitSample) -> None:
+        """Notice that another packing runs than in the last sample, or other parts."""
+        carried_out, self._carried_out = self._carried_out, None
+        shape = frozenset((part.name, part.parallelism) for part in sample.parts)
+        if shape == self._shape and same_packing(sample.groups, self._running):
+            if carried_out is not None and carried_out.refit.kind is RefitKind.REVERT:
+                self._verdict = None  # it failed; the packing that runs is no worse than the earlier one
+            return
+        if shape != self._shape:
+            self._cool_down.forget()
+            self._rejected.clear()
+        self._restart()
+        self._running, self._shape = sample.groups, shape
+        self._trial = self._verdict = None
+        returned = self._cool_down.has_run(sample.groups)
+        if carried_out is not None and same_packing(sample.groups, carried_out.refit.groups):
+            self._decided |= carried_out.refit.kind is RefitKind.REPACK
+            self._trial = carried_out.before
+            if returned and carried_out.refit.kind is not RefitKind.BLOCKING:
+                self._cool_down.double()
+
+    def _separate(self, sample: RefitSample) -> RefitProposal | None:
+        """Give blocking parts their own workers. No cool-down applies, because each part is found only once."""
+        waits = self._blocking.to_separate(sample)
+        if not waits:
+            return None
+        groups = separate(sample.parts, sample.links, sample.groups, waits)
+        reasons = [
+            f"calls of '{name}' wait {percent_text(wait.share)} of the time, {1000 * wait.per_call:,.1f} ms each"
+            for name, wait in waits.items()
+        ]
+        return propose(RefitKind.BLOCKING, groups, sample, f"{'; '.join(reasons)}: own workers")
+
+    def _from_load(self, sample: RefitSample) -> RefitProposal | None:
+        """Pack by load, once enough samples lead to the same packing."""
+        if not sample.throughput:
+            self._window.clear()
+            self._streak.clear()
+            return None
+        self._window.add(sample)
+        mean = self._window.mean()
+        self._judge(mean)
+        if self._verdict is not None:
+            return self._verdict
+        wanted = self._rules.wanted(mean)
+        if wanted is not None and self._rejected.rules_out(wanted.refit.groups, mean.parts):
+            wanted = None
+        agreed = self._streak.add(packing_key(wanted.refit.groups) if wanted else None)
+        if (self.mode == "once" and self._decided) or not agreed:
+            return None
+        self._decided |= wanted is None
+        return None if self._cool_down.applies(sample.time) else wanted
+
+    def _judge(self, mean: RefitSample) -> None:
+        """End the trial when there are as many samples as before it."""
+        before = self._trial
+        if before is None or not self._window.full:
+            return
+        self._trial = None
+        useless = mean.behind and mean.throughput < (1 + self._useful) * before.throughput
+        if useless and not self._blocking.sharing(mean.parts, before.groups):
+            self._rejected.add(mean.groups, mean.parts)
+            reason = (
+                f"the repacking did not help: the topology is still behind at {mean.throughput:,.0f} tuples/s, "
+                f"after {before.throughput:,.0f} tuples/s with {workers_text(mean, before.groups)}"
+            )
+            self._verdict = propose(RefitKind.REVERT, before.groups, mean, reason)
+
+
+class _Streak:
+    """How often in a row samples have led to the same packing, None for the one that runs."""
+
+    def __init__(self, enough: int) -> None:
+        self._enough = enough
+        self.clear()
+
+    def clear(self) -> None:
+        self._packing: PackingKey | None = None
+        self._count = 0
+
+    def add(self, packing: PackingKey | None) -> bool:
+        """Returns whether it was often enough."""
+        self._count = self._count + 1 if packing == self._packing else 1
+        self._packing = packing
+        return self._count >= self._enough
+
+
+class _CoolDown:
+    def __init__(self, seconds: float, longest: float) -> None:
+        self._first, self._longest = seconds, max(seconds, longest)
+        self._since = -math.inf
+        self.forget()
+
+    def forget(self) -> None:
+        """Other parts run: earlier packings mean nothing for them."""
+        self.seconds = self._first
+        self._earlier: set[PackingKey] = set()
+
+    def start(self, now: float) -> None:
+        self._since = now
+
+    def applies(self, now: float) -> bool:
+        return now < self._since + self.seconds
+
+    def has_run(self, groups: Iterable[PackedGroup]) -> bool:
+        """Whether this packing ran earlier. Called with each packing when it begins to run."""
+        packing = packing_key(groups)
+        returned = packing in self._earlier
+        self._earlier.add(packing)
+        return returned
+
+    def double(self) -> None:
+        self.seconds = min(2 * self.seconds, self._longest)
+
+
+class _RejectedPackings:
+    """Packings that were useless, each for the load mix it was tried with."""
+
+    def __init__(self, other_mix: float) -> None:
+        self._other_mix = other_mix
+        self._mixes: dict[PackingKey, dict[str, float]] = {}
+
+    def clear(self) -> None:
+        self._mixes.clear()
+
+    def add(self, groups: Iterable[PackedGroup], parts: Sequence[Part]) -> None:
+        self._mixes[packing_key(groups)] = _mix(parts)
+
+    def rules_out(self, groups: Iterable[PackedGroup], parts: Sequence[Part]) -> bool:
+        mix = self._mixes.get(packing_key(groups))
+        if mix is None:
+            return False
+        pairs = [sorted((mix.get(name, 0.0), share)) for name, share in _mix(parts).items()]
+        return not any(high >= SIGNIFICANT_SHARE and high > self._other_mix * low for low, high in pairs)
+
+
+def _mix(parts: Sequence[Part]) -> dict[str, float]:
+    """The share of each part in the load. Shares do not change with the hours of the day."""
+    whole = sum(part.weight for part in parts)
+    return {part.name: part.weight / whole for part in parts} if whole else {}
+
+
+def _check(name: str, value: object, rule: str, holds: bool) -> None:
+    if not holds:
+        raise SettingError("refit", f"{name} must be {rule}, not {value!r}", "Leave it out to get the default.")
