@@ -9,7 +9,6 @@ from penstock import BasicBolt, BatchBolt, BatchSpout, RichBolt, Settings, Topol
 from penstock.settings import BY_NAME
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 
-
 MANY = 1000
 """More workers than any topology of the tests has executors."""
 

@@ -48,6 +48,7 @@ from penstock.settings import (
     Scaling,
     Settings,
     Transport,
+    Workers,
 )
 from penstock.state.maps import MapState
 from penstock.state.values import TaskState, ValueState
@@ -151,6 +152,7 @@ __all__ = [
     "Tuple",
     "UserCodeError",
     "ValueState",
+    "Workers",
     "make_plan",
     "submit",
 ]

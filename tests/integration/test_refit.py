@@ -20,7 +20,8 @@ COUNT = 15_000
 
 def build(folder, delivery="exactly_once", **workers):
     settings = Settings(
-        delivery=Delivery(delivery, state_dir=str(folder / "state"), epoch_interval=0.5), workers=Workers(**workers)
+        delivery=Delivery(delivery, state_dir=str(folder / "state"), epoch_interval=0.5),
+        workers=Workers(**workers),
     )
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(COUNT, 1_000_000), 2).set_max_rate(1_000)
@@ -42,7 +43,9 @@ def workers(running):
 def test_a_topology_has_at_most_as_many_workers_as_there_are_cores(run):
     running = run.submit_packed(build(run.folder))
     assert len(running.internals.workers) <= usable_cores() < 10
-    assert len({worker.hello.pid for worker in running.internals.workers.values()}) == len(running.internals.workers)
+    assert len({worker.hello.pid for worker in running.internals.workers.values()}) == len(
+        running.internals.workers
+    )
 
 
 def test_exactly_once_with_another_packing_again_and_again(run):
@@ -125,7 +128,9 @@ def test_the_policy_divides_an_overloaded_worker(run):
     builder.set_spout("ticks", Ticks())
     builder.set_bolt("first", Burns()).fields_grouping("ticks", "n")
     builder.set_bolt("second", Burns()).fields_grouping("first", "n")
-    settings = Settings(workers=Workers(2, refit_after=12.0), delivery=Delivery("at_least_once", state_dir=str(run.folder)))
+    settings = Settings(
+        workers=Workers(2, refit_after=12.0), delivery=Delivery("at_least_once", state_dir=str(run.folder))
+    )
     running = run.submit_packed(builder.build("burns", settings))
     running.refit(1)
     running.refit(2)

@@ -84,6 +84,7 @@ PUBLIC = {
         "TransactionalSink",
         "Transport",
         "Tuple",
+        "Workers",
         "UserCodeError",
         "ValueState",
         "make_plan",

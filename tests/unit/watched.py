@@ -12,6 +12,7 @@ from penstock.driver.coordinator import Coordinator
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
+from penstock.driver.refit_controller import RefitController
 from penstock.driver.registry import WorkerConnection
 from penstock.driver.requests import Moved
 from penstock.driver.scaling_controller import ScalingController
@@ -57,6 +58,7 @@ class Watched:
         self.workers = {}
         self.migrations = MigrationController(self.plan, self.topology.settings)
         self.scalings = ScalingController(self.plan, self.topology, self.topology.settings)
+        self.refits = RefitController(self.plan, self.topology, self.topology.settings)
         self.placements = PlacementController(self.topology.settings)
         self.monitor = LoadMonitor(self.topology.settings, self.clock)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0

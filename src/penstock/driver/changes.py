@@ -53,14 +53,11 @@ class Changes:
         now = self._runs.now()
         return self._scaling(now) or self._refit(now) or self._placement(now, sample)
 
-    def _may_change(self, source: ChangeSource, now: float) -> bool:
-        return not self._arbiter.may_change(source, now)
-
     def _scaling(self, now: float) -> ReplaceRequest | None:
         """Ask the scaling policy once per ``scaling.interval``. The scaling controller takes its own load
         samples."""
         current = self._runs.current
-        if self.scalings.idle or now < self._scaling_at or not self._may_change(ChangeSource.SCALING, now):
+        if self.scalings.idle or now < self._scaling_at or self._arbiter.may_change(ChangeSource.SCALING, now):
             return None
         self._scaling_at = now + current.settings.scaling.interval
         scale = self.scalings.decide(now, current.bus.tasks())
@@ -71,10 +68,15 @@ class Changes:
     def _refit(self, now: float) -> ReplaceRequest | None:
         """Ask the refit policy once per interval. The refit controller takes its own samples."""
         current = self._runs.current
-        if self.refits.idle or now < self._refit_at or not self._may_change(ChangeSource.REFIT, now):
+        if self.refits.idle or now < self._refit_at:
             return None
         self._refit_at = now + self.refits.interval
-        choice = self.refits.decide(now, current.bus.tasks(), current.bus.load())
+        choice = self.refits.decide(
+            now,
+            current.bus.tasks(),
+            current.bus.load(),
+            lambda: self._arbiter.may_change(ChangeSource.REFIT, now),
+        )
         if choice is None:
             return None
         return ReplaceRequest(None, choice.reason, source=ChangeSource.REFIT, fit=choice.fit)
@@ -82,7 +84,7 @@ class Changes:
     def _placement(self, now: float, sample: MonitorSample | None) -> ChangeRequest | None:
         """Ask the placement policy if a load sample has just been taken. Nodes that were requested earlier are
         used in any case."""
-        if not self._may_change(ChangeSource.PLACEMENT, now):
+        if self._arbiter.may_change(ChangeSource.PLACEMENT, now):
             sample = None
         request = self.placer.next(sample, self._runs.current)
         return None if request is None else replace(request, source=ChangeSource.PLACEMENT)
@@ -163,6 +165,9 @@ class Changes:
     def _not_done(self, request: ChangeRequest, error: PenstockError) -> None:
         self._runs.current.bus.note(request.kind, "", f"not done: {error}")
         self.placer.failed(request)
+        if request.source is ChangeSource.REFIT:
+            run = self._runs.current
+            self.refits.replaced(run.plan, run.deployment.topology, self._runs.now(), by_refit=True)
         self.refuse(request, error)
 
     def _outdated(self) -> TopologyFailed:

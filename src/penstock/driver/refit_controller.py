@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from penstock.control.refit import ENOUGH, SAMPLES, Refit, RefitKind, RefitPolicy
+from penstock.control.refit import Refit, RefitKind, RefitPolicy
 from penstock.driver.policy_decision import PolicyDecision
 from penstock.driver.refit_sampler import MeasuredLoad, RefitSampler
 from penstock.metrics.stats import TaskStats
@@ -21,6 +21,11 @@ from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.refit")
 
+_SAMPLES = 6
+"""Samples in ``workers.refit_after``: few enough that each has some forty reports of a worker, and enough that one
+burst does not decide."""
+_ENOUGH = 0.6
+"""Share of a core that the busiest worker of a packing may use. More would leave no room for bursts."""
 _LONGEST = 1.5
 """Maximum length of a sample, in intervals. Anything longer means that there was a pause."""
 
@@ -42,14 +47,14 @@ class RefitController:
     ) -> None:
         """``room`` returns the slots that a replacement may use now. Without it their number is not limited."""
         self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
-        self.interval = settings.workers.refit_after / SAMPLES
+        self.interval = settings.workers.refit_after / _SAMPLES
         """Seconds of a sample."""
         self._room = room
-        self._refused = ""
-        """The reason of the last refusal. A repeated refusal is reported only once."""
+        self._refused = False
+        """The last proposal was refused. Repeated refusals are reported once, although their figures differ."""
         mode = cast(Literal["off", "once", "always"], settings.workers.refit)
         self._on = mode != "off" and topology.settings.transport.fusing
-        self._policy = RefitPolicy(mode, plan.fit.workers or plan.workers)
+        self._policy = RefitPolicy(mode, plan.fit.workers or plan.workers, samples=_SAMPLES, enough=_ENOUGH)
         self._measured: MeasuredLoad | None = None
         """The newest sample of the present form."""
         self._earlier: Fit | None = None
@@ -61,9 +66,16 @@ class RefitController:
         """Whether nothing can be packed differently, so that there is nothing to decide."""
         return not self._on or len(self._plan.tasks_of) < 2
 
-    def decide(self, now: float, stats: Mapping[int, TaskStats], load: Load) -> RefitChoice | None:
+    def decide(
+        self,
+        now: float,
+        stats: Mapping[int, TaskStats],
+        load: Load,
+        permit: Callable[[], str] = lambda: "",
+    ) -> RefitChoice | None:
         """Return the refit to carry out, or None. Called once per ``interval`` while the spouts are active, but
-        not during a replacement."""
+        not during a replacement. ``permit`` is called if the policy proposes a refit. It returns why that must not
+        be carried out now, or an empty text; the policy then repeats its proposal."""
         measured = self._sampler.take(now, stats, load)
         if measured is None:
             return None
@@ -77,9 +89,12 @@ class RefitController:
             return None  # for example because only a component that is alone is blocking
         free = None if self._room is None else self._room()
         if free is not None and plan.workers > free:
-            self._refuse(now, refit.reason, plan.workers, free)
+            self._refuse(now, f"{refit.reason}; not done: it needs {plan.workers} task slots, but {free} are free")
             return None
-        self._refused = ""
+        if why_not := permit():
+            self._refuse(now, f"{refit.reason}; not done yet: {why_not}")
+            return None
+        self._refused = False
         self._earlier = self._plan.fit
         self._note(now, refit.reason)
         return RefitChoice(fit, refit.reason)
@@ -109,12 +124,12 @@ class RefitController:
             case RefitKind.REVERT if self._earlier is not None:
                 return replace(self._earlier, blocking=fit.blocking, groups=refit.groups)
             case _:
-                return replace(measured.fit(fit), enough=ENOUGH, groups=refit.groups)
+                return replace(measured.fit(fit), enough=_ENOUGH, groups=refit.groups)
 
-    def _refuse(self, now: float, reason: str, needed: int, free: int) -> None:
-        text = f"{reason}; not done: it needs {needed} task slots, but only {free} are free"
-        if self._refused != text:
-            self._refused = text
+    def _refuse(self, now: float, text: str) -> None:
+        """Report a refusal, unless the one before was reported."""
+        if not self._refused:
+            self._refused = True
             self._note(now, text)
 
     def _note(self, now: float, text: str) -> None:

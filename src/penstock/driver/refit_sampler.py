@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.control.packing import PackedGroup
-from penstock.control.refit import CallWait, RefitSample
+from penstock.control.refit_load import CallWait, RefitSample
 from penstock.driver.load_sampler import LoadSampler, Stats, shape_of
 from penstock.metrics.stats import TaskStats
 from penstock.metrics.views import Load, WorkerLoad

@@ -15,8 +15,8 @@ from penstock.driver.energy_meter import NodeEnergy
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.placement_controller import PlacementController
-from penstock.driver.registry import WorkerConnection
 from penstock.driver.refit_controller import RefitController
+from penstock.driver.registry import WorkerConnection
 from penstock.driver.scaling_controller import ScalingController
 from penstock.metrics.bus import ComponentView, MetricsBus, Note, QueueView
 from penstock.metrics.stats import TaskStats
