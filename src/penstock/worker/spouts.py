@@ -24,6 +24,10 @@ from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
 
 
+UNLIMITED = 1 << 30
+"""Tuples: more than a spout can emit in one run."""
+
+
 class SpoutExecutor(Executor[BaseSpout]):
     """Runs a spout: calls ``next_tuple`` or ``next_batch`` while it is active and, with at-least-once delivery,
     while fewer than ``max_pending`` of its tuples are in flight. Used by the worker's loop only."""
@@ -37,6 +41,10 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.active = False
         self.pending = pending
         self._max_pending = max_pending
+        self.burst = UNLIMITED
+        """The most tuples that it may emit in one run. The worker adjusts it to the bolts that share the worker."""
+        self.last_emitted = 0
+        """The tuples that it emitted in the last run."""
         self._largest = 1
         """The most tuples that one call has emitted."""
         self._calls = 0
@@ -95,7 +103,7 @@ class SpoutExecutor(Executor[BaseSpout]):
             return 0
         now = self._clock.monotonic()
         paced = self.pace.room(now)
-        free = min(self.send_queues.room() - self.waiting(), paced, 1 << 30)
+        free = min(self.send_queues.room() - self.waiting(), paced, self.burst)
         if free <= 0:
             self._note_hold(now, held=paced > 0)
             return 0
@@ -122,6 +130,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         return min(waits, default=math.inf)
 
     def run(self) -> bool:
+        self.last_emitted = 0
         room = self.update_room()
         if room <= 0 or not self._store_dead_letters_if_full():
             return False
@@ -138,7 +147,7 @@ class SpoutExecutor(Executor[BaseSpout]):
             self.report(blame(self.context.component, self._next.__name__, error))
         calls = max(self._calls, 1)
         self._learn(calls, self.timer.stop(calls))
-        emitted = self.waiting() - before
+        emitted = self.last_emitted = self.waiting() - before
         if emitted:
             self._note_birth(born)
             self.pace.spend(emitted)

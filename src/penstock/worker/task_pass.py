@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.worker.bolts import BoltExecutor
-from penstock.worker.spouts import SpoutExecutor
+from penstock.worker.spouts import UNLIMITED, SpoutExecutor
 
 PASS_TIME = 0.004
 """Seconds after which a pass ends, even if tuples still wait inside the worker: twice the time that one task works
 at a stretch. Ticks, acks, commands and frames for other workers wait as long; the next pass continues where this
 one ended."""
+
+_FIRST_BURST = 256
+"""Tuples that a spout may emit in the first pass."""
 
 PassOn = Callable[[], None]
 """Passes the waiting tuples of one stream to their receivers in the same worker."""
@@ -62,6 +65,9 @@ class TaskPass:
         now: Callable[[], float],
     ) -> None:
         self._spouts, self._spout_streams, self._levels, self._now = spouts, spout_streams, levels, now
+        if spout_streams:
+            for spout in spouts:
+                spout.burst = _FIRST_BURST
 
     def run_bolts(self) -> bool:
         """Begin with the most downstream bolt that can run, so that not more than one pass waits inside the
@@ -75,12 +81,15 @@ class TaskPass:
 
     def run_spouts(self) -> bool:
         """Run the spouts, and the bolts with what the spouts emitted. Returns whether a spout emitted."""
+        begun = self._now()
         emitted = [spout.run() for spout in self._spouts]
         if not any(emitted):
             return False
-        for stream in self._spout_streams:
-            stream()
-        self._run_from(0, self._now() + PASS_TIME)
+        if self._spout_streams:
+            for stream in self._spout_streams:
+                stream()
+            self._run_from(0, self._now() + PASS_TIME)
+            self._adjust_bursts(self._now() - begun)
         return True
 
     def pass_on(self) -> None:
@@ -89,6 +98,15 @@ class TaskPass:
             stream()
         for level in self._levels:
             level.pass_on()
+
+    def _adjust_bursts(self, seconds: float) -> None:
+        """Let the spouts emit about as much as the bolts of this worker process in one pass. More would wait in
+        inboxes: with a bolt that takes a millisecond for a tuple, a full inbox waits for a quarter of a minute."""
+        for spout in self._spouts:
+            if seconds > PASS_TIME:
+                spout.burst = max(1, min(spout.burst, spout.last_emitted) // 2)
+            elif seconds < PASS_TIME / 2 and spout.last_emitted * 2 > spout.burst:
+                spout.burst = min(2 * spout.burst, UNLIMITED)
 
     def _run_from(self, first: int, deadline: float) -> None:
         for level in self._levels[first:]:
