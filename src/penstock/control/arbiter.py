@@ -28,8 +28,8 @@ refitting presumes the number of executors, and placement the number and the loa
 
 
 class Arbiter:
-    """Permits changes to policies. A policy asks with each proposal. If it is permitted, it is carried out at
-    once; otherwise the policy asks again with its next proposal. The operator is never refused.
+    """Permits changes to policies. A policy asks with each proposal and carries it out at once if it is permitted;
+    after a refusal it asks again with its next proposal. The operator is never refused.
 
     - Whatever the operator does, all policies wait ``settle`` seconds afterwards.
     - A policy waits ``settle`` seconds after a change by a policy of higher priority, because its samples would

@@ -43,13 +43,14 @@ class RefitPolicy:
     overloaded worker are divided, and hops that a small load does not need are removed.
 
     A repacking needs ``samples`` samples in a row that lead to the same packing, each of them by the mean of the
-    samples so far, at most ``samples``. ``decide`` repeats a proposal for as long as it holds, until the caller
-    carries it out and calls ``replaced``. So the caller may postpone it.
+    samples so far, at most ``samples``. After the first decision, hops are removed only after ``light_samples``
+    such samples, and only if the load has clearly fallen since the last repacking. ``decide`` repeats a proposal for as
+    long as it holds, until the caller carries it out and calls ``replaced``. So the caller may postpone it.
 
-    A repacking of a topology that is behind is on trial. If it is still behind after ``samples`` samples, and its
-    throughput has not risen, the earlier packing is restored, and the other one is not proposed again until the
-    load mix differs clearly. If a topology is not behind, its throughput is what its sources offer, which says
-    nothing about a packing.
+    Each repacking is on trial. If the topology is behind after ``samples`` samples, and its throughput is not
+    higher than before by ``useful`` or, if it was not behind before, even lower, the earlier packing is restored.
+    The other one is not proposed again until the load mix differs clearly. If the topology is not behind, its
+    throughput is what its sources offer, which says nothing about a packing.
 
     Mode ``once``: the policy decides once, as soon as enough samples lead to the same result, which may be to keep
     the packing. Later it only restores the earlier packing and separates blocking parts. Mode ``always``: it goes
@@ -63,6 +64,7 @@ class RefitPolicy:
         workers: int,
         *,
         samples: int = 6,
+        light_samples: int = 60,
         overloaded: float = 0.8,
         busy_behind: float = 0.6,
         enough: float = 0.6,
@@ -79,6 +81,8 @@ class RefitPolicy:
         """``workers``: the most workers to use, not counting those of blocking parts.
 
         ``samples``: 6 samples of 10 s are the first minute. A shorter burst is not worth a replacement.
+        ``light_samples``: 10 minutes. Nobody waits for fewer hops, and a load that falls for hours leads to one
+        repacking rather than several.
         ``overloaded``: the share of a core above which the busiest worker needs relief, because queues grow with
         each burst. ``busy_behind``: the same while the topology is behind. A worker that is less busy is not what
         it waits for.
@@ -99,6 +103,7 @@ class RefitPolicy:
         _check("the mode", mode, "off, once or always", mode in ("off", "once", "always"))
         _check("the maximum number of workers", workers, "at least 1", workers >= 1)
         _check("the number of samples", samples, "at least 1", samples >= 1)
+        _check("the number of light samples", light_samples, f"at least {samples}", light_samples >= samples)
         _check("the load of an overloaded worker", overloaded, "between 0 and 1", 0 < overloaded < 1)
         _check("the sufficient load", enough, f"between 0 and {overloaded}", 0 < enough < overloaded)
         _check("the light load", light, f"between 0 and {overloaded}", 0 < light < overloaded)
@@ -106,9 +111,10 @@ class RefitPolicy:
         _check("the cool-down", cool_down, "0 s or more", 0 <= cool_down < math.inf)
         self.mode, self.workers = mode, workers
         self._rules = RepackRules(workers, overloaded, busy_behind, enough, clear_gain, light)
-        self._useful = useful
+        self._useful, self._clear_gain = useful, clear_gain
+        self._samples, self._light_samples = samples, light_samples
         self._window = RefitWindow(samples)
-        self._streak = _Streak(samples)
+        self._streak = _Streak()
         self._blocking = BlockingParts(wait_share, wait_per_call, wait_samples, cool_down)
         self._cool_down = _CoolDown(cool_down, longest_cool_down)
         self._rejected = _RejectedPackings(other_mix)
@@ -123,6 +129,8 @@ class RefitPolicy:
         """The samples before the packing that is on trial, as one."""
         self._verdict: RefitProposal | None = None
         """To restore the earlier packing, because the one that runs was useless."""
+        self._reference: float | None = math.inf
+        """Share of a core that the busiest worker used after the last repacking; None if not measured yet."""
         self._decided = False
         """There was a decision. In mode ``once`` it is the only one."""
 
@@ -175,11 +183,19 @@ class RefitPolicy:
         self._running, self._shape = sample.groups, shape
         self._trial = self._verdict = None
         returned = self._cool_down.has_run(sample.groups)
-        if carried_out is not None and same_packing(sample.groups, carried_out.refit.groups):
-            self._decided |= carried_out.refit.kind is RefitKind.REPACK
-            self._trial = carried_out.before
-            if returned and carried_out.refit.kind is not RefitKind.BLOCKING:
+        self._reference = math.inf
+        kind = carried_out.refit.kind if carried_out is not None else RefitKind.BLOCKING
+        if (
+            carried_out is not None
+            and kind is not RefitKind.BLOCKING
+            and same_packing(sample.groups, carried_out.refit.groups)
+        ):
+            self._reference = None
+            if returned:
                 self._cool_down.double()
+            if kind is RefitKind.REPACK:
+                self._decided = True
+                self._trial = carried_out.before
 
     def _separate(self, sample: RefitSample) -> RefitProposal | None:
         """Give blocking parts their own workers. No cool-down applies, because each part is found only once."""
@@ -195,56 +211,65 @@ class RefitPolicy:
 
     def _from_load(self, sample: RefitSample) -> RefitProposal | None:
         """Pack by load, once enough samples lead to the same packing."""
-        if not sample.throughput:
+        if not (sample.throughput or sample.behind):
             self._window.clear()
             self._streak.clear()
             return None
         self._window.add(sample)
         mean = self._window.mean()
-        self._judge(mean)
+        if self._window.full:
+            self._judge(mean)
+            self._reference = mean.busiest if self._reference is None else self._reference
         if self._verdict is not None:
             return self._verdict
-        wanted = self._rules.wanted(mean)
-        if wanted is not None and self._rejected.rules_out(wanted.refit.groups, mean.parts):
-            wanted = None
-        agreed = self._streak.add(packing_key(wanted.refit.groups) if wanted else None)
-        if (self.mode == "once" and self._decided) or not agreed:
+        wanted = self._wanted(mean)
+        count = self._streak.add(packing_key(wanted.refit.groups) if wanted else None)
+        urgent = wanted is None or wanted.urgent or not self._decided
+        if (self.mode == "once" and self._decided) or count < (self._samples if urgent else self._light_samples):
             return None
         self._decided |= wanted is None
         return None if self._cool_down.applies(sample.time) else wanted
 
+    def _wanted(self, mean: RefitSample) -> RefitProposal | None:
+        """A better packing that nothing speaks against."""
+        wanted = self._rules.wanted(mean)
+        if wanted is None or self._rejected.rules_out(wanted.refit.groups, mean.parts):
+            return None
+        # Otherwise an inexact measurement would lead to a second step without a change of the load.
+        fallen = self._reference is not None and mean.busiest < (1 - self._clear_gain) * self._reference
+        return wanted if wanted.urgent or fallen else None
+
     def _judge(self, mean: RefitSample) -> None:
-        """End the trial when there are as many samples as before it."""
+        """End the trial, now that there are as many samples as before it."""
         before = self._trial
-        if before is None or not self._window.full:
+        if before is None:
             return
         self._trial = None
-        useless = mean.behind and mean.throughput < (1 + self._useful) * before.throughput
-        if useless and not self._blocking.sharing(mean.parts, before.groups):
+        wanted = (1 + self._useful if before.behind else 1.0) * before.throughput
+        if mean.behind and mean.throughput < wanted and not self._blocking.sharing(mean.parts, before.groups):
             self._rejected.add(mean.groups, mean.parts)
             reason = (
-                f"the repacking did not help: the topology is still behind at {mean.throughput:,.0f} tuples/s, "
-                f"after {before.throughput:,.0f} tuples/s with {workers_text(mean, before.groups)}"
+                f"the repacking did not help: the topology is behind at {mean.throughput:,.0f} tuples/s, and with "
+                f"{workers_text(mean, before.groups)} it did {before.throughput:,.0f} tuples/s"
             )
             self._verdict = propose(RefitKind.REVERT, before.groups, mean, reason)
 
 
 class _Streak:
-    """How often in a row samples have led to the same packing, None for the one that runs."""
+    """How many samples in a row have led to the same packing, None for the one that runs."""
 
-    def __init__(self, enough: int) -> None:
-        self._enough = enough
+    def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self._packing: PackingKey | None = None
         self._count = 0
 
-    def add(self, packing: PackingKey | None) -> bool:
-        """Returns whether it was often enough."""
+    def add(self, packing: PackingKey | None) -> int:
+        """Returns the number, with this sample."""
         self._count = self._count + 1 if packing == self._packing else 1
         self._packing = packing
-        return self._count >= self._enough
+        return self._count
 
 
 class _CoolDown:

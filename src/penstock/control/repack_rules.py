@@ -53,15 +53,17 @@ def packing_key(groups: Iterable[PackedGroup]) -> PackingKey:
 @dataclass(frozen=True)
 class RefitProposal:
     refit: Refit
-    before: RefitSample | None
-    """What ran before, if the new packing is to be on trial."""
+    before: RefitSample
+    """What runs now."""
+    urgent: bool
+    """Tuples wait, or will soon."""
 
 
 def propose(
-    kind: RefitKind, groups: Sequence[PackedGroup], sample: RefitSample, reason: str, trial: bool = False
+    kind: RefitKind, groups: Sequence[PackedGroup], sample: RefitSample, reason: str, urgent: bool = True
 ) -> RefitProposal:
     blocking = frozenset(part.name for part in sample.parts if part.blocking)
-    return RefitProposal(Refit(kind, tuple(groups), blocking, reason), sample if trial else None)
+    return RefitProposal(Refit(kind, tuple(groups), blocking, reason), sample, urgent)
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,14 @@ class RepackRules:
             f"{' and the topology is behind' if mean.behind else ''}; "
             f"with {workers_text(mean, groups)} the busiest would use {percent_text(predicted)}"
         )
-        return propose(RefitKind.REPACK, groups, mean, reason, trial=mean.behind)
+        return propose(RefitKind.REPACK, groups, mean, reason)
 
     def _fewer_hops(self, mean: RefitSample, model: _LoadModel) -> RefitProposal | None:
+        hops = hops_between(mean.links, mean.groups)
+        if not hops:
+            return None
         groups = model.pack(self.workers, self.light)
-        predicted = model.busiest(groups)
-        hops, fewer = hops_between(mean.links, mean.groups), hops_between(mean.links, groups)
+        predicted, fewer = model.busiest(groups), hops_between(mean.links, groups)
         if fewer >= hops or predicted > self.light:
             return None
         reason = (
@@ -114,7 +118,7 @@ class RepackRules:
             f"with {workers_text(mean, groups)} it would use {percent_text(predicted)}, "
             f"and {fewer} instead of {hops} streams would cross between workers"
         )
-        return propose(RefitKind.REPACK, groups, mean, reason)
+        return propose(RefitKind.REPACK, groups, mean, reason, urgent=False)
 
 
 @dataclass(frozen=True)

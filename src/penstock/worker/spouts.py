@@ -23,7 +23,6 @@ from penstock.worker.collectors import SpoutTupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
 
-
 UNLIMITED = 1 << 30
 """Tuples: more than a spout can emit in one run."""
 
