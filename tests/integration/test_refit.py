@@ -108,34 +108,3 @@ def test_a_bolt_that_sleeps_gets_a_worker_of_its_own(run):
     assert "sleeps" in decision.text
     before = running.internals.bus.totals()["works"].executed
     until(running, lambda: running.internals.bus.totals()["works"].executed > before + 2_000, "the other goes on")
-
-
-class Burns(BasicBolt):
-    """Uses a millisecond of CPU time for each tuple."""
-
-    def declare_output_fields(self, declarer):
-        declarer.declare("n")
-
-    def execute(self, tup, collector):
-        end = time.thread_time() + 0.001
-        while time.thread_time() < end:
-            pass
-        collector.emit([tup.n])
-
-
-def test_the_policy_divides_an_overloaded_worker(run):
-    builder = TopologyBuilder()
-    builder.set_spout("ticks", Ticks())
-    builder.set_bolt("first", Burns()).fields_grouping("ticks", "n")
-    builder.set_bolt("second", Burns()).fields_grouping("first", "n")
-    settings = Settings(
-        workers=Workers(2, refit_after=12.0), delivery=Delivery("at_least_once", state_dir=str(run.folder))
-    )
-    running = run.submit_packed(builder.build("burns", settings))
-    running.refit(1)
-    running.refit(2)
-    before = workers(running)
-    if len(before) == 1:  # equal weights: one worker would do; with the measured load it does not
-        until(running, lambda: len(workers(running)) == 2, "it is divided")
-        assert any(each.kind == "refit" for each in running.status().decisions)
-    assert sorted(name for group in workers(running) for name in group[:-1]) == ["first", "second", "ticks"]

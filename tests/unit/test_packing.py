@@ -148,3 +148,14 @@ def test_fifty_components_on_64_workers_are_packed_quickly(local, enough):
     packed = pack(parts, links, 64, enough)
     assert time.process_time() - before < 0.1
     assert sum(group.workers for group in packed) <= 64
+
+
+def test_a_measured_hop_costs_what_its_tuples_cost_whatever_the_bolt_computes():
+    parts = [Part("spout", 0.0, 1), Part("first", 0.5, 1), Part("second", 0.5, 1)]
+    few = [Link("spout", "first", False, 500.0, True), Link("first", "second", False, 500.0, True)]
+    assert groups(pack(parts, few, 2)) == [("spout", "first", 1), ("second", 1)]
+    many = [Link("spout", "first", False, 2e6, True), Link("first", "second", False, 2e6, True)]
+    assert groups(pack(parts, many, 2)) == [("spout", "first", "second", 1)]
+    two = [PackedGroup(("spout", "first"), 1), PackedGroup(("second",), 1)]
+    assert busiest_load(parts, few, two) == pytest.approx(0.575, abs=0.001)
+    assert busiest_load(parts, many, two) == pytest.approx(1.075, abs=0.001)

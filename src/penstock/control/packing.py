@@ -23,6 +23,12 @@ HOP_COST = 0.5
 """What a stream that crosses between workers costs: this share of the source's weight at the sender, and of the
 target's weight at the receiver. A hop costs about as much CPU time as a light bolt: tuples are converted to Arrow
 and back, and the JVM moves the frames on the same cores."""
+TUPLE_COST = 0.25e-6
+FRAME_COST = 0.15e-3
+MOST_FRAMES = 500.0
+"""What a hop costs at each of its ends if its traffic is known: seconds of CPU per tuple and per frame, and frames
+per second, since a worker spaces frames by 1 to 2 ms. From the difference between one hop and none in ``penstock
+bench ladder``, rounded up: at 2 M tuples/s, and at 1,000/s."""
 CLEAR_GAIN = 0.2
 """More workers are used only if the load of the busiest worker falls by more than this share. Weights are
 estimates, and each process costs memory and idle time, so a smaller gain may be none."""
@@ -56,7 +62,11 @@ class Link:
     """Each tuple may go to any task of the target (shuffle, none, local-or-shuffle grouping), so tuples may stay
     in their worker."""
     traffic: float = 1.0
-    """Tuples in any unit of time. Only the ratio to the other links of the same source or target matters."""
+    """Tuples in any unit of time. Only the ratio to the other links of the same source or target matters, unless
+    it is measured."""
+    measured: bool = False
+    """``traffic`` is in tuples per second and weights are in cores, so what the hop costs follows from the traffic
+    alone: a bolt that computes for a millisecond does not make its hop dearer."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +225,20 @@ class _HopCosts:
             into[link.target] = into.get(link.target, 0.0) + link.traffic
         # A source's weight is that of emitting its largest stream once, and every reader gets its own copy. A
         # target's weight is that of processing all its inputs together.
-        self.sender = [HOP_COST * weight[e.source] * _ratio(e.traffic, most_from[e.source]) for e in links]
-        self.receiver = [HOP_COST * weight[e.target] * _ratio(e.traffic, into[e.target]) for e in links]
+        self.sender = [
+            _measured_cost(e)
+            if e.measured
+            else HOP_COST * weight[e.source] * _ratio(e.traffic, most_from[e.source])
+            for e in links
+        ]
+        self.receiver = [
+            _measured_cost(e) if e.measured else HOP_COST * weight[e.target] * _ratio(e.traffic, into[e.target])
+            for e in links
+        ]
+
+
+def _measured_cost(link: Link) -> float:
+    return TUPLE_COST * link.traffic + FRAME_COST * min(link.traffic, MOST_FRAMES)
 
 
 def _ratio(traffic: float, whole: float) -> float:

@@ -76,7 +76,8 @@ def parts_of(
             ends = pair_of.get(source, ("",))[0], pair_of.get(target, ("",))[0]
             if ends in traffic:
                 traffic[ends] += tuples
-    return parts, [Link(*ends, all(every), traffic[ends]) for ends, every in local.items()]
+    measured = bool(fit.traffic)
+    return parts, [Link(*ends, all(every), traffic[ends], measured) for ends, every in local.items()]
 
 
 def _all_weights(topology: Topology, measured: Mapping[str, float]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.pending = pending
         self._max_pending = max_pending
         self.burst = UNLIMITED
-        """The most tuples that it may emit in one run. The worker adjusts it to the bolts that share the worker."""
+        """The most tuples that it may emit in one run. The worker adjusts it to the bolts that share it."""
         self.last_emitted = 0
         """The tuples that it emitted in the last run."""
         self._largest = 1
