@@ -89,6 +89,13 @@ def test_a_topology_that_is_behind_is_divided_at_a_lower_load():
     assert "70 % of a core and the topology is behind; with 2 workers" in refit.reason
 
 
+def test_a_topology_that_is_behind_is_packed_for_a_higher_load():
+    (enough,) = Topology(workers=4).show(HEAVY, 6, busiest=0.82, parallelism=2)
+    (more,) = Topology(workers=4).show(HEAVY, 6, busiest=0.82, parallelism=2, behind=True)
+    assert sum(group.workers for group in enough.groups) == 2
+    assert sum(group.workers for group in more.groups) == 4
+
+
 def test_a_topology_that_is_behind_while_its_workers_are_idle_waits_for_something_else():
     assert Topology(groups=THREE, workers=3).show(LIGHT, 100, behind=True) == []
 
@@ -195,6 +202,15 @@ def test_always_follows_the_load_with_a_cool_down_that_doubles():
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert len(times) >= 8
     assert all(gap >= wait for gap, wait in zip(gaps, seconds, strict=False))
+
+
+def test_after_the_first_decision_hops_are_removed_without_haste():
+    topology = Topology("always")
+    assert len(topology.show(HEAVY, 6)) == 1
+    topology.show(HEAVY, 300)
+    topology.policy.replaced(topology.now, by_refit=False)
+    assert topology.show(LIGHT, 59) == []
+    assert len(topology.show(LIGHT)) == 1
 
 
 def test_a_second_step_needs_a_change_of_the_load():
