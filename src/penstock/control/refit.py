@@ -20,16 +20,26 @@ from penstock.control.repack_rules import (
     Refit,
     RefitKind,
     RefitProposal,
+    RefitTuning,
     RepackRules,
+    check_setting,
     packing_key,
     percent_text,
     propose,
     same_packing,
     workers_text,
 )
-from penstock.errors import SettingError
 
-__all__ = ["CallWait", "Refit", "RefitKind", "RefitMode", "RefitPolicy", "RefitSample", "same_packing"]
+__all__ = [
+    "CallWait",
+    "Refit",
+    "RefitKind",
+    "RefitMode",
+    "RefitPolicy",
+    "RefitSample",
+    "RefitTuning",
+    "same_packing",
+]
 
 RefitMode: TypeAlias = Literal["off", "once", "always"]
 
@@ -44,8 +54,8 @@ class RefitPolicy:
 
     A repacking needs ``samples`` samples in a row that lead to the same packing, each of them by the mean of the
     samples so far, at most ``samples``. After the first decision, hops are removed only after ``light_samples``
-    such samples, and only if the load has clearly fallen since the last repacking. ``decide`` repeats a proposal for as
-    long as it holds, until the caller carries it out and calls ``replaced``. So the caller may postpone it.
+    such samples, and only if the load has clearly fallen since the last repacking. ``decide`` repeats a proposal
+    for as long as it holds, until the caller carries it out and calls ``replaced``. So the caller may postpone it.
 
     Each repacking is on trial. If the topology is behind after ``samples`` samples, and its throughput is not
     higher than before by ``useful`` or, if it was not behind before, even lower, the earlier packing is restored.
@@ -58,66 +68,18 @@ class RefitPolicy:
     packing, because it was useless or because the load returned.
     """
 
-    def __init__(
-        self,
-        mode: RefitMode,
-        workers: int,
-        *,
-        samples: int = 6,
-        light_samples: int = 60,
-        overloaded: float = 0.8,
-        busy_behind: float = 0.6,
-        enough: float = 0.6,
-        clear_gain: float = 0.2,
-        light: float = 0.5,
-        useful: float = 0.05,
-        other_mix: float = 2.0,
-        cool_down: float = 300.0,
-        longest_cool_down: float = 3600.0,
-        wait_share: float = 0.3,
-        wait_per_call: float = 0.001,
-        wait_samples: int = 2,
-    ) -> None:
-        """``workers``: the most workers to use, not counting those of blocking parts.
-
-        ``samples``: 6 samples of 10 s are the first minute. A shorter burst is not worth a replacement.
-        ``light_samples``: 10 minutes. Nobody waits for fewer hops, and a load that falls for hours leads to one
-        repacking rather than several.
-        ``overloaded``: the share of a core above which the busiest worker needs relief, because queues grow with
-        each burst. ``busy_behind``: the same while the topology is behind. A worker that is less busy is not what
-        it waits for.
-        ``enough``: the share of a core that the busiest worker may use after relief. Far enough below
-        ``overloaded`` for a load that grows by a quarter. ``clear_gain``: the share by which the busiest worker's
-        load must fall; a smaller gain is within the error of the model.
-        ``light``: the share of a core that the busiest worker may use after hops are removed. The load can then
-        grow by half before the worker is divided again.
-        ``useful``: the share by which the throughput of a topology that is behind must rise. Samples of equal
-        packings differ by less.
-        ``other_mix``: a packing that was useless is possible again if a part's share of the load differs by this
-        factor.
-        ``cool_down``, ``longest_cool_down``: seconds without another repacking, at first and at most. Loads that
-        follow the hours of the day are followed, those that change by the minute are not.
-        ``wait_share``, ``wait_per_call``, ``wait_samples``: a part is blocking if its busiest executor waits for
-        more than this share of the time and this many seconds per call, in so many samples in a row. Waits for
-        the page cache or the scheduler are shorter."""
-        _check("the mode", mode, "off, once or always", mode in ("off", "once", "always"))
-        _check("the maximum number of workers", workers, "at least 1", workers >= 1)
-        _check("the number of samples", samples, "at least 1", samples >= 1)
-        _check("the number of light samples", light_samples, f"at least {samples}", light_samples >= samples)
-        _check("the load of an overloaded worker", overloaded, "between 0 and 1", 0 < overloaded < 1)
-        _check("the sufficient load", enough, f"between 0 and {overloaded}", 0 < enough < overloaded)
-        _check("the light load", light, f"between 0 and {overloaded}", 0 < light < overloaded)
-        _check("the clear gain", clear_gain, "between 0 and 1", 0 < clear_gain < 1)
-        _check("the cool-down", cool_down, "0 s or more", 0 <= cool_down < math.inf)
-        self.mode, self.workers = mode, workers
-        self._rules = RepackRules(workers, overloaded, busy_behind, enough, clear_gain, light)
-        self._useful, self._clear_gain = useful, clear_gain
-        self._samples, self._light_samples = samples, light_samples
-        self._window = RefitWindow(samples)
+    def __init__(self, mode: RefitMode, workers: int, tuning: RefitTuning | None = None) -> None:
+        """``workers``: the most workers to use, not counting those of blocking parts."""
+        check_setting("the mode", mode, "off, once or always", mode in ("off", "once", "always"))
+        check_setting("the maximum number of workers", workers, "at least 1", workers >= 1)
+        self.mode, self.workers, self.tuning = mode, workers, tuning or RefitTuning()
+        t = self.tuning
+        self._rules = RepackRules(workers, t)
+        self._window = RefitWindow(t.samples)
         self._streak = _Streak()
-        self._blocking = BlockingParts(wait_share, wait_per_call, wait_samples, cool_down)
-        self._cool_down = _CoolDown(cool_down, longest_cool_down)
-        self._rejected = _RejectedPackings(other_mix)
+        self._blocking = BlockingParts(t.wait_share, t.wait_per_call, t.wait_samples, t.cool_down)
+        self._cool_down = _CoolDown(t.cool_down, t.longest_cool_down)
+        self._rejected = _RejectedPackings(t.other_mix)
         self._running: tuple[PackedGroup, ...] = ()
         self._shape: frozenset[tuple[str, int]] = frozenset()
         """The parts that run, with their parallelism."""
@@ -222,10 +184,12 @@ class RefitPolicy:
             self._reference = mean.busiest if self._reference is None else self._reference
         if self._verdict is not None:
             return self._verdict
+        if self.mode == "once" and self._decided:
+            return None
         wanted = self._wanted(mean)
         count = self._streak.add(packing_key(wanted.refit.groups) if wanted else None)
         urgent = wanted is None or wanted.urgent or not self._decided
-        if (self.mode == "once" and self._decided) or count < (self._samples if urgent else self._light_samples):
+        if count < (self.tuning.samples if urgent else self.tuning.light_samples):
             return None
         self._decided |= wanted is None
         return None if self._cool_down.applies(sample.time) else wanted
@@ -236,7 +200,7 @@ class RefitPolicy:
         if wanted is None or self._rejected.rules_out(wanted.refit.groups, mean.parts):
             return None
         # Otherwise an inexact measurement would lead to a second step without a change of the load.
-        fallen = self._reference is not None and mean.busiest < (1 - self._clear_gain) * self._reference
+        fallen = self._reference is not None and mean.busiest < (1 - self.tuning.clear_gain) * self._reference
         return wanted if wanted.urgent or fallen else None
 
     def _judge(self, mean: RefitSample) -> None:
@@ -245,7 +209,7 @@ class RefitPolicy:
         if before is None:
             return
         self._trial = None
-        wanted = (1 + self._useful if before.behind else 1.0) * before.throughput
+        wanted = (1 + self.tuning.useful if before.behind else 1.0) * before.throughput
         if mean.behind and mean.throughput < wanted and not self._blocking.sharing(mean.parts, before.groups):
             self._rejected.add(mean.groups, mean.parts)
             reason = (
@@ -325,8 +289,3 @@ def _mix(parts: Sequence[Part]) -> dict[str, float]:
     """The share of each part in the load. Shares do not change with the hours of the day."""
     whole = sum(part.weight for part in parts)
     return {part.name: part.weight / whole for part in parts} if whole else {}
-
-
-def _check(name: str, value: object, rule: str, holds: bool) -> None:
-    if not holds:
-        raise SettingError("refit", f"{name} must be {rule}, not {value!r}", "Leave it out to get the default.")

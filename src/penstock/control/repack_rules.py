@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import TypeAlias
 
 from penstock.control.packing import Link, PackedGroup, Part, busiest_load, hops_between, pack, worker_loads
 from penstock.control.refit_load import RefitSample
+from penstock.errors import SettingError
 
 UNKNOWN_DEMAND = 2.0
 """While a topology is behind, its load shows what it can do, not what is demanded of it. A packing is sought that
@@ -67,15 +69,67 @@ def propose(
 
 
 @dataclass(frozen=True)
+class RefitTuning:
+    """The constants of ``RefitPolicy``. Loads are shares of a core, samples are 10 s long."""
+
+    samples: int = 6
+    """Samples in a row that a repacking needs: the first minute. A shorter burst is not worth a replacement."""
+    light_samples: int = 60
+    """The same for the removal of hops after the first decision: 10 minutes. Nobody waits for it, and a load that
+    falls for hours leads to one repacking rather than several."""
+    overloaded: float = 0.8
+    """The load above which the busiest worker needs relief, because queues grow with each burst."""
+    busy_behind: float = 0.6
+    """The same while the topology is behind. A worker that is less busy is not what the topology waits for."""
+    enough: float = 0.6
+    """The load that the busiest worker may have after relief: it can grow by a third until the next one."""
+    clear_gain: float = 0.2
+    """The share by which the load of the busiest worker must fall through relief. A smaller gain is within the
+    error of the model."""
+    light: float = 0.5
+    """The load that the busiest worker may have after hops are removed. It can grow by more than half before the
+    worker is divided again."""
+    useful: float = 0.05
+    """The share by which the throughput of a topology that is behind must rise through a repacking. Samples of the
+    same packing differ by less."""
+    other_mix: float = 2.0
+    """A packing that was useless may be tried again if the share of a part in the load differs by this factor."""
+    cool_down: float = 300.0
+    """Seconds after a repacking without another one, at first. A load that changes by the minute is not
+    followed."""
+    longest_cool_down: float = 3600.0
+    """The most seconds of a cool-down. A load that changes with the hours of the day is followed."""
+    wait_share: float = 0.3
+    """A part is blocking if its busiest executor waits for more than this share of the time, ..."""
+    wait_per_call: float = 0.001
+    """... for more than this many seconds per call, because waits for the page cache are shorter, ..."""
+    wait_samples: int = 2
+    """... in this many samples in a row: one may contain a single long wait, for example for a connection."""
+
+    def __post_init__(self) -> None:
+        top = self.overloaded
+        check_setting("the number of samples", self.samples, "at least 1", self.samples >= 1)
+        least, light = self.samples, self.light_samples
+        check_setting("the number of light samples", light, f"at least {least}", light >= least)
+        check_setting("the load of an overloaded worker", top, "between 0 and 1", 0 < top < 1)
+        check_setting("the sufficient load", self.enough, f"between 0 and {top}", 0 < self.enough < top)
+        check_setting("the light load", self.light, f"between 0 and {top}", 0 < self.light < top)
+        check_setting("the clear gain", self.clear_gain, "between 0 and 1", 0 < self.clear_gain < 1)
+        check_setting("the cool-down", self.cool_down, "0 s or more", 0 <= self.cool_down < math.inf)
+
+
+def check_setting(name: str, value: object, rule: str, holds: bool) -> None:
+    """Raise ``SettingError`` unless a value of the refit policy keeps its rule."""
+    if not holds:
+        raise SettingError("refit", f"{name} must be {rule}, not {value!r}", "Leave it out to get the default.")
+
+
+@dataclass(frozen=True)
 class RepackRules:
-    """Which packing a load calls for. The fields are explained at ``RefitPolicy``."""
+    """Which packing a load calls for."""
 
     workers: int
-    overloaded: float
-    busy_behind: float
-    enough: float
-    clear_gain: float
-    light: float
+    tuning: RefitTuning
 
     def wanted(self, mean: RefitSample) -> RefitProposal | None:
         """A packing that is clearly better than the one that runs."""
@@ -84,7 +138,9 @@ class RepackRules:
             return None
         # The model need not fit: only the ratio of two of its loads is used.
         model = _LoadModel(mean.parts, mean.links, mean.busiest / load)
-        overloaded = mean.busiest > self.overloaded or (mean.behind and mean.busiest > self.busy_behind)
+        overloaded = mean.busiest > self.tuning.overloaded or (
+            mean.behind and mean.busiest > self.tuning.busy_behind
+        )
         if not overloaded and mean.behind:
             return None  # nothing says what it waits for
         proposal = self._relieved(mean, model) if overloaded else self._fewer_hops(mean, model)
@@ -92,10 +148,10 @@ class RepackRules:
         return None if same else proposal
 
     def _relieved(self, mean: RefitSample, model: _LoadModel) -> RefitProposal | None:
-        enough = self.enough / UNKNOWN_DEMAND if mean.behind else self.enough
+        enough = self.tuning.enough / UNKNOWN_DEMAND if mean.behind else self.tuning.enough
         groups = model.pack(self.workers, enough)
         predicted = model.busiest(groups)
-        if predicted > (1 - self.clear_gain) * mean.busiest:
+        if predicted > (1 - self.tuning.clear_gain) * mean.busiest:
             return None
         worker = names_text(model.busiest_group(mean.groups))
         reason = (
@@ -109,9 +165,9 @@ class RepackRules:
         hops = hops_between(mean.links, mean.groups)
         if not hops:
             return None
-        groups = model.pack(self.workers, self.light)
+        groups = model.pack(self.workers, self.tuning.light)
         predicted, fewer = model.busiest(groups), hops_between(mean.links, groups)
-        if fewer >= hops or predicted > self.light:
+        if fewer >= hops or predicted > self.tuning.light:
             return None
         reason = (
             f"the busiest worker uses {percent_text(mean.busiest)} of a core; "

@@ -1,9 +1,9 @@
 """Simulates a topology that is packed again while it runs, on one machine, under a load that changes over a day.
 
 The topology is a spout and a chain of bolts. Tuples are a fluid: in each tick, which is as long as a load sample,
-the workers process what has arrived and what is left from before, as far as they can. A worker cannot use more than
-one core, and waiting in calls takes its time too. All workers and the JVM share the cores of the machine. What a hop
-really costs can differ from what the packing assumes.
+the workers process what has arrived and what is left from before, as far as they can. A worker cannot use more
+than one core, and waiting in calls takes its time too. All workers and the JVM share the cores of the machine.
+What a hop really costs can differ from what the packing assumes.
 """
 
 from __future__ import annotations
