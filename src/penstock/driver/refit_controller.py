@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from penstock.control.refit import Refit, RefitKind, RefitPolicy
+from penstock.control.refit import Refit, RefitKind, RefitPolicy, RefitTuning
 from penstock.driver.policy_decision import PolicyDecision
 from penstock.driver.refit_sampler import MeasuredLoad, RefitSampler
 from penstock.metrics.stats import TaskStats
@@ -21,11 +21,6 @@ from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.refit")
 
-_SAMPLES = 6
-"""Samples in ``workers.refit_after``: few enough that each has some forty reports of a worker, and enough that one
-burst does not decide."""
-_ENOUGH = 0.6
-"""Share of a core that the busiest worker of a packing may use. More would leave no room for bursts."""
 _LONGEST = 1.5
 """Maximum length of a sample, in intervals. Anything longer means that there was a pause."""
 
@@ -47,14 +42,15 @@ class RefitController:
     ) -> None:
         """``room`` returns the slots that a replacement may use now. Without it their number is not limited."""
         self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
-        self.interval = settings.workers.refit_after / _SAMPLES
+        self.interval = settings.workers.refit_after / RefitTuning().samples
         """Seconds of a sample."""
         self._room = room
         self._refused = False
         """The last proposal was refused. Repeated refusals are reported once, although their figures differ."""
         mode = cast(Literal["off", "once", "always"], settings.workers.refit)
         self._on = mode != "off" and topology.settings.transport.fusing
-        self._policy = RefitPolicy(mode, plan.fit.workers or plan.workers, samples=_SAMPLES, enough=_ENOUGH)
+        self._tuning = RefitTuning()
+        self._policy = RefitPolicy(mode, plan.fit.workers or plan.workers, self._tuning)
         self._measured: MeasuredLoad | None = None
         """The newest sample of the present form."""
         self._earlier: Fit | None = None
@@ -124,7 +120,7 @@ class RefitController:
             case RefitKind.REVERT if self._earlier is not None:
                 return replace(self._earlier, blocking=fit.blocking, groups=refit.groups)
             case _:
-                return replace(measured.fit(fit), enough=_ENOUGH, groups=refit.groups)
+                return replace(measured.fit(fit), enough=self._tuning.enough, groups=refit.groups)
 
     def _refuse(self, now: float, text: str) -> None:
         """Report a refusal, unless the one before was reported."""
