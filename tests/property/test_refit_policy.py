@@ -56,8 +56,7 @@ def test_whatever_the_samples_proposals_are_legal_new_and_far_apart(graph, worke
             if refit.kind is RefitKind.BLOCKING:
                 assert refit.blocking > blocking
             else:
-                assert throughput
-                assert refit.blocking == blocking
+                assert throughput or behind
             refits.append((now, refit.kind))
             if data.draw(st.booleans()):
                 groups, blocking = refit.groups, refit.blocking

@@ -114,13 +114,11 @@ class RefitController:
 
     def _fit_of(self, refit: Refit, measured: MeasuredLoad) -> Fit:
         fit = self._plan.fit
-        match refit.kind:
-            case RefitKind.BLOCKING:
-                return replace(fit, blocking=fit.blocking | refit.blocking, groups=refit.groups)
-            case RefitKind.REVERT if self._earlier is not None:
-                return replace(self._earlier, blocking=fit.blocking, groups=refit.groups)
-            case _:
-                return replace(measured.fit(fit), enough=self._tuning.enough, groups=refit.groups)
+        if refit.kind is RefitKind.REVERT and self._earlier is not None:
+            fit = self._earlier
+        elif refit.kind is RefitKind.REPACK:
+            fit = replace(measured.fit(fit), enough=self._tuning.enough)
+        return replace(fit, blocking=self._plan.fit.blocking | refit.blocking, groups=refit.groups)
 
     def _refuse(self, now: float, text: str) -> None:
         """Report a refusal, unless the one before was reported."""
