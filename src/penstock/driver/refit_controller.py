@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -14,6 +14,7 @@ from penstock.driver.policy_decision import PolicyDecision
 from penstock.driver.refit_sampler import MeasuredLoad, RefitSampler
 from penstock.metrics.stats import TaskStats
 from penstock.metrics.views import Load
+from penstock.plan.fusing import find_pairs
 from penstock.plan.model import Fit, Plan
 from penstock.plan.planner import make_plan
 from penstock.settings import Settings
@@ -118,7 +119,15 @@ class RefitController:
             fit = self._earlier
         elif refit.kind is RefitKind.REPACK:
             fit = replace(measured.fit(fit), enough=self._tuning.enough)
-        return replace(fit, blocking=self._plan.fit.blocking | refit.blocking, groups=refit.groups)
+        found = {measured.waiting[part] for part in refit.blocking - set(self._plan.blocking)}
+        # The packing of the policy names parts. If one of them is divided, the planner chooses another.
+        groups = refit.groups if found <= refit.blocking and self._pairs_stay(found) else ()
+        return replace(fit, blocking=self._plan.fit.blocking | found, groups=groups)
+
+    def _pairs_stay(self, blocking: Set[str]) -> bool:
+        return find_pairs(self._topology, {*self._plan.blocking, *blocking}) == find_pairs(
+            self._topology, self._plan.blocking
+        )
 
     def _refuse(self, now: float, text: str) -> None:
         """Report a refusal, unless the one before was reported."""

@@ -10,7 +10,7 @@ from penstock.control.refit_load import CallWait, RefitSample
 from penstock.driver.load_sampler import LoadSampler, Stats, shape_of
 from penstock.metrics.stats import TaskStats
 from penstock.metrics.views import Load, WorkerLoad
-from penstock.plan.fusing import find_pairs
+from penstock.plan.fusing import Pair, find_pairs
 from penstock.plan.model import Fit, Plan, WorkerId
 from penstock.plan.planner import executor_of, parts_of
 from penstock.topology.builder import Topology
@@ -29,6 +29,8 @@ class MeasuredLoad:
     """Cores that all executors of a component use together."""
     traffic: Mapping[tuple[str, str], float]
     """Tuples per second from component to component."""
+    waiting: Mapping[str, str]
+    """For each part whose calls wait, the component of the part that waits most."""
 
     def fit(self, before: Fit) -> Fit:
         """What the planner packs the components by, from now on."""
@@ -68,7 +70,7 @@ class RefitSampler:
         traffic = self._traffic(sample.seconds, before.stats, stats)
         fit = Fit(self._plan.fit.workers, weights, traffic)
         parts, links = parts_of(self._topology, self._pairs, fit, self._plan.blocking)
-        busiest = max(rates.values())
+        busiest, waits = max(rates.values()), self._waits(before.stats, stats)
         return MeasuredLoad(
             RefitSample(
                 now,
@@ -79,10 +81,14 @@ class RefitSampler:
                 busiest,
                 sum(spout.emitted for spout in sample.spouts) / sample.seconds,
                 sample.backlog or busiest > _AT_ITS_LIMIT,
-                self._waits(sample.seconds, before.stats, stats),
+                {
+                    pair[0]: self._call_wait(pair, sample.seconds, waits, before.stats, stats)
+                    for pair in self._pairs
+                },
             ),
             weights,
             traffic,
+            {pair[0]: max(pair, key=lambda each: max(waits[each].values())) for pair in self._pairs},
         )
 
     def groups(self) -> tuple[PackedGroup, ...]:
@@ -134,23 +140,29 @@ class RefitSampler:
                 found[source, target] = arrived * share / seconds
         return found
 
-    def _waits(self, seconds: float, then: Stats, now: Stats) -> dict[str, CallWait]:
-        """How long the executors of each pair waited: of the busiest executor, by the name of the pair's first
-        component."""
-        found = {}
-        for pair in self._pairs:
-            waited: dict[int, float] = {}
-            calls = 0
-            for component in pair:
-                node = self._topology.nodes[component]
-                for task in self._plan.tasks_of[component]:
-                    executor = executor_of(self._plan.task[task].index, node.parallelism, node.tasks)
-                    waited[executor] = waited.get(executor, 0.0) + now[task].waited - then[task].waited
-                    calls += now[task].executed - then[task].executed
-            most = max(waited.values())
-            if most > 0:
-                found[pair[0]] = CallWait(min(1.0, most / seconds), sum(waited.values()) / max(calls, 1))
+    def _waits(self, then: Stats, now: Stats) -> dict[str, dict[int, float]]:
+        """The seconds that each executor of each component waited in calls."""
+        found: dict[str, dict[int, float]] = {}
+        for component, tasks in self._plan.tasks_of.items():
+            node, waited = self._topology.nodes[component], dict[int, float]()
+            for task in tasks:
+                executor = executor_of(self._plan.task[task].index, node.parallelism, node.tasks)
+                waited[executor] = waited.get(executor, 0.0) + now[task].waited - then[task].waited
+            found[component] = waited
         return found
+
+    def _call_wait(
+        self, pair: Pair, seconds: float, waits: Mapping[str, Mapping[int, float]], then: Stats, now: Stats
+    ) -> CallWait:
+        """The waits of the busiest executor of a pair, and those per call of the component that waits most."""
+        executors = waits[pair[0]]
+        most = max(sum(waits[component][executor] for component in pair) for executor in executors)
+        per_call = 0.0
+        for component in pair:
+            tasks = self._plan.tasks_of[component]
+            calls = sum(now[task].executed - then[task].executed for task in tasks)
+            per_call = max(per_call, sum(waits[component].values()) / max(calls, 1))
+        return CallWait(min(1.0, most / seconds), per_call)
 
 
 def _computed(then: TaskStats, now: TaskStats) -> float:
