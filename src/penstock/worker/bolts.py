@@ -120,6 +120,8 @@ class BoltExecutor(Executor[B]):
             self.next_tick = self._clock.monotonic() + self.tick_interval
 
     def run(self) -> bool:
+        if self._parcel is None and not self.inbox:
+            return False  # before the other checks, because it is asked most often
         if self.send_queues.held_back or not self._store_dead_letters_if_full():
             return False
         if self._parcel is None:

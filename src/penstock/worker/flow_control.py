@@ -135,8 +135,9 @@ class SendQueues:
     def held_back(self) -> bool:
         """True if the task must not run. A task that sends to several components continues as long as one of them
         accepts tuples; tuples for the others wait on disk, within a limit."""
-        if any(inbox.full for inbox in self.fused):
-            return True
+        for inbox in self.fused:
+            if inbox.full:
+                return True
         waiting = 0
         for queue in self.queues:
             if queue.held:

@@ -15,6 +15,8 @@ PASS_TIME = 0.004
 at a stretch. Ticks, acks, commands and frames for other workers wait as long; the next pass continues where this
 one ended."""
 
+_LONGEST_PASS = 4 * PASS_TIME
+"""Seconds of a pass after which a spout emits less, even if bolts had little to do."""
 _FIRST_BURST = 256
 """Tuples that a spout may emit in the first pass."""
 
@@ -47,6 +49,11 @@ class Level:
         if worked:
             self.pass_on()
         return worked
+
+    @property
+    def busy(self) -> float:
+        """Seconds in the code of the bolts so far."""
+        return sum(bolt.stats.busy for bolt in self._bolts)
 
     def pass_on(self) -> None:
         """Pass what the tasks have emitted to the receivers in the same worker."""
@@ -88,8 +95,9 @@ class TaskPass:
         if self._spout_streams:
             for stream in self._spout_streams:
                 stream()
+            computed = self._busy()
             self._run_from(0, self._now() + PASS_TIME)
-            self._adjust_bursts(self._now() - begun)
+            self._adjust_bursts(self._now() - begun, self._busy() - computed)
         return True
 
     def pass_on(self) -> None:
@@ -99,14 +107,20 @@ class TaskPass:
         for level in self._levels:
             level.pass_on()
 
-    def _adjust_bursts(self, seconds: float) -> None:
+    def _adjust_bursts(self, seconds: float, busy: float) -> None:
         """Let the spouts emit about as much as the bolts of this worker process in one pass. More would wait in
-        inboxes: with a bolt that takes a millisecond for a tuple, a full inbox waits for a quarter of a minute."""
+        inboxes: with a bolt that takes a millisecond for a tuple, a full inbox waits for a quarter of a minute.
+        ``busy``: how much of the pass was spent in the code of bolts. If it is little, the pass is long because
+        there are many tasks, and a smaller burst would not make it shorter."""
+        long = seconds > PASS_TIME and (busy > PASS_TIME / 2 or seconds > _LONGEST_PASS)
         for spout in self._spouts:
-            if seconds > PASS_TIME:
+            if long:
                 spout.burst = max(1, min(spout.burst, spout.last_emitted) // 2)
-            elif seconds < PASS_TIME / 2 and spout.last_emitted * 2 > spout.burst:
+            elif busy < PASS_TIME / 4 and spout.last_emitted * 2 > spout.burst:
                 spout.burst = min(2 * spout.burst, UNLIMITED)
+
+    def _busy(self) -> float:
+        return sum(level.busy for level in self._levels)
 
     def _run_from(self, first: int, deadline: float) -> None:
         for level in self._levels[first:]:
