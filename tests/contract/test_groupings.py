@@ -351,8 +351,22 @@ def test_local_or_shuffle_prefers_the_worker_then_the_node(same_worker, same_nod
         for position, rows in router.split(batch):
             counts[position] += len(range(10)[rows])
     assert set(counts) == expected
-    assert max(counts.values()) - min(counts.values()) <= 1
+    # In one worker a small batch goes to one task; the next batch goes to the next task.
+    assert max(counts.values()) - min(counts.values()) <= (10 if same_worker else 1)
     assert sum(counts.values()) == 70
+
+
+def test_in_one_worker_large_batches_are_divided_and_small_ones_take_turns():
+    router = LocalOrShuffle().router(Targets((5, 6, 7), 1, (0, 1, 2)))
+
+    def sizes(rows):
+        batch = pa.RecordBatch.from_pydict({"n": list(range(rows))})
+        return [(position, len(range(rows)[part])) for position, part in router.split(batch)]
+
+    assert [sizes(1) for _ in range(4)] == [[(1, 1)], [(2, 1)], [(0, 1)], [(1, 1)]]
+    assert sizes(600) == [(2, 300), (0, 300)]
+    assert sizes(900) == [(1, 300), (2, 300), (0, 300)]
+    assert sizes(769) == [(1, 257), (2, 256), (0, 256)]
 
 
 # ---- custom ----------------------------------------------------------------------------------------------
