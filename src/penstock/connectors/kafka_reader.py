@@ -46,6 +46,8 @@ class TopicReader:
         self._index: dict[Partition, int] = {}
         self._lag: dict[str, int] = {}
         self._next_lag = 0.0
+        self._ahead: list[Any] = []
+        """The message that ``wait`` has received."""
         self.consumer = self._kafka.Consumer(
             {
                 "bootstrap.servers": source.bootstrap,
@@ -69,8 +71,16 @@ class TopicReader:
 
     def read(self, limit: int) -> list[Any]:
         """Up to ``limit`` messages, errors among them. Does not block."""
-        messages: list[Any] = self.consumer.consume(limit, 0)
+        ahead, self._ahead = self._ahead, []
+        messages: list[Any] = ahead + self.consumer.consume(max(limit - len(ahead), 1), 0)
         return messages
+
+    def wait(self, seconds: float) -> None:
+        """Block until a message has arrived, at most for this time. Called by the thread that calls ``read``."""
+        if not self._ahead:
+            message = self.consumer.poll(seconds)
+            if message is not None:
+                self._ahead.append(message)
 
     def places(self, messages: list[Any]) -> npt.NDArray[np.int64]:
         """For each message, the index of its partition in ``readings``."""

@@ -359,8 +359,13 @@ class KafkaEden(SpoutEden):
     def __init__(
         self, bootstrap: str, topic: str, *, options: Options = MappingProxyType({}), **more: Any
     ) -> None:
-        super().__init__(KafkaSpout(bootstrap, topic, options=options, **more))
+        self._reader = KafkaSpout(bootstrap, topic, options=options, **more)
+        super().__init__(self._reader)
         self._bootstrap, self._topic, self._options = bootstrap, topic, dict(options)
+
+    def wait(self, seconds: float) -> bool:
+        self._reader.wait(seconds)
+        return True
 
     def store(self) -> ReplayStore:
         return KafkaStore(self._bootstrap, self._topic, options=self._options)

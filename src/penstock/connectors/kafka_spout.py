@@ -126,6 +126,11 @@ class KafkaSpout(BatchSpout):
             self._next_commit = now + _COMMIT_SECONDS
         self._reader.update_lag()
 
+    def wait(self, seconds: float) -> None:
+        """Block until a record has arrived, at most for this time. For callers of ``next_batch`` on a thread of
+        their own."""
+        self._reader.wait(seconds)
+
     def lag(self) -> Mapping[str, int]:
         return self._reader.lag()
 

@@ -42,6 +42,12 @@ class Eden(ABC):
         Positions are arbitrary numbers by which ``done`` identifies the tuples. A tuple that cannot be read may be
         replaced by a ``ReplayRecord`` that is ``damaged``; it becomes a dead letter."""
 
+    def wait(self, seconds: float) -> bool:
+        """Block until ``read`` may find something, at most for this time. Called by the thread that calls
+        ``read``, after it found nothing, while other threads may call ``done``. Returns False if the source cannot
+        wait; it is then read again after a pause."""
+        return False
+
     @abstractmethod
     def done(self, positions: Iterable[int]) -> None:
         """These tuples are acked or stored in another queue, in any order. The stored position passes a tuple only

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -43,7 +44,7 @@ from penstock.topology.components import Failure
 
 CAPACITY = 4096  # tuples read ahead; tuples that come back wait behind them, so not more than two large batches
 _EDEN_PAUSE = 0.005  # seconds until Eden is read again after it was empty: short beside a hop, and cheap
-_CHECK_EVERY = 40  # pauses between two checks of From and To for dead letters that were sent back: 0.2 s
+_CHECK_EVERY = 0.2  # seconds between two checks of From and To for dead letters that were sent back
 _RETRY_PAUSE = 1.0  # seconds until a failed disk or server is tried again
 
 _log = logging.getLogger(__name__)
@@ -63,16 +64,19 @@ class Replayer:
         capacity: int = CAPACITY,
         clock: Clock | None = None,
         report: Callable[[Exception], None] = lambda error: None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """``eden`` and ``queues`` are open; the replayer owns them and closes them. ``state`` holds the positions
         of the queues; without it they are kept only in memory. ``report`` is called with errors about records that
-        cannot be read, from any thread."""
-        self._report = report
+        cannot be read, from any thread; ``wake`` when there is something to take."""
+        self._report, self._wake = report, wake
         self._sources = ReplaySources(eden, queues, state)
         self._width = len(eden.fields)
         self._found: list[tuple[int, ReplayRecord]] = []
         """The records of the read in progress that are not passed on yet."""
         self._given_up = 0
+        self._eden_empty = False
+        """The last read of Eden found nothing. Used by the thread that reads."""
         self._clock = clock or SystemClock()
         self._max_attempts = max_attempts
         self._decisions = Decisions(max_attempts, capacity, self._sources.from_holds)
@@ -178,17 +182,27 @@ class Replayer:
             self._retry(act, instruction)
 
     def _run_reader(self) -> None:
-        inbox, pauses = self._inboxes[Read], 0
+        inbox, check_at = self._inboxes[Read], 0.0
         while not self._stop.is_set():
             try:
-                instruction = inbox.get(timeout=_EDEN_PAUSE)
+                waited = self._eden_empty and inbox.empty() and self._wait_for_eden()
+                instruction = inbox.get(timeout=0.0 if waited else _EDEN_PAUSE)
             except Empty:
-                pauses += 1
-                to, from_ = self._sources.has_unread() if pauses % _CHECK_EVERY == 0 else (False, False)
+                now, to, from_ = time.monotonic(), False, False
+                if now >= check_at:
+                    check_at = now + _CHECK_EVERY
+                    to, from_ = self._sources.has_unread()
                 self._handle(QueuesChecked(to, from_))
                 continue
             if instruction is not None:
                 self._retry(self._read_some, instruction)
+
+    def _wait_for_eden(self) -> bool:
+        """Wait until Eden has something, for ``_EDEN_PAUSE`` at most. Returns False if it did not wait."""
+        try:
+            return self._sources.eden.wait(_EDEN_PAUSE)
+        except Exception:  # a server, a user's Eden: the next read raises it, too, and is repeated
+            return False
 
     def _retry(self, act: Callable[[Any], None], instruction: Instruction) -> None:
         """Carry out an instruction; repeat it while it fails, until ``close``."""
@@ -227,11 +241,13 @@ class Replayer:
                 self._store_unemittable(instruction.origin)
             entries = [ReplayEntry(instruction.origin, position, record) for position, record in whole]
             self._found = []
+        self._eden_empty = instruction.origin is Origin.EDEN and not entries
         self._handle(Arrived(instruction.origin, entries))
         if entries:
             with self._arrived:
                 self._read.extend(entries)
                 self._arrived.notify_all()
+            self._wake()
 
     def _fault(self, record: ReplayRecord) -> str:
         """Why the record cannot be emitted; empty if it can."""

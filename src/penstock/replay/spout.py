@@ -150,6 +150,7 @@ class ReplaySpout(BatchSpout):
             max_attempts=self._max_attempts,
             clock=self._clock,
             report=self._context.report,
+            wake=self._context.wake,
         )
         self._replayer.start()
         return True

@@ -88,6 +88,10 @@ class Context:
     """Write rows (values in the order of the fields) that the task gives up to the dead letters, with the reason.
     They are durable when the call returns, are counted, and are shown by ``penstock dlq``. Raises ``StateError``
     if they cannot be written. Call it from the thread of the task or from the thread that commits."""
+    wake: Callable[[], None] = field(default=lambda: None, compare=False)
+    """Ask for the next call of the spout at once. A spout that reads ahead on a thread of its own calls it when
+    something has arrived; without it, the spout is asked again after ``transport.spout_pause``. May be called from
+    any thread."""
     publish: Callable[[Sequence[Sequence[Any]]], None] = field(default=lambda rows: None, compare=False)
     """Replace the rows that this task shows in the live view. Intended for a few rows a few times per second, not
     for data: only the newest rows of each report interval are sent."""

@@ -72,7 +72,7 @@ class Slot:
         job, control, id = self._job, self._control, WorkerId(self._stage, assignment.worker)
         crash = CrashPoint(job.settings.lifecycle.crash_at if self._attempt == 0 else "", str(id))
         archive = WorkerArchive(job.archive, id, crash)
-        worker = Worker(id, job, control.clock, assignment, archive, lambda: control.clock.skew)
+        worker = Worker(id, job, control.clock, assignment, archive, lambda: control.clock.skew, self._wake.set)
 
         def open_board(on_signal: Callable[[TaskMessage | TaskFlowState], None]) -> MessageBoard:
             run = f"{job.plan.topology}-{job.key:016x}-{self._attempt}"

@@ -69,6 +69,8 @@ class Surroundings:
     the topology (default True)?"""
     publish: Callable[[int], Callable[[Sequence[Sequence[Any]]], None]]
     """Makes the function with which a task publishes rows for display."""
+    wake: Callable[[], None]
+    """Ends the loop's wait. May be called from any thread."""
     generation: int = 0
     """The generation with which the query run claimed the state directory."""
     flights: FlightLog | None = None
@@ -152,6 +154,7 @@ def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats:
         gave_up=_counter(stats),
         late=_late_counter(stats),
         publish=around.publish(task),
+        wake=around.wake,
     )
 
 

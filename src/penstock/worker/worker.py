@@ -96,15 +96,17 @@ class Worker:
         assignment: AssignWorker,
         archive: WorkerArchive | None = None,
         skew: Callable[[], float] = lambda: 0.0,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """``archive``: the worker's files in the state directory; None if there is none. ``skew``: returns the
-        seconds by which this machine's wall clock is ahead of the driver's, for reports."""
+        seconds by which this machine's wall clock is ahead of the driver's, for reports. ``wake`` ends the wait
+        before the next turn; components call it from their own threads."""
         plan, settings = job.plan, job.settings
         self.id = id
         self.call = CurrentCall()
         """The current call of user code. The heartbeat thread reads it."""
         self._phase = WorkerPhase.STANDING_BY if assignment.takes_over else WorkerPhase.CREATED
-        self._job, self._clock, self._archive = job, clock, archive
+        self._job, self._clock, self._archive, self._wake = job, clock, archive, wake
         self.intake = Intake(id, job, clock, self._phase)
         """The input of the worker. The reader thread delivers frames to it."""
         self._out = Outgoing(id, plan, clock, settings.transport.linger, assignment.next)
@@ -301,6 +303,7 @@ class Worker:
             self._sender.count,
             self._reporter.on_error,
             self._reporter.publisher,
+            self._wake,
             command.generation,
         )
         handover, intake = command.handover, self.intake
