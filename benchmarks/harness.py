@@ -146,15 +146,26 @@ def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
     return found
 
 
-def cpu_seconds(chosen: dict[str, psutil.Process]) -> float:
-    total = 0.0
-    for process in chosen.values():
+ProcessCpu = dict[tuple[int, float], float]
+"""CPU seconds by process. A process is its id and its start, because ids are used again."""
+
+
+def cpu_by_process() -> ProcessCpu:
+    """CPU seconds of this process and of all it has started: on a local master, the whole topology."""
+    me = psutil.Process()
+    found: ProcessCpu = {}
+    for process in (me, *me.children(recursive=True)):
         try:
             times = process.cpu_times()
+            found[process.pid, process.create_time()] = times.user + times.system
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system
-    return total
+    return found
+
+
+def cpu_since(before: ProcessCpu) -> float:
+    """CPU seconds used since ``before``. What a process used that has ended since is not counted."""
+    return sum(seconds - before.get(process, 0.0) for process, seconds in cpu_by_process().items())
 
 
 def run_json(command: Sequence[str], **kwargs: Any) -> dict[str, Any]:
