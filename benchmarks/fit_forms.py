@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from benchmarks.alice import Load, Outcome, observe, run, sending, words_settings
 from benchmarks.alice_topology import add_bolts
 from benchmarks.book import book, micros, stamped
+from benchmarks.fit_options import repeats_of
 from benchmarks.harness import Results, median
 from benchmarks.hops import APART
 from benchmarks.turns import spread, take_turns
@@ -24,7 +25,7 @@ FORMS: Mapping[str, int] = {"a worker per executor": APART.count, "default": 0, 
 
 def measure_forms(results: Results, options: argparse.Namespace) -> None:
     """Part of ``penstock bench fit``. ``--quick`` measures two forms at the given rate only."""
-    repeats = options.repeats or (1 if options.quick else 3)
+    repeats = repeats_of(options)
     forms = ("default", "one worker") if options.quick else tuple(FORMS)
     warm_up, seconds = (4, 5) if options.quick else (10, 15)
 

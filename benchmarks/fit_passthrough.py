@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fit_options import repeats_of
 from benchmarks.harness import Results, cpu_by_process, cpu_since, median, running
 from benchmarks.peers.bids import FIELDS, make_bids
 from benchmarks.peers.bytewax import install_bytewax, run_peer
@@ -54,7 +55,7 @@ class Speed:
 
 def measure_passthrough(results: Results, options: argparse.Namespace) -> None:
     """Part of ``penstock bench fit``."""
-    repeats = options.repeats or (1 if options.quick else 3)
+    repeats = repeats_of(options)
     warm_up, seconds = (5, 10) if options.quick else (15, 30)  # the longer one is three epochs
     install_bytewax()
 

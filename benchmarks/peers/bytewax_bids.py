@@ -14,7 +14,7 @@ from bytewax.testing import run_main
 from benchmarks.peers.bids import KEPT, Bid, Watch, main, make_bids
 
 
-class Bids(DynamicSource[Bid]):
+class Bids(DynamicSource[Bid]):  # type: ignore[misc]
     def __init__(self, watch: Watch, batch: int) -> None:
         self._watch, self._batch = watch, batch
 
@@ -22,7 +22,7 @@ class Bids(DynamicSource[Bid]):
         return BidsPartition(self._watch, self._batch)
 
 
-class BidsPartition(StatelessSourcePartition[Bid]):
+class BidsPartition(StatelessSourcePartition[Bid]):  # type: ignore[misc]
     def __init__(self, watch: Watch, batch: int) -> None:
         self._watch, self._batch = watch, batch
         self._next_bid = make_bids(seed=1)
@@ -34,7 +34,7 @@ class BidsPartition(StatelessSourcePartition[Bid]):
         return [next_bid() for _ in range(self._batch)]
 
 
-class Kept(DynamicSink[Bid]):
+class Kept(DynamicSink[Bid]):  # type: ignore[misc]
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
@@ -42,7 +42,7 @@ class Kept(DynamicSink[Bid]):
         return KeptPartition(self._watch)
 
 
-class KeptPartition(StatelessSinkPartition[Bid]):
+class KeptPartition(StatelessSinkPartition[Bid]):  # type: ignore[misc]
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._kept: deque[Bid] = deque(maxlen=KEPT)
