@@ -64,6 +64,7 @@ bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the 
 	$(BIN)/penstock bench replacement --json results/replacement.json
 	$(BIN)/penstock bench energy --json results/energy.json
 	$(BIN)/penstock bench monitor --json results/monitor.json
+	$(BIN)/penstock bench fit $(if $(TEXT),--text $(TEXT)) --json results/fit.json
 
 jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstock prepare
 	$(BIN)/python java/build.py
@@ -100,6 +101,7 @@ lock:  ## pin all dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --extra dev -o requirements.lock pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o requirements-java.lock requirements-java.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -c requirements.lock -o requirements-build.lock requirements-build.in
+	cd benchmarks/peers && ../../$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o bytewax.lock bytewax.in
 
 clean:  ## remove .venv, build output and caches
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

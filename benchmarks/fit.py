@@ -1,5 +1,5 @@
 """A topology fitted to the machine: latency and throughput of the word count from Kafka beside Storm, other
-topologies beside Storm and Bytewax, idling, blocking code, width and length, and changes of the packing under load."""
+topologies beside Storm and Bytewax, idling, blocking code, width and length, changes of the packing under load."""
 
 from __future__ import annotations
 
