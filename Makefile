@@ -52,7 +52,7 @@ fault: .venv/ready  ## kill everything that can be killed, over all seeds; two h
 chaos: .venv/ready  ## only the chaos campaigns of `make fault`; half an hour; writes results/chaos.md and chaos.json
 	$(BIN)/pytest tests/fault/test_chaos.py --full -v -s
 
-bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the word count from Kafka
+bench: .venv/ready  ## all benchmarks in full; three and a half hours; TEXT=book.txt for the word count from Kafka
 	mkdir -p results
 	$(BIN)/penstock bench ladder --json results/ladder.json
 	$(BIN)/penstock bench peers --json results/peers.json

@@ -99,7 +99,7 @@ def measure_alice(results: Results, options: argparse.Namespace) -> None:
         for rate in RATES[:1] if options.quick else RATES:
             outcomes = measure_latency(kafka, rate, SYSTEMS, repeats, options)
             curves[f"{rate:,} lines/s, since a line was sent"] = curves_of(outcomes)
-            report_latency(results, rate, outcomes)
+            report_latency(results, rate, outcomes, words_a_line(options))
         outcomes = measure_backlog(kafka, SYSTEMS, repeats, options)
         curves["full load, since the spout read a line"] = curves_of(outcomes)
         report_backlog(results, outcomes, words_a_line(options))
@@ -241,8 +241,8 @@ def _producer(bootstrap: str, topic: str, rate: int, text: str | None) -> list[s
 # ---- report --------------------------------------------------------------------------------------------
 
 
-def report_latency(results: Results, rate: int, outcomes: Outcomes) -> None:
-    add_latency_rows(results, rate, outcomes)
+def report_latency(results: Results, rate: int, outcomes: Outcomes, words_a_line: float) -> None:
+    add_latency_rows(results, rate, outcomes, words_a_line)
     for system, found in outcomes.items():
         if rate == RATES[0] and system.startswith("penstock"):
             ratio = median_ratio(found, outcomes["storm"], p50)
@@ -258,8 +258,9 @@ def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) ->
             results.bar(_name("p50", system), wait, "× storm's p50 with a full topic, target: 0.8")
 
 
-def add_latency_rows(results: Results, rate: int, outcomes: Outcomes) -> None:
-    """Add a row for each system, with its ratios to Storm."""
+def add_latency_rows(results: Results, rate: int, outcomes: Outcomes, words_a_line: float) -> None:
+    """Add a row for each system, with its ratios to Storm. The latency of a system that did not keep up says only
+    for how long it was measured."""
     for system, found in outcomes.items():
         results.row(
             what=f"word count from Kafka, {rate:,} lines/s",
@@ -270,6 +271,7 @@ def add_latency_rows(results: Results, rate: int, outcomes: Outcomes) -> None:
             **_ratios("p50", outcomes, system, p50),
             **_ratios("p99", outcomes, system, p99),
             failed=sum(each.failed for each in found),
+            **{"kept up": f"{kept_up(found, rate * words_a_line)} of {len(found)}"},
             repeats=spread([each.p50 for each in found], "{:.1f}".format),
             **{"repeats p99": spread([each.p99 for each in found], "{:.0f}".format)},
         )
@@ -290,6 +292,11 @@ def add_backlog_rows(results: Results, outcomes: Outcomes, words_a_line: float) 
             failed=sum(each.failed for each in found),
             repeats=spread(rates, lambda rate: f"{rate / 1e3:.0f}k"),
         )
+
+
+def kept_up(found: Sequence[Outcome], offered: float) -> int:
+    """The number of repeats in which a system processed at least 97 % of the words that it was sent per second."""
+    return sum(each.words_per_s >= 0.97 * offered for each in found)
 
 
 def p50(outcome: Outcome) -> float:

@@ -84,7 +84,7 @@ def _paced(
     build_storm()
     with KafkaServer() as kafka:
         found = measure_latency(kafka, rate, systems, repeats_of(options), options)
-    add_latency_rows(results, rate, found)
+    add_latency_rows(results, rate, found, words_a_line(options))
     return found
 
 

@@ -40,7 +40,7 @@ def measure_forms(results: Results, options: argparse.Namespace) -> None:
         if form in flat_out:
             rates = [each.words_per_s for each in flat_out[form]]
             row |= {"words/s flat out": median(rates), "repeats flat out": spread(rates, "{:,.0f}".format)}
-        results.row(what=f"word count, lines from the spout, {RATE:,} lines/s", form=form, **row)
+        results.row(what=f"lines from the spout, {RATE:,}/s", form=form, **row)
     one = median([each.p50 for each in paced["one worker"]])
     results.bar("fit.one_worker.p50_ms", one, "ms, lines from the spout")
     _measure_kafka(results, repeats, warm_up, seconds, options.text)
@@ -57,7 +57,7 @@ def _measure_kafka(results: Results, repeats: int, warm_up: int, seconds: int, t
                 return run("penstock tuple", load, FORMS[form])
 
         found = take_turns(f"from Kafka, {RATE:,} lines/s", ("one worker",), repeats, turn, str)["one worker"]
-    results.row(what=f"word count from Kafka, {RATE:,} lines/s", form="one worker", **_latencies(found))
+    results.row(what=f"lines from Kafka, {RATE:,}/s", form="one worker", **_latencies(found))
     one = median([each.p50 for each in found])
     results.bar("fit.one_worker.kafka.p50_ms", one, "ms, from the producer's send")
 

@@ -65,6 +65,7 @@ def measure_growth(results: Results, options: argparse.Namespace) -> None:
     def turn(length: str, number: int) -> Cost:
         return _in_a_row(int(length), warm_up, seconds)
 
+    results.begin("growth, components in a row")
     open_session()  # otherwise the first topology would start Spark, too
     long = take_turns("components in a row", [str(each) for each in lengths], repeats, turn, str)
     _report_row(results, long)
@@ -162,7 +163,7 @@ def _report_row(results: Results, costs: Costs) -> None:
     for length, found in costs.items():
         hops = int(length) - 1
         results.row(
-            what="components in a row, flat out",
+            what="flat out",
             components=int(length),
             workers=found[0].workers,
             **{"CPU ns per tuple and hop": median([each.cpu_ns / hops for each in found])},

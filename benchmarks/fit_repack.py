@@ -1,9 +1,14 @@
-"""Packing a running topology anew, exactly once and under load: ten times by hand, and by the policy, while the
-load moves from one bolt to another. Every input must be counted exactly once, and results must keep coming."""
+"""Packing a running topology anew, exactly once and under load: ten times by hand, and by the policy, as one bolt
+after the other becomes slow because its calls wait. Every input must be counted exactly once, and results must
+keep coming.
+
+The policy repacks by load at most every five minutes, but gives each bolt that waits a worker of its own at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,8 +23,10 @@ from benchmarks.replacement_figures import longest_gap, lost, wrong_keys
 from benchmarks.replacement_topology import CountNumbers, NoteArrivals, PacedNumbers, Schedule, arrivals
 from benchmarks.turns import spread
 from penstock import (
+    BasicBolt,
     BatchBolt,
     BatchCollector,
+    Collector,
     Conf,
     Context,
     OutputDeclarer,
@@ -27,16 +34,19 @@ from penstock import (
     Source,
     Topology,
     TopologyBuilder,
+    Tuple,
 )
 from penstock.connectors.parquet import ParquetSink
 from penstock.driver.handle import RunningTopology
 from penstock.driver.requests import Replaced
 
-WORKERS = (1, 2, 7, 2)
-"""Numbers of workers by turns; with 7 each executor has its own."""
-LIGHT, HEAVY = 60e-6, 130e-6  # CPU seconds per tuple: 18 and 39 % of a core
-PERIOD = 20.0  # seconds after which the load moves
-NOTICED = 6.0  # seconds for which the policy must see the same load
+WORKERS = (1, 2, 15, 3)
+"""Numbers of workers by turns; with 15 each executor has its own."""
+LOOKUPS = 10  # bolts that look up some of the tuples
+EVERY = 15  # one in so many tuples is looked up
+WAIT = 0.0025  # seconds of a look-up, once it has become slow: half of a lookup bolt's time
+PERIOD = 10.0  # seconds after which the next bolt becomes slow
+REFIT_AFTER = 6.0  # seconds; a sample of the policy then takes 1 s, and a bolt must wait in two of them
 _LATE = 1.0  # seconds after a change that still belong to it: backlog, cold code
 _POLL_INTERVAL = 0.05  # seconds
 
@@ -54,8 +64,8 @@ class Change:
 
 def measure_repack(results: Results, options: argparse.Namespace) -> None:
     """Part of ``penstock bench fit``."""
-    changes = options.repeats or (3 if options.quick else 10)
-    found = {case: _run(case, changes) for case in ("by hand", "by policy")}
+    by_hand, by_policy = (3, 2) if options.quick else (options.repeats or 10, LOOKUPS)
+    found = {"by hand": _run(by_hand, policy=False), "by policy": _run(by_policy, policy=True)}
     for case, run in found.items():
         results.row(
             what="packed anew, exactly once",
@@ -89,15 +99,15 @@ class Run:
     silent: list[float]
 
 
-def _run(case: str, changes: int) -> Run:
+def _run(changes: int, policy: bool) -> Run:
     seen: list[Change] = []
     with tempfile.TemporaryDirectory(prefix="penstock-repack-") as root:
         folder = Path(root)
 
         def change(handle: RunningTopology) -> None:
-            seen.extend(_by_hand(handle, changes) if case == "by hand" else _by_policy(handle, changes))
+            seen.extend(_by_policy(handle, changes) if policy else _by_hand(handle, changes))
 
-        topology = moving_work(folder, policy=case == "by policy")
+        topology = counted_and_looked_up(folder, changes if policy else 0)
         numbers, counts, inputs = changed_to_the_end(topology, folder, change)
         came = arrivals(folder).came
     gaps = [longest_gap(came, each.begin, each.end + int(_LATE * 1e6)) for each in seen]
@@ -114,9 +124,9 @@ def _by_hand(handle: RunningTopology, changes: int) -> list[Change]:
 
 
 def _by_policy(handle: RunningTopology, changes: int) -> list[Change]:
-    """Wait for as many changes, at most for two more moves of the load."""
+    """Wait for as many changes, at most for twice the usual time."""
     found: list[Change] = []
-    deadline = time.monotonic() + (changes + 2) * PERIOD
+    deadline = time.monotonic() + 2 * changes * PERIOD
     while len(found) < changes and time.monotonic() < deadline:
         for replaced in handle.internals.replacements[len(found) :]:
             found.append(_noted(replaced))
@@ -134,51 +144,55 @@ def _noted(replaced: Replaced) -> Change:
 # ---- topology ------------------------------------------------------------------------------------------
 
 
-def moving_work(folder: Path, policy: bool) -> Topology:
-    """Numbers → early → middle → count by key → late → Parquet files, and a bolt that records arrivals. The work
-    moves from ``early`` to ``late`` and back, so that ``middle`` belongs to the workers of one, then of the
-    other."""
+def counted_and_looked_up(folder: Path, slow: int) -> Topology:
+    """Numbers → count by key → Parquet files, and a bolt that records arrivals. Some of the numbers go to bolts
+    that look them up, of which ``slow`` become slow, one per period; without any, nothing is packed anew by
+    itself."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", PacedNumbers(Schedule(((HOURS, RATE),)), FEW_KEYS, 0))
-    builder.set_bolt("early", Work(("word", str), (HEAVY, LIGHT))).shuffle_grouping("numbers")
-    builder.set_bolt("middle", Work(("word", str), (LIGHT, LIGHT))).shuffle_grouping("early")
-    builder.set_bolt("count", CountNumbers()).fields_grouping("middle", "word")
-    builder.set_bolt("late", Work(("count", int), (LIGHT, HEAVY))).shuffle_grouping("count")
-    builder.set_bolt("committed", ParquetSink(folder / "committed")).global_grouping("late")
-    builder.set_bolt("arrivals", NoteArrivals()).global_grouping("late")
+    builder.set_bolt("count", CountNumbers()).fields_grouping("numbers", "word")
+    builder.set_bolt("committed", ParquetSink(folder / "committed")).global_grouping("count")
+    builder.set_bolt("arrivals", NoteArrivals()).global_grouping("count")
+    builder.set_bolt("some", Some()).shuffle_grouping("numbers")
+    for number in range(1, LOOKUPS + 1):
+        lookup = Lookup(PERIOD * number if number <= slow else math.inf)
+        builder.set_bolt(f"lookup{number}", lookup).shuffle_grouping("some")
     settings = Settings(conf={"folder": str(folder), "begun": time.time()}).with_values(
         {
             "delivery": "exactly_once",
             "delivery.epoch_interval": 2.0,
             "delivery.state_dir": str(folder / "state"),
             "workers": 2,
-            "workers.refit": "always" if policy else "off",
-            "workers.refit_after": NOTICED,
+            "workers.refit": "once" if slow else "off",
+            "workers.refit_after": REFIT_AFTER,
         }
     )
     return builder.build(f"repack-{folder.name}", settings)
 
 
-class Work(BatchBolt):
-    """Passes tuples on after using CPU time for each, as much as the phase of the load says."""
-
-    def __init__(self, second: tuple[str, type], seconds: tuple[float, float]) -> None:
-        """``second``: the field between ``number`` and ``since``. ``seconds``: per tuple, in each phase."""
-        self._second, self._seconds = second, seconds
+class Some(BatchBolt):
+    """Passes on one in ``EVERY`` numbers."""
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
-        declarer.declare(("number", int), self._second, ("since", int))
-
-    def prepare(self, conf: Conf, context: Context) -> None:
-        self._begun = float(conf["begun"])
+        declarer.declare(("number", int))
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
-        end = time.thread_time() + self._seconds[phase(time.time() - self._begun)] * batch.num_rows
-        while time.thread_time() < end:
-            pass
-        collector.emit_batch(batch)
+        numbers = batch.column("number").to_numpy()
+        chosen = numbers[numbers % EVERY == 0]
+        if len(chosen):
+            collector.emit_batch([pa.array(chosen)])
 
 
-def phase(elapsed: float) -> int:
-    """Which bolt has the work: 0 is ``early``, 1 is ``late``."""
-    return int(elapsed / PERIOD) % 2
+class Lookup(BasicBolt):
+    """Looks tuples up. After a time each look-up takes long."""
+
+    def __init__(self, slow_after: float) -> None:
+        """``slow_after``: seconds from the start of the topology."""
+        self._slow_after = slow_after
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        self._slow_at = float(conf["begun"]) + self._slow_after
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        if time.time() >= self._slow_at:
+            time.sleep(WAIT)

@@ -74,7 +74,8 @@ class Results:
 
     def _print(self, out: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        table = Table(*columns, title=f"penstock bench {title}", title_justify="left")
+        out.print(f"penstock bench {title}", highlight=False)
+        table = Table(*columns)
         for row in rows:
             table.add_row(*(_cell(row.get(column, "")) for column in columns))
         out.print(table)
