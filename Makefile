@@ -52,7 +52,7 @@ fault: .venv/ready  ## kill everything that can be killed, over all seeds; two h
 chaos: .venv/ready  ## only the chaos campaigns of `make fault`; half an hour; writes results/chaos.md and chaos.json
 	$(BIN)/pytest tests/fault/test_chaos.py --full -v -s
 
-bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the word count from Kafka
+bench: .venv/ready  ## all benchmarks in full; three and a half hours; TEXT=book.txt for the word count from Kafka
 	mkdir -p results
 	$(BIN)/penstock bench ladder --json results/ladder.json
 	$(BIN)/penstock bench peers --json results/peers.json
@@ -64,6 +64,7 @@ bench: .venv/ready  ## all benchmarks in full; two hours; TEXT=book.txt for the 
 	$(BIN)/penstock bench replacement --json results/replacement.json
 	$(BIN)/penstock bench energy --json results/energy.json
 	$(BIN)/penstock bench monitor --json results/monitor.json
+	$(BIN)/penstock bench fit $(if $(TEXT),--text $(TEXT)) --json results/fit.json
 
 jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstock prepare
 	$(BIN)/python java/build.py
@@ -100,6 +101,7 @@ lock:  ## pin all dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --extra dev -o requirements.lock pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o requirements-java.lock requirements-java.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -c requirements.lock -o requirements-build.lock requirements-build.in
+	cd benchmarks/peers && ../../$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url -o bytewax.lock bytewax.in
 
 clean:  ## remove .venv, build output and caches
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +26,10 @@ import numpy.typing as npt
 from benchmarks.alice_topology import kafka_word_count
 from benchmarks.book import book, micros
 from benchmarks.harness import Results, median, running, say
-from benchmarks.peers.bench import build_storm, run_storm_kafka
-from penstock import Delivery, Settings
+from benchmarks.peers.bench import PEERS, build_storm, run_storm_kafka
+from benchmarks.turns import median_ratio, spread, take_turns
+from penstock import Delivery, Settings, Topology
+from penstock.settings import Workers
 from penstock.spark.session import close_session
 from penstock.testing.servers.kafka import KafkaServer
 
@@ -68,6 +70,8 @@ class Outcome:
     percentiles: npt.NDArray[np.float64]
     """Latency of words in ms: 1st to 99th percentile."""
     failed: int
+    workers: int = 0
+    """Penstock's workers."""
 
     @property
     def p50(self) -> float:
@@ -77,6 +81,14 @@ class Outcome:
     def p99(self) -> float:
         return float(self.percentiles[98])
 
+    def __str__(self) -> str:
+        return (
+            f"p50 {self.p50:.1f} ms, p99 {self.p99:.1f} ms, {self.words_per_s:,.0f} words/s, {self.failed} failed"
+        )
+
+
+Outcomes = dict[str, list[Outcome]]
+
 
 def measure_alice(results: Results, options: argparse.Namespace) -> None:
     """Part of ``penstock bench backpressure``. ``options.text`` is the book, see ``book``."""
@@ -85,19 +97,19 @@ def measure_alice(results: Results, options: argparse.Namespace) -> None:
     curves: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
     with KafkaServer() as kafka:
         for rate in RATES[:1] if options.quick else RATES:
-            outcomes = _latency(kafka, rate, repeats, options)
-            curves[f"{rate:,} lines/s, since a line was sent"] = _curves(outcomes)
-            report_latency(results, rate, outcomes)
-        outcomes = _backlog(kafka, repeats, options)
-        curves["full load, since the spout read a line"] = _curves(outcomes)
-        report_backlog(results, outcomes, _words_a_line(options))
-    draw(curves, Path(options.json).parent if options.json else Path("results"))
+            outcomes = measure_latency(kafka, rate, SYSTEMS, repeats, options)
+            curves[f"{rate:,} lines/s, since a line was sent"] = curves_of(outcomes)
+            report_latency(results, rate, outcomes, words_a_line(options))
+        outcomes = measure_backlog(kafka, SYSTEMS, repeats, options)
+        curves["full load, since the spout read a line"] = curves_of(outcomes)
+        report_backlog(results, outcomes, words_a_line(options))
+    draw(curves, (Path(options.json).parent if options.json else Path("results")) / "alice-latency.png")
 
 
-Outcomes = dict[str, list[Outcome]]
-
-
-def _latency(kafka: KafkaServer, rate: int, repeats: int, options: argparse.Namespace) -> Outcomes:
+def measure_latency(
+    kafka: KafkaServer, rate: int, systems: Sequence[str], repeats: int, options: argparse.Namespace
+) -> Outcomes:
+    """Measure the systems at a rate of lines per second, since the producer's send."""
     warm_up, seconds = (6, 6) if options.quick else (15, 20)
 
     def turn(system: str, number: int) -> Outcome:
@@ -106,10 +118,13 @@ def _latency(kafka: KafkaServer, rate: int, repeats: int, options: argparse.Name
         with sending(kafka.bootstrap, topic, rate, options.text):
             return run(system, Load(kafka.bootstrap, topic, "sent", 0, warm_up, seconds))
 
-    return _turns(f"{rate:,} lines/s", repeats, turn)
+    return take_turns(f"{rate:,} lines/s", systems, repeats, turn, str)
 
 
-def _backlog(kafka: KafkaServer, repeats: int, options: argparse.Namespace) -> Outcomes:
+def measure_backlog(
+    kafka: KafkaServer, systems: Sequence[str], repeats: int, options: argparse.Namespace
+) -> Outcomes:
+    """Measure the systems with a full topic, since the spout's emit."""
     lines, warm_up, seconds = (200_000, 6, 6) if options.quick else (1_500_000, 15, 30)
     kafka.create_topic("backlog")
     command = [*_producer(kafka.bootstrap, "backlog", 0, options.text), "--lines", str(lines)]
@@ -117,32 +132,19 @@ def _backlog(kafka: KafkaServer, repeats: int, options: argparse.Namespace) -> O
     pool = [len(line.split(" ")) for line in book(options.text)]
     words = lines // len(pool) * sum(pool) + sum(pool[: lines % len(pool)])
     load = Load(kafka.bootstrap, "backlog", "read", words, warm_up, seconds, PENDING)
-    return _turns("backlog", repeats, lambda system, number: run(system, load))
-
-
-def _turns(what: str, repeats: int, turn: Callable[[str, int], Outcome]) -> Outcomes:
-    outcomes: Outcomes = {system: [] for system in SYSTEMS}
-    for number in range(repeats):
-        for system in SYSTEMS:
-            found = turn(system, number)
-            outcomes[system].append(found)
-            say(
-                f"  {what}, repeat {number + 1}: {system} p50 {found.p50:.1f} ms, p99 {found.p99:.1f} ms, "
-                f"{found.words_per_s:,.0f} words/s, {found.failed} failed"
-            )
-    return outcomes
+    return take_turns("backlog", systems, repeats, lambda system, number: run(system, load), str)
 
 
 # ---- one run -------------------------------------------------------------------------------------------
 
 
-def run(system: str, load: Load) -> Outcome:
-    """Run one system, with no other running."""
+def run(system: str, load: Load, workers: int = 0) -> Outcome:
+    """Run one system, with no other running. ``workers``: of Penstock; 0: its default."""
     with tempfile.TemporaryDirectory() as folder:
         if system.startswith("storm"):
             return _run_storm(system.endswith("tuned"), load, folder)
         try:
-            return _run_penstock(system.endswith("batch"), load, folder)
+            return _run_penstock(system.endswith("batch"), load, folder, workers)
         finally:
             close_session()  # no JVM of Penstock may run while the next system is measured
 
@@ -154,14 +156,24 @@ def _run_storm(tuned: bool, load: Load, folder: str) -> Outcome:
     return Outcome(found["words_per_s"], np.array(found["percentiles_ms"]), found["failed"])
 
 
-def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
-    times = f"{folder}/times.npy"
-    conf = {"since": load.since, "out": f"{folder}/counts", "times": times}
-    settings = Settings(delivery=Delivery("at_least_once", state_dir=folder), conf=conf)
-    if load.pending:
-        settings = replace(settings, delivery=replace(settings.delivery, max_spout_pending=load.pending))
+def _run_penstock(batch: bool, load: Load, folder: str, workers: int) -> Outcome:
+    settings = words_settings(load, folder, workers)
     name = f"alice-{micros()}"  # unique, so that the replay topics are too
-    with running(kafka_word_count(load.bootstrap, load.topic, load.start, batch, settings, name)) as handle:
+    return observe(kafka_word_count(load.bootstrap, load.topic, load.start, batch, settings, name), load)
+
+
+def words_settings(load: Load, folder: str, workers: int = 0) -> Settings:
+    """The settings of a word count whose files are in ``folder``."""
+    conf = {"since": load.since, "out": f"{folder}/counts", "times": f"{folder}/times.npy"}
+    delivery = Delivery("at_least_once", state_dir=folder)
+    if load.pending:
+        delivery = replace(delivery, max_spout_pending=load.pending)
+    return Settings(delivery=delivery, workers=Workers(workers), conf=conf)
+
+
+def observe(topology: Topology, load: Load) -> Outcome:
+    """Run a word count of ``alice_topology`` with ``words_settings``."""
+    with running(topology) as handle:
 
         def wait_for(least: int, seconds: float) -> bool:
             """Wait until this many words were persisted or the time is over. Returns whether the words came."""
@@ -173,14 +185,14 @@ def _run_penstock(batch: bool, load: Load, folder: str) -> Outcome:
             return False
 
         if not wait_for(1, 60):
-            raise SystemExit(f"no word of {load.topic} arrived within a minute")
+            raise SystemExit(f"no word arrived in topology '{topology.name}' within a minute")
         wait_for(load.words // 4 or sys.maxsize, load.warm_up)
         begun = micros()
         wait_for(load.words or sys.maxsize, load.seconds)
         ended = micros()
-        failed = handle.internals.bus.totals()["lines"].failed
-    since, came = np.load(times)
-    return judge(since, came, begun, ended, failed)
+        failed, workers = handle.internals.bus.totals()["lines"].failed, len(handle.internals.workers)
+    since, came = np.load(str(topology.settings.conf["times"]))
+    return replace(judge(since, came, begun, ended, failed), workers=workers)
 
 
 def judge(
@@ -229,27 +241,45 @@ def _producer(bootstrap: str, topic: str, rate: int, text: str | None) -> list[s
 # ---- report --------------------------------------------------------------------------------------------
 
 
-def report_latency(results: Results, rate: int, outcomes: Outcomes) -> None:
+def report_latency(results: Results, rate: int, outcomes: Outcomes, words_a_line: float) -> None:
+    add_latency_rows(results, rate, outcomes, words_a_line)
     for system, found in outcomes.items():
-        ratios = _ratios(outcomes, system, lambda each: each.p50)
+        if rate == RATES[0] and system.startswith("penstock"):
+            ratio = median_ratio(found, outcomes["storm"], p50)
+            results.bar(_name("paced_p50", system), ratio, "× storm's p50, from the producer's send")
+
+
+def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) -> None:
+    add_backlog_rows(results, outcomes, words_a_line)
+    for system, found in outcomes.items():
+        if system.startswith("penstock"):
+            ratio, wait = (median_ratio(found, outcomes["storm"], value) for value in (words_per_s, p50))
+            results.bar(_name("throughput", system), ratio, "× storm, target: at least 1")
+            results.bar(_name("p50", system), wait, "× storm's p50 with a full topic, target: 0.8")
+
+
+def add_latency_rows(results: Results, rate: int, outcomes: Outcomes, words_a_line: float) -> None:
+    """Add a row for each system, with its ratios to Storm. The latency of a system that did not keep up says only
+    for how long it was measured."""
+    for system, found in outcomes.items():
         results.row(
             what=f"word count from Kafka, {rate:,} lines/s",
             system=system,
             p50_ms=median([each.p50 for each in found]),
             p99_ms=median([each.p99 for each in found]),
             **{"words/s": median([each.words_per_s for each in found])},
-            **{f"p50 × {peer}": ratio for peer, ratio in ratios.items()},
+            **_ratios("p50", outcomes, system, p50),
+            **_ratios("p99", outcomes, system, p99),
             failed=sum(each.failed for each in found),
-            repeats=" ".join(f"{each.p50:.1f}" for each in found),
+            **{"kept up": f"{kept_up(found, rate * words_a_line)} of {len(found)}"},
+            repeats=spread([each.p50 for each in found], "{:.1f}".format),
+            **{"repeats p99": spread([each.p99 for each in found], "{:.0f}".format)},
         )
-        if rate == RATES[0] and system.startswith("penstock"):
-            results.bar(_name("paced_p50", system), ratios["storm"], "× storm's p50, from the producer's send")
 
 
-def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) -> None:
+def add_backlog_rows(results: Results, outcomes: Outcomes, words_a_line: float) -> None:
+    """Add a row for each system, with its ratios to Storm."""
     for system, found in outcomes.items():
-        ratios = _ratios(outcomes, system, lambda each: each.words_per_s)
-        waits = _ratios(outcomes, system, lambda each: each.p50)
         rates = [each.words_per_s for each in found]
         results.row(
             what="word count from Kafka, backlog",
@@ -257,24 +287,34 @@ def report_backlog(results: Results, outcomes: Outcomes, words_a_line: float) ->
             p50_ms=median([each.p50 for each in found]),
             p99_ms=median([each.p99 for each in found]),
             **{"words/s": median(rates), "lines/s": median(rates) / words_a_line},
-            **{f"words/s × {peer}": ratio for peer, ratio in ratios.items()},
-            **{f"p50 × {peer}": ratio for peer, ratio in waits.items()},
+            **_ratios("words/s", outcomes, system, words_per_s),
+            **_ratios("p50", outcomes, system, p50),
             failed=sum(each.failed for each in found),
-            repeats=" ".join(f"{rate / 1e3:.0f}k" for rate in rates),
+            repeats=spread(rates, lambda rate: f"{rate / 1e3:.0f}k"),
         )
-        if system.startswith("penstock"):
-            results.bar(_name("throughput", system), ratios["storm"], "× storm, target: at least 1")
-            results.bar(_name("p50", system), waits["storm"], "× storm's p50 with a full topic, target: 0.8")
 
 
-def _ratios(outcomes: Outcomes, system: str, value: Callable[[Outcome], float]) -> dict[str, float]:
-    """The ratio to each Storm configuration: the median of the ratios within a repeat."""
-    return {
-        peer: median(
-            [value(ours) / value(theirs) for ours, theirs in zip(outcomes[system], outcomes[peer], strict=True)]
-        )
-        for peer in ("storm", "storm tuned")
-    }
+def kept_up(found: Sequence[Outcome], offered: float) -> int:
+    """The number of repeats in which a system processed at least 97 % of the words that it was sent per second."""
+    return sum(each.words_per_s >= 0.97 * offered for each in found)
+
+
+def p50(outcome: Outcome) -> float:
+    return outcome.p50
+
+
+def p99(outcome: Outcome) -> float:
+    return outcome.p99
+
+
+def words_per_s(outcome: Outcome) -> float:
+    return outcome.words_per_s
+
+
+def _ratios(what: str, outcomes: Outcomes, system: str, value: Callable[[Outcome], float]) -> dict[str, float]:
+    """The ratio to each Storm configuration that was measured."""
+    peers = [peer for peer in PEERS if peer in outcomes]
+    return {f"{what} × {peer}": median_ratio(outcomes[system], outcomes[peer], value) for peer in peers}
 
 
 def _name(what: str, system: str) -> str:
@@ -282,16 +322,17 @@ def _name(what: str, system: str) -> str:
     return f"alice.vs_storm.{what}" + (".tuple" if system.endswith("tuple") else "")
 
 
-def _words_a_line(options: argparse.Namespace) -> float:
+def words_a_line(options: argparse.Namespace) -> float:
     lines = book(options.text)
     return sum(len(line.split(" ")) for line in lines) / len(lines)
 
 
-def _curves(outcomes: Outcomes) -> dict[str, npt.NDArray[np.float64]]:
+def curves_of(outcomes: Outcomes) -> dict[str, npt.NDArray[np.float64]]:
+    """The median latency curve of each system."""
     return {system: np.median([each.percentiles for each in found], axis=0) for system, found in outcomes.items()}
 
 
-def draw(curves: dict[str, dict[str, npt.NDArray[np.float64]]], folder: Path) -> None:
+def draw(curves: dict[str, dict[str, npt.NDArray[np.float64]]], path: Path) -> None:
     """Draw the share of words persisted within a given time, one panel per load."""
     from matplotlib.figure import Figure
 
@@ -303,5 +344,5 @@ def draw(curves: dict[str, dict[str, npt.NDArray[np.float64]]], folder: Path) ->
         panel.set(xscale="log", xlabel="ms", ylabel="% of words", title=what, ylim=(0, 100))
         panel.grid(alpha=0.3)
         panel.legend()
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / "alice-latency.png", dpi=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -37,6 +37,12 @@ class Results:
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     bars: list[dict[str, Any]] = field(default_factory=list)
+    _parts: list[tuple[str, int]] = field(default_factory=list)
+    """Each part and its first row."""
+
+    def begin(self, part: str) -> None:
+        """Begin a part, whose rows have a table of their own on the terminal."""
+        self._parts.append((part, len(self.rows)))
 
     def row(self, **values: Any) -> None:
         self.rows.append(values)
@@ -45,13 +51,11 @@ class Results:
         self.bars.append({"name": name, "value": round(value, 4), "unit": unit})
 
     def finish(self, options: argparse.Namespace) -> int:
-        """Print the table and write the JSON file."""
+        """Print the tables and write the JSON file."""
         out = Console(width=max(120, Console().width))
-        columns = list(dict.fromkeys(key for row in self.rows for key in row))
-        table = Table(*columns, title=f"penstock bench {self.name}", title_justify="left")
-        for row in self.rows:
-            table.add_row(*(_cell(row.get(column, "")) for column in columns))
-        out.print(table)
+        ends = [first for _, first in self._parts[1:]] + [len(self.rows)]
+        for (part, first), end in zip(self._parts or [("", 0)], ends, strict=True):
+            self._print(out, f"{self.name} {part}".strip(), self.rows[first:end])
         for bar in self.bars:
             out.print(f"{bar['name']} = {bar['value']:g} {bar['unit']}", highlight=False)
         if options.json:
@@ -68,6 +72,14 @@ class Results:
             out.print(f"written to {path}", highlight=False)
         return 0
 
+    def _print(self, out: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        out.print(f"penstock bench {title}", highlight=False)
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*(_cell(row.get(column, "")) for column in columns))
+        out.print(table)
+
 
 def run_parts(
     name: str, parts: Mapping[str, Callable[[Results, argparse.Namespace], None]], options: argparse.Namespace
@@ -78,6 +90,7 @@ def run_parts(
     for part, measure in parts.items():
         if not options.only or part in options.only:
             say(f"[{part}]")
+            results.begin(part)
             measure(results, options)
     close_session()
     return results.finish(options)
@@ -146,15 +159,26 @@ def processes(handle: RunningTopology) -> dict[str, psutil.Process]:
     return found
 
 
-def cpu_seconds(chosen: dict[str, psutil.Process]) -> float:
-    total = 0.0
-    for process in chosen.values():
+ProcessCpu = dict[tuple[int, float], float]
+"""CPU seconds by process. A process is its id and its start, because ids are used again."""
+
+
+def cpu_by_process() -> ProcessCpu:
+    """CPU seconds of this process and of all it has started: on a local master, the whole topology."""
+    me = psutil.Process()
+    found: ProcessCpu = {}
+    for process in (me, *me.children(recursive=True)):
         try:
             times = process.cpu_times()
+            found[process.pid, process.create_time()] = times.user + times.system
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system
-    return total
+    return found
+
+
+def cpu_since(before: ProcessCpu) -> float:
+    """CPU seconds used since ``before``. What a process used that has ended since is not counted."""
+    return sum(seconds - before.get(process, 0.0) for process, seconds in cpu_by_process().items())
 
 
 def run_json(command: Sequence[str], **kwargs: Any) -> dict[str, Any]:

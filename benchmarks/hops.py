@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,12 @@ from penstock import (
     TopologyBuilder,
     Tuple,
 )
+from penstock.settings import Workers
 
 BATCH = 4_096
+APART = Workers(64)
+"""As many workers as a local master has slots: each executor has its own, so that a stream is a hop unless its
+ends are always fused."""
 
 
 class Flood(Spout):
@@ -152,7 +157,8 @@ class SlowSink(BasicBolt):
 
 
 def flood(batch: bool, bolts: int, hops: bool, settings: Settings) -> Topology:
-    """A flooding spout and this many bolts, the last of which does nothing; without hops they are fused."""
+    """A flooding spout and this many bolts, the last of which does nothing; without hops they are fused, with hops
+    each is in another worker."""
     builder = TopologyBuilder()
     builder.set_spout("spout", BatchFlood() if batch else Flood())
     last = "spout"
@@ -167,11 +173,11 @@ def flood(batch: bool, bolts: int, hops: bool, settings: Settings) -> Topology:
         else:
             declarer.local_or_shuffle_grouping(last)
         last = name
-    return builder.build(f"flood-{os.getpid()}", settings)
+    return builder.build(f"flood-{os.getpid()}", replace(settings, workers=APART))
 
 
 def paced(rate: float, hops: int, result: str) -> Topology:
-    """A paced spout and this many hops, the last one to the measuring sink."""
+    """A paced spout and this many hops between workers, the last one to the measuring sink."""
     builder = TopologyBuilder()
     builder.set_spout("spout", Paced(rate))
     last = "spout"
@@ -179,4 +185,4 @@ def paced(rate: float, hops: int, result: str) -> Topology:
         builder.set_bolt(f"identity{number}", Identity("due", float)).shuffle_grouping(last)
         last = f"identity{number}"
     builder.set_bolt("sink", LatencySink()).shuffle_grouping(last)
-    return builder.build("paced", Settings(conf={"result": result}))
+    return builder.build("paced", Settings(workers=APART, conf={"result": result}))

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from benchmarks.harness import (
     Results,
     console,
-    cpu_seconds,
+    cpu_by_process,
+    cpu_since,
     median,
     processes,
     rate_of,
@@ -24,7 +25,7 @@ from benchmarks.harness import (
     running,
     say,
 )
-from benchmarks.hops import BatchFlood, Flood, Identity, Silent, SlowSink, flood, paced
+from benchmarks.hops import APART, BatchFlood, Flood, Identity, Silent, SlowSink, flood, paced
 from benchmarks.words import fast_word_count
 from penstock import Settings, Topology, TopologyBuilder
 from penstock.spark.session import open_session
@@ -119,14 +120,18 @@ def measure_idle(results: Results, options: argparse.Namespace) -> None:
     builder.set_spout("spout", Silent())
     for name, source in (("a", "spout"), ("b", "a0"), ("c", "b0")):
         builder.set_bolt(f"{name}0", Identity("n", int)).shuffle_grouping(source)
-    with running(builder.build("idle")) as handle:
-        time.sleep(2 if options.quick else 5)
-        chosen = processes(handle)
-        before, begun = cpu_seconds(chosen), time.monotonic()
-        time.sleep(3 if options.quick else 30)
-        share = (cpu_seconds(chosen) - before) / (time.monotonic() - begun)
+    share, _ = idle_share(builder.build("idle", Settings(workers=APART)), options.quick)
     results.row(what="idle, 4 workers", core_share=share)
     results.bar("idle.core_share", share, "of one core")
+
+
+def idle_share(topology: Topology, quick: bool) -> tuple[float, int]:
+    """The share of a core that all processes of a topology without input use, and the number of its workers."""
+    with running(topology) as handle:
+        time.sleep(2 if quick else 5)
+        before, begun = cpu_by_process(), time.monotonic()
+        time.sleep(3 if quick else 30)
+        return cpu_since(before) / (time.monotonic() - begun), len(handle.internals.workers)
 
 
 def measure_overload(results: Results, options: argparse.Namespace) -> None:
@@ -136,7 +141,7 @@ def measure_overload(results: Results, options: argparse.Namespace) -> None:
     builder.set_spout("spout", Flood())
     builder.set_bolt("null", Identity("n", int)).shuffle_grouping("spout")
     builder.set_bolt("sink", SlowSink()).shuffle_grouping("null")
-    with running(builder.build("overload")) as handle:
+    with running(builder.build("overload", Settings(workers=APART))) as handle:
         time.sleep(max(8.0, seconds / 10))  # until the buffers are full and the JVM is warm
         chosen = processes(handle)
         first = {name: process.memory_info().rss for name, process in chosen.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.book import micros
 from benchmarks.harness import Results, median, run_parts, say
+from benchmarks.persistence_topology import IntArray
 from benchmarks.replacement_figures import Turn, lost, wrong_keys
 from benchmarks.replacement_scaling import measure_scaling
 from benchmarks.replacement_topology import (
@@ -24,6 +25,8 @@ from benchmarks.replacement_topology import (
     word_count,
 )
 from benchmarks.scaling_sim import measure_scaling_sim
+from penstock import Topology
+from penstock.driver.handle import RunningTopology
 from penstock.spark.submit import submit
 
 PARTS = ("gap", "gap-1m", "correct", "scaling", "sim")
@@ -150,25 +153,38 @@ def measure_correct(results: Results, options: argparse.Namespace) -> None:
             results.bar("replace.lost", missing, f"of {inputs:,} inputs, at least once")
 
 
-def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tuple[Any, Any, int]:
+def _replaced_to_the_end(folder: Path, delivery: str, replacements: int) -> tuple[IntArray, IntArray, int]:
     """The results, and the number of inputs."""
     exact = delivery == "exactly_once"
     schedule = Schedule(((HOURS, RATE),))
 
-    def came() -> tuple[Any, Any]:
+    def replace(handle: RunningTopology) -> None:
+        for number in range(replacements):
+            replaced = handle.scale({"count": STEPS[number % len(STEPS)]})
+            say(f"    {delivery}, {number + 1} of {replacements}: {replaced.gap:.3f} s silent")
+            time.sleep(1)
+
+    topology = word_count(folder, delivery, FEW_KEYS, schedule, load=False, commits=exact)
+    return changed_to_the_end(topology, folder, replace)
+
+
+def changed_to_the_end(
+    topology: Topology, folder: Path, change: Callable[[RunningTopology], None]
+) -> tuple[IntArray, IntArray, int]:
+    """Run a topology with a ``PacedNumbers`` spout, change it under load, end the input, and wait for all results.
+    Returns numbers and counts that came out (exactly once: that were committed), and the number of inputs."""
+    exact = topology.settings.delivery.guarantee == "exactly_once"
+
+    def came() -> tuple[IntArray, IntArray]:
         if exact:
             return committed(folder)
         noted = arrivals(folder)
         return noted.number, noted.count
 
-    handle: Any = submit(word_count(folder, delivery, FEW_KEYS, schedule, load=False, commits=exact))
+    handle = submit(topology)
     try:
         time.sleep(3)
-        for number in range(replacements):
-            handle.scale({"count": STEPS[number % len(STEPS)]})
-            gap = handle.internals.replacements[-1].gap
-            say(f"    {delivery}, {number + 1} of {replacements}: {gap:.3f} s silent")
-            time.sleep(1)
+        change(handle)
         end_input(folder)
         _await("the source should end", lambda: total(folder) is not None)
         inputs = total(folder) or 0

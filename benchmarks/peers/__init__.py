@@ -1,5 +1,13 @@
-"""``penstock bench peers``: FastWordCount compared with Apache Storm and plain PySpark micro-batches."""
+"""Other systems with the same work, for comparison: ``penstock bench peers``. The programs of this package run in
+processes of their own, so importing it must not import Penstock."""
 
-from benchmarks.peers.bench import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import argparse
+
+
+def main(options: argparse.Namespace) -> int:
+    """``penstock bench peers``"""
+    from benchmarks.peers import bench
+
+    return bench.main(options)

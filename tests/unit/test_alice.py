@@ -95,8 +95,8 @@ def test_ratios_are_taken_within_a_repeat_and_their_median_is_the_bar():
         storm_tuned=[(100, 5), (100, 5), (100, 5)],
     )
     results = Results("backpressure")
-    report_latency(results, 2_000, found)
-    report_latency(results, 10_000, found)
+    report_latency(results, 2_000, found, words_a_line=10)
+    report_latency(results, 10_000, found, words_a_line=10)
     report_backlog(results, found, words_a_line=10)
     bars = {bar["name"]: bar["value"] for bar in results.bars}
     assert bars == {
@@ -112,7 +112,7 @@ def test_ratios_are_taken_within_a_repeat_and_their_median_is_the_bar():
 
 
 def test_the_figure_is_drawn(tmp_path):
-    draw({"flat out": {"storm": np.arange(1.0, 100.0)}}, tmp_path / "results")
+    draw({"flat out": {"storm": np.arange(1.0, 100.0)}}, tmp_path / "results" / "alice-latency.png")
     assert (tmp_path / "results" / "alice-latency.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -21,6 +21,7 @@ NAMES = (
     "replacement",
     "energy",
     "monitor",
+    "fit",
 )
 
 

@@ -210,7 +210,7 @@ public final class FastWordCount {
         sentences += Counter.total(SENTENCES);
         measuring = false;
 
-        peer.finish(FAILED, String.format(Locale.ROOT, "{\"system\":\"storm\",\"version\":\"2.8.2\",\"spouts\":%d,"
+        peer.finish(FAILED, String.format(Locale.ROOT, "{\"spouts\":%d,"
                         + "\"splits\":%d,\"counts\":%d,\"acks\":%b,\"sentences_per_s\":%.0f,\"words_per_s\":%.0f,"
                         + "\"failed\":%d,\"latency_ms\":%s,\"ack_latency_ms\":%s}",
                 spouts, splits, counts, acks, sentences / words.seconds(), words.perSecond(), Counter.total(FAILED),

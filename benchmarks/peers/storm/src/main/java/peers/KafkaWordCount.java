@@ -199,7 +199,7 @@ public final class KafkaWordCount {
         lines += Counter.total(LINES);
         measuring = false;
 
-        peer.finish(FAILED, String.format(Locale.ROOT, "{\"system\":\"storm\",\"version\":\"2.8.2\",\"words_per_s\":%.0f,"
+        peer.finish(FAILED, String.format(Locale.ROOT, "{\"words_per_s\":%.0f,"
                         + "\"acked_lines_per_s\":%.0f,\"words\":%d,\"failed\":%d,\"latency_ms\":%s,"
                         + "\"percentiles_ms\":%s}",
                 words.perSecond(), lines / words.seconds(), Counter.total(WORDS), Counter.total(FAILED),

@@ -18,6 +18,7 @@ import org.apache.storm.LocalCluster;
 import org.apache.storm.generated.StormTopology;
 import org.apache.storm.shade.org.apache.zookeeper.server.NIOServerCnxnFactory;
 import org.apache.storm.shade.org.apache.zookeeper.server.ZooKeeperServer;
+import org.apache.storm.utils.VersionInfo;
 
 /** Shared parts of the programs: options, Storm's settings, a cluster in this JVM, the measurement, the result. */
 final class Peer {
@@ -146,12 +147,16 @@ final class Peer {
         }
     }
 
-    /** Prints the result and ends the JVM: an orderly shutdown of LocalCluster is slow and saves nothing. */
+    /**
+     * Prints the result, a JSON object, with Storm's version and ends the JVM: an orderly shutdown of LocalCluster is
+     * slow and saves nothing.
+     */
     void finish(Queue<Counter> failed, String json) {
         if (Counter.total(failed) > 0) {
             System.err.println("failed: " + Counter.total(failed));
         }
-        System.out.println(json);
+        String storm = "{\"system\":\"storm\",\"version\":\"" + VersionInfo.getVersion() + "\",";
+        System.out.println(storm + json.substring(1));
         System.out.flush();
         delete(temp);
         Runtime.getRuntime().halt(0);

@@ -336,7 +336,7 @@ public final class Rebalance {
             cluster.rebalance("rebalance", options);
         }
         until(source.length() + peer.number("tail")); // time for late results
-        peer.finish(FAILED, String.format(Locale.ROOT, "{\"system\":\"storm\",\"version\":\"2.8.2\",\"begun\":%d,"
+        peer.finish(FAILED, String.format(Locale.ROOT, "{\"begun\":%d,"
                         + "\"ended\":%d,\"failed\":%d,\"arrived\":%d,\"changes\":[%s]}",
                 source.begun(), micros(), Counter.total(FAILED), Counter.total(ARRIVED), done));
     }
