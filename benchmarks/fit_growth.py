@@ -190,7 +190,7 @@ def draw(wide: Mapping[str, Costs], long: Costs, path: Path) -> None:
         }
         _line(tasks, ratios, what)
     tasks.axhline(1.3, color="grey", linestyle="--", linewidth=1)
-    tasks.annotate("1.3", (1, 1.3), xytext=(0, 3), textcoords="offset points", color="grey", fontsize=8)
+    tasks.text(1.01, 1.3, "1.3", transform=tasks.get_yaxis_transform(), va="center", color="grey", fontsize=8)
     tasks.set(title="word count, acked", xlabel="tasks per bolt", ylabel="CPU time per word, × 1 task")
     tasks.legend(loc="best", fontsize=8)
     lengths = {int(case): found for case, found in long.items()}

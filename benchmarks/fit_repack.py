@@ -84,6 +84,7 @@ def measure_repack(results: Results, options: argparse.Namespace) -> None:
     wrong = sum(run.missing + run.wrong for run in found.values())
     results.bar("fit.wrong", wrong, "missing inputs and keys with a wrong count")
     gaps = [gap for run in found.values() for gap in run.gaps]
+    results.bar("fit.changes", len(gaps), f"changes of the packing, of {by_hand + by_policy} wanted")
     results.bar("fit.gap_s", max(gaps, default=0.0), "s without output at a change, longest")
 
 

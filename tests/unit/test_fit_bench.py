@@ -240,5 +240,9 @@ def test_gaps_and_wrong_results_of_both_ways_count(monkeypatch):
     monkeypatch.setattr(fit_repack, "_run", lambda changes, policy: runs[policy])
     results = Results("fit")
     fit_repack.measure_repack(results, options())
-    assert {bar["name"]: bar["value"] for bar in results.bars} == {"fit.wrong": 3, "fit.gap_s": 0.2}
+    assert {bar["name"]: bar["value"] for bar in results.bars} == {
+        "fit.wrong": 3,
+        "fit.changes": 3,
+        "fit.gap_s": 0.2,
+    }
     assert [row["changes"] for row in results.rows] == [2, 1]
