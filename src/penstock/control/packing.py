@@ -67,6 +67,8 @@ class Link:
     measured: bool = False
     """``traffic`` is in tuples per second and weights are in cores, so what the hop costs follows from the traffic
     alone: a bolt that computes for a millisecond does not make its hop dearer."""
+    hop_cost: float = HOP_COST
+    """Otherwise: what the hop costs at each of its ends, as a share of the weight there."""
 
 
 @dataclass(frozen=True)
@@ -228,11 +230,11 @@ class _HopCosts:
         self.sender = [
             _measured_cost(e)
             if e.measured
-            else HOP_COST * weight[e.source] * _ratio(e.traffic, most_from[e.source])
+            else e.hop_cost * weight[e.source] * _ratio(e.traffic, most_from[e.source])
             for e in links
         ]
         self.receiver = [
-            _measured_cost(e) if e.measured else HOP_COST * weight[e.target] * _ratio(e.traffic, into[e.target])
+            _measured_cost(e) if e.measured else e.hop_cost * weight[e.target] * _ratio(e.traffic, into[e.target])
             for e in links
         ]
 

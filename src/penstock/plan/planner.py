@@ -15,6 +15,13 @@ from penstock.topology.builder import Topology
 from penstock.topology.streams import Stream
 
 
+UNMEASURED_HOP_COST = 1.0
+"""What a hop is assumed to cost at each of its ends before anything is measured, as a share of the weight there:
+as much as a light bolt. So two cores alone are no reason for two workers, however many executors there are. The word
+count in one worker does four fifths of the words of two, with a seventh of the latency; a refit divides heavier
+work."""
+
+
 def make_plan(topology: Topology, fit: Fit | None = None) -> Plan:
     """Make the plan of a validated topology. Without ``fit``, every executor has its own worker."""
     fit = fit or Fit()
@@ -77,7 +84,9 @@ def parts_of(
             if ends in traffic:
                 traffic[ends] += tuples
     measured = bool(fit.traffic)
-    return parts, [Link(*ends, all(every), traffic[ends], measured) for ends, every in local.items()]
+    return parts, [
+        Link(*ends, all(every), traffic[ends], measured, UNMEASURED_HOP_COST) for ends, every in local.items()
+    ]
 
 
 def _all_weights(topology: Topology, measured: Mapping[str, float]) -> dict[str, float]:
