@@ -14,12 +14,11 @@ from penstock.plan.model import LOCAL, Edge, Fit, FusedGroup, Plan, RouteTable, 
 from penstock.topology.builder import Topology
 from penstock.topology.streams import Stream
 
-
 UNMEASURED_HOP_COST = 1.0
 """What a hop is assumed to cost at each of its ends before anything is measured, as a share of the weight there:
-as much as a light bolt. So two cores alone are no reason for two workers, however many executors there are. The word
-count in one worker does four fifths of the words of two, with a seventh of the latency; a refit divides heavier
-work."""
+as much as a light bolt. So two cores alone are no reason for two workers, however many executors there are. The
+word count in one worker does four fifths of the words of two, with a seventh of the latency; a refit divides
+heavier work."""
 
 
 def make_plan(topology: Topology, fit: Fit | None = None) -> Plan:
