@@ -1,6 +1,6 @@
 /* penstock._native: the part of the tuple path that runs once for every tuple, in C.
  *
- * It has a function and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
+ * It has three functions and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
  * is handed to the pure form, which raises the errors. Build: native/build.py. Without this module Penstock runs in
  * pure Python.
  *
@@ -8,6 +8,10 @@
  *       Makes the function emit(values, stream=..., keyword=...) of a collector. It appends the values to columns.
  *   Rows(kind, columns)
  *       An iterator over the rows of columns as instances of ``kind``, a subclass of tuple.
+ *   passes(values, kinds)
+ *       Whether a receiver may get these very values.
+ *   distribute(known, keys, columns, count)
+ *       Divides the rows of columns among ``count`` targets, by the target that ``known`` has for each key.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -391,6 +395,198 @@ static PyType_Spec rows_spec = {
     .slots = rows_slots,
 };
 
+/* ---- passes ---------------------------------------------------------------------------------------------------- */
+
+/* 1 if Arrow accepts the text: it has no lone surrogate. */
+static int
+is_unicode(PyObject *text)
+{
+    int kind = PyUnicode_KIND(text);
+    if (kind == PyUnicode_1BYTE_KIND) {
+        return 1;
+    }
+    const void *data = PyUnicode_DATA(text);
+    for (Py_ssize_t i = 0; i < PyUnicode_GET_LENGTH(text); i++) {
+        Py_UCS4 character = PyUnicode_READ(kind, data, i);
+        if (character >= 0xD800 && character <= 0xDFFF) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* 1 if a value of this type fits a column that is declared with it. */
+static inline int
+fits(PyObject *value)
+{
+    if (PyLong_CheckExact(value)) {
+        int overflow;
+        long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return !overflow && number != LLONG_MIN; /* the pure form refuses the least number, too */
+    }
+    return !PyUnicode_CheckExact(value) || is_unicode(value);
+}
+
+static PyObject *
+passes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2 || !PyList_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "passes needs a list and a type or a set of types");
+        return NULL;
+    }
+    PyObject *values = args[0], *kinds = args[1];
+    if (PyType_Check(kinds)) {
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); i++) {
+            PyObject *value = PyList_GET_ITEM(values, i);
+            if (value != Py_None && ((PyObject *)Py_TYPE(value) != kinds || !fits(value))) {
+                Py_RETURN_FALSE;
+            }
+        }
+        Py_RETURN_TRUE;
+    }
+    PyTypeObject *last = NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); i++) {
+        PyTypeObject *kind = Py_TYPE(PyList_GET_ITEM(values, i));
+        if (kind != last) {
+            int contained = PySet_Contains(kinds, (PyObject *)kind);
+            if (contained <= 0) {
+                return contained < 0 ? NULL : Py_NewRef(Py_False);
+            }
+            last = kind;
+        }
+    }
+    Py_RETURN_TRUE;
+}
+
+/* ---- distribute ------------------------------------------------------------------------------------------------ */
+
+/* The part of one target: (target, indices of its rows as bytes of int64, its rows of each column), with room for
+ * ``size`` rows that are not set yet. */
+static PyObject *
+make_part(Py_ssize_t target, Py_ssize_t size, Py_ssize_t width)
+{
+    PyObject *indices = PyBytes_FromStringAndSize(NULL, size * (Py_ssize_t)sizeof(int64_t));
+    PyObject *columns = PyList_New(width);
+    for (Py_ssize_t i = 0; columns != NULL && i < width; i++) {
+        PyObject *column = PyList_New(size);
+        if (column == NULL) {
+            Py_CLEAR(columns);
+        } else {
+            PyList_SET_ITEM(columns, i, column);
+        }
+    }
+    if (indices == NULL || columns == NULL) {
+        Py_XDECREF(indices);
+        Py_XDECREF(columns);
+        return NULL;
+    }
+    return Py_BuildValue("nNN", target, indices, columns);
+}
+
+/* The target of each row in ``targets`` and the number of rows of each target in ``sizes``. Returns 1, 0 if a key is
+ * not known, or -1 with an error set. */
+static int
+find_targets(PyObject *known, PyObject *keys, Py_ssize_t rows, uint16_t *targets, Py_ssize_t *sizes, long count)
+{
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        PyObject *found = PyDict_GetItemWithError(known, PyList_GET_ITEM(keys, row));
+        if (found == NULL) {
+            return PyErr_Occurred() ? -1 : 0;
+        }
+        long target = PyLong_AsLong(found);
+        if (target < 0 || target >= count || PyList_GET_SIZE(keys) != rows) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_ValueError, "distribute needs targets below count and keys that stay");
+            }
+            return -1;
+        }
+        targets[row] = (uint16_t)target;
+        sizes[target]++;
+    }
+    return 1;
+}
+
+/* The parts of all targets that have rows. No code of users runs here, so the columns stay as they are. */
+static PyObject *
+make_parts(PyObject *columns, Py_ssize_t rows, const uint16_t *targets, const Py_ssize_t *sizes, long count)
+{
+    Py_ssize_t width = PyTuple_GET_SIZE(columns);
+    PyObject *result = PyList_New(0);
+    PyObject **part_of = PyMem_Calloc((size_t)count, sizeof(PyObject *));
+    Py_ssize_t *filled = PyMem_Calloc((size_t)count, sizeof(Py_ssize_t));
+    if (result == NULL || part_of == NULL || filled == NULL) {
+        goto failed;
+    }
+    for (long target = 0; target < count; target++) {
+        if (sizes[target]) {
+            PyObject *part = make_part(target, sizes[target], width);
+            if (part == NULL || PyList_Append(result, part) < 0) {
+                Py_XDECREF(part);
+                goto failed;
+            }
+            part_of[target] = part;
+            Py_DECREF(part); /* the result holds it */
+        }
+    }
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        PyObject *part = part_of[targets[row]];
+        Py_ssize_t place = filled[targets[row]]++;
+        int64_t *indices = (int64_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(part, 1));
+        PyObject *into = PyTuple_GET_ITEM(part, 2);
+        indices[place] = row;
+        for (Py_ssize_t i = 0; i < width; i++) {
+            PyObject *value = PyList_GET_ITEM(PyTuple_GET_ITEM(columns, i), row);
+            PyList_SET_ITEM(PyList_GET_ITEM(into, i), place, Py_NewRef(value));
+        }
+    }
+    PyMem_Free(part_of);
+    PyMem_Free(filled);
+    return result;
+failed:
+    PyMem_Free(part_of);
+    PyMem_Free(filled);
+    Py_XDECREF(result);
+    return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+}
+
+static PyObject *
+distribute(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *known, *keys, *columns, *result = NULL;
+    long count;
+    if (!PyArg_ParseTuple(args, "O!O!O!l:distribute", &PyDict_Type, &known, &PyList_Type, &keys, &PyTuple_Type,
+                          &columns, &count)) {
+        return NULL;
+    }
+    Py_ssize_t rows = PyList_GET_SIZE(keys);
+    if (count < 1 || count > UINT16_MAX) {
+        PyErr_SetString(PyExc_ValueError, "distribute needs 1 to 65535 targets");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(columns); i++) {
+        PyObject *column = PyTuple_GET_ITEM(columns, i);
+        if (!PyList_CheckExact(column) || PyList_GET_SIZE(column) != rows) {
+            PyErr_SetString(PyExc_ValueError, "distribute needs columns that are lists as long as the keys");
+            return NULL;
+        }
+    }
+    uint16_t *targets = PyMem_Malloc((size_t)(rows ? rows : 1) * sizeof(uint16_t));
+    Py_ssize_t *sizes = PyMem_Calloc((size_t)count, sizeof(Py_ssize_t));
+    if (targets == NULL || sizes == NULL) {
+        PyErr_NoMemory();
+    } else {
+        int found = find_targets(known, keys, rows, targets, sizes, count);
+        if (found > 0) {
+            result = make_parts(columns, rows, targets, sizes, count);
+        } else if (found == 0) {
+            result = Py_NewRef(Py_None);
+        }
+    }
+    PyMem_Free(targets);
+    PyMem_Free(sizes);
+    return result;
+}
+
 /* ---- the module ------------------------------------------------------------------------------------------------ */
 
 static int
@@ -427,6 +623,10 @@ module_clear(PyObject *module)
 static PyMethodDef module_methods[] = {
     {"make_emit", (PyCFunction)(void (*)(void))make_emit, METH_VARARGS | METH_KEYWORDS,
      "make_emit(pure, columns, stream, keyword, noted=None, note_none=False): make the emit of a collector."},
+    {"passes", (PyCFunction)(void (*)(void))passes, METH_FASTCALL,
+     "passes(values, kinds): whether all values have the type, or one of the types, and fit a column of it."},
+    {"distribute", distribute, METH_VARARGS,
+     "distribute(known, keys, columns, count): divide the rows of columns among targets. None if a key is not known."},
     {NULL},
 };
 

@@ -20,10 +20,13 @@ from decimal import Decimal
 from operator import itemgetter
 from sys import getsizeof
 from types import NoneType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+
+from penstock import native
 
 PLAIN_TYPES: dict[type, pa.DataType] = {
     str: pa.string(),
@@ -149,6 +152,9 @@ them on."""
 def passes_unchanged(values: Sequence[Any], declared: pa.DataType | None) -> bool:
     """True if a receiver in the same process may get these very objects instead of copies: nobody can change them,
     and converting them to the declared type and back would not change them either."""
+    if native.FORM is not None and type(values) is list:
+        wanted = _IMMUTABLE if declared is None else _PYTHON_TYPE.get(declared)
+        return native.FORM.passes(values, wanted) if wanted is not None else not any(map(_is_some, values))
     kinds = set(map(type, values))
     if declared is None:
         return kinds <= _IMMUTABLE
@@ -163,12 +169,20 @@ def passes_unchanged(values: Sequence[Any], declared: pa.DataType | None) -> boo
     return kind is not str or _is_unicode("".join(filter(None, values)))
 
 
+def _is_some(value: Any) -> bool:
+    return value is not None
+
+
 def _is_unicode(text: str) -> bool:
     """False for a text with a lone surrogate, which Arrow does not accept."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False
+
+
+RowChoice: TypeAlias = slice | npt.NDArray[np.int64]
+"""Rows of a batch: a slice, or indices in order."""
 
 
 class ColumnBatch:
@@ -215,6 +229,13 @@ class ColumnBatch:
 
     def slice(self, begin: int, length: int) -> ColumnBatch:
         return ColumnBatch(self.fields, [column[begin : begin + length] for column in self.values])
+
+    def select(self, rows: RowChoice) -> ColumnBatch:
+        """These rows; this batch itself if they are all of its rows."""
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(self.num_rows)
+            return self if end - begin == self.num_rows else self.slice(begin, end - begin)
+        return self if len(rows) == self.num_rows else self.take(rows.tolist())
 
     def take(self, rows: Sequence[int]) -> ColumnBatch:
         """These rows, in this order."""

@@ -43,6 +43,18 @@ class NativeForm(Protocol):
         nobody else holds is used again. ``operator.length_hint`` returns the number of rows that are not yet
         read."""
 
+    def passes(self, values: list[Any], kinds: type[Any] | frozenset[type[Any]]) -> bool:
+        """Whether all values have this type and fit a column that is declared with it, or are None; or whether the
+        type of each value is one of these types."""
+
+    def distribute(
+        self, known: dict[Any, int], keys: list[Any], columns: tuple[list[Any], ...], count: int
+    ) -> list[tuple[int, bytes, list[list[Any]]]] | None:
+        """Divide the rows of ``columns`` among ``count`` targets, by the target that ``known`` has for the key of
+        each row. Returns each target that has rows, with the indices of these rows as 64-bit integers and with its
+        part of each column. None if a key is not known. The keys must have plain types, whose comparison runs no
+        code of users."""
+
 
 def load() -> NativeForm | None:
     """Import the extension module. None if pure Python is selected, or if there is no module for this version of

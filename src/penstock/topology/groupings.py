@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock import native
 from penstock.columns import PLAIN_TYPES, ColumnBatch, values_of
 from penstock.topology.hashing import check_keys, hash_fields
 
@@ -26,6 +27,9 @@ Rows = slice | npt.NDArray[np.int64]
 order."""
 Split = list[tuple[int, Rows]]
 """Pairs of target position and rows. Rows keep their order; a target occurs at most once."""
+
+Part = tuple[int, Rows, ColumnBatch]
+"""A target position, its rows, and a batch of these rows."""
 
 ALL_ROWS = slice(None)
 
@@ -57,6 +61,11 @@ class Router(ABC):
 
     @abstractmethod
     def split(self, batch: pa.RecordBatch) -> Split: ...
+
+    def divide(self, batch: ColumnBatch) -> list[Part]:
+        """As ``split``, together with the rows of each target."""
+        split = self.split(batch if self.takes_columns else batch.arrow())
+        return [(position, rows, batch.select(rows)) for position, rows in split]
 
 
 class Grouping(ABC):
@@ -179,6 +188,23 @@ class _FieldsRouter(Router):
             return _by_position_small(self._look_up(batch), self._count)
         hashes = hash_fields(batch, self._fields)
         return by_position(hashes % np.uint64(self._count), self._count)
+
+    def divide(self, batch: ColumnBatch) -> list[Part]:
+        """In one pass over the rows in C, if all keys occurred before."""
+        if native.FORM is None or self._count == 1 or 2 * self._missed > max(self._looked_up, _KEYS_KNOWN):
+            return super().divide(batch)
+        columns = [batch.named(field) for field in self._fields]
+        if not all(native.FORM.passes(column, _PLAIN) for column in columns):
+            return super().divide(batch)
+        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        found = native.FORM.distribute(self._known, keys, tuple(batch.values), self._count)
+        if found is None:
+            return super().divide(batch)
+        self._looked_up += len(keys)
+        return [
+            (target, np.frombuffer(rows, np.int64), ColumnBatch(batch.fields, values))
+            for target, rows, values in found
+        ]
 
     def _look_up(self, batch: ColumnBatch) -> list[int]:
         """The position of each row. Keys that rarely repeat are not worth remembering, so the caller stops asking

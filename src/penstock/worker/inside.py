@@ -15,7 +15,7 @@ import numpy as np
 from penstock.columns import ColumnBatch, passes_unchanged
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import WorkerId
-from penstock.topology.groupings import ALL_ROWS, Router, Rows, Split
+from penstock.topology.groupings import ALL_ROWS, Part, Router, Rows
 from penstock.topology.streams import Stream
 from penstock.worker.failures import USER_ERRORS
 from penstock.worker.flight_tracking import FlightOrigins, FlightTracker
@@ -51,8 +51,8 @@ class _Shipment(NamedTuple):
     senders: list[tuple[int, StreamOutput]]
     ends: list[int]
     """Where the rows of each sender end."""
-    splits: list[Split]
-    """For each edge."""
+    parts: list[list[Part]]
+    """For each edge, the rows of each receiver."""
 
 
 class InsideStream:
@@ -107,15 +107,13 @@ class InsideStream:
             return None
         batch = ColumnBatch(self._fields, values)
         try:
-            splits = [
-                edge.router.split(batch if edge.router.takes_columns else batch.arrow()) for edge in self._edges
-            ]
+            parts = [edge.router.divide(batch) for edge in self._edges]
         except USER_ERRORS:  # a key of another type, or a user's grouping: the output's own flush reports it
             return None
-        return _Shipment(batch, senders, ends, splits)
+        return _Shipment(batch, senders, ends, parts)
 
     def _pass_on(self, shipment: _Shipment) -> None:
-        batch, senders, ends, splits = shipment
+        batch, senders, ends, parts = shipment
         taken = [output.take_all() for _, output in senders]
         born = min((each.born for each in taken if each.born is not None), default=None)
         if born is None:
@@ -127,23 +125,23 @@ class InsideStream:
             if len(taken) > 1:
                 every = origins.join([(each.anchors, each.rows) for each in taken])
         if every is not None and isinstance(origins, MessageIds):
-            shares = [share for split in splits for share in split]
+            shares = [(position, rows) for edge in parts for position, rows, _ in edge]
             origins.routed(every, sent_once(shares, batch.num_rows))
-        for edge, split in zip(self._edges, splits, strict=True):
-            for position, rows in split:
+        for edge, divided in zip(self._edges, parts, strict=True):
+            for position, rows, part in divided:
                 receiver = edge.receivers[position]
                 if len(ends) > 1 and not receiver.takes_columns:
-                    for sender, part in _by_sender(rows, ends):
-                        self._put(receiver, batch, part, [senders[sender]], [], every, origins, born)
+                    for sender, own in _by_sender(rows, ends):
+                        self._put(receiver, batch.select(own), own, [senders[sender]], [], every, origins, born)
                 else:
-                    self._put(receiver, batch, rows, senders, ends, every, origins, born)
+                    self._put(receiver, part, rows, senders, ends, every, origins, born)
         if every is not None and origins is not None:
             origins.sent(every)
 
     def _put(
         self,
         receiver: Receiver,
-        batch: ColumnBatch,
+        part: ColumnBatch,
         rows: Rows,
         senders: list[tuple[int, StreamOutput]],
         ends: list[int],
@@ -151,7 +149,6 @@ class InsideStream:
         origins: Origins | None,
         born: float,
     ) -> None:
-        part = _select(batch, rows)
         if not part.num_rows:
             return
         lineage = None
@@ -178,14 +175,6 @@ class InsideStream:
 
 def _origins(tracker: Tracker) -> Origins:
     return FlightOrigins(tracker) if isinstance(tracker, FlightTracker) else Origins(tracker)
-
-
-def _select(batch: ColumnBatch, rows: Rows) -> ColumnBatch:
-    if rows is ALL_ROWS:
-        return batch
-    if isinstance(rows, slice):
-        return batch.slice(rows.start, rows.stop - rows.start)
-    return batch if len(rows) == batch.num_rows else batch.take(rows.tolist())
 
 
 def _ends_within(rows: Rows, ends: list[int]) -> list[int]:
