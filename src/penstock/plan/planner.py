@@ -19,8 +19,8 @@ _TUPLE_HOP, _BATCH_HOP = 1.0, 0.4
 """What a hop is assumed to cost at each of its ends before anything is measured, as a share of the weight there.
 Between tuple components as much as a light bolt, because values become Arrow columns and objects again. So two
 cores alone are no reason for two workers, however many executors there are: the word count in one worker does four
-fifths of the words of two, with a seventh of the latency. Between two batch components columns pass as they are: in
-``penstock bench ladder`` a hop takes a third of the time of the word count. A refit divides heavier work."""
+fifths of the words of two, with a seventh of the latency. Between two batch components columns pass as they are:
+in ``penstock bench ladder`` a hop takes a third of the time of the word count. A refit divides heavier work."""
 
 
 def make_plan(topology: Topology, fit: Fit | None = None) -> Plan:
