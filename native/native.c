@@ -1,6 +1,6 @@
 /* penstock._native: the part of the tuple path that runs once for every tuple, in C.
  *
- * It has three functions and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
+ * It has four functions and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
  * is handed to the pure form, which raises the errors. Build: native/build.py. Without this module Penstock runs in
  * pure Python.
  *
@@ -10,6 +10,8 @@
  *       An iterator over the rows of columns as instances of ``kind``, a subclass of tuple.
  *   passes(values, kinds)
  *       Whether a receiver may get these very values.
+ *   sum_bytes(offsets, data)
+ *       For each text in an Arrow column, the sum on which its hash is based.
  *   distribute(known, keys, columns, count)
  *       Divides the rows of columns among ``count`` targets, by the target that ``known`` has for each key.
  */
@@ -458,6 +460,43 @@ passes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
     Py_RETURN_TRUE;
 }
 
+/* ---- sum_bytes ------------------------------------------------------------------------------------------------- */
+
+#define PRIME 0x100000001B3ULL /* topology/hashing.py has the same */
+
+static PyObject *
+sum_bytes(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer offsets, data;
+    if (!PyArg_ParseTuple(args, "y*y*:sum_bytes", &offsets, &data)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    Py_ssize_t count = offsets.len / (Py_ssize_t)sizeof(int64_t) - 1;
+    const int64_t *ends = offsets.buf;
+    const unsigned char *bytes = data.buf;
+    if (count < 0 || ends[0] < 0 || ends[count] > data.len) {
+        PyErr_SetString(PyExc_ValueError, "sum_bytes needs offsets within the data");
+    } else {
+        result = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(uint64_t));
+    }
+    if (result != NULL) {
+        uint64_t *sums = (uint64_t *)PyBytes_AS_STRING(result);
+        for (Py_ssize_t i = 0; i < count; i++) {
+            uint64_t sum = 0, power = 1;
+            int64_t end = ends[i + 1] < ends[count] ? ends[i + 1] : ends[count];
+            for (int64_t at = ends[i] > 0 ? ends[i] : 0; at < end; at++) {
+                sum += ((uint64_t)bytes[at] + 1) * power;
+                power *= PRIME;
+            }
+            sums[i] = sum;
+        }
+    }
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&data);
+    return result;
+}
+
 /* ---- distribute ------------------------------------------------------------------------------------------------ */
 
 /* The part of one target: (target, indices of its rows as bytes of int64, its rows of each column), with room for
@@ -625,6 +664,8 @@ static PyMethodDef module_methods[] = {
      "make_emit(pure, columns, stream, keyword, noted=None, note_none=False): make the emit of a collector."},
     {"passes", (PyCFunction)(void (*)(void))passes, METH_FASTCALL,
      "passes(values, kinds): whether all values have the type, or one of the types, and fit a column of it."},
+    {"sum_bytes", sum_bytes, METH_VARARGS,
+     "sum_bytes(offsets, data): for each value of a column of texts or bytes, a polynomial over its bytes."},
     {"distribute", distribute, METH_VARARGS,
      "distribute(known, keys, columns, count): divide the rows of columns among targets. None if a key is not known."},
     {NULL},

@@ -100,7 +100,7 @@ def to_column(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array:
     cannot be pickled."""
     if declared is not None:
         column = pa.array(values, declared)
-        # This is done for every emitted integer; where there is no native form, comparing only the types runs in C.
+        # This is done for every emitted integer. Without the native form, comparing only the types runs in C.
         if (
             pa.types.is_integer(declared)
             and not (native.FORM is not None and type(values) is list and native.FORM.passes(values, int))

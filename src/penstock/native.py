@@ -47,6 +47,10 @@ class NativeForm(Protocol):
         """Whether all values have this type and fit a column that is declared with it, or are None; or whether the
         type of each value is one of these types."""
 
+    def sum_bytes(self, offsets: Any, data: Any) -> bytes:
+        """For each value of an Arrow column of texts or bytes, the sum that ``topology.hashing`` mixes to its
+        hash, as unsigned 64-bit integers. ``offsets``: 64-bit integers, one more than there are values."""
+
     def distribute(
         self, known: dict[Any, int], keys: list[Any], columns: tuple[list[Any], ...], count: int
     ) -> list[tuple[int, bytes, list[list[Any]]]] | None:

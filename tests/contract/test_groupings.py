@@ -17,6 +17,7 @@ from penstock import (
     TopologyBuilder,
     UserCodeError,
 )
+from penstock.columns import ColumnBatch
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, NumberSpout
 from penstock.topology.groupings import LocalOrShuffle
 from tests.helpers import BatchFeeder, BatchPass, Pass, per_task, reports_of, settings_with
@@ -359,14 +360,17 @@ def test_local_or_shuffle_prefers_the_worker_then_the_node(same_worker, same_nod
 def test_in_one_worker_large_batches_are_divided_and_small_ones_take_turns():
     router = LocalOrShuffle().router(Targets((5, 6, 7), 1, (0, 1, 2)))
 
-    def sizes(rows):
-        batch = pa.RecordBatch.from_pydict({"n": list(range(rows))})
-        return [(position, len(range(rows)[part])) for position, part in router.split(batch)]
+    def sizes(rows, of_batches=False):
+        batch = ColumnBatch([("n", None)], [list(range(rows))])
+        split = router.split(batch.arrow() if of_batches else batch)
+        return [(position, len(range(rows)[part])) for position, part in split]
 
     assert [sizes(1) for _ in range(4)] == [[(1, 1)], [(2, 1)], [(0, 1)], [(1, 1)]]
     assert sizes(600) == [(2, 300), (0, 300)]
     assert sizes(900) == [(1, 300), (2, 300), (0, 300)]
     assert sizes(769) == [(1, 257), (2, 256), (0, 256)]
+    assert sizes(8_000, of_batches=True) == [(1, 8_000)]
+    assert sizes(20_000, of_batches=True) == [(2, 10_000), (0, 10_000)]
 
 
 # ---- custom ----------------------------------------------------------------------------------------------

@@ -100,9 +100,10 @@ def by_position(chosen: npt.NDArray[Any], targets: int) -> Split:
     ]
 
 
-_ROWS_TOGETHER = 256
+_ROWS_TOGETHER, _ROWS_OF_BATCHES = 256, 8192
 """The least rows of a slice for a task in the same worker, if there are so many: some 50 us of work in the tuple
-form. One task after the other does the work, so smaller slices for more tasks only cost."""
+form, and as much in the batch form. One task after the other does the work, so smaller slices for more tasks only
+cost."""
 
 
 class _EvenRouter(Router):
@@ -114,13 +115,16 @@ class _EvenRouter(Router):
     def __init__(self, positions: Sequence[int], start: int, together: bool = False) -> None:
         self._positions = positions
         self._next = start % len(positions)
-        self._least = _ROWS_TOGETHER if together else 1
+        self._together = together
 
-    def split(self, batch: pa.RecordBatch) -> Split:
+    def split(self, batch: pa.RecordBatch | ColumnBatch) -> Split:
         count, rows, positions = len(self._positions), batch.num_rows, self._positions
         if count == 1:
             return [(positions[0], ALL_ROWS)]
-        used = min(count, max(rows // self._least, 1))
+        used = count
+        if self._together:
+            least = _ROWS_TOGETHER if isinstance(batch, ColumnBatch) else _ROWS_OF_BATCHES
+            used = min(count, max(rows // least, 1))
         share, odd = divmod(rows, used)
         result: Split = []
         begin = 0

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock import native
 from penstock.columns import is_pickled, to_values
 from penstock.errors import KeyTypeError
 from penstock.topology.key_types import ATTOSECONDS, DURATION, INSTANT, NAIVE, TIME, form_of
@@ -180,7 +181,9 @@ def _hash_bytes(column: pa.Array, offset_type: type[np.signedinteger[Any]] = np.
     lengths = np.diff(offsets)
     sums = np.zeros(count, np.uint64)
     first, last = int(offsets[0]), int(offsets[-1])
-    if last > first:
+    if last > first and native.FORM is not None:
+        sums = np.frombuffer(native.FORM.sum_bytes(offsets, data_buffer), np.uint64)
+    elif last > first:
         data = np.frombuffer(data_buffer, np.uint8, last - first, first)
         position = np.arange(last - first) - np.repeat(offsets[:-1] - first, lengths)
         terms = (data + np.uint64(1)) * _powers_up_to(int(lengths.max()))[position]
