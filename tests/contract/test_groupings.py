@@ -369,8 +369,8 @@ def test_in_one_worker_large_batches_are_divided_and_small_ones_take_turns():
     assert sizes(600) == [(2, 300), (0, 300)]
     assert sizes(900) == [(1, 300), (2, 300), (0, 300)]
     assert sizes(769) == [(1, 257), (2, 256), (0, 256)]
-    assert sizes(8_000, of_batches=True) == [(1, 8_000)]
-    assert sizes(20_000, of_batches=True) == [(2, 10_000), (0, 10_000)]
+    assert sizes(8_000, of_batches=True) == [(2, 8_000)]
+    assert sizes(20_000, of_batches=True) == [(0, 10_000), (1, 10_000)]
 
 
 # ---- custom ----------------------------------------------------------------------------------------------

@@ -44,6 +44,14 @@ def test_calls_that_use_no_cpu_have_waited_from_the_second_chunk_on():
     assert timed.unsettled == pytest.approx(0.01, abs=0.002)
 
 
+def test_slow_calls_are_counted():
+    clock = Clock()
+    timed = timer(clock)
+    run(timed, clock, 0.01)
+    run(timed, clock, 0.03, calls=3)
+    assert timed._stats.slow_calls == 3
+
+
 def test_short_calls_are_not_measured_however_many_there_are():
     clock = Clock()
     timed = timer(clock)

@@ -76,6 +76,7 @@ class Bench:
             stats.arrived += 0 if component == "source" else tuples
             stats.busy += 10.0 * busy.get(component, 0.0)
             stats.waited += 10.0 * (waited or {}).get(component, 0.0)
+            stats.slow_calls += tuples if component in (waited or {}) else 0
         return self.decide()
 
     def carry_out(self, choice):

@@ -160,7 +160,7 @@ class RefitSampler:
         per_call = 0.0
         for component in pair:
             tasks = self._plan.tasks_of[component]
-            calls = sum(now[task].executed - then[task].executed for task in tasks)
+            calls = sum(now[task].slow_calls - then[task].slow_calls for task in tasks)
             per_call = max(per_call, sum(waits[component].values()) / max(calls, 1))
         return CallWait(min(1.0, most / seconds), per_call)
 

@@ -50,6 +50,8 @@ class TaskStats:
     waited: float = 0.0
     """The part of ``busy`` in which calls of at least 0.25 ms used no CPU although a core was free: they slept, or
     waited for input or output."""
+    slow_calls: int = 0
+    """The calls for which ``waited`` was measured."""
     queued: int = 0
     """Tuples waiting in the inbox, including overflow."""
     overflowing: int = 0

@@ -60,6 +60,8 @@ class BoltExecutor(Executor[B]):
 
     takes_columns: ClassVar[bool] = False
     """True: ``_take`` accepts a ``ColumnBatch``, with tuples of several senders."""
+    in_batches: ClassVar[bool] = False
+    """True: one call executes all tuples of a parcel."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class BoltExecutor(Executor[B]):
         header = self._parcel.header
         self.timer.start()
         done = self._work()
-        self._learn(done, self.timer.stop(done))
+        self._learn(done, self.timer.stop(1 if self.in_batches else done))
         self._left -= done
         self.stats.executed += done
         self._note_birth(header.born)
@@ -336,6 +338,8 @@ class RichExecutor(BoltExecutor[RichBolt]):
 class BatchExecutor(BoltExecutor[BatchBolt]):
     """Runs a ``BatchBolt``: one call for each parcel, which is acked when ``execute_batch`` returns and failed
     when it raises."""
+
+    in_batches = True
 
     def _open(self, conf: Conf) -> None:
         self._batch: pa.RecordBatch | None = None

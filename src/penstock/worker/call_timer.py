@@ -40,6 +40,7 @@ class CallTimer:
         seconds = self._clock.monotonic() - self._started
         self._stats.busy += seconds
         if self._slow:
+            self._stats.slow_calls += calls
             self.unsettled += max(0.0, seconds - (time.thread_time() - self._cpu))
         self._slow = seconds > _SLOW * max(calls, 1)
         return seconds

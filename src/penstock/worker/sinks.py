@@ -44,6 +44,8 @@ class SinkExecutor(BoltExecutor[TransactionalSink]):
     commits by itself every ``commit_interval`` seconds, or whenever its inbox is empty if that is 0, and acks
     the rows of the transaction. Used by the worker's loop, except where a method says otherwise."""
 
+    in_batches = True
+
     def _open(self, conf: Conf) -> None:
         self._conf = conf
         self._batch: pa.RecordBatch | None = None
