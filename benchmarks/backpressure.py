@@ -17,6 +17,7 @@ import psutil
 from benchmarks.alice import measure_alice
 from benchmarks.fast_words import measure_fast_word_count
 from benchmarks.harness import Results, median, processes, run_parts, running, say
+from benchmarks.hops import APART
 from benchmarks.overload import one_branch, two_branches
 from benchmarks.series import Series, plot
 from benchmarks.words import fast_word_count
@@ -58,7 +59,7 @@ def measure_uneven(results: Results, options: argparse.Namespace) -> None:
     for number in range(options.repeats or (1 if options.quick else 3)):
         for case in ("undisturbed", *MODES):
             slow = 0.0 if case == "undisturbed" else SLOW
-            settings = Settings(flow=Flow("step" if case == "undisturbed" else case))
+            settings = Settings(flow=Flow("step" if case == "undisturbed" else case), workers=APART)
             with running(two_branches(slow, RATE, settings)) as handle, Series(handle) as seen:
                 time.sleep(warm_up + seconds)
             series[case] = seen.points
@@ -95,7 +96,9 @@ def measure_burst(results: Results, options: argparse.Namespace) -> None:
     repeats = options.repeats or (1 if options.quick else 3)
     for number in range(repeats):
         for mode in MODES:
-            topology = one_branch(WORK, BASE, (2.0, begin, begin + length), Settings(flow=Flow(mode)))
+            topology = one_branch(
+                WORK, BASE, (2.0, begin, begin + length), Settings(flow=Flow(mode), workers=APART)
+            )
             with running(topology) as handle, Series(handle) as seen:
                 time.sleep(begin)
                 before = handle.internals.bus.totals()["work"]
@@ -160,6 +163,7 @@ def _by_turns(handles: Mapping[str, RunningTopology], turns: int, seconds: float
 def _acked_words(flow: str, folder: str) -> RunningTopology:
     settings = Settings(
         flow=Flow(flow),
+        workers=APART,  # flow control acts between workers
         delivery=Delivery("at_least_once", max_spout_pending=5_000, state_dir=folder),
         conf={"batch": 1_000},
     )
@@ -185,7 +189,7 @@ def measure_memory(results: Results, options: argparse.Namespace) -> None:
     """Resident memory of the driver, the JVM and the workers while one branch is overloaded tenfold."""
     minutes = 0.5 if options.quick else 10.0
     sizes: list[tuple[float, float]] = []
-    with running(two_branches(SLOW, RATE, Settings())) as handle:
+    with running(two_branches(SLOW, RATE, Settings(workers=APART))) as handle:
         watched = list(processes(handle).values())
         begun = time.monotonic()
         while (elapsed := time.monotonic() - begun) < minutes * 60:

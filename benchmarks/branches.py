@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.hops import APART
 from penstock import (
     BasicBolt,
     BatchBolt,
@@ -162,6 +163,7 @@ def three_branches(count: int, seed: int, strategy: str, conf: dict[str, Any] | 
             overflow_bytes=0,  # queues of fixed length, as in Sun 2022
         ),
         migration=Migration(strategy == "migration", interval=0.2),
+        workers=APART,
         transport=Transport(0.0, frame_bytes=2 * PAYLOAD),
         lifecycle=Lifecycle(metrics_interval=0.1),
     ).with_values(conf or {})

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.book import made_lines, micros
+from benchmarks.hops import APART
 from penstock import (
     BasicBolt,
     BatchBolt,
@@ -65,6 +66,7 @@ def words_to_store(case: str, folder: Path, rate: float, mrwq: PersistentQueue |
     builder.set_bolt("persist", bolt).shuffle_grouping("count")
     settings = Settings(
         delivery=Delivery("at_least_once", message_timeout=_PATIENCE, state_dir=str(folder / "state")),
+        workers=APART,  # the slow store must hold up the persist bolt alone
         conf={"folder": str(folder)},
     )
     return builder.build(f"{case.replace(' ', '-')}-{folder.name}", settings)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset
 
 from benchmarks.book import micros
+from benchmarks.hops import APART
 from benchmarks.overload import TakesTime
 from benchmarks.persistence_topology import IntArray, Notes
 from penstock import (
@@ -108,6 +109,7 @@ def word_count(
             epoch_interval=2.0 if commits else 10.0,  # the default, except where a test waits for it
             state_dir=str(folder / "state"),
         ),
+        workers=APART,
         conf={"folder": str(folder)},
     )
     return builder.build(f"replacement-{folder.name}", settings)
@@ -125,7 +127,9 @@ def slow_word_count(folder: Path, schedule: Schedule, settings: Mapping[str, Any
         "delivery.state_dir": str(folder / "state"),
         **(settings or {}),
     }
-    return builder.build(f"scaling-{folder.name}", Settings(conf={"folder": str(folder)}).with_values(values))
+    return builder.build(
+        f"scaling-{folder.name}", Settings(workers=APART, conf={"folder": str(folder)}).with_values(values)
+    )
 
 
 # ---- what is left of a run -----------------------------------------------------------------------------
