@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 
@@ -228,3 +229,44 @@ def test_a_source_must_emit_with_message_ids():
     eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}))
     with pytest.raises(ComponentError, match=r"emits tuples without message ids\. Only"):
         eden.read(1)
+
+
+class WaitingEden(QueueEden):
+    """Can wait, and says when it does."""
+
+    def open(self, conf, context):
+        super().open(conf, context)
+        self.waits, self.arrived = 0, threading.Event()
+
+    def wait(self, seconds):
+        self.waits += 1
+        self.arrived.wait(seconds)
+        self.arrived.clear()
+        return True
+
+
+def test_a_source_that_can_wait_is_read_when_something_has_arrived(bench, monkeypatch):
+    monkeypatch.setattr(replayer, "_EDEN_PAUSE", DEADLINE)
+    bench.eden = WaitingEden(bench.folder.parent / "eden", ("n",))
+    bench.eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}, state=bench.state))
+    woken = threading.Event()
+    bench.start(wake=woken.set)
+    for number in range(3):
+        bench.feed(number)
+        bench.eden.arrived.set()
+        assert woken.wait(DEADLINE), "the task's thread is told"
+        woken.clear()
+        assert [entry.record.payload for entry in bench.take(1)] == [(number,)]
+    assert bench.eden.waits >= 3
+    bench.eden.arrived.set()
+    bench.replayer.close()
+
+
+def test_a_source_that_fails_while_waiting_is_read_again_after_a_pause(bench, quick, monkeypatch):
+    bench.eden = WaitingEden(bench.folder.parent / "eden", ("n",))
+    bench.eden.open({}, Context("t", "s", 1, 0, {"s": (1,)}, state=bench.state))
+    fails_once(bench.eden, "wait", OSError("no broker"))
+    bench.start()
+    bench.feed(7)
+    assert [entry.record.payload for entry in bench.take(1)] == [(7,)]
+    bench.replayer.close()
