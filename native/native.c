@@ -1,6 +1,6 @@
 /* penstock._native: the part of the tuple path that runs once for every tuple, in C.
  *
- * It has four functions and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
+ * It has five functions and a type. Each does only the usual case, and does it as the form in pure Python does it; every other case
  * is handed to the pure form, which raises the errors. Build: native/build.py. Without this module Penstock runs in
  * pure Python.
  *
@@ -10,8 +10,10 @@
  *       An iterator over the rows of columns as instances of ``kind``, a subclass of tuple.
  *   passes(values, kinds)
  *       Whether a receiver may get these very values.
- *   sum_bytes(offsets, data)
- *       For each text in an Arrow column, the sum on which its hash is based.
+ *   hash_bytes(offsets, data)
+ *       The hash of each text in an Arrow column.
+ *   order_by_target(hashes, count)
+ *       The rows of each target, if ``hash % count`` is the target of a row.
  *   distribute(known, keys, columns, count)
  *       Divides the rows of columns among ``count`` targets, by the target that ``known`` has for each key.
  */
@@ -460,15 +462,27 @@ passes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
     Py_RETURN_TRUE;
 }
 
-/* ---- sum_bytes ------------------------------------------------------------------------------------------------- */
+/* ---- hash_bytes, order_by_target ------------------------------------------------------------------------------- */
 
-#define PRIME 0x100000001B3ULL /* topology/hashing.py has the same */
+/* topology/hashing.py has the same. */
+#define PRIME 0x100000001B3ULL
+#define GOLDEN 0x9E3779B97F4A7C15ULL
+#define MIX1 0xBF58476D1CE4E5B9ULL
+#define MIX2 0x94D049BB133111EBULL
+
+static inline uint64_t
+mix(uint64_t value)
+{
+    value = (value ^ (value >> 30)) * MIX1;
+    value = (value ^ (value >> 27)) * MIX2;
+    return value ^ (value >> 31);
+}
 
 static PyObject *
-sum_bytes(PyObject *Py_UNUSED(module), PyObject *args)
+hash_bytes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer offsets, data;
-    if (!PyArg_ParseTuple(args, "y*y*:sum_bytes", &offsets, &data)) {
+    if (!PyArg_ParseTuple(args, "y*y*:hash_bytes", &offsets, &data)) {
         return NULL;
     }
     PyObject *result = NULL;
@@ -476,12 +490,12 @@ sum_bytes(PyObject *Py_UNUSED(module), PyObject *args)
     const int64_t *ends = offsets.buf;
     const unsigned char *bytes = data.buf;
     if (count < 0 || ends[0] < 0 || ends[count] > data.len) {
-        PyErr_SetString(PyExc_ValueError, "sum_bytes needs offsets within the data");
+        PyErr_SetString(PyExc_ValueError, "hash_bytes needs offsets within the data");
     } else {
         result = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(uint64_t));
     }
     if (result != NULL) {
-        uint64_t *sums = (uint64_t *)PyBytes_AS_STRING(result);
+        uint64_t *hashes = (uint64_t *)PyBytes_AS_STRING(result);
         for (Py_ssize_t i = 0; i < count; i++) {
             uint64_t sum = 0, power = 1;
             int64_t end = ends[i + 1] < ends[count] ? ends[i + 1] : ends[count];
@@ -489,12 +503,68 @@ sum_bytes(PyObject *Py_UNUSED(module), PyObject *args)
                 sum += ((uint64_t)bytes[at] + 1) * power;
                 power *= PRIME;
             }
-            sums[i] = sum;
+            hashes[i] = mix(sum + (uint64_t)(ends[i + 1] - ends[i]) * GOLDEN);
         }
     }
     PyBuffer_Release(&offsets);
     PyBuffer_Release(&data);
     return result;
+}
+
+static PyObject *
+order_by_target(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer hashes;
+    long count;
+    if (!PyArg_ParseTuple(args, "y*l:order_by_target", &hashes, &count)) {
+        return NULL;
+    }
+    Py_ssize_t rows = hashes.len / (Py_ssize_t)sizeof(uint64_t);
+    const uint64_t *hash = hashes.buf;
+    PyObject *order = NULL, *result = NULL;
+    uint16_t *targets = PyMem_Malloc((size_t)(rows ? rows : 1) * sizeof(uint16_t));
+    Py_ssize_t *next = NULL;
+    if (count < 1 || count > UINT16_MAX) {
+        PyErr_SetString(PyExc_ValueError, "order_by_target needs 1 to 65535 targets");
+        goto done;
+    }
+    next = PyMem_Calloc((size_t)count + 1, sizeof(Py_ssize_t));
+    order = PyBytes_FromStringAndSize(NULL, rows * (Py_ssize_t)sizeof(int64_t));
+    result = PyList_New(0);
+    if (targets == NULL || next == NULL || order == NULL || result == NULL) {
+        Py_CLEAR(result);
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        targets[row] = (uint16_t)(hash[row] % (uint64_t)count);
+        next[targets[row] + 1]++;
+    }
+    for (long target = 0; target < count; target++) { /* from sizes to beginnings */
+        if (next[target + 1]) {
+            PyObject *part = Py_BuildValue("lnn", target, next[target], next[target] + next[target + 1]);
+            if (part == NULL || PyList_Append(result, part) < 0) {
+                Py_XDECREF(part);
+                Py_CLEAR(result);
+                goto done;
+            }
+            Py_DECREF(part);
+        }
+        next[target + 1] += next[target];
+    }
+    int64_t *ordered = (int64_t *)PyBytes_AS_STRING(order);
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        ordered[next[targets[row]]++] = row;
+    }
+done:
+    PyMem_Free(targets);
+    PyMem_Free(next);
+    PyBuffer_Release(&hashes);
+    if (result == NULL) {
+        Py_XDECREF(order);
+        return NULL;
+    }
+    return Py_BuildValue("NN", order, result);
 }
 
 /* ---- distribute ------------------------------------------------------------------------------------------------ */
@@ -664,8 +734,10 @@ static PyMethodDef module_methods[] = {
      "make_emit(pure, columns, stream, keyword, noted=None, note_none=False): make the emit of a collector."},
     {"passes", (PyCFunction)(void (*)(void))passes, METH_FASTCALL,
      "passes(values, kinds): whether all values have the type, or one of the types, and fit a column of it."},
-    {"sum_bytes", sum_bytes, METH_VARARGS,
-     "sum_bytes(offsets, data): for each value of a column of texts or bytes, a polynomial over its bytes."},
+    {"hash_bytes", hash_bytes, METH_VARARGS,
+     "hash_bytes(offsets, data): the hash of each value of a column of texts or bytes."},
+    {"order_by_target", order_by_target, METH_VARARGS,
+     "order_by_target(hashes, count): the rows in the order of their targets, and where the rows of each begin and end."},
     {"distribute", distribute, METH_VARARGS,
      "distribute(known, keys, columns, count): divide the rows of columns among targets. None if a key is not known."},
     {NULL},

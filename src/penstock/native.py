@@ -47,9 +47,13 @@ class NativeForm(Protocol):
         """Whether all values have this type and fit a column that is declared with it, or are None; or whether the
         type of each value is one of these types."""
 
-    def sum_bytes(self, offsets: Any, data: Any) -> bytes:
-        """For each value of an Arrow column of texts or bytes, the sum that ``topology.hashing`` mixes to its
-        hash, as unsigned 64-bit integers. ``offsets``: 64-bit integers, one more than there are values."""
+    def hash_bytes(self, offsets: Any, data: Any) -> bytes:
+        """The hash of each value of an Arrow column of texts or bytes, as ``topology.hashing`` defines it.
+        ``offsets``: 64-bit integers, one more than there are values."""
+
+    def order_by_target(self, hashes: Any, count: int) -> tuple[bytes, list[tuple[int, int, int]]]:
+        """Sort rows by their target, ``hash % count``. Returns the rows as 64-bit integers, in order for each
+        target, and each target that has rows with the beginning and the end of these."""
 
     def distribute(
         self, known: dict[Any, int], keys: list[Any], columns: tuple[list[Any], ...], count: int

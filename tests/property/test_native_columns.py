@@ -69,6 +69,16 @@ def test_texts_have_the_same_hash(words, left_out, large):
         assert hashing.hash_column(column).tolist() == found.tolist()
 
 
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=100), st.integers(2, 9))
+def test_batches_are_divided_as_in_pure_python(words, tasks):
+    batch = pa.RecordBatch.from_pydict({"word": pa.array(words, pa.string())})
+    found = Fields("word").router(Targets(tuple(range(tasks)))).split(batch)
+    with pytest.MonkeyPatch.context() as patch:
+        pure(patch)
+        expected = Fields("word").router(Targets(tuple(range(tasks)))).split(batch)
+    assert [(target, rows.tolist()) for target, rows in found] == [(t, rows.tolist()) for t, rows in expected]
+
+
 def test_wrong_arguments_are_refused():
     form = native.FORM
     assert form.distribute({"a": 0}, ["a", "b"], (["x", "y"],), 1) is None
@@ -82,7 +92,10 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(ValueError, match="distribute needs"):
             form.distribute(known, keys, several, count)
     with pytest.raises(ValueError, match="offsets within the data"):
-        form.sum_bytes(np.array([0, 9], np.int64), b"abc")
+        form.hash_bytes(np.array([0, 9], np.int64), b"abc")
     with pytest.raises(TypeError, match="passes needs"):
         form.passes((1, 2), int)
-    assert form.sum_bytes(np.array([3, -5, 3], np.int64), b"abc")
+    assert form.hash_bytes(np.array([3, -5, 3], np.int64), b"abc")
+    for count in (0, 70_000):
+        with pytest.raises(ValueError, match="order_by_target needs"):
+            form.order_by_target(np.array([1], np.uint64), count)

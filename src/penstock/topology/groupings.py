@@ -191,6 +191,10 @@ class _FieldsRouter(Router):
             assert isinstance(batch, ColumnBatch)
             return _by_position_small(self._look_up(batch), self._count)
         hashes = hash_fields(batch, self._fields)
+        if native.FORM is not None:
+            order, parts = native.FORM.order_by_target(hashes, self._count)
+            sorted_rows = np.frombuffer(order, np.int64)
+            return [(target, sorted_rows[begin:end]) for target, begin, end in parts]
         return by_position(hashes % np.uint64(self._count), self._count)
 
     def divide(self, batch: ColumnBatch) -> list[Part]:

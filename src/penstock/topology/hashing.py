@@ -182,8 +182,8 @@ def _hash_bytes(column: pa.Array, offset_type: type[np.signedinteger[Any]] = np.
     sums = np.zeros(count, np.uint64)
     first, last = int(offsets[0]), int(offsets[-1])
     if last > first and native.FORM is not None:
-        sums = np.frombuffer(native.FORM.sum_bytes(offsets, data_buffer), np.uint64)
-    elif last > first:
+        return np.frombuffer(bytearray(native.FORM.hash_bytes(offsets, data_buffer)), np.uint64)
+    if last > first:
         data = np.frombuffer(data_buffer, np.uint8, last - first, first)
         position = np.arange(last - first) - np.repeat(offsets[:-1] - first, lengths)
         terms = (data + np.uint64(1)) * _powers_up_to(int(lengths.max()))[position]
