@@ -119,7 +119,9 @@ def _run(changes: int, policy: bool) -> Run:
 def _by_hand(handle: RunningTopology, changes: int) -> list[Change]:
     found = []
     for number in range(changes):
-        found.append(_noted(handle.refit(workers=WORKERS[number % len(WORKERS)])))
+        replaced = handle.refit(workers=WORKERS[number % len(WORKERS)])
+        assert replaced is not None, "each time it is another number"
+        found.append(_noted(replaced))
         time.sleep(2 * _LATE)
     return found
 

@@ -236,10 +236,12 @@ class ColumnBatch:
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(self.num_rows)
             return self if end - begin == self.num_rows else self.slice(begin, end - begin)
-        return self if len(rows) == self.num_rows else self.take(rows.tolist())
+        return self.take(rows.tolist())
 
     def take(self, rows: Sequence[int]) -> ColumnBatch:
         """These rows, in this order."""
+        if not len(rows):
+            return ColumnBatch(self.fields, [[] for _ in self.values])
         if len(rows) == 1:
             return ColumnBatch(self.fields, [[column[rows[0]]] for column in self.values])
         choose = itemgetter(*rows)

@@ -64,7 +64,10 @@ def check_legal(parts, links, groups):
         if any(part.blocking for part in members):
             assert len(members) == 1
             assert group.workers == members[0].parallelism
+    fed = {link.target for link in links}
     for link in links:
+        if group_of[link.source] is not group_of[link.target]:
+            assert fed.issuperset(group_of[link.target].names), "what reads from others has no spout"
         assert place[link.source] < place[link.target], "a part comes after the parts that it reads"
         if group_of[link.source] is group_of[link.target]:
             assert link.local or group_of[link.source].workers == 1

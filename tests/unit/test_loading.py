@@ -186,7 +186,7 @@ def test_plan_prints_text_and_graph(write, capsys):
     path = write("topology = made('shop')")
     assert main(["plan", str(path)]) == 0
     both = capsys.readouterr().out
-    assert both.startswith("topology shop: 1 stages, 1 workers (limit ")
+    assert both.startswith("topology shop: 1 stage, 1 worker (limit ")
     assert "graph LR" in both
     assert main(["plan", str(path), "--format", "mermaid"]) == 0
     assert capsys.readouterr().out.startswith("graph LR")

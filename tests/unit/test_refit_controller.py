@@ -206,12 +206,26 @@ def test_off_means_off(workers):
 
 def test_by_hand_it_packs_by_what_was_measured():
     bench = Bench(Fit(1))
-    assert bench.refits.by_hand(2) == Fit(2)
+    assert bench.refits.by_hand(None) is None
+    assert bench.refits.by_hand(2).fit == Fit(2)
+    assert "no load is known" in bench.refits.by_hand(2).reason
     bench.pass_time([0.9], source=0.02, a=0.44, b=0.44)
-    fit = bench.refits.by_hand(2)
+    fit = bench.refits.by_hand(2).fit
+    assert "by the measured load" in bench.refits.by_hand(2).reason
     assert fit.weights["b"] == pytest.approx(0.44)
     assert groups(make_plan(bench.topology, fit)) == [("source", "a", 1), ("b", 1)]
-    assert bench.refits.by_hand(None).workers == 1
+    assert bench.refits.by_hand(None) is None, "one worker is all that it may have"
+
+
+def test_a_refit_by_hand_knows_the_load_from_before_and_finds_what_waits():
+    bench = Bench(Fit(1))
+    bench.pass_time([0.1], source=0.01, a=0.9, b=0.05, waited={"a": 0.88}, tuples=90)
+    choice = bench.refits.by_hand(None)
+    assert choice.fit.blocking == {"a"}
+    bench.carry_out(choice)
+    again = bench.refits.by_hand(3)
+    assert again.fit.weights == choice.fit.weights, "what the components need did not change"
+    assert again.fit.blocking == {"a"}
 
 
 def test_of_paired_components_only_the_one_that_waits_is_blocking():

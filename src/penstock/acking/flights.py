@@ -101,6 +101,10 @@ class Trace(ABC):
     def messages_of(self, row: int) -> Iterable[tuple[Flight, int]]:
         """The messages that a row stems from: the flight and number of each."""
 
+    @abstractmethod
+    def messages(self) -> Iterable[tuple[Flight, int]]:
+        """The messages that any of its rows stems from, once each."""
+
     def hold(self) -> None:
         for flight in self.flights:
             flight.hold()
@@ -136,6 +140,9 @@ class EmittedRows(Trace):
         number = self._numbers[row]
         return () if number is None else ((self.flights[bisect_right(self._ends, number)], number),)
 
+    def messages(self) -> Iterable[tuple[Flight, int]]:
+        return _messages_of(self, range(len(self._numbers)))
+
 
 class MadeRows(Trace):
     """Rows that a bolt emitted while it executed rows of one parcel. ``ends[i]``: number of rows that were there
@@ -147,11 +154,21 @@ class MadeRows(Trace):
         self.flights, self.tracked = parent.flights, parent.tracked
         self.begin, self.rows = begin, rows
         self._parent, self._first, self._ends = parent, first, ends
+        self._messages: Iterable[tuple[Flight, int]] | None = None
 
     def messages_of(self, row: int) -> Iterable[tuple[Flight, int]]:
         if self._ends is None:
-            return {each for parent in range(self._first) for each in self._parent.messages_of(parent)}
+            return self.messages()
         return self._parent.messages_of(self._first + bisect_right(self._ends, self.begin + row))
+
+    def messages(self) -> Iterable[tuple[Flight, int]]:
+        if self._messages is None:
+            self._messages = (
+                self._parent.messages()
+                if self._ends is None
+                else _messages_of(self._parent, range(self._first, self._first + len(self._ends)))
+            )
+        return self._messages
 
 
 class JoinedRows(Trace):
@@ -170,6 +187,9 @@ class JoinedRows(Trace):
         part = self._parts[place]
         return () if part is None else part.messages_of(row - (self._ends[place - 1] if place else 0))
 
+    def messages(self) -> Iterable[tuple[Flight, int]]:
+        return {each for part in self._parts if part is not None for each in part.messages()}
+
 
 class ChosenRows(Trace):
     """Some rows of another trace. It may claim flights that none of its rows stem from: then their messages
@@ -182,6 +202,27 @@ class ChosenRows(Trace):
     def messages_of(self, row: int) -> Iterable[tuple[Flight, int]]:
         rows = self._rows
         return self._whole.messages_of((rows.start or 0) + row if isinstance(rows, slice) else int(rows[row]))
+
+    def messages(self) -> Iterable[tuple[Flight, int]]:
+        rows = self._rows
+        if not isinstance(rows, slice):
+            return _messages_of(self._whole, map(int, rows))
+        if rows.stop is None:
+            return self._whole.messages()
+        return _messages_of(self._whole, range(rows.start or 0, rows.stop))
+
+
+def _messages_of(trace: Trace, rows: Iterable[int]) -> frozenset[tuple[Flight, int]]:
+    """The messages of some rows of a trace. Rows that stem from a whole parcel share one collection, which is
+    added once."""
+    found: set[tuple[Flight, int]] = set()
+    before: object = None
+    for row in rows:
+        messages = trace.messages_of(row)
+        if messages is not before:
+            found.update(messages)
+            before = messages
+    return frozenset(found)
 
 
 def joined(parts: Sequence[tuple[Trace | None, int]]) -> Trace | None:

@@ -22,15 +22,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--workers",
         type=int,
         metavar="N",
-        help="most workers (default: the setting workers, or as many as this machine has cores)",
+        help="most workers; 0: as many as this machine has cores (default: the setting workers)",
     )
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
     topology = load_topology(options.target)
-    if options.workers is not None and options.workers < 1:
-        raise SettingError("--workers", f"it must be at least 1, not {options.workers}")
+    if options.workers is not None and options.workers < 0:
+        raise SettingError("--workers", f"it must be at least 0, not {options.workers}")
     plan = make_plan(topology, Fit(options.workers or topology.settings.workers.count or usable_cores()))
     parts = []
     if options.format in ("both", "text"):

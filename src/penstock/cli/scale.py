@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from rich.text import Text
@@ -44,7 +45,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     refit.add_argument("topology", help="the topology's name (see penstock list)")
     refit.add_argument(
-        "--workers", type=int, metavar="N", help="most workers from now on (default: as many as before)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="most workers from now on; 0: the cores of the master (default: as many as before)",
     )
     refit.set_defaults(handler=handle_refit)
     replace = commands.add_parser(
@@ -72,7 +76,17 @@ def handle_scale(options: argparse.Namespace) -> int:
 
 
 def handle_refit(options: argparse.Namespace) -> int:
-    return _ask(options.topology, OperatorRequest("refit", {"workers": options.workers}))
+    run = discovery.find(options.topology)
+    with Terminal(file=sys.stderr).status(Text(f"'{printable(options.topology)}': preparing the new form …")):
+        answer = run.ask(OperatorRequest("refit", {"workers": options.workers}), None)
+    if not answer:
+        print(f"'{options.topology}' is packed so already; nothing was done")
+        return 0
+    done: dict[str, Any] = parse_json(answer)
+    count = done["workers"]
+    print(f"{done['reason']}")
+    print(f"'{options.topology}' has {count} worker{'' if count == 1 else 's'} now; {_gap(done)}")
+    return 0
 
 
 def handle_replace(options: argparse.Namespace) -> int:
@@ -86,12 +100,16 @@ def _ask(topology: str, command: OperatorRequest) -> int:
     with Terminal(file=sys.stderr).status(Text(f"'{printable(topology)}': preparing the new form …")):
         done: dict[str, Any] = parse_json(run.ask(command, None))
     numbers = ", ".join(f"{component} {tasks}" for component, tasks in done["parallelism"].items())
-    print(f"'{topology}' now runs with {numbers}; the interruption took {done['gap'] * 1000:.0f} ms")
+    print(f"'{topology}' now runs with {numbers}; {_gap(done)}")
     if kept := ", ".join(f"{component} {tasks}" for component, tasks in done.get("kept", {}).items()):
         print(f"kept the numbers of tasks set by scaling, because the file's numbers have not changed: {kept}")
     if done["left_behind"]:
         print(done["left_behind"])
     return 0
+
+
+def _gap(done: Mapping[str, Any]) -> str:
+    return f"the interruption took {done['gap'] * 1000:.0f} ms"
 
 
 def _number(text: str) -> tuple[str, int]:

@@ -102,6 +102,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [
         component_table(title, [_view(row) for row in status["components"]]),
         _worker_table(status["workers"]),
+        _text(_packing(status)),
     ]
     parts += [line(text) for text in task_lines(status["tasks"])]
     if status["nodes"]:
@@ -167,6 +168,16 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
             plain_text(" ".join(worker["tasks"])),
         )
     return table
+
+
+def _packing(status: Mapping[str, Any]) -> str:
+    """How many workers there are and may be."""
+    count, most = len(status["workers"]), status["most_workers"]
+    text = f"{count} worker{'' if count == 1 else 's'}"
+    text += ", one for each executor" if most is None else f", at most {most}"
+    if status["blocking"]:
+        text += f" besides those of blocking components ({', '.join(status['blocking'])})"
+    return text
 
 
 def _energy(energy: Mapping[str, Any]) -> str:

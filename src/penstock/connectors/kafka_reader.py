@@ -71,8 +71,9 @@ class TopicReader:
 
     def read(self, limit: int) -> list[Any]:
         """Up to ``limit`` messages, errors among them. Does not block."""
-        ahead, self._ahead = self._ahead, []
-        messages: list[Any] = ahead + self.consumer.consume(max(limit - len(ahead), 1), 0)
+        more = limit - len(self._ahead)
+        messages: list[Any] = self._ahead + (self.consumer.consume(more, 0) if more else [])
+        self._ahead = []  # only now: if consume raises, the message is still there
         return messages
 
     def wait(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from penstock.control.packing import Link, PackedGroup, Part, in_dependency_order
+from penstock.control.packing import Link, PackedGroup, Part, in_dependency_order, spouts_first
 from penstock.control.refit_load import CallWait, RefitSample
 
 
@@ -72,11 +72,11 @@ def separate(
     ]
     rest = [group for group in rest if group.names]
     try:
-        return in_dependency_order([*rest, *alone], links)
+        return in_dependency_order(spouts_first([*rest, *alone], links), links)
     except ValueError:
         before = _before(links, names)
         divided = [PackedGroup(side, group.workers) for group in rest for side in _sides(group.names, before)]
-        return in_dependency_order([*divided, *alone], links)
+        return in_dependency_order(spouts_first([*divided, *alone], links), links)
 
 
 def _before(links: Sequence[Link], names: Collection[str]) -> dict[str, frozenset[str]]:

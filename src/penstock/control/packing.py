@@ -5,6 +5,7 @@ A packing is legal if
 
 - parts in one group have an order in which every tuple from another group comes from an earlier group, because
   Spark moves rows only forward;
+- a group with a part without inputs (a spout) reads from no other group, because spouts run in the first stage;
 - a group with several workers contains only links whose tuples may stay in their worker (``Link.local``), and each
   of its parts has at least one executor per worker;
 - a blocking part is alone, with one worker per executor.
@@ -181,6 +182,24 @@ def orders(parts: Sequence[Part], links: Sequence[Link]) -> list[list[Part]]:
     return [order for number, order in enumerate(found) if order not in found[:number]]
 
 
+def spouts_first(groups: Sequence[PackedGroup], links: Sequence[Link]) -> list[PackedGroup]:
+    """Divide groups that contain a part without inputs and read from another group: what reads from others, and
+    what follows it, becomes a group of its own."""
+    fed, found = {link.target for link in links}, []
+    for group in groups:
+        members = set(group.names)
+        later = {link.target for link in links if link.target in members and link.source not in members}
+        if later and not members <= fed:
+            for name in group.names:  # each comes after the parts that it reads
+                if any(link.target == name and link.source in later for link in links):
+                    later.add(name)
+            first = tuple(name for name in group.names if name not in later)
+            found.append(PackedGroup(first, group.workers))
+            group = PackedGroup(tuple(name for name in group.names if name in later), group.workers)
+        found.append(group)
+    return found
+
+
 def in_dependency_order(groups: Sequence[PackedGroup], links: Sequence[Link]) -> list[PackedGroup]:
     """Sort groups so that each comes after the groups it reads from; otherwise they keep their order. Raises
     ``ValueError`` if that is impossible."""
@@ -273,6 +292,11 @@ class _Search:
                 saved = sender * shares[source] + receiver * shares[target]
                 self._inputs[target].append((source, link.local, saved))
         self._apart = _around_blocking(position, links)
+        fed = {link.target for link in links}
+        self._spouts = [part.name not in fed for part in order]
+        self._fed_by_blocking = [
+            any(link.target == part.name and link.source not in position for link in links) for part in order
+        ]
         self._loads = self._section_loads()
 
     def lowest_loads(self) -> _Floats:
@@ -324,7 +348,13 @@ class _Search:
         count, found = len(self._order), []
         loads = np.zeros((count, len(self._widths)))
         widest = np.full(count, len(self._widths))
+        has_spout, reads_others = np.zeros(count, bool), np.zeros(count, bool)
+        """By first position, of the section up to ``last``."""
         for last, part in enumerate(self._order):
+            has_spout[: last + 1] |= self._spouts[last]
+            reads_others[: last + 1] |= self._fed_by_blocking[last]
+            for source, _, _ in self._inputs[last]:
+                reads_others[source + 1 : last + 1] = True
             loads[: last + 1] += self._own[last]
             np.minimum(widest[: last + 1], part.parallelism, out=widest[: last + 1])
             for source, local, saved in self._inputs[last]:
@@ -334,6 +364,7 @@ class _Search:
             for before in self._apart[last]:
                 loads[: before + 1] = np.inf
             legal = self._widths <= widest[: last + 1, np.newaxis]
+            legal &= ~(has_spout & reads_others)[: last + 1, np.newaxis]
             found.append(np.where(legal, loads[: last + 1], np.inf))
         return found
 

@@ -117,7 +117,8 @@ class Changes:
 
     def _replace(self, request: ReplaceRequest) -> Settled:
         before = self._runs.current
-        if request.placement is not None and request.topology is not before.deployment.topology:
+        outdated = request.attempt is not None and request.attempt != before.number
+        if request.placement is not None and (outdated or request.topology is not before.deployment.topology):
             return Settled(error=self._outdated())
         change = Replacement(len(self.replaced) + 1, request, self._runs)
         settled = change.settle(self._runner.run(change))

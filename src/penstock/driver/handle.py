@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from penstock.driver.drain import Drain
 from penstock.driver.internals import Internals
+from penstock.driver.refit_controller import RefitChoice
 from penstock.driver.requests import Moved, MoveRequest, Replaced, ReplaceRequest
 from penstock.driver.status import TopologyStatus
 from penstock.driver.supervisor import Supervisor
@@ -101,15 +102,25 @@ class RunningTopology:
         replaced: Replaced = self._supervisor.change(request)
         return replaced
 
-    def refit(self, workers: int | None = None, reason: str = "by hand") -> Replaced:
+    def refit(self, workers: int | None = None) -> Replaced | None:
         """Pack the components into workers anew, by their measured load, as a replacement (see ``replace``).
+        Returns None if they are packed so already; then nothing happens.
+
         ``workers``: the most workers from now on, without those of blocking components; by default as many as
-        before. Without a load that was measured, every executor weighs the same."""
-        if workers is not None and workers < 1:
-            raise SettingError(f"topology '{self.name}'", f"it needs at least 1 worker, not {workers}")
+        before, and 0 for as many as the master offers cores. Before any load was measured, every executor weighs
+        the same: the first sample is complete after ``workers.refit_after`` / 6."""
+        if workers is not None and (type(workers) is not int or workers < 0):
+            text = f"{workers!r} is not a number of workers: it must be a whole number from 1, or 0 for the cores"
+            raise SettingError(f"topology '{self.name}'", text)
         supervisor = self._supervisor
-        fit = supervisor.call(lambda: supervisor.changes.refits.by_hand(workers))
-        replaced: Replaced = supervisor.change(ReplaceRequest(None, reason, fit=fit))
+
+        def decide() -> RefitChoice | None:
+            return supervisor.changes.refits.by_hand(supervisor.engine.cores() if workers == 0 else workers)
+
+        choice = supervisor.call(decide)
+        if choice is None:
+            return None
+        replaced: Replaced = supervisor.change(ReplaceRequest(None, choice.reason, fit=choice.fit))
         return replaced
 
     def replace(self, topology: Topology, reason: str = "by hand", pause: bool = False) -> Replaced:

@@ -103,7 +103,8 @@ class Operator:
 
     def _refit(self, arguments: Mapping[str, Any]) -> str:
         workers = arguments.get("workers")
-        return self._done(self._running.refit(None if workers is None else int(workers)))
+        done = self._running.refit(None if workers is None else int(workers))
+        return "" if done is None else self._done(done)
 
     def _replace(self, arguments: Mapping[str, Any]) -> str:
         return self._done(self._running.internals.reload(str(arguments["target"]), bool(arguments.get("pause"))))

@@ -86,7 +86,9 @@ class Placer:
             raise TopologyFailed(where, text, hint)
         self._nodes_before = len(active)
         self._awaited = None  # this placement is newer than the request to use all nodes
-        return ReplaceRequest(current.deployment.topology, reason, placement=placement, leaves=leaves)
+        return ReplaceRequest(
+            current.deployment.topology, reason, placement=placement, attempt=current.number, leaves=leaves
+        )
 
     def take_back(self, reason: str, current: QueryRun) -> int:
         """Suspend moves and request released nodes again. When they have joined, ``next`` returns a request that

@@ -152,5 +152,6 @@ def _not_enough(deployment: Deployment, shortage: Shortage) -> NotEnoughSlots:
         f"topology '{deployment.topology.name}'",
         f"it needs {sum(deployment.slots)} task slots, one per worker, but only {shortage.free} of "
         f"{shortage.total} are free on {shortage.master}",
-        "Lower the parallelism, or give the master more: local[N] counts threads, not cores.",
+        "Lower the setting workers or the parallelism, or give the master more: local[N] counts threads, not "
+        "cores.",
     )

@@ -48,12 +48,13 @@ class RefitController:
         self._room = room
         self._refused = False
         """The last proposal was refused. Repeated refusals are reported once, although their figures differ."""
-        mode = cast(Literal["off", "once", "always"], settings.workers.refit)
-        self._on = mode != "off" and topology.settings.transport.fusing
+        self._mode = cast(Literal["off", "once", "always"], settings.workers.refit)
+        self._on = self._mode != "off" and topology.settings.transport.fusing
         self._tuning = RefitTuning()
-        self._policy = RefitPolicy(mode, plan.fit.workers or plan.workers, self._tuning)
+        self._workers = 0
+        """The most workers that the policy may use."""
         self._measured: MeasuredLoad | None = None
-        """The newest sample of the present form."""
+        """The newest sample, also of an earlier packing of the same components: what they need stays the same."""
         self._earlier: Fit | None = None
         """The fit before the last refit of the policy, in case that it is taken back."""
         self._begin(plan, topology)
@@ -96,11 +97,30 @@ class RefitController:
         self._note(now, refit.reason)
         return RefitChoice(fit, refit.reason)
 
-    def by_hand(self, workers: int | None) -> Fit:
-        """Return the fit that an operator requests: with the newest measured load, if there is one, and another
-        number of workers, if it is given."""
-        fit = self._plan.fit if self._measured is None else self._measured.fit(self._plan.fit)
-        return replace(fit, workers=workers or fit.workers, enough=0.0, groups=())
+    def by_hand(self, workers: int | None) -> RefitChoice | None:
+        """Return the refit that an operator requests: by the newest measured load, if there is one, with another
+        number of workers, if it is given. Components whose calls were seen to wait become blocking. None if this
+        is how the topology runs already."""
+        before, measured = self._plan.fit, self._measured
+        fit = before if measured is None else measured.fit(before)
+        if measured is not None:
+            waits = self._tuning.wait_share, self._tuning.wait_per_call
+            waiting = {
+                measured.waiting[part]
+                for part, wait in measured.sample.waits.items()
+                if wait.share > waits[0] and wait.per_call > waits[1] and part in measured.waiting
+            }
+            fit = replace(fit, blocking=fit.blocking | waiting)
+        fit = replace(fit, workers=workers or fit.workers, enough=0.0, groups=())
+        plan = make_plan(self._topology, fit)
+        if plan.routes.worker_of == self._plan.routes.worker_of and fit.workers == before.workers:
+            return None
+        known = (
+            "by the measured load"
+            if measured is not None
+            else "every executor weighs the same, as no load is known yet"
+        )
+        return RefitChoice(fit, f"by hand, at most {fit.workers} workers, {known}")
 
     def replaced(self, plan: Plan, topology: Topology, now: float, by_refit: bool) -> None:
         """Measure anew, because a replacement of the topology runs now. ``by_refit``: ``decide`` had requested
@@ -109,8 +129,12 @@ class RefitController:
         self._begin(plan, topology)
 
     def _begin(self, plan: Plan, topology: Topology) -> None:
+        workers = plan.fit.workers or plan.workers
+        if workers != self._workers:
+            self._workers, self._policy = workers, RefitPolicy(self._mode, workers, self._tuning)
+        if self._measured is not None and set(self._measured.weights) != set(topology.nodes):
+            self._measured = None
         self._plan, self._topology = plan, topology
-        self._measured = None
         self._sampler = RefitSampler(plan, topology, _LONGEST * self.interval)
 
     def _fit_of(self, refit: Refit, measured: MeasuredLoad) -> Fit:

@@ -324,6 +324,7 @@ class Replacement:
             now - request.since,
             self._left_behind("the new form"),
             {step: at - request.since for step, at in times.items()},
+            self.new.plan.workers,
             request.kept(self.old.deployment.topology),
         )
         self.new.bus.note("replacement", "", str(done))

@@ -33,6 +33,8 @@ class Replaced:
     """What happened to tuples that were not finished in time. Empty if all were."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """When each step ended, in seconds since the request."""
+    workers: int = 0
+    """Number of workers of the new form."""
     kept: Mapping[str, int] = field(default_factory=dict)
     """Parallelism of bolts that were scaled at run time and kept it, although the new form declares another."""
 
@@ -78,6 +80,8 @@ class ReplaceRequest:
     """Stop the old form first, so that task slots for one form are enough."""
     placement: SlotPlacement | None = None
     """The nodes of the workers. None: the engine decides."""
+    attempt: int | None = None
+    """With a placement: the number of the query run whose workers it names."""
     leaves: frozenset[str] = frozenset()
     """Nodes that get no worker of the new form, and are released."""
     parallelism: Mapping[str, int] = field(default_factory=dict)

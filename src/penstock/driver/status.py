@@ -40,6 +40,8 @@ _PLAIN_FIELDS = (
     "pending",
     "rate_in",
     "rate_out",
+    "most_workers",
+    "blocking",
 )
 _DECISIONS = 64  # newest decisions shown: a few screens of text, which keeps the JSON small
 
@@ -142,6 +144,10 @@ class TopologyStatus:
     """Oldest first, as ``decisions``."""
     nodes: tuple[NodeEnergy, ...] = ()
     """All nodes that have ever had a worker of the topology."""
+    most_workers: int | None = None
+    """The most workers, without those of blocking components. None: one for each executor."""
+    blocking: tuple[str, ...] = ()
+    """Components whose executors have workers of their own."""
 
     @property
     def energy(self) -> dict[str, Any]:
@@ -229,6 +235,8 @@ def take(running: Running, clock: Clock | None = None) -> TopologyStatus:
         decisions=tuple(_dated(note, since) for note in sorted(notes, key=lambda note: note.time)[-_DECISIONS:]),
         errors=tuple(_dated(note, since) for note in bus.last_errors()),
         nodes=running.monitor.energy.nodes,
+        most_workers=plan.fit.workers,
+        blocking=plan.blocking,
     )
 
 

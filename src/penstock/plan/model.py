@@ -245,6 +245,8 @@ class Plan:
             else:
                 assert self.stage_of[source] < self.stage_of[edge.target], "an edge must point to a later stage"
                 assert edge.why_not_fused, "an edge that is not fused must have a reason"
+        for spout in self.spouts:
+            assert self.stage_of[spout] == 0, "a spout must be in the first stage"
         for component in self.blocking:
             assert self.group_of[component].components == (component,), "a blocking component must be alone"
 

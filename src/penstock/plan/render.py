@@ -14,7 +14,8 @@ def as_text(topology: Topology, plan: Plan) -> str:
     """The plan as text: the stages with their workers and what is fused in them, the streams with their groupings
     and hops, and for which bolts data may be migrated and which may be scaled automatically."""
     lines = [
-        f"topology {plan.topology}: {len(plan.stages)} stages, {_workers(plan)}, {len(plan.tasks)} tasks",
+        f"topology {plan.topology}: {_count_of(len(plan.stages), 'stage')}, {_workers(plan)}, "
+        f"{_count_of(len(plan.tasks), 'task')}",
         "",
     ]
     for stage in plan.stages:
@@ -43,8 +44,17 @@ def as_text(topology: Topology, plan: Plan) -> str:
 
 
 def _workers(plan: Plan) -> str:
-    limit = plan.fit.workers
-    return f"{plan.workers} workers" if limit is None else f"{plan.workers} workers (limit {limit})"
+    limit, text = plan.fit.workers, _count_of(plan.workers, "worker")
+    if limit is None:
+        return text
+    if not plan.blocking:
+        return f"{text} (limit {limit})"
+    waiting = sum(plan.group_of[component].workers for component in plan.blocking)
+    return f"{text} ({plan.workers - waiting}, limit {limit}, and {waiting} of blocking components)"
+
+
+def _count_of(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _component(topology: Topology, plan: Plan, component: str, first: int) -> str:

@@ -199,6 +199,7 @@ class Replayer:
 
     def _wait_for_eden(self) -> bool:
         """Wait until Eden has something, for ``_EDEN_PAUSE`` at most. Returns False if it did not wait."""
+        self._eden_empty = False  # until the next read finds nothing: it may take a while until that is due
         try:
             return self._sources.eden.wait(_EDEN_PAUSE)
         except Exception:  # a server, a user's Eden: the next read raises it, too, and is repeated

@@ -91,6 +91,8 @@ def by_position(chosen: npt.NDArray[Any], targets: int) -> Split:
         return [(0, ALL_ROWS)]
     # A stable sort keeps the order of the rows of each target. numpy sorts 16-bit integers by radix, in linear
     # time.
+    if len(chosen) and (chosen == chosen[0]).all():
+        return [(int(chosen[0]), ALL_ROWS)]
     order = np.argsort(chosen.astype(np.uint16), kind="stable")
     edges = np.searchsorted(chosen[order], np.arange(targets + 1))
     return [
@@ -193,6 +195,8 @@ class _FieldsRouter(Router):
         hashes = hash_fields(batch, self._fields)
         if native.FORM is not None:
             order, parts = native.FORM.order_by_target(hashes, self._count)
+            if len(parts) == 1:
+                return [(parts[0][0], ALL_ROWS)]
             sorted_rows = np.frombuffer(order, np.int64)
             return [(target, sorted_rows[begin:end]) for target, begin, end in parts]
         return by_position(hashes % np.uint64(self._count), self._count)
@@ -238,6 +242,8 @@ def _by_position_small(chosen: list[int], targets: int) -> Split:
     if len(chosen) > _FEW_ROWS:
         return by_position(np.array(chosen, np.uint16), targets)
     rows_of: dict[int, list[int]] = {}
+    if len(set(chosen)) == 1:
+        return [(chosen[0], ALL_ROWS)]
     for row, position in enumerate(chosen):
         rows_of.setdefault(position, []).append(row)
     return [(position, np.array(rows)) for position, rows in sorted(rows_of.items())]

@@ -89,7 +89,8 @@ class BoltArrowCollector(ArrowCollector):
         if isinstance(lineage, Trace):
             assert isinstance(output.origins, FlightOrigins)
             trace = MadeRows(lineage, self._rows, None, 0, rows)
-            made = trace if anchors is None else lineage.take(np.asarray(anchors, np.int64))
+            # Here a wrong anchor is an error of the component.
+            made = trace if anchors is None else lineage.take(np.arange(self._rows)[np.asarray(anchors, np.int64)])
             output.origins.add_trace(made, rows, output.waiting())
             return
         if anchors is not None:

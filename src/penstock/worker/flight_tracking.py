@@ -19,6 +19,8 @@ def keeps_flights(plan: Plan, worker: WorkerId, instances: Sequence[Component]) 
     acks tuples itself."""
     mine = {plan.task[task].component for task in plan.routes.tasks_of(worker)}
     stays = bool(mine & set(plan.spouts)) and not any(plan.downstream_of[component] for component in mine)
+    if any(plan.upstream_of[component] for component in mine):
+        return False  # tuples from other workers have ledgers
     return stays and not any(isinstance(instance, RichBolt) for instance in instances)
 
 
@@ -31,8 +33,8 @@ class FlightTracker(Tracker):
 
     def fail_all(self, ancestry: Ancestry, rows: int, error: str) -> None:
         assert isinstance(ancestry, Trace)
-        for row in range(rows):
-            self.fail_row(ancestry, row, error)
+        for flight, number in ancestry.messages():
+            flight.fail(number, self.component, shortened(error))
 
     def drop(self, ancestry: Ancestry) -> None:
         self.ack(ancestry)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.columns import ColumnBatch, passes_unchanged
 from penstock.frames.header import Header, Kind
@@ -53,6 +54,8 @@ class _Shipment(NamedTuple):
     """Where the rows of each sender end."""
     parts: list[list[Part]]
     """For each edge, the rows of each receiver."""
+    arrow: pa.RecordBatch | None
+    """The batch for receivers that do not take columns. None if there are none."""
 
 
 class InsideStream:
@@ -76,6 +79,7 @@ class InsideStream:
         self._fields = [(field.name, field.type) for field in stream.fields]
         self._origins = None if tracker is None else _origins(tracker)
         self._count, self._now = count, now
+        self._all_take_columns = all(each.takes_columns for edge in edges for each in edge.receivers)
         self._merges = not any(isinstance(output.origins, MessageIds) for output in outputs.values())
         """False for spouts: their roots are numbered task by task."""
 
@@ -108,12 +112,13 @@ class InsideStream:
         batch = ColumnBatch(self._fields, values)
         try:
             parts = [edge.router.divide(batch) for edge in self._edges]
+            arrow = None if self._all_take_columns else batch.arrow()
         except USER_ERRORS:  # a key of another type, or a user's grouping: the output's own flush reports it
             return None
-        return _Shipment(batch, senders, ends, parts)
+        return _Shipment(batch, senders, ends, parts, arrow)
 
     def _pass_on(self, shipment: _Shipment) -> None:
-        batch, senders, ends, parts = shipment
+        batch, senders, ends, parts, arrow = shipment
         taken = [output.take_all() for _, output in senders]
         born = min((each.born for each in taken if each.born is not None), default=None)
         if born is None:
@@ -130,11 +135,14 @@ class InsideStream:
         for edge, divided in zip(self._edges, parts, strict=True):
             for position, rows, part in divided:
                 receiver = edge.receivers[position]
-                if len(ends) > 1 and not receiver.takes_columns:
-                    for sender, own in _by_sender(rows, ends):
-                        self._put(receiver, batch.select(own), own, [senders[sender]], [], every, origins, born)
-                else:
-                    self._put(receiver, part, rows, senders, ends, every, origins, born)
+                if receiver.takes_columns:
+                    self._put(receiver, part, part, rows, senders, ends, every, origins, born)
+                    continue
+                assert arrow is not None
+                several = _by_sender(rows, ends) if len(ends) > 1 else [(0, rows)]
+                for sender, own in several:
+                    content = _arrow_rows(arrow, own)
+                    self._put(receiver, part, content, own, [senders[sender]], [], every, origins, born)
         if every is not None and origins is not None:
             origins.sent(every)
 
@@ -142,6 +150,7 @@ class InsideStream:
         self,
         receiver: Receiver,
         part: ColumnBatch,
+        content: ColumnBatch | pa.RecordBatch,
         rows: Rows,
         senders: list[tuple[int, StreamOutput]],
         ends: list[int],
@@ -149,7 +158,8 @@ class InsideStream:
         origins: Origins | None,
         born: float,
     ) -> None:
-        if not part.num_rows:
+        count = content.num_rows
+        if not count:
             return
         lineage = None
         if anchors is not None and origins is not None:
@@ -157,7 +167,7 @@ class InsideStream:
         sources = []
         before = 0
         per_row = part.nbytes / part.num_rows
-        for (task, output), end in zip(senders, _ends_within(rows, ends) or [part.num_rows], strict=True):
+        for (task, output), end in zip(senders, _ends_within(rows, ends) or [count], strict=True):
             if end > before:
                 size = int(per_row * (end - before))
                 sources.append((task, end - before))
@@ -168,13 +178,19 @@ class InsideStream:
         header = Header(
             Kind.DATA, here.stage, here.index, here.stage, here.index, receiver.task, sources[0][0], self._number
         )
-        content = part if receiver.takes_columns else part.arrow()
-        header = header._replace(rows=part.num_rows, born=born)
+        header = header._replace(rows=count, born=born)
         receiver.inbox.put(Parcel(header, content, lineage, tuple(sources) if len(sources) > 1 else ()))
 
 
 def _origins(tracker: Tracker) -> Origins:
     return FlightOrigins(tracker) if isinstance(tracker, FlightTracker) else Origins(tracker)
+
+
+def _arrow_rows(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    if isinstance(rows, slice):
+        begin, end, _ = rows.indices(batch.num_rows)
+        return batch.slice(begin, end - begin)
+    return batch.take(pa.array(rows))
 
 
 def _ends_within(rows: Rows, ends: list[int]) -> list[int]:
