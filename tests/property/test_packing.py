@@ -17,6 +17,7 @@ from penstock.control.packing import (
     in_dependency_order,
     orders,
     pack,
+    worker_loads,
 )
 
 ENOUGH = st.just(0.0) | st.sampled_from([0.005, 0.5, 2.0, 3.3, 7.0, 50.0])
@@ -197,3 +198,19 @@ def test_a_worker_that_carries_more_never_needs_more_hops(graph, workers, enough
     first, second = pack(parts, links, workers, enough), pack(parts, links, workers, enough * factor)
     if busiest_load(parts, links, first) <= enough:
         assert hops_between(links, second) <= hops_between(links, first)
+
+
+@settings(max_examples=100)
+@given(graphs(most_parts=5), st.integers(1, 6), ENOUGH, st.sampled_from([0.0, 0.05, 0.5, 3.0]))
+def test_light_workers_are_not_counted_and_never_make_it_worse(graph, workers, enough, light):
+    parts, links = graph
+    packed, without = pack(parts, links, workers, enough, light), pack(parts, links, workers, enough)
+    check_legal(parts, links, packed)
+    loads = worker_loads(parts, links, packed)
+    counted = sum(group.workers for group in loads if group.workers > 1 or loads[group] > light)
+    if not any(part.blocking for part in parts) and counted_workers(parts, packed) > workers:
+        assert counted <= workers
+    if busiest_load(parts, links, packed) > max(enough, light) * (1 + 1e-6):
+        assert busiest_load(parts, links, packed) <= busiest_load(parts, links, without) * (1 + 1e-6) / (
+            1 - CLEAR_GAIN
+        )

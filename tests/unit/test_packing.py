@@ -159,3 +159,12 @@ def test_a_measured_hop_costs_what_its_tuples_cost_whatever_the_bolt_computes():
     two = [PackedGroup(("spout", "first"), 1), PackedGroup(("second",), 1)]
     assert busiest_load(parts, few, two) == pytest.approx(0.575, abs=0.001)
     assert busiest_load(parts, many, two) == pytest.approx(1.075, abs=0.001)
+
+
+def test_workers_with_little_to_do_are_not_counted():
+    """Otherwise two cores could not share a heavy bolt between a spout and a sink with one executor each."""
+    parts = [Part("spout", 0.02, 1), Part("burn", 1.8, 8), Part("show", 0.01, 1)]
+    links = [Link("spout", "burn", True, 300.0, True), Link("burn", "show", False, 300.0, True)]
+    assert groups(pack(parts, links, 2, enough=0.6)) == [("spout", "burn", "show", 1)]
+    assert groups(pack(parts, links, 2, enough=0.6, light=0.15)) == [("spout", 1), ("burn", 2), ("show", 1)]
+    assert groups(pack(parts, links, 1, enough=0.6, light=0.15)) == [("spout", "burn", "show", 1)]

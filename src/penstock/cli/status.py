@@ -174,9 +174,11 @@ def _packing(status: Mapping[str, Any]) -> str:
     """How many workers there are and may be."""
     count, most = len(status["workers"]), status["most_workers"]
     text = f"{count} worker{'' if count == 1 else 's'}"
-    text += ", one for each executor" if most is None else f", at most {most}"
+    text += ", one for each executor" if most is None else f", limit {most}"
     if status["blocking"]:
-        text += f" besides those of blocking components ({', '.join(status['blocking'])})"
+        text += f"; blocking, with workers of their own: {', '.join(status['blocking'])}"
+    elif most is not None and count > most:
+        text += "; workers with little to do are not counted"
     return text
 
 

@@ -34,6 +34,11 @@ CLEAR_GAIN = 0.2
 """More workers are used only if the load of the busiest worker falls by more than this share. Weights are
 estimates, and each process costs memory and idle time, so a smaller gain may be none."""
 
+UNCOUNTED_LOAD = 0.15
+"""Share of a core. A single worker whose measured load is at most this is not counted against the limit: it leaves
+its core to others. Otherwise a spout and a sink with little to do would keep a heavy bolt between them from using
+the cores."""
+
 ROUNDING = 1e-9
 """Loads that differ by less than this share are equal: the same numbers were added in another order."""
 
@@ -80,7 +85,9 @@ class PackedGroup:
     workers: int
 
 
-def pack(parts: Sequence[Part], links: Sequence[Link], workers: int, enough: float = 0.0) -> list[PackedGroup]:
+def pack(
+    parts: Sequence[Part], links: Sequence[Link], workers: int, enough: float = 0.0, light: float = 0.0
+) -> list[PackedGroup]:
     """Return the groups, each after the groups it reads from. The result depends only on the arguments.
 
     ``enough`` is a load, in the unit of the weights, that a worker carries without trouble. Packings whose busiest
@@ -91,9 +98,9 @@ def pack(parts: Sequence[Part], links: Sequence[Link], workers: int, enough: flo
     minimised, but more workers are used only for a ``CLEAR_GAIN``. Of the packings with the lowest load, the one
     with the fewest links between groups is taken, then the one with the fewest workers.
 
-    ``workers`` is an upper bound; workers of blocking parts are not counted. It is exceeded only if blocking parts
-    lie between others, because what comes before and after a blocking part cannot share a worker. If ``enough`` is
-    0 and there are enough workers for all executors, each executor has its own.
+    ``workers`` is an upper bound; workers of blocking parts are not counted, nor groups of one worker whose load
+    is at most ``light``. It is exceeded only if blocking parts lie between others, because what comes before and
+    after a blocking part cannot share a worker. If ``enough`` is 0 and there are enough workers for all executors, each executor has its own.
 
     Groups are sections of a few topological orders, so for a graph with branches the result is not always the best
     of all legal packings. ``links`` must not contain a cycle.
@@ -106,7 +113,7 @@ def pack(parts: Sequence[Part], links: Sequence[Link], workers: int, enough: flo
     limit = min(workers, executors)
     # Blocking parts may make it impossible to use so few workers; a worker for each other part is always enough.
     most = limit if len(computing) == len(parts) else max(limit, len(computing))
-    searches = [_Search(order, links, parts, most) for order in orders(parts, links)]
+    searches = [_Search(order, links, parts, most, light) for order in orders(parts, links)]
     lowest: _Floats = np.min([search.lowest_loads() for search in searches], axis=0)
     used = max(limit, _fewest_workers(lowest))
     bound = enough
@@ -270,10 +277,12 @@ class _Search:
     """Finds the best division of one topological order into sections, by dynamic programming over the position in
     the order and the workers used so far."""
 
-    def __init__(self, order: Sequence[Part], links: Sequence[Link], every: Sequence[Part], most: int) -> None:
+    def __init__(
+        self, order: Sequence[Part], links: Sequence[Link], every: Sequence[Part], most: int, light: float
+    ) -> None:
         """``order`` contains the parts of ``every`` that are not blocking. ``most``: the most workers to consider
-        for all sections together."""
-        self._order, self._most = order, most
+        for all sections together, without single workers whose load is at most ``light``."""
+        self._order, self._most, self._light = order, most, light
         self._widths = np.arange(1, min(most, max(part.parallelism for part in order)) + 1)
         shares = [np.ceil(part.parallelism / self._widths) / part.parallelism for part in order]
         self._own: list[_Floats] = [part.weight * share for part, share in zip(order, shares, strict=True)]
@@ -305,6 +314,9 @@ class _Search:
         best = np.full((len(self._order) + 1, self._most + 1), np.inf)
         best[0] = 0.0
         for end, loads in enumerate(self._loads, 1):
+            if self._light:
+                uncounted = np.where(loads[:, 0] <= self._light, loads[:, 0], np.inf)[:, np.newaxis]
+                np.minimum(best[end], np.maximum(best[:end], uncounted).min(axis=0), out=best[end])
             for width in range(1, loads.shape[1] + 1):
                 of_section = loads[:, width - 1, np.newaxis]
                 if np.isfinite(of_section).any():
@@ -319,27 +331,28 @@ class _Search:
         count = len(self._order)
         fewest = np.full((count + 1, most + 1), np.inf)
         fewest[0] = 0.0
-        choice = np.zeros((count + 1, most + 1, 2), dtype=np.int64)
-        """The first position and the workers of the last section."""
+        choice = np.zeros((count + 1, most + 1, 3), dtype=np.int64)
+        """The first position of the last section, its workers, and how many of them are counted."""
         for end, loads in enumerate(self._loads, 1):
             fits = loads <= bound
-            widths = np.where(fits.any(axis=1), fits.argmax(axis=1) + 1, most + 1)
+            widths = np.where(fits.any(axis=1), fits.argmax(axis=1) + 1, loads.shape[1] + 1)
             for start in range(end):
                 width = int(widths[start])
-                if width <= most:
-                    hops = fewest[start, : most + 1 - width] + self._hops_into(start, end)
-                    better = hops < fewest[end, width:]
-                    fewest[end, width:][better] = hops[better]
-                    choice[end, width:][better] = (start, width)
+                counted = 0 if width == 1 and loads[start, 0] <= self._light else width
+                if counted <= most and width <= loads.shape[1]:
+                    hops = fewest[start, : most + 1 - counted] + self._hops_into(start, end)
+                    better = hops < fewest[end, counted:]
+                    fewest[end, counted:][better] = hops[better]
+                    choice[end, counted:][better] = (start, width, counted)
         if not np.isfinite(fewest[count, most]):
             return None
         workers = int(np.argmax(fewest[count] == fewest[count, most]))
         groups: list[PackedGroup] = []
         end, left = count, workers
         while end:
-            start, width = (int(each) for each in choice[end, left])
+            start, width, counted = (int(each) for each in choice[end, left])
             groups.append(PackedGroup(tuple(part.name for part in self._order[start:end]), width))
-            end, left = start, left - width
+            end, left = start, left - counted
         return int(fewest[count, most]), workers, groups[::-1]
 
     def _section_loads(self) -> list[_Floats]:

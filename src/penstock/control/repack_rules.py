@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from penstock.control.packing import Link, PackedGroup, Part, busiest_load, hops_between, pack, worker_loads
+from penstock.control.packing import (
+    UNCOUNTED_LOAD,
+    Link,
+    PackedGroup,
+    Part,
+    busiest_load,
+    hops_between,
+    pack,
+    worker_loads,
+)
 from penstock.control.refit_load import RefitSample
 from penstock.errors import SettingError
 
@@ -185,7 +194,7 @@ class _LoadModel:
     """Measured share of a core per predicted load."""
 
     def pack(self, workers: int, enough: float) -> list[PackedGroup]:
-        return pack(self.parts, self.links, workers, enough / self.scale)
+        return pack(self.parts, self.links, workers, enough / self.scale, UNCOUNTED_LOAD / self.scale)
 
     def busiest(self, groups: Sequence[PackedGroup]) -> float:
         """The share of a core that the busiest worker of a packing would use."""

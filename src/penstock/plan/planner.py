@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.control.packing import Link, Part, in_dependency_order, pack
+from penstock.control.packing import UNCOUNTED_LOAD, Link, Part, in_dependency_order, pack
 from penstock.plan.branches import why_not_migrated
 from penstock.plan.fusing import Pair, find_pairs, why_not_fused
 from penstock.plan.model import LOCAL, Edge, Fit, FusedGroup, Plan, RouteTable, Stage, Task, WorkerId
@@ -45,10 +45,10 @@ def pack_pairs(topology: Topology, pairs: Sequence[Pair], fit: Fit, blocking: Co
     """Decide which pairs share workers. Each group comes after the groups it reads from."""
     pair_of = {component: pair for pair in pairs for component in pair}
     parts, links = parts_of(topology, pairs, fit, blocking)
-    workers = fit.workers
+    workers, light = fit.workers, UNCOUNTED_LOAD if fit.weights else 0.0
     if workers is None or not topology.settings.transport.fusing:
         workers = sum(part.parallelism for part in parts)
-    packed = in_dependency_order(fit.groups or pack(parts, links, workers, fit.enough), links)
+    packed = in_dependency_order(fit.groups or pack(parts, links, workers, fit.enough, light), links)
     return [
         FusedGroup(tuple(component for name in group.names for component in pair_of[name]), group.workers)
         for group in packed
