@@ -100,7 +100,8 @@ def pack(
 
     ``workers`` is an upper bound; workers of blocking parts are not counted, nor groups of one worker whose load
     is at most ``light``. It is exceeded only if blocking parts lie between others, because what comes before and
-    after a blocking part cannot share a worker. If ``enough`` is 0 and there are enough workers for all executors, each executor has its own.
+    after a blocking part cannot share a worker. If ``enough`` is 0 and there are enough workers for all executors,
+    each executor has its own.
 
     Groups are sections of a few topological orders, so for a graph with branches the result is not always the best
     of all legal packings. ``links`` must not contain a cycle.
