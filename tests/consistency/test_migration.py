@@ -198,8 +198,8 @@ def test_exactly_once_with_crashes_in_between(step, state):
 
 
 def slow_down(runner, component, index, share):
-    """A task's worker takes its turn in so few rounds, and executes one frame in each: no time passes in a turn, so
-    otherwise it would empty its inbox."""
+    """A task's worker takes its turn in so few rounds, and executes one frame in each: no time passes in a turn,
+    so otherwise it would empty its inbox."""
     id = runner.plan.routes.worker_of[runner.plan.tasks_of[component][index]]
     runner._pace[id] = share
     bolts = runner.workers[id]._tasks.bolts
