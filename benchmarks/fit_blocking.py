@@ -65,7 +65,7 @@ def two_bolts(case: str) -> Topology:
         bolt = builder.set_bolt("sleeper", Sleeper()).shuffle_grouping("other")
         if case == "declared":
             bolt.set_blocking()
-    return builder.build(f"blocking-{case}", Settings(workers=Workers(1)))
+    return builder.build(f"blocking-{case}", Settings(workers=Workers(1, refit="always")))
 
 
 class Sleeper(BasicBolt):

@@ -98,7 +98,8 @@ def test_a_bolt_that_sleeps_gets_a_worker_of_its_own(run):
     builder.set_spout("fast", Ticks()).set_max_rate(2_000)
     builder.set_bolt("sleeps", Sleeps()).shuffle_grouping("slow")
     builder.set_bolt("works", Works()).shuffle_grouping("fast")
-    settings = Settings(workers=Workers(1, refit_after=12.0))
+    delivery = Delivery("at_least_once", state_dir=str(run.folder / "state"))
+    settings = Settings(delivery=delivery, workers=Workers(1, refit_after=12.0))
     running = run.submit_packed(builder.build("blocking", settings))
     assert len(workers(running)) == 1
     until(running, lambda: running.internals.plan.blocking == ("sleeps",), "it is found")

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock import BasicBolt, Settings, Spout, TopologyBuilder, Workers
+from penstock import BasicBolt, Delivery, Settings, Spout, TopologyBuilder, Workers
 from penstock.control.packing import PackedGroup
 from penstock.driver.refit_controller import RefitController
 from penstock.driver.refit_sampler import RefitSampler
@@ -38,7 +38,7 @@ def build(**workers):
     builder.set_spout("source", Source())
     builder.set_bolt("a", Work()).fields_grouping("source", "n")
     builder.set_bolt("b", Work()).fields_grouping("a", "n")
-    return builder.build("t", Settings(workers=Workers(**workers)))
+    return builder.build("t", Settings(delivery=Delivery("at_least_once"), workers=Workers(**workers)))
 
 
 class Bench:
@@ -234,7 +234,7 @@ def test_of_paired_components_only_the_one_that_waits_is_blocking():
     builder.set_bolt("a", Work()).fields_grouping("source", "n")
     builder.set_bolt("b", Work()).local_or_shuffle_grouping("a")
     bench = Bench(Fit(1))
-    bench.topology = builder.build("t", Settings())
+    bench.topology = builder.build("t", Settings(delivery=Delivery("at_least_once")))
     bench.plan = make_plan(bench.topology, Fit(1))
     bench.refits = RefitController(bench.plan, bench.topology, bench.topology.settings)
     bench.reset()
@@ -242,3 +242,11 @@ def test_of_paired_components_only_the_one_that_waits_is_blocking():
     _, choice = bench.until_decided(5, **load)
     assert choice.fit.blocking == {"b"}
     assert ("b", 1) in groups(make_plan(bench.topology, choice.fit))
+
+
+def test_at_most_once_it_acts_only_if_it_is_asked_to():
+    for refit, idle in (("once", True), ("always", False)):
+        topology = build()
+        settings = Settings(workers=Workers(refit=refit))
+        topology = dataclasses.replace(topology, settings=settings)
+        assert RefitController(make_plan(topology, Fit(1)), topology, settings).idle == idle

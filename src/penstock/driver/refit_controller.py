@@ -49,7 +49,10 @@ class RefitController:
         self._refused = False
         """The last proposal was refused. Repeated refusals are reported once, although their figures differ."""
         self._mode = cast(Literal["off", "once", "always"], settings.workers.refit)
-        self._on = self._mode != "off" and topology.settings.transport.fusing
+        # A replacement loses what components keep outside of their state. Where a restart may come at any time,
+        # that is expected; at most once nothing restarts without need, so there the user must ask for it.
+        wanted = self._mode == "always" or settings.delivery.guarantee != "at_most_once"
+        self._on = self._mode != "off" and wanted and topology.settings.transport.fusing
         self._tuning = RefitTuning()
         self._workers = 0
         """The most workers that the policy may use."""

@@ -223,7 +223,8 @@ class Workers(Group):
         "once",
         "",
         "when components are packed into workers by their measured load: once after refit_after, always, or off. "
-        "Components whose calls wait get workers of their own in both cases",
+        "Components whose calls wait get workers of their own in both cases. With at-most-once delivery once does "
+        "nothing, since a replacement loses what components keep outside of their state",
         choices=("once", "always", "off"),
     )
     refit_after: float = setting(
