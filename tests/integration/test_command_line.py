@@ -81,7 +81,7 @@ def test_an_unknown_setting():
     ("master", "message"),
     [
         ("spark://127.0.0.1:9", "the master does not answer: Connection refused.*that it is running"),
-        ("local[2]", "needs 7 task slots.*only 2 of 2 are free.*local.N. counts threads"),
+        ("local[2]", "needs 6 task slots.*only 2 of 2 are free.*local.N. counts threads"),
         ("local-cluster[1,2,300]", "Spark did not start there: .*300 MiB/worker but requested 1024 MiB"),
     ],
 )

@@ -155,9 +155,9 @@ def test_results_are_the_same_across_doublings_and_halvings(run, delivery):
     assert all(counts[key] >= number for key, number in world.oracle().items())
     notes = [note.text for note in world.running.internals.bus.notes() if note.kind == "replacement"]
     assert [text.partition(";")[0] for text in notes] == [
-        "by hand: count 2 → 4",
-        "by hand: count 4 → 1",
-        "by hand: count 1 → 3",
+        "by hand: count 2 → 4, 6 → 8 workers",
+        "by hand: count 4 → 1, 8 → 5 workers",
+        "by hand: count 1 → 3, 5 → 7 workers",
     ]
 
 
