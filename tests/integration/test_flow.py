@@ -224,7 +224,7 @@ def test_the_other_modes_come_to_the_same(run, flow, shape, delivery):
 @pytest.mark.parametrize(("delivery", "overflow"), [("at_most_once", 0), ("exactly_once", 3_000)])
 def test_with_little_room_on_disk_senders_wait(run, delivery, overflow):
     """Spark's own backpressure then acts: slower, but all of it arrives."""
-    count = 1_500
+    count = 15_000  # many frames: what arrives in one frame is there before anybody can be slowed
     source = Offers(("left", "right"), 10**6, count)
     running = Running(
         run, behind_the_slow(run, source, delivery=delivery, overflow_bytes=overflow, inbox_capacity=50)

@@ -144,6 +144,7 @@ class BoltExecutor(Executor[B]):
         done = self._work()
         self._learn(done, self.timer.stop(1 if self.in_batches else done))
         self._left -= done
+        self.inbox.executing = self._left
         self.stats.executed += done
         self._note_birth(header.born)
         if not self._left:
@@ -201,6 +202,7 @@ class BoltExecutor(Executor[B]):
         if self._overload_detector is not None:
             self._overload_detector.record_consumed(header.source_task, header.rows)
         self._parcel, self._left, self._rows_taken = parcel, header.rows, header.rows
+        self.inbox.executing = header.rows
         self._check_sequence(parcel)
         self._lineage = parcel.lineage
         if self.tracker is not None and header.lineage_bytes and isinstance(parcel.content, pa.Buffer):
@@ -210,7 +212,7 @@ class BoltExecutor(Executor[B]):
         assert self._parcel is not None
         self.frames_done += not self._parcel.from_inside
         self._parcel = self._lineage = None
-        self._left = 0
+        self._left = self.inbox.executing = 0
 
     def _is_timed_out(self, header: Header) -> bool:
         """True if every tuple of the parcel descends from roots that have timed out. The spouts emit them again,

@@ -28,6 +28,8 @@ class Inbox:
         self.capacity = capacity
         self.arrived_bytes = 0
         """Bytes that have entered the inbox so far."""
+        self.executing = 0
+        """Tuples of the parcel that the task is executing, which are not executed yet. Set by the executor."""
         self.behind = 0
         """Tuples of later epochs that are buffered outside the inbox only because the worker's tasks are slow."""
         self._arrived = 0

@@ -72,7 +72,8 @@ class OverloadDetectors:
                 self._resize(task, inbox, detector, now)
                 if inbox.length > self._peaks.get(task, 0):
                     self._peaks[task] = inbox.length
-                for target, kind, value in detector.observe(now, inbox.length, inbox.arrived):
+                # What is left of the parcel that is being executed waits, too: it may be larger than the inbox.
+                for target, kind, value in detector.observe(now, inbox.length + inbox.executing, inbox.arrived):
                     self.messages.append(TaskMessage(task, target, kind, value))
             if ahead or self._asked_to_wait:
                 self._request_waits(set(ahead))
@@ -83,7 +84,7 @@ class OverloadDetectors:
         """Set the capacity of an inbox to what its task takes in ``flow.inbox_time`` seconds, but at least
         ``flow.inbox_capacity``: at two million tuples per second, an inbox of the default capacity would be empty
         before a signal reaches a sender."""
-        taken = inbox.arrived - inbox.length
+        taken = inbox.arrived - inbox.length - inbox.executing
         meter, before = self._taken[task]
         if taken > before:
             meter.add(taken - before, now)
