@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from dataclasses import replace
 
@@ -144,6 +145,38 @@ def test_a_failure_is_not_lost_by_a_close(bench):
     first, second = bench.await_rows(2)
     assert (first[1], second[1]) == (("x",), ("y",))
     assert bench.spout._pending[first[0]].record.attempts == 1
+
+
+def test_it_is_settled_when_what_failed_is_safely_in_from(bench):
+    woken = threading.Event()
+    bench.spout.close()
+    bench.context = replace(bench.context, wake=woken.set)
+    bench.start()
+    assert bench.spout.settled()
+    bench.feed(*range(20))
+    rows = bench.await_rows(20)
+    release = threading.Event()
+    queue = bench.spout._replayer._sources.queues.from_
+    append = queue.append
+
+    def slowly(records):
+        assert release.wait(DEADLINE)
+        append(records)
+
+    queue.append = slowly
+    woken.clear()
+    bench.spout.fail_many([id for id, _ in rows], Failure("", "the topology is being replaced"))
+    assert not bench.spout.settled()
+    release.set()
+    end = time.monotonic() + DEADLINE
+    while not bench.spout.settled():
+        assert woken.wait(DEADLINE), "the worker is told"
+        woken.clear()
+        assert time.monotonic() < end
+    other = open_beside(bench.folder / "task" / "replay")
+    found = [record for queue in (other.from_, other.to) for _, record in queue.read(100)]
+    assert sorted(record.payload[0] for record in found) == list(range(20))
+    other.close()
 
 
 def test_a_late_ack_is_ignored(bench):

@@ -174,6 +174,11 @@ class Decisions:
         """The number of entries that were read and are neither acked nor stored."""
         return sum(self._open.values())
 
+    @property
+    def settled(self) -> bool:
+        """True if every failed tuple is stored in From or as a dead letter."""
+        return not self._failed and not self._storing
+
     def validate(self) -> None:
         """Raise ``AssertionError`` if the state contradicts itself."""
         assert 0 <= self._room <= self._capacity

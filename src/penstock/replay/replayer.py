@@ -151,6 +151,13 @@ class Replayer:
         with self._state:
             return self._decisions.outstanding
 
+    @property
+    def settled(self) -> bool:
+        """True if every failed tuple is safely in From or a dead letter. ``wake`` is called when it becomes
+        true."""
+        with self._state:
+            return self._decisions.settled
+
     def close(self) -> None:
         """Store what has failed so far, save the positions, and close Eden and the queues. The next replayer reads
         the tuples in flight again; one in another process also reads again what was done since the last committed
@@ -293,3 +300,5 @@ class Replayer:
             with self._state:
                 self._given_up += len(instruction.dead)
         self._handle(Stored())
+        if self.settled:
+            self._wake()

@@ -117,6 +117,9 @@ class ReplaySpout(BatchSpout):
             self._replayer.fail(entry, failure)
         self._release_if_idle()
 
+    def settled(self) -> bool:
+        return self._replayer is None or self._replayer.settled
+
     def before_snapshot(self) -> None:
         if self._replayer is not None:
             self._replayer.save_positions()

@@ -260,6 +260,18 @@ class BaseSpout(Component):
         """Called when the tuple with this message id failed or timed out (at-least-once delivery only). Emit it
         again or give it up. ``penstock.replay`` implements both."""
 
+    def fail_many(self, msg_ids: Sequence[Any], failure: Failure) -> None:
+        """Called with message ids that failed together, for the same reason. Override it if the spout can fail
+        many at once; the default calls ``fail`` for each."""
+        for msg_id in msg_ids:
+            self.fail(msg_id, failure)
+
+    def settled(self) -> bool:
+        """False while the spout is writing failed tuples to a queue of its own. True if another process of this
+        task would find them: in the queue, or behind the position in ``Context.state``. Asked between calls of the
+        other methods; must not wait. A spout that becomes settled by itself calls ``Context.wake``."""
+        return True
+
 
 class Spout(BaseSpout):
     """A spout that emits single tuples."""

@@ -147,10 +147,11 @@ class Reporter:
 
     def pending(self) -> int:
         """The number of tuples in this worker: in inboxes, in execution, emitted but not sent, or not acked; plus
-        the frames to relay."""
+        the frames to relay, and the spouts whose failed tuples are not yet safe in a queue."""
         tasks, intake = self._tasks, self._intake
         held = sum(bolt.queued + bool(bolt.busy) for bolt in tasks.bolts)
         held += sum(spout.pending.count for spout in tasks.spouts if spout.pending is not None)
+        held += sum(not spout.settled for spout in tasks.spouts)
         held += intake.alignment.held + self._flow.held + len(intake.relay)
         return held + sum(executor.waiting() for executor in tasks.all)
 

@@ -226,6 +226,15 @@ class SpoutExecutor(Executor[BaseSpout]):
         ids, _ = self.pending.resolve(np.asarray(numbers))
         self._fail(ids, Failure(component, error))
 
+    @property
+    def settled(self) -> bool:
+        """False while failed tuples are not yet safe in the spout's own queue. True also if the spout cannot
+        tell."""
+        try:
+            return bool(self.component.settled())
+        except USER_ERRORS:  # user code may raise anything; the position in the state is still behind the tuples
+            return True
+
     def hold_timeouts(self, held: bool) -> None:
         """While ``held``, no message times out. When the hold ends, the timeout of every pending message starts
         again."""
@@ -274,8 +283,12 @@ class SpoutExecutor(Executor[BaseSpout]):
 
     def _fail(self, ids: Sequence[Any], failure: Failure) -> None:
         self.stats.failed += len(ids)
+        spout = self.component
+        if ids and type(spout).fail_many is not BaseSpout.fail_many:
+            self._notify("fail_many", spout.fail_many, ids, failure)
+            return
         for msg_id in ids:
-            self._notify("fail", self.component.fail, msg_id, failure)
+            self._notify("fail", spout.fail, msg_id, failure)
 
     def _notify(self, call: str, function: Callable[..., None], *args: Any) -> None:
         try:
