@@ -50,6 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Starts more nodes. A running topology uses them after its next replace or scale.",
     )
     add.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: %(default)s)")
+    _add_cpus(add, "as for penstock cluster up")
     add.set_defaults(handler=handle_add)
     drain = actions.add_parser(
         "drain",
@@ -83,6 +84,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     down.set_defaults(handler=handle_down)
 
 
+def _add_cpus(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--cpus",
+        type=float,
+        metavar="X",
+        help="limit all processes of each node to this many cores together, such as 0.5, by a control group. "
+        f"Needs root (default: {default})",
+    )
+
+
 def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = actions.add_parser("up", help="start a cluster")
     up.add_argument(
@@ -107,6 +118,7 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="SIZE",
         help="heap of each node's JVM, such as 2g (default: %(default)s)",
     )
+    _add_cpus(up, "no limit; the nodes share the cores of the machine")
     up.add_argument(
         "--plain",
         action="store_true",
@@ -120,10 +132,11 @@ def handle_up(options: argparse.Namespace) -> int:
     if not plain and os.geteuid() != 0:
         plain = True
         print("penstock: without root the nodes share the loopback interface; --link has no effect")
-    plan = ClusterPlan(options.nodes, options.link, options.slots, options.memory, plain)
+    plan = ClusterPlan(options.nodes, options.link, options.slots, options.memory, plain, options.cpus)
     with _progress() as progress:
         cluster = manage.up(plan, ensure_java(), progress)
     link = "on loopback" if plain else f"link {options.link}"
+    link += "" if options.cpus is None else f", {options.cpus:g} cores"
     print(f"{len(cluster.nodes)} nodes with {cluster.slots} slots each, {link}, master {cluster.url}")
     print(f"Run a topology with: penstock run FILE --master {cluster.url}")
     return 0
@@ -131,7 +144,7 @@ def handle_up(options: argparse.Namespace) -> int:
 
 def handle_add(options: argparse.Namespace) -> int:
     with _progress() as progress:
-        nodes = manage.add(options.nodes, ensure_java(), progress)
+        nodes = manage.add(options.nodes, ensure_java(), progress, options.cpus)
     joined = ", ".join(node.name for node in nodes)
     print(f"added {joined}; a running topology uses new nodes after its next replace or scale")
     return 0
@@ -187,13 +200,16 @@ def handle_status(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(cluster, nodes, workers)))
         return 0
     table = Table(box=None, pad_edge=False)
-    for column in ("node", "address", "state", "executors", "sent", "received", "topologies"):
-        table.add_column(column, justify="right" if column in ("executors", "sent", "received") else "left")
+    for column in ("node", "address", "state", "executors", "cores", "waited", "sent", "received", "topologies"):
+        right = column in ("executors", "cores", "waited", "sent", "received")
+        table.add_column(column, justify="right" if right else "left")
     for status in nodes:
         node = status.node
         there = ", ".join(f"{topology} ({count} workers)" for topology, count in workers[node.name].items())
         passed = ["" if count is None else number(count) for count in (status.sent, status.received)]
-        table.add_row(node.name, node.host, status.state, str(status.executors), *passed, there)
+        cores = "" if node.cpus is None else f"{node.cpus:g}"
+        waited = "" if status.throttled is None else f"{status.throttled:.1f} s"
+        table.add_row(node.name, node.host, status.state, str(status.executors), cores, waited, *passed, there)
     rate = cluster.network.rate if cluster.network is not None else None
     print(
         f"master {cluster.url}, {cluster.slots} slots per node",
@@ -230,6 +246,8 @@ def _as_json(
                 "state": status.state,
                 "pid": status.node.process.pid if status.node.process else None,
                 "executors": status.executors,
+                "cpus": status.node.cpus,
+                "throttled": status.throttled,
                 "sent": status.sent,
                 "received": status.received,
                 "topologies": workers[status.node.name],

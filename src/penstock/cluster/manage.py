@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from penstock.cluster import processes, record, standalone
+from penstock.cluster import cpu_groups, processes, record, standalone
 from penstock.cluster.network import ClusterNetwork, Rate, usable
 from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault, SettingError
@@ -23,6 +23,7 @@ from penstock.private_folder import PrivateFolder, remove_private_tree
 _START_SECONDS = 120.0  # time limit for nodes to join: 4 nodes need 6 s, on two busy cores up to 30 s
 _END_SECONDS = 10.0  # executors end within 2 s of their worker; after this time they are killed
 _POLL_INTERVAL = 0.1  # seconds between two checks of a node that starts or is being drained
+_LEAST_CPUS, _MOST_CPUS = 0.05, 1024.0  # cores of a node: with less than the least a JVM takes minutes to start
 _MASTER_PORT = 7077  # Spark's default port
 _MASTER = "master"
 _SETTINGS = "spark.conf"
@@ -39,9 +40,12 @@ class ClusterPlan:
     memory: str = "1g"
     plain: bool = False
     """True: no namespaces and links, all nodes on loopback."""
+    cpus: float | None = None
+    """Cores that the processes of each node may use together. None: as many as the machine has."""
 
     def __post_init__(self) -> None:
         Rate.parse(self.link)
+        check_cpus(self.cpus)
         for name, value, most in (("--nodes", self.nodes, 200), ("--slots", self.slots, 1024)):
             if not 1 <= value <= most:
                 raise SettingError(name, f"{value} is not between 1 and {most}")
@@ -63,6 +67,8 @@ class NodeStatus:
     sent: int | None
     received: int | None
     """Bytes sent and received over the node's link so far; None if the node has no link."""
+    throttled: float | None = None
+    """Seconds for which its processes have waited because of its CPU limit; None if it has no limit."""
 
 
 def up(plan: ClusterPlan, java_home: str, progress: Progress = lambda line: None) -> ClusterRecord:
@@ -85,14 +91,23 @@ def up(plan: ClusterPlan, java_home: str, progress: Progress = lambda line: None
             raise
 
 
-def add(count: int, java_home: str, progress: Progress = lambda line: None) -> list[ClusterNode]:
-    """Start more nodes, and return when they have joined."""
+def check_cpus(cpus: float | None) -> None:
+    """Raises ``SettingError`` if this is not a number of cores for a node."""
+    if cpus is not None and not _LEAST_CPUS <= cpus <= _MOST_CPUS:
+        raise SettingError("--cpus", f"{cpus:g} is not between {_LEAST_CPUS:g} and {_MOST_CPUS:g} cores")
+
+
+def add(
+    count: int, java_home: str, progress: Progress = lambda line: None, cpus: float | None = None
+) -> list[ClusterNode]:
+    """Start more nodes, and return when they have joined. ``cpus``: cores of each; None: as with ``up``."""
     if count < 1:
         raise SettingError("--nodes", f"{count} is less than 1")
+    check_cpus(cpus)
     with _existing() as found:
         before = {node.name for node in found.nodes}
         try:
-            after = _start_nodes(found, count, java_home, progress)
+            after = _start_nodes(found, count, java_home, progress, cpus or found.cpus)
         except BaseException:
             for node in _expect().nodes:
                 if node.name not in before:
@@ -171,6 +186,8 @@ def node_of(pid: int) -> str | None:
 
 def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
     tag, host, network = secrets.token_hex(2), "127.0.0.1", None
+    if plan.cpus is not None:
+        _check_groups(tag, plan.cpus)
     if not plan.plain:
         problem = usable()
         if problem:
@@ -185,7 +202,7 @@ def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
     work = record.work_folder(tag)
     found = ClusterRecord(
         tag, secrets.token_hex(8), secrets.token_hex(32), record.boot(), str(work), plan.slots, plan.memory,
-        host, 0, 0, network,
+        host, 0, 0, network, cpus=plan.cpus,
     )  # fmt: skip
     found.save()
     work.mkdir(mode=0o700)  # raises if it exists: nobody else may have created the folder with this random name
@@ -210,17 +227,29 @@ def _up(plan: ClusterPlan, java_home: str, progress: Progress) -> ClusterRecord:
         ),
     )
     found.save()
-    found = _start_nodes(found, plan.nodes, java_home, progress)
+    found = _start_nodes(found, plan.nodes, java_home, progress, plan.cpus)
     found = dataclasses.replace(found, ready=True)
     found.save()
     return found
 
 
-def _start_nodes(found: ClusterRecord, count: int, java_home: str, progress: Progress) -> ClusterRecord:
+def _check_groups(tag: str, cpus: float) -> None:
+    """Check that CPU limits are possible before anything is started, and remove what killed clusters left. Raises
+    ``EnvironmentFault``."""
+    groups = cpu_groups.expect(tag)
+    with groups.locked():
+        groups.remove_stale()
+        groups.make("probe", cpus)
+        groups.remove()
+
+
+def _start_nodes(
+    found: ClusterRecord, count: int, java_home: str, progress: Progress, cpus: float | None
+) -> ClusterRecord:
     """Start this many more nodes, and wait until all have joined the master."""
     names = []
     for _ in range(count):
-        node = _next_node(found)
+        node = dataclasses.replace(_next_node(found), cpus=cpus)
         names.append(node.name)
         progress(f"starting {node.name} …")
         found = dataclasses.replace(found.with_node(node), named=found.named + 1)
@@ -231,12 +260,28 @@ def _start_nodes(found: ClusterRecord, count: int, java_home: str, progress: Pro
         if found.network is not None:
             found.network.make_node(node.name, node.number)
             command = found.network.inside(node.name, command)
-        environment = standalone.environment(java_home, node.host, work)
-        process = processes.launch(command, environment, found.key, node.name, _log(found, node.name))
+        process = _launch(found, node, command, standalone.environment(java_home, node.host, work, cpus))
         found = found.with_node(dataclasses.replace(node, process=process))
         found.save()
     _await_workers(found, names, progress)
     return found
+
+
+def _launch(
+    found: ClusterRecord, node: ClusterNode, command: list[str], environment: dict[str, str]
+) -> processes.Process:
+    """Start a node's Spark worker, in a group of its own if its CPU is limited."""
+    log = _log(found, node.name)
+    if node.cpus is None:
+        return processes.launch(command, environment, found.key, node.name, log)
+    groups = cpu_groups.expect(found.tag)
+    with groups.locked():
+        groups.make(node.name, node.cpus)
+        process = processes.launch(groups.inside(node.name, command), environment, found.key, node.name, log)
+        if not groups.await_joined(node.name):
+            processes.end([process], _END_SECONDS)
+            raise _failed(found, node.name, "could not be limited to its CPUs")
+    return process
 
 
 def _next_node(found: ClusterRecord) -> ClusterNode:
@@ -287,6 +332,7 @@ def _remove_node(name: str) -> None:
     processes.end(_processes_of(found, name), _END_SECONDS)
     if found.network is not None:
         found.network.remove_node(name, node.number)
+    _remove_groups(found, name)
     with suppress(FileNotFoundError), PrivateFolder.open(Path(found.work)) as work:
         work.remove_tree(name)
         work.remove(_log(found, name).name)
@@ -318,8 +364,15 @@ def _down(progress: Progress = lambda line: None) -> None:
         if found.network is not None:
             progress("removing its network …")
             found.network.remove()
+        _remove_groups(found)
         remove_private_tree(Path(found.work))
     record.remove()
+
+
+def _remove_groups(found: ClusterRecord, node: str | None = None) -> None:
+    groups = cpu_groups.find(found.tag)
+    if groups is not None:
+        groups.remove(node)
 
 
 def _status(found: ClusterRecord, node: ClusterNode, states: dict[tuple[str, int], str]) -> NodeStatus:
@@ -336,7 +389,9 @@ def _status(found: ClusterRecord, node: ClusterNode, states: dict[tuple[str, int
         state = "draining" if children else "empty"
     else:
         state = "up" if states.get((node.host, node.port)) == "ALIVE" else "starting"
-    return NodeStatus(node, state, children, sent, received)
+    groups = cpu_groups.find(found.tag) if node.cpus is not None else None
+    throttled = groups.throttled(node.name) if groups is not None else None
+    return NodeStatus(node, state, children, sent, received, throttled)
 
 
 def _is_executor(pid: int) -> bool:

@@ -45,6 +45,8 @@ class ClusterNode:
     port: int
     process: Process | None = None
     draining: bool = False
+    cpus: float | None = None
+    """Cores that its processes may use together. None: as many as the machine has."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class ClusterRecord:
     """Number of node names given so far. A name is never used twice."""
     ready: bool = False
     """Whether ``up`` has completed."""
+    cpus: float | None = None
+    """Cores of each node that is added without a number of its own."""
 
     @property
     def url(self) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.cluster.record import ClusterNode, ClusterRecord
 from penstock.errors import EnvironmentFault
+from penstock.metrics.machine import NODE_CPUS
 
 # Masters and workers only start and monitor executors: little memory and a fast start suffice.
 _JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
@@ -32,6 +33,7 @@ _SETTINGS: Mapping[str, str] = {
     "spark.executor.logs.rolling.maxSize": "4194304",
     "spark.executor.logs.rolling.maxRetainedFiles": "2",
 }
+_NOT_KEPT = ("SPARK_", "PYSPARK_", NODE_CPUS)
 _ANSWER_SECONDS = 2.0  # time limit for the master's page; it answers in milliseconds unless overloaded
 
 
@@ -45,9 +47,10 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
-def environment(java_home: str, host: str, work: Path) -> dict[str, str]:
-    """The environment for a master or a worker and the executors it starts, without the user's Spark variables."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+def environment(java_home: str, host: str, work: Path, cpus: float | None = None) -> dict[str, str]:
+    """The environment for a master or a worker and the executors it starts, without the user's Spark variables.
+    ``cpus``: the CPU limit of the node. A process in a network namespace cannot read it from its control group."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_KEPT)}
     home = spark_home()
     return {
         **kept,
@@ -56,6 +59,7 @@ def environment(java_home: str, host: str, work: Path) -> dict[str, str]:
         "SPARK_SCALA_VERSION": _scala_version(home),  # without it a worker searches for Spark's build folders
         "SPARK_LOCAL_IP": host,
         "SPARK_LOCAL_DIRS": str(work / "local"),
+        **({NODE_CPUS: f"{cpus:g}"} if cpus is not None else {}),
     }
 
 

@@ -190,9 +190,9 @@ def sample_between(first: LoadReading, last: LoadReading, ended: float, settings
 
 
 def node_capacities(reading: LoadReading, settings: Settings) -> dict[str, Use]:
-    """Return the capacity of each node: from the settings, or an even share of what its machine reports. Several
-    nodes may share one machine (containers, network namespaces). Nodes of other topologies are unknown and not
-    counted."""
+    """Return the capacity of each node: from the settings, from the CPU quota that the kernel enforces on the
+    node, or an even share of what its machine reports. Several nodes may share one machine (containers, network
+    namespaces). Nodes of other topologies are unknown and not counted."""
     machine_of: dict[str, Any] = {}
     for worker, place in reading.places.items():
         machine_of[place.node] = machine_of.get(place.node) or reading.load.workers[worker].machine
@@ -200,7 +200,7 @@ def node_capacities(reading: LoadReading, settings: Settings) -> dict[str, Use]:
     result = {}
     for node, machine in machine_of.items():
         sharing = max(1, ids.count(machine["id"])) if machine.get("id") else 1
-        cores = settings.placement.node_cores or machine.get("cores", 0) / sharing
+        cores = settings.placement.node_cores or machine.get("quota") or machine.get("cores", 0) / sharing
         memory = settings.placement.node_memory or machine.get("memory", 0) / sharing
         result[node] = Use(max(cores, _LEAST), max(memory, _LEAST), settings.placement.node_bandwidth)
     return result

@@ -39,8 +39,10 @@ class SparkCluster:
         memory: str = ClusterPlan.memory,
         plain: bool = False,
         progress: Progress = lambda line: None,
+        cpus: float | None = None,
     ) -> None:
-        self.plan = ClusterPlan(nodes, link, slots, memory, plain)
+        """``cpus``: cores that the processes of each node may use together."""
+        self.plan = ClusterPlan(nodes, link, slots, memory, plain, cpus)
         self._progress = progress
         self._before: str | None = None
         self._folder: Path | None = None
