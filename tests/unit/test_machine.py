@@ -77,3 +77,17 @@ def test_the_spark_executor_is_the_daemon_s_parent(tmp_path):
     assert spark_jvm(tmp_path) == 77
     (tmp_path / "77" / "comm").write_text("bash\n")
     assert spark_jvm(tmp_path) is None, "no Spark around"
+
+
+def test_spark_s_processes_are_the_executor_the_daemon_and_the_worker_that_started_it(tmp_path):
+    process(tmp_path, os.getppid(), 77, "python3")
+    process(tmp_path, 77, 70, "java")
+    process(tmp_path, 70, 1, "java")
+    clock, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for pid, parent, ticks in ((os.getppid(), 77, 1), (77, 70, 10), (70, 1, 100)):
+        fields = [parent, *[0] * 9, ticks * clock, 0, *[0] * 8, ticks]
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S {' '.join(map(str, fields))}")
+    (tmp_path / "70" / "cmdline").write_text("java\0org.apache.spark.deploy.master.Master")
+    assert MachineProbe(77, tmp_path, tmp_path).read()["jvm"] == [77, 11, 11 * page], "not every JVM is its worker"
+    (tmp_path / "70" / "cmdline").write_text("java\0org.apache.spark.deploy.worker.Worker")
+    assert MachineProbe(77, tmp_path, tmp_path).read()["jvm"] == [77, 111, 111 * page]
