@@ -110,6 +110,9 @@ class FakeWorker:
     def _on_DeactivateSpouts(self, message):  # noqa: N802
         self.active = False
 
+    def _on_HandOnUnfinished(self, message):  # noqa: N802
+        self.say(m.UnfinishedHandedOn(0))
+
     def _on_RequestReport(self, message):  # noqa: N802
         self.say(m.WorkerReport(7, 7, 0, 0.0, 0, {}, probe=message.number))
 

@@ -48,7 +48,7 @@ def test_tuples_that_the_old_form_did_not_finish_are_reported_as_lost(tmp_path, 
 
 def test_tuples_that_the_next_run_processes_are_reported(tmp_path):
     left_behind = killed_at("handed_over", tmp_path, "at_least_once")
-    assert left_behind == "tuples in flight were not processed within 5 s; the next run processes them"
+    assert left_behind == "tuples in flight were not processed within 0.2 s; the next run processes them"
 
 
 def test_an_old_form_that_finished_leaves_nothing_behind(tmp_path):

@@ -97,6 +97,10 @@ class Pending:
             taken += self.resolve(np.arange(first, end))[0]
         return taken
 
+    def take_all(self) -> list[Any]:
+        """Remove all open tuples, and return their message ids."""
+        return self.resolve(np.arange(self._oldest, self.next))[0]
+
     def restart(self, now: float) -> None:
         """Restart the time-out of all open tuples."""
         self._blocks = deque((now, first, end) for _, first, end in self._blocks)

@@ -145,7 +145,7 @@ class FileSpout(BatchSpout):
     def fail(self, msg_id: Any, failure: Failure) -> None:
         if msg_id < self._marks.mark:
             return  # acked already
-        attempts = self._attempts.get(msg_id, 0) + 1
+        attempts = self._attempts.get(msg_id, 0) + (not failure.handed_on)
         if attempts < self._max_attempts:
             self._attempts[msg_id] = attempts
             self._retries.append(msg_id)

@@ -189,7 +189,7 @@ class KafkaSpout(BatchSpout):
             self._reader.readings[place].flight.ack(offsets[places == place])
 
     def fail(self, msg_id: int, failure: Failure) -> None:
-        attempts = self._attempts.get(msg_id, 0) + 1
+        attempts = self._attempts.get(msg_id, 0) + (not failure.handed_on)
         if attempts < self._max_attempts:
             self._attempts[msg_id] = attempts
             self._retries.append(msg_id)

@@ -51,6 +51,7 @@ from penstock.protocol.events import (
     StateUnreadable,
     TasksClosed,
     TasksOpened,
+    UnfinishedHandedOn,
     WorkerFailed,
     WorkerLeft,
     WorkerReport,
@@ -101,6 +102,8 @@ class WorkerConnection:
     """When ``left`` arrived, on the monotonic clock."""
     problem: str = ""
     """Why this slot cannot take over a worker. Empty if it can."""
+    left_unfinished: int | None = None
+    """Tuples that its spouts could not hand on to another query run. None until it has answered."""
     gone_at: float = math.inf
     """When the connection ended, on the monotonic clock."""
     clock_skew: float = 0.0
@@ -130,6 +133,8 @@ class WorkerConnection:
                 self.warm = True
             case TasksOpened():
                 self.ready, self.stateful = True, event.stateful
+            case UnfinishedHandedOn():
+                self.left_unfinished = event.left
             case TasksClosed():
                 self.closed = True
             case _:

@@ -14,7 +14,8 @@ and has the spouts:
    begins.
 5. The tuples in flight of the old run finish, its ticks stop, and it commits a last epoch (``drained``). If that
    takes longer than ``lifecycle.drain_timeout``, or the old run dies, tuples that are not committed come again, as
-   after any loss.
+   after any loss. With at-least-once delivery, tuples that do not finish at once are handed to the new run
+   (``driver/handing_on.py``).
 6. The tasks of the old run are closed (``closed``).
 7. The new run becomes the current one (``handed_over``) and takes over the state directory (``claimed``). Anything
    that the old run still writes there is ignored.
@@ -39,6 +40,7 @@ from dataclasses import replace
 from penstock.driver.deployment import Deployment, first_fit, make_deployment
 from penstock.driver.drain import Drain
 from penstock.driver.engine import executor_of
+from penstock.driver.handing_on import HandingOn
 from penstock.driver.health import RewordedWatch
 from penstock.driver.nodes import release_step
 from penstock.driver.query_run import QueryRun
@@ -242,6 +244,10 @@ class Replacement:
         yield Step("paused", old.deactivate, point_of_no_return=True)
         if old.settings.delivery.guarantee == "exactly_once":  # the markers of the last epoch follow all tuples
             yield Step("ticks_stopped", old.stop_ticks, cancellable=False)
+        elif old.settings.delivery.guarantee == "at_least_once":
+            handing_on = HandingOn(old, gone)
+            yield from handing_on.steps()
+            self._unfinished, self._limit = handing_on.unfinished, handing_on.waited
         else:  # ticks stop after the tuples, because sinks and other bolts may need ticks to finish
             yield self._finish("finished", nothing, self._limit, gone)
             yield self._finish("ticks_stopped", old.stop_ticks, _LAST_TICKS, gone)

@@ -151,6 +151,11 @@ class DeactivateSpouts(_Command, frozen=True):
     """Stop the spouts from emitting tuples."""
 
 
+class HandOnUnfinished(_Command, frozen=True):
+    """At-least-once delivery: fail all tuples of the spouts that are not acked, because another query run takes
+    over and will read them again. Sent when the spouts are deactivated. Answered by ``UnfinishedHandedOn``."""
+
+
 class StopTicks(_Command, frozen=True):
     """Stop the ticks of bolts until ``ActivateSpouts``. Sent when the query run is drained and another one is
     about to take over."""
@@ -183,6 +188,7 @@ Command = (
     | HoldTimeouts
     | ActivateSpouts
     | DeactivateSpouts
+    | HandOnUnfinished
     | StopTicks
     | RequestReport
     | CloseTasks

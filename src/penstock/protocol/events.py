@@ -126,6 +126,13 @@ class RootsFailed(_Event, frozen=True):
     error: str
 
 
+class UnfinishedHandedOn(_Event, frozen=True):
+    """The answer to ``HandOnUnfinished``: what the worker's spouts have not finished will be read again."""
+
+    left: int
+    """Tuples that are still in flight, because their spout keeps no state and would forget them."""
+
+
 class SpoutsSnapshotted(_Event, frozen=True):
     """At-least-once delivery: the snapshots of the worker's spouts are taken."""
 
@@ -201,6 +208,7 @@ Event = (
     | StateUnreadable
     | AckTally
     | RootsFailed
+    | UnfinishedHandedOn
     | SpoutsSnapshotted
     | SnapshotWritten
     | SnapshotFailed

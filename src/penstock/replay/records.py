@@ -44,7 +44,9 @@ class ReplayRecord(NamedTuple):  # created for every tuple: four times as fast a
     """True if the record could not be read; ``error`` contains the reason."""
 
     def failed(self, failure: Failure, now: float) -> ReplayRecord:
-        """The record after one more failure."""
+        """The record after one more failure. A tuple that was handed on has not failed."""
+        if failure.handed_on:
+            return self
         return self._replace(
             attempts=self.attempts + 1,
             error=failure.error,

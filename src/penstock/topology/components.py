@@ -153,6 +153,9 @@ class Failure:
     """The component in which it failed. Empty for a time-out."""
     error: str
     attempts: int = 1
+    handed_on: bool = False
+    """The tuple did not fail. The topology is being replaced, and the new form reads the tuple again. This is not
+    an attempt."""
 
 
 class SpoutCollector(Protocol):

@@ -17,7 +17,7 @@ from penstock.control.pace import Pace
 from penstock.metrics.stats import bounded_count
 from penstock.protocol.commands import RootsSettled
 from penstock.texts import encodable
-from penstock.topology.components import BaseSpout, BatchSpout, Conf, Failure, Spout
+from penstock.topology.components import BaseSpout, BatchSpout, Component, Conf, Failure, Spout
 from penstock.worker.arrow_collectors import SpoutArrowCollector
 from penstock.worker.collectors import SpoutTupleCollector
 from penstock.worker.executor import Executor
@@ -242,6 +242,19 @@ class SpoutExecutor(Executor[BaseSpout]):
             self.pending.restart(self._clock.monotonic())
         self._holds_timeouts = held
 
+    def hand_on(self) -> int:
+        """Fail all messages that are not acked yet, so that the next form of the topology reads them again. They
+        do not count as failed. Returns how many messages are left, because the spout would forget them: it keeps
+        neither its position nor what is under way in its state."""
+        if self.pending is None:
+            return 0
+        saves = type(self.component).before_snapshot is not Component.before_snapshot
+        if not saves and not self.context.state:
+            return self.pending.count
+        failure = Failure("", "the topology was replaced before the tuple was processed", handed_on=True)
+        self._fail(self.pending.take_all(), failure)
+        return 0
+
     def expire(self) -> None:
         """Fail the messages whose timeout has passed."""
         if self.pending is None or self._holds_timeouts:
@@ -282,7 +295,8 @@ class SpoutExecutor(Executor[BaseSpout]):
                 self._notify("ack", spout.ack, msg_id)
 
     def _fail(self, ids: Sequence[Any], failure: Failure) -> None:
-        self.stats.failed += len(ids)
+        if not failure.handed_on:
+            self.stats.failed += len(ids)
         spout = self.component
         if ids and type(spout).fail_many is not BaseSpout.fail_many:
             self._notify("fail_many", spout.fail_many, ids, failure)

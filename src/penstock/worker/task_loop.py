@@ -11,6 +11,7 @@ from penstock.worker.flow_control import FlowControl
 from penstock.worker.intake import Intake
 from penstock.worker.outgoing import Linger, Outgoing
 from penstock.worker.tasks import Tasks
+from penstock.worker.unfinished import UnfinishedMessages
 
 
 class TaskLoop:
@@ -30,6 +31,7 @@ class TaskLoop:
         self._intake, self._tasks, self._flow, self._epochs, self._out = intake, tasks, flow, epochs, out
         self._linger = Linger(settings, tasks.most_targets)
         self._spout_emitted = False
+        self.unfinished = UnfinishedMessages(tasks)
 
     def run(self) -> None:
         """Run one turn: relay frames, run ticks and bolts, then the end of the epoch if no bolt worked, then

@@ -147,6 +147,7 @@ class Worker:
             commands.HoldTimeouts: lambda command: tasks.hold_timeouts(command.held),
             commands.ActivateSpouts: lambda command: tasks.activate(),
             commands.DeactivateSpouts: lambda command: tasks.deactivate(),
+            commands.HandOnUnfinished: lambda command: self._loop.unfinished.hand_on(),
             commands.StopTicks: lambda command: tasks.stop_ticks(),
             commands.RequestReport: lambda command: [self._report(command.number)],
             TaskMessage: self._on_message,
@@ -198,6 +199,7 @@ class Worker:
         events: list[Event] = [*self._acks.collect(self._tasks), *self._flow.take_states()]
         if not _START_EVENTS.issubset(self._sent_once):
             events += self._one_time_events()
+        events += self._loop.unfinished.take_answer()
         if self._phase is WorkerPhase.LEAVING and self.has_left:
             events += self._leave()
         if self._clock.monotonic() >= self._reporter.due:
