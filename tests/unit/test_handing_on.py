@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -231,7 +233,7 @@ def replaced(world):
     world.turn_until(request.answer.done)
     done = request.answer.result()
     names = list(done.steps)
-    return {now: done.steps[now] - done.steps[was] for was, now in zip(names, names[1:], strict=False)}, done
+    return {now: done.steps[now] - done.steps[was] for was, now in itertools.pairwise(names)}, done
 
 
 def test_a_long_queue_costs_a_moment(world):
@@ -268,5 +270,3 @@ def test_a_worker_that_does_not_answer_delays_the_replacement_no_longer_than_a_d
     world.answers = False
     steps, _ = replaced(world)
     assert steps["handed_on"] == pytest.approx(5.0, abs=0.1)
-
-
