@@ -65,6 +65,7 @@ bench: .venv/ready  ## all benchmarks in full; three and a half hours; TEXT=book
 	$(BIN)/penstock bench energy --json results/energy.json
 	$(BIN)/penstock bench monitor --json results/monitor.json
 	$(BIN)/penstock bench fit $(if $(TEXT),--text $(TEXT)) --json results/fit.json
+	$(BIN)/penstock bench restart --json results/restart.json
 
 jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstock prepare
 	$(BIN)/python java/build.py

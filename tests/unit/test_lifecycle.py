@@ -118,7 +118,7 @@ def test_a_change_is_carried_out_and_spouts_stay_as_they_were(life):
 def test_a_change_that_breaks_is_followed_by_a_restart(life):
     life.handle(ChangeRequested(REQUEST))
     lost = problem()
-    assert life.handle(ChangeEnded(lost, 20.0)) == RestartQuery(lost, 0.5)
+    assert life.handle(ChangeEnded(lost, 20.0)) == RestartQuery(lost, 0.0)
     assert life.state == "restarting"
 
 
@@ -133,7 +133,7 @@ def test_a_change_that_was_cancelled_waits_for_the_end(life):
     [problem(), problem(Cause.UNREADABLE), problem(Cause.FAILED, StateUnavailable("store", "it is silent"))],
 )
 def test_a_loss_is_followed_by_a_restart(life, passing):
-    assert life.handle(RunFailed(passing, 5.0)) == RestartQuery(passing, 0.5)
+    assert life.handle(RunFailed(passing, 5.0)) == RestartQuery(passing, 0.0)
     assert life.handle(RestartEnded(None)) is None
     assert (life.state, life.restarts.count) == ("active", 1)
 
@@ -156,7 +156,7 @@ def test_an_engine_that_dies_ends_it_in_any_phase(phase):
 def test_it_restarts_with_growing_pauses_and_gives_up(life):
     pauses = [life.handle(RunFailed(problem(), -1.0)).pause]
     pauses += [life.handle(RestartEnded(problem(Cause.FAILED))).pause for _ in range(2)]
-    assert pauses == [0.5, 1.0, 2.0]
+    assert pauses == [0.0, 0.5, 1.0]
     given_up = life.handle(RestartEnded(problem(Cause.TIMED_OUT)))
     assert isinstance(given_up, ShutDown)
     assert "it failed again after 3 restarts" in str(given_up.error)

@@ -9,7 +9,7 @@ def test_the_pause_grows_with_starts_in_vain_up_to_a_limit():
         restarts.lost(0.2)
         pauses.append(restarts.pause)
         restarts.begin()
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert (restarts.count, restarts.tries) == (9, 9)
 
 
@@ -19,7 +19,7 @@ def test_a_start_that_worked_is_followed_at_once_but_counts():
         restarts.lost(-1.0)
         restarts.begin()
     restarts.lost(2.0)
-    assert (restarts.pause, restarts.tries) == (0.5, 3)
+    assert (restarts.pause, restarts.tries) == (0.0, 3)
 
 
 def test_after_ten_minutes_nothing_counts_against_it():

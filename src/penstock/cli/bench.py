@@ -22,6 +22,7 @@ NAMES = (
     "energy",
     "monitor",
     "fit",
+    "restart",
 )
 
 

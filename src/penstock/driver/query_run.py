@@ -85,19 +85,21 @@ class QueryRun:
 
     # ---- beginning -------------------------------------------------------------------------------------
 
-    def launch_steps(self, watch: Sequence[Watch], last: str = "assigned") -> list[Step]:
+    def launch_steps(
+        self, watch: Sequence[Watch], last: str = "assigned", meanwhile: Sequence[Step] = ()
+    ) -> list[Step]:
         """Return the steps that launch the query, wait until all its workers have connected, and assign their
-        slots. ``last``: the name of the last step."""
+        slots. ``last``: the name of the last step. ``meanwhile``: steps that are carried out while the workers
+        connect."""
         limit = self.settings.lifecycle.start_timeout
+        launch = Step("launched", self._launch, undo=self.stop)
         connect = Step(
             "connected",
-            self._launch,
-            self._all_connected,
+            until=self._all_connected,
             expected="not all workers connected",
             progress=self._connected,
             limit=limit,
             watch=watch,
-            undo=self.stop,
             hint=_OPEN_HINT,
         )
         assign = Step(
@@ -108,7 +110,7 @@ class QueryRun:
             limit=limit,
             watch=watch,
         )
-        return [connect, assign]
+        return [launch, *meanwhile, connect, assign]
 
     def open_steps(self, watch: Sequence[Watch]) -> list[Step]:
         """Return the steps that open the tasks with the state that ``deployment.state`` has recovered, and start

@@ -98,11 +98,11 @@ class QueryRuns:
     # ---- beginning -------------------------------------------------------------------------------------
 
     def start_steps(self, run: QueryRun) -> Iterator[Step]:
-        """Return the steps of a first start or a restart: launch the query, take over the state, open the tasks,
-        activate the spouts."""
+        """Return the steps of a first start or a restart: launch the query, take over the state while the workers
+        connect, open the tasks, activate the spouts."""
         watch = (self.watch(run),)
-        yield from run.launch_steps(watch)
-        yield Step("claimed", lambda: self._recover(run))
+        claim = Step("claimed", lambda: self._recover(run))
+        yield from run.launch_steps(watch, meanwhile=(claim,))
         yield from run.open_steps(watch)
         yield Step("activated", lambda: self.resume_spouts(run))
 

@@ -4,11 +4,12 @@ A restart, in order:
 
 1. The lost query is stopped, and the engine frees its slots (``stopped``).
 2. If its snapshots could not be read, the state directory falls back to an earlier epoch (``fallen_back``).
-3. The supervisor waits, longer after each failed attempt (``waited``).
+3. After a failed attempt the supervisor waits, longer each time (``waited``).
 4. A new query run of the same deployment becomes the current one (``renewed``). Released nodes are requested again
    (``nodes_asked_back``), because the remaining ones may be too few. The slots are reserved (``reserved``), and
-   the query is launched: workers connect (``connected``) and get their slots (``assigned``).
-5. The new run takes over the state directory (``claimed``).
+   the query is launched (``launched``).
+5. While its workers start, the new run takes over the state directory (``claimed``). Workers connect
+   (``connected``) and get their slots (``assigned``).
 6. Its tasks open with the state of the newest committed epoch (``opened``), and its spouts emit (``activated``).
 """
 

@@ -370,7 +370,10 @@ class Lifecycle(Group):
         10.0, "s", "how long an end or a replacement waits for tuples in flight, and for the commit of an epoch"
     )
     max_restarts: int = setting(
-        10, "", "restarts before the topology gives up. They are 0.5 s to 30 s apart", zero=True
+        10,
+        "",
+        "restarts before the topology gives up. The first follows at once, the next ones after 0.5 s to 30 s",
+        zero=True,
     )
     metrics_interval: float = setting(
         0.25,
