@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.driver.lifecycle import Event
+from penstock.driver.registry import WorkerRegistry
+from penstock.driver.steps import CHECK_INTERVAL, Waiter
 from penstock.errors import PenstockError
+
+_LOSS_CHECK_INTERVAL = 0.02
+"""Seconds between two looks at a query that has lost a worker. Spark ends it after 0.04 to 0.17 s."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,15 @@ class RequestQueue:
 
     def waiting(self) -> bool:
         return not self._posted.empty()
+
+    def arrive(self, waiter: Waiter, registry: WorkerRegistry) -> bool:
+        """Wait up to ``CHECK_INTERVAL`` for a request, and return whether there is one. The end of a worker's
+        connection ends the wait, too: the engine usually ends the query a moment later, so the caller should look
+        at it often."""
+        if registry.broken:
+            return waiter.wait_for(self.waiting, _LOSS_CHECK_INTERVAL)
+        waiter.wait_for(lambda: self.waiting() or registry.broken, CHECK_INTERVAL)
+        return self.waiting()
 
     def take(self) -> Posted:
         """Return the oldest request. Blocks while there is none, so ``waiting`` is asked first."""

@@ -29,7 +29,6 @@ from penstock.driver.requests import ChangeRequest
 from penstock.driver.restart import FirstStart, Restart
 from penstock.driver.shutdown import ShuttingDown
 from penstock.driver.steps import (
-    CHECK_INTERVAL,
     Cause,
     Change,
     ConditionWaiter,
@@ -43,9 +42,6 @@ from penstock.faults import CrashPoint
 
 log = logging.getLogger("penstock.driver")
 T = TypeVar("T")
-
-_LOSS_CHECK_INTERVAL = 0.02
-"""Seconds between two looks at a query that has lost a worker. Spark ends it after 0.04 to 0.17 s."""
 
 
 class Supervisor:
@@ -205,7 +201,7 @@ class Supervisor:
                     self.turn()
 
     def turn(self) -> None:
-        """Wait up to ``CHECK_INTERVAL`` for a request, then look for policy decisions and problems; handle the
+        """Wait up to ``steps.CHECK_INTERVAL`` for a request, then look for policy decisions and problems; handle the
         first thing found. The supervisor's thread calls this until the end; tests call it themselves."""
         posted = None
         try:
@@ -226,7 +222,7 @@ class Supervisor:
             return self._failed(Problem(Cause.FAILED, self._lease.error))
         sample = self._poll_monitor()
         self.runs.stop_retired()
-        if self._wait_for_news():
+        if self._requests.arrive(self.runner.waiter, self.runs.current.registry):
             return self._requests.take()
         if self.lifecycle.phase in lifecycle.RUNNING:
             request = self.changes.decided(sample, self.lifecycle.phase is TopologyPhase.ACTIVE)
@@ -234,15 +230,6 @@ class Supervisor:
                 return Posted(lifecycle.ChangeRequested(request), answer=request.answer)
         problem = self.runs.watch(self.runs.current).check()
         return None if problem is None else self._failed(problem)
-
-    def _wait_for_news(self) -> bool:
-        """Wait up to ``CHECK_INTERVAL`` for a request, and return whether there is one. The end of a worker's
-        connection ends the wait: the query usually ends a moment later, and is then looked at often."""
-        registry = self.runs.current.registry
-        if registry.broken:
-            return self.runner.waiter.wait_for(self._requests.waiting, _LOSS_CHECK_INTERVAL)
-        self.runner.waiter.wait_for(lambda: self._requests.waiting() or registry.broken, CHECK_INTERVAL)
-        return self._requests.waiting()
 
     def _failed(self, problem: Problem) -> Posted:
         return Posted(lifecycle.RunFailed(problem, self._ran()))
