@@ -201,8 +201,8 @@ class Supervisor:
                     self.turn()
 
     def turn(self) -> None:
-        """Wait a moment for a request (``RequestQueue.arrive``), then look for policy decisions and problems; handle
-        the first thing found. The supervisor's thread calls this until the end; tests call it themselves."""
+        """Wait a moment for a request (``RequestQueue.arrive``), then look for policy decisions and problems;
+        handle the first thing found. The supervisor's thread calls this until the end; tests call it too."""
         posted = None
         try:
             posted = self._next()
