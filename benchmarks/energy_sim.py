@@ -19,14 +19,16 @@ from penstock.control.energy import PowerModel
 from penstock.control.erdm import InterNode, inter_node
 from penstock.sim.cluster import run
 from penstock.sim.outcome import ClusterOutcome, ClusterSetUp, ClusterTick
-from penstock.sim.storm_benchmarks import BENCHMARKS, PUBLISHED, STRATEGIES, erdm
+from penstock.sim.storm_benchmarks import BENCHMARKS, PUBLISHED, STRATEGIES, erdm, erdm_path
 
-PARTS = ("sim", "sim-seeds", "sim-scale")
+PARTS = ("sim", "sim-seeds", "sim-scale", "sim-critical")
 SEED = 1
 SEEDS = (1, 2, 3)
 """For the part sim-seeds; all other parts use the first one."""
 FOR_RATE = ("default", "erdm", "tmsh")
 """*Pu 2021*, figures 10 to 12; the other strategies on RollingCount only, as in its figures 13 and 14."""
+CRITICAL = {"path": erdm_path, "widened": erdm}
+"""ERDM by the setting ``placement.critical``."""
 TUPLES = 15e6
 """*Pu 2021*, figures 14 and 15."""
 PUBLISHED_WATTS = {"default": 1_063.15, "erdm": 1_065.37, "dvrnp": 1_045.32, "dvrcp": 1_023.17, "leedsp": 1_073.71}
@@ -198,7 +200,28 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
         say(f"  {machines} machines: {note}, plan {planned[0]:.2f} s, run {wall:.1f} s")
 
 
-MEASURES = (measure_energy_sim, measure_energy_sim_seeds, measure_energy_sim_scale)
+def measure_energy_sim_critical(results: Results, options: argparse.Namespace) -> None:
+    """The critical nodes of one path, as *Pu 2021* defines them, beside the widened ones."""
+    for name, whole in BENCHMARKS.items():
+        set_up = _length(name, whole, options.quick)
+        set_up = replace(set_up, seconds=min(set_up.seconds, 180), switch=min(set_up.switch, 60.0))
+        default = _case(name, "default", set_up)
+        for critical, strategy in CRITICAL.items():
+            begun = time.monotonic()
+            outcome = run(set_up, strategy, SEED, _teller(f"{name}, {critical}, seed {SEED}", 60))
+            case = Case(name, critical, outcome, time.monotonic() - begun)
+            _report(results, case, default)
+            results.bar(f"sim.critical.{critical}.{name}.released", len(outcome.released), "machines of 16")
+            per_tuple = 100 * (1 - case.joules_a_tuple / default.joules_a_tuple)
+            results.bar(f"sim.critical.{critical}.{name}.energy", per_tuple, "% below default, per tuple")
+
+
+MEASURES = (
+    measure_energy_sim,
+    measure_energy_sim_seeds,
+    measure_energy_sim_scale,
+    measure_energy_sim_critical,
+)
 
 
 def _length(name: str, set_up: ClusterSetUp, quick: bool) -> ClusterSetUp:

@@ -111,7 +111,7 @@ def test_load_samples_follow_one_another():
 def test_the_snapshot_is_what_policies_take():
     cluster = Cluster()
     (sample,) = cluster.run(30)
-    snapshot = sample.snapshot()
+    snapshot = sample.snapshot(Settings())
     assert [node.name for node in snapshot.nodes] == ["host-a/1", "host-b/2"]
     assert snapshot.places["split@1.1"] == "host-b/2"
     assert len(snapshot.streams) == 3
@@ -125,7 +125,7 @@ def test_the_command_explains_the_newest_load_sample():
     cluster.run(20)
     answer = told(cluster)
     assert answer["ended"] == 1030
-    assert answer["lines"][0].startswith("critical path: 1.6")
+    assert answer["lines"][0].startswith("critical path: 2.265"), "with what moving the tuples costs Spark"
     assert answer["plan"]["critical_nodes"] == ["host-a/1", "host-b/2"]
 
 
@@ -203,7 +203,7 @@ def test_fused_components_share_the_process_by_their_time():
     assert (executors["spout"].bytes_out, executors["fused"].bytes_in) == (0, 0), "they never left the process"
     assert (executors["fused"].bytes_out, executors["fused"].network) == (50, 0)
     assert sample.workers["spout@0.0"] == sample.workers["fused@0.0"]
-    snapshot = sample.snapshot()
+    snapshot = sample.snapshot(Settings())
     assert [(each.id, each.component) for each in snapshot.executors] == [
         ("spout+fused@0.0", "spout+fused"),
         ("far@1.0", "far"),
@@ -213,7 +213,10 @@ def test_fused_components_share_the_process_by_their_time():
         ("spout+fused@0.0", "far@1.0", 50)
     ]
     assert sample.units == {"spout+fused@0.0": WorkerId(0, 0), "far@1.0": WorkerId(1, 0)}
-    assert sample.snapshot(0.5).nodes[0].limit.cpu == snapshot.nodes[0].limit.cpu / 2
+    assert (
+        sample.snapshot(settings_with(placement_fill=0.5), filled=True).nodes[0].limit.cpu
+        == snapshot.nodes[0].limit.cpu / 2
+    )
 
 
 def test_nodes_on_one_machine_share_what_it_has():
@@ -369,4 +372,4 @@ def test_settings_that_do_not_fit(settings, text):
 def test_a_node_that_tells_nothing_has_a_limit_all_the_same():
     cluster = Cluster(node_cores=0.0, node_memory=0)
     (sample,) = cluster.run(30, machine={"cores": 0, "memory": 0})
-    assert all(0 < node.limit.cpu < math.inf for node in sample.snapshot().nodes)
+    assert all(0 < node.limit.cpu < math.inf for node in sample.snapshot(Settings()).nodes)

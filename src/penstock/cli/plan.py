@@ -31,7 +31,11 @@ def handle(options: argparse.Namespace) -> int:
     topology = load_topology(options.target)
     if options.workers is not None and options.workers < 0:
         raise SettingError("--workers", f"it must be at least 0, not {options.workers}")
-    plan = make_plan(topology, Fit(options.workers or topology.settings.workers.count or usable_cores()))
+    settings = topology.settings
+    workers = options.workers or settings.workers.count
+    if not workers and not (settings.placement.by_executor and options.workers is None):
+        workers = usable_cores()
+    plan = make_plan(topology, Fit(workers or None))
     parts = []
     if options.format in ("both", "text"):
         parts.append(as_text(topology, plan))

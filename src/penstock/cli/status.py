@@ -106,7 +106,12 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     ]
     parts += [line(text) for text in task_lines(status["tasks"])]
     if status["nodes"]:
+        if len(status["nodes"]) > 1 or status["placement"]:
+            parts.append(_node_table(status["nodes"]))
         parts.append(Text(_energy(status["energy"])))
+    if status["placement"]:
+        newest = status["placement"][-1]
+        parts.append(_text(f"placement, load sample of {_clock(newest['time'])}: {newest['text']}"))
     for row in status["components"]:
         if row["max_rate"] is not None:
             parts.append(_text(f"{row['component']}: max_rate {number(row['max_rate'])}/s"))
@@ -167,6 +172,18 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
             size(worker["rss"]),
             plain_text(" ".join(worker["tasks"])),
         )
+    return table
+
+
+def _node_table(nodes: list[dict[str, Any]]) -> Table:
+    """What executors and Spark's processes use on each node."""
+    table = Table()
+    table.add_column("node")
+    for name in ("workers", "cores", "used by executors", "by Spark", "W"):
+        table.add_column(name, justify="right")
+    for node in nodes:
+        used = [f"{node[name]:.2f}" for name in ("cores", "executor_cores", "spark_cores")]
+        table.add_row(_text(node["node"]), str(node["workers"]), *used, f"{node['watts']:.0f}")
     return table
 
 

@@ -84,7 +84,9 @@ class Changes:
     def _placement(self, now: float, sample: MonitorSample | None) -> ChangeRequest | None:
         """Ask the placement policy if a load sample has just been taken. Nodes that were requested earlier are
         used in any case."""
-        if self._arbiter.may_change(ChangeSource.PLACEMENT, now):
+        if sample is not None and (why_not := self._arbiter.may_change(ChangeSource.PLACEMENT, now)):
+            if self.placements.on:
+                self.placements.idle(now, f"no move: {why_not}")
             sample = None
         request = self.placer.next(sample, self._runs.current)
         return None if request is None else replace(request, source=ChangeSource.PLACEMENT)

@@ -9,7 +9,7 @@ from penstock.driver.engine import Engine
 from penstock.driver.recovery import StateDirectory
 from penstock.plan.model import Fit, Plan
 from penstock.plan.planner import make_plan
-from penstock.plan.slot_placement import SlotPlacement, slots_for
+from penstock.plan.slot_placement import SlotPlacement, fitted, slots_for
 from penstock.protocol.job import Job, make_job
 from penstock.state.generations import Ownership
 from penstock.topology.builder import Topology
@@ -37,8 +37,12 @@ class Deployment:
 
 
 def first_fit(topology: Topology, engine: Engine) -> Fit:
-    """Return what is known before the topology runs: the number of workers."""
-    return Fit(topology.settings.workers.count or engine.cores())
+    """Return what is known before the topology runs: the number of workers. With placement by ERDM each executor
+    has its own, unless the user sets a number, because the workers are what can move."""
+    settings = topology.settings
+    if settings.placement.by_executor and not settings.workers.count:
+        return Fit()
+    return Fit(settings.workers.count or engine.cores())
 
 
 def make_deployment(
@@ -48,13 +52,16 @@ def make_deployment(
     nodes: int = 0,
     owner: Ownership | None = None,
     fit: Fit | None = None,
+    room: int | None = None,
 ) -> Deployment:
     """Return a deployment of a topology on an engine.
 
     ``placement``: the nodes of the workers, out of ``nodes`` nodes. ``owner``: the owner of the state directory; a
     replacement has the same owner as the old form. ``fit``: what the components are packed into workers by;
-    without it, nothing was measured yet. With at-most-once delivery, state is written only to hand it
-    over to a replacement or to a worker that moves. Raises ``TopologyError`` if a component cannot be pickled.
+    without it, nothing was measured yet. ``room``: the slots that it may have if the number of spare slots is not
+    set; without it, as many as leave room for a replacement on half of the nodes. With at-most-once delivery,
+    state is written only to hand it over to a replacement or to a worker that moves. Raises ``TopologyError`` if a
+    component cannot be pickled.
     """
     plan = make_plan(topology, fit or first_fit(topology, engine))
     state = StateDirectory(plan, topology, owner=owner)
@@ -62,8 +69,11 @@ def make_deployment(
     if not lasting:
         state.store = state.store.child("handover")
     job = make_job(topology, plan, state.store.url if lasting else "", engine.pickle, state.store.url)
-    spare = topology.settings.placement.spare_slots
-    if spare and placement is None:
+    spare = topology.settings.placement.spares
+    if spare != 0 and placement is None:
         placement = SlotPlacement({}, exact=False)
     placed_slots = () if placement is None else slots_for(plan, placement, nodes, spare)
+    if placement is not None and spare is None:
+        room = engine.total() - 2 * plan.workers if room is None else room
+        placed_slots = fitted(plan, placed_slots, max(room, sum(slots_for(plan, placement, nodes))))
     return Deployment(topology, plan, job, state, engine.user_modules(), placement, placed_slots)

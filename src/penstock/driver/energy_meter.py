@@ -29,6 +29,12 @@ class NodeEnergy:
     dynamic: float = 0.0
     cpu_seconds: float = 0.0
     """CPU time of the worker processes, and of the Spark executor since its first reading."""
+    cores: float = 0.0
+    """Cores that the node has."""
+    executor_cores: float = 0.0
+    """Cores in use now by the worker processes."""
+    spark_cores: float = 0.0
+    """Cores in use now by Spark's processes on the node."""
     measured: float | None = None
     """Joules measured by RAPL for everything that ran on the machine. If several nodes are on one machine, each
     has an even share. None if the machine does not report it."""
@@ -71,14 +77,14 @@ class EnergyMeter:
         for name in present:
             node = self._nodes.get(name, NodeEnergy(name))
             workers = reading.workers_of[name]
-            cores, growth = self._cpu(reading, name)
+            executors, spark, growth = self._cpu(reading, name)
             memory = (
                 sum(reading.load.workers[worker].rss for worker in workers)
                 + _jvm(reading.load.workers[workers[0]])[2]
             )
             capacity = capacities[name]
             shares = (
-                cores / capacity.cpu,
+                (executors + spark) / capacity.cpu,
                 memory / capacity.memory,
                 bandwidths.get(name, 0.0) / capacity.bandwidth,
             )
@@ -95,24 +101,35 @@ class EnergyMeter:
                 node.base + self._model.idle * known,
                 node.dynamic + dynamic * known,
                 node.cpu_seconds + growth,
+                capacity.cpu,
+                executors,
+                spark,
                 joules if joules is not None else node.measured,
             )
         for name in self._nodes.keys() - set(present):
-            self._nodes[name] = replace(self._nodes[name], workers=0, base_watts=0.0, dynamic_watts=0.0)
+            self._nodes[name] = replace(
+                self._nodes[name],
+                workers=0,
+                base_watts=0.0,
+                dynamic_watts=0.0,
+                executor_cores=0.0,
+                spark_cores=0.0,
+            )
 
-    def _cpu(self, reading: LoadReading, name: str) -> tuple[float, float]:
-        """Return the cores in use on a node, and the CPU seconds used since the last call."""
-        cores = growth = 0.0
+    def _cpu(self, reading: LoadReading, name: str) -> tuple[float, float, float]:
+        """Return the cores that executors and Spark's processes use on a node, and the CPU seconds used since the
+        last call."""
+        executors = spark = growth = 0.0
         for worker in reading.workers_of[name]:
             load, key = reading.load.workers[worker], (name, reading.places[worker].pid)
             growth += self._counters.read(key, load.time, load.cpu, begins=0.0)
-            cores += self._counters.rates.get(key, 0.0)
+            executors += self._counters.rates.get(key, 0.0)
         load = reading.load.workers[reading.workers_of[name][0]]
         pid, seconds, _ = _jvm(load)
         if pid:
             growth += self._counters.read((name, pid), load.detailed_at, seconds)
-            cores += self._counters.rates.get((name, pid), 0.0)
-        return cores, growth
+            spark = self._counters.rates.get((name, pid), 0.0)
+        return executors, spark, growth
 
     def _measured(self, reading: LoadReading) -> dict[str, float]:
         """Return the joules measured since the last call, by node. All workers of a machine report the same

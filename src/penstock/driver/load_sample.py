@@ -4,7 +4,7 @@ between two readings. Does no IO."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,8 +92,8 @@ class ExecutorLoad:
 
 @dataclass(frozen=True)
 class NodeLoad:
-    """Load of a node. ``used`` is the sum over its executors; ``other`` is used by the JVM of the Spark
-    executor."""
+    """Load of a node. ``used`` is the sum over its executors; ``other`` is used by Spark's processes: the JVM of
+    the Spark executor, that of a standalone worker, and the PySpark daemon."""
 
     node: str
     used: Use
@@ -130,9 +130,22 @@ class MonitorSample:
             result.setdefault(worker, []).append(name)
         return result
 
-    def snapshot(self, share: float = 1.0) -> PlacementSnapshot:
+    @cached_property
+    def node_of(self) -> dict[WorkerId, str]:
+        """The node of each worker."""
+        loads = {each.executor: each for each in self.executors}
+        return {worker: loads[name].node for name, worker in self.workers.items()}
+
+    def snapshot(self, settings: Settings, filled: bool = False) -> PlacementSnapshot:
         """Return the load sample as input for placement policies. Its executors are the ``units``, and streams
-        inside a unit are left out. ``share``: fraction of the nodes' limits that may be used."""
+        inside a unit are left out. ``filled``: nodes may be used only up to ``placement.fill`` of their limits.
+
+        Of what Spark's processes use on a node, ``placement.spark_cores`` stay on it whatever runs there, and are
+        reserved even if less is used. The rest is the work of moving the executors' tuples. It moves with them, so
+        it is divided among the executors of the node by their own use.
+        """
+        base, share = settings.placement.spark_cores, settings.placement.fill if filled else 1.0
+        moving = {node.node: _moving_share(node, base) for node in self.nodes}
         unit_of = {name: unit_id(names) for names in self._members.values() for name in names}
         loads = {each.executor: each for each in self.executors}
         executors = []
@@ -143,7 +156,7 @@ class MonitorSample:
                     unit_id(names),
                     "+".join(part.component for part in parts),
                     parts[0].node,
-                    sum(part.cpu for part in parts),
+                    sum(part.cpu for part in parts) * (1 + moving[parts[0].node]),
                     sum(part.memory for part in parts),
                     sum(part.network for part in parts),
                 )
@@ -154,8 +167,21 @@ class MonitorSample:
             if key[0] != key[1]:
                 before = streams.get(key, ExecutorStream(*key, 0.0, 0.0))
                 streams[key] = ExecutorStream(*key, before.tuples + stream.tuples, before.bytes + stream.bytes)
-        nodes = tuple(PlacementNode(node.node, node.limit.times(share), node.other) for node in self.nodes)
+        nodes = tuple(
+            PlacementNode(node.node, node.limit.times(share), replace(node.other, cpu=_staying(node, base)))
+            for node in self.nodes
+        )
         return PlacementSnapshot(nodes, tuple(executors), tuple(streams.values()))
+
+
+def _staying(node: NodeLoad, base: float) -> float:
+    """Cores of Spark's processes that do not move with executors."""
+    return base if node.used.cpu else max(base, node.other.cpu)
+
+
+def _moving_share(node: NodeLoad, base: float) -> float:
+    """Cores of Spark's processes per core of executors that move with these."""
+    return max(0.0, node.other.cpu - base) / node.used.cpu if node.used.cpu else 0.0
 
 
 def unit_id(executors: Sequence[str]) -> str:

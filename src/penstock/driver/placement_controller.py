@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.control.erdm import ErdmPolicy, PlacementPlan
+from penstock.control.inaction import why_no_move
 from penstock.control.limits import Loads, amount
 from penstock.driver.load_sample import MonitorSample
 from penstock.driver.policy_decision import PolicyDecision
@@ -26,6 +27,8 @@ executors cannot be divided."""
 _PAUSE_SAMPLES = 10
 """Load samples without further moves after nodes were requested again or a move failed: 5 minutes with the default
 interval of 30 s. The same may well happen again soon."""
+_WINDOWS = 16
+"""Load samples of which the outcome is kept for the status."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,12 @@ class Rearrangement:
 
 class PlacementController:
     """Serves one topology across restarts and replacements. One thread calls it; other threads may copy
-    ``decisions``."""
+    ``decisions`` and ``outcomes``."""
 
     def __init__(self, settings: Settings) -> None:
         self.decisions: deque[PolicyDecision] = deque(maxlen=1000)
+        self.outcomes: deque[PolicyDecision] = deque(maxlen=_WINDOWS)
+        """What followed from each of the last load samples: the action, or why there is none."""
         self._paused_samples = 0
         self._refused = ""
         """The reason of the last refusal. A repeated refusal is reported only once."""
@@ -55,19 +60,42 @@ class PlacementController:
         self.on = settings.placement.policy == "erdm"
         self._settings = settings
 
-    def decide(self, sample: MonitorSample, unused: int) -> Rearrangement | None:
+    def decide(self, now: float, sample: MonitorSample, unused: int) -> Rearrangement | None:
         """Return the change to make after a load sample, or None. ``unused``: number of nodes that could be
-        requested. Called when a load sample has ended."""
-        limits = Loads(sample.snapshot()).limit_nodes() if unused else ()
+        requested. Called when a load sample has ended. ``outcomes`` then ends with the reason."""
+        limits = Loads(sample.snapshot(self._settings)).limit_nodes()
+        full = ""
         if limits:
-            full = limits[0]
-            what = f"{amount(full.resource, full.used)} of {amount(full.resource, full.limit)}"
-            reason = f"{full.node} is at its limit of {full.resource}, {what}: {_nodes(unused)} more requested"
-            return Rearrangement(None, frozenset(), reason)
+            at, (node,) = limits[0], [each for each in sample.nodes if each.node == limits[0].node]
+            full = f"{at.node} is at its limit of {at.resource}, {amount(at.resource, at.used)} of "
+            full += amount(at.resource, at.limit)
+            if at.resource == "cpu":
+                full += f" (Spark's processes {amount(0, node.other.cpu)}, executors {amount(0, node.used.cpu)})"
+        if full and unused:
+            return self._found(now, Rearrangement(None, frozenset(), f"{full}: {_nodes(unused)} more requested"))
         if self._paused_samples:
             self._paused_samples -= 1
+            left = self._paused_samples + 1
+            self.idle(
+                now, f"no move for {left} more load samples, because nodes were requested again or a move failed"
+            )
             return None
-        return self.by_hand(sample)
+        plan = plan_for(sample, self._settings)
+        found = rearrangement(sample, plan)
+        if found is None:
+            why = why_no_move(sample.snapshot(self._settings, filled=True), plan, _LEAST_SAVED)
+            self.idle(now, f"{why}. {full}, and no node is unused" if full else why)
+            return None
+        return self._found(now, found)
+
+    def _found(self, now: float, found: Rearrangement) -> Rearrangement:
+        self.outcomes.append(PolicyDecision(now, "", found.reason))
+        return found
+
+    def idle(self, now: float, why: str) -> None:
+        """Record why nothing follows from a load sample."""
+        self.outcomes.append(PolicyDecision(now, "", why))
+        log.debug("%s", why)
 
     def by_hand(self, sample: MonitorSample) -> Rearrangement | None:
         """Return the change that ERDM proposes, even during a pause. Called when a user requests a placement."""
@@ -89,6 +117,7 @@ class PlacementController:
 
     def note_refusal(self, now: float, why: str) -> None:
         """Record why a decision is not carried out, once per reason."""
+        self.outcomes.append(PolicyDecision(now, "", f"not done: {why}"))
         if self._refused != why:
             self._refused = why
             self._note_decision(now, f"not done: {why}")
@@ -101,7 +130,8 @@ class PlacementController:
 def plan_for(sample: MonitorSample, settings: Settings) -> PlacementPlan:
     """Return ERDM's plan for a load sample. It fills nodes only up to ``placement.fill``, because the load
     varies."""
-    return ErdmPolicy(fill=_FILL).plan(sample.snapshot(settings.placement.fill))
+    fill = _FILL if settings.placement.critical == "widened" else None
+    return ErdmPolicy(fill=fill).plan(sample.snapshot(settings, filled=True))
 
 
 def rearrangement(sample: MonitorSample, plan: PlacementPlan) -> Rearrangement | None:
@@ -109,7 +139,7 @@ def rearrangement(sample: MonitorSample, plan: PlacementPlan) -> Rearrangement |
     if not plan.moves or not (plan.emptied or plan.cost.saved >= _LEAST_SAVED):
         return None
     workers = sample.units
-    places = {workers[each.id]: each.node for each in sample.snapshot().executors}
+    places = {worker: sample.node_of[worker] for worker in workers.values()}
     places.update({workers[move.executor]: move.target for move in plan.moves})
     leaves = frozenset(release.node for release in plan.releases)
     count = len(plan.critical.nodes)

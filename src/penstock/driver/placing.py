@@ -63,7 +63,7 @@ class Placer:
         leaving = {executor_of(node) for node in leaves} & active
         stays = {executor_of(node) for node in placement.nodes.values()}
         kept, total = len(active - leaving), engine.total()
-        needed = sum(slots_for(current.plan, placement, kept, current.settings.placement.spare_slots))
+        needed = sum(slots_for(current.plan, placement, kept, current.settings.placement.spares or 0))
         why_not = hint = ""
         if leaves and not engine.can_release_nodes():
             why_not = "the session has no spark.decommission.enabled, so no node can be released"
@@ -139,7 +139,7 @@ class Placer:
     def _erdm(self, sample: MonitorSample, current: QueryRun) -> ChangeRequest | None:
         if not {executor_of(node) for node in current.nodes} <= set(self._engine.nodes()):
             return ReplaceRequest(None, "a node it is on takes nothing new")
-        found = self._placements.decide(sample, self.unused(current))
+        found = self._placements.decide(self._runs.now(), sample, self.unused(current))
         if found is None:
             return None if self._placements.paused else self._release_empty(current)
         if found.placement is None:

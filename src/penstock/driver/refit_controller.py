@@ -52,7 +52,9 @@ class RefitController:
         # A replacement loses what components keep outside of their state. Where a restart may come at any time,
         # that is expected; at most once nothing restarts without need, so there the user must ask for it.
         wanted = self._mode == "always" or settings.delivery.guarantee != "at_most_once"
-        self._on = self._mode != "off" and wanted and topology.settings.transport.fusing
+        # Packed executors could not move one by one.
+        apart = settings.placement.by_executor and not settings.workers.count and self._mode == "once"
+        self._on = self._mode != "off" and wanted and not apart and topology.settings.transport.fusing
         self._tuning = RefitTuning()
         self._workers = 0
         """The most workers that the policy may use."""

@@ -145,7 +145,10 @@ class Replacement:
         request, old = self._request, self.old
         kept = active - {executor_of(node) for node in request.leaves}
         owner = old.deployment.state.owner
-        deployment = make_deployment(self._form, self._engine, request.placement, len(kept), owner, self._fit())
+        room = self._engine.free_slots() * len(kept) // max(1, len(active))
+        deployment = make_deployment(
+            self._form, self._engine, request.placement, len(kept), owner, self._fit(), room
+        )
         if old.keeps_state:
             deployment.state.inspect()  # raises if the state does not match the new form
         return deployment

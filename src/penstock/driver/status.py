@@ -148,6 +148,8 @@ class TopologyStatus:
     """The most workers, without those of blocking components. None: one for each executor."""
     blocking: tuple[str, ...] = ()
     """Components whose executors have workers of their own."""
+    placement: tuple[Note, ...] = ()
+    """What ERDM made of each of the last load samples: an action, or why there is none. Oldest first."""
 
     @property
     def energy(self) -> dict[str, Any]:
@@ -179,6 +181,7 @@ class TopologyStatus:
                 "workers": [dataclasses.asdict(worker) for worker in self.workers],
                 "energy": self.energy,
                 "nodes": [_node(node) for node in self.nodes],
+                "placement": [{"time": note.time, "text": note.text} for note in self.placement],
                 "decisions": [dataclasses.asdict(note) for note in self.decisions],
                 "errors": [{"time": note.time, "text": note.text} for note in self.errors],
             }
@@ -237,6 +240,10 @@ def take(running: Running, clock: Clock | None = None) -> TopologyStatus:
         nodes=running.monitor.energy.nodes,
         most_workers=plan.fit.workers,
         blocking=plan.blocking,
+        placement=tuple(
+            _dated(Note(each.time, "placement", "", each.text), since)
+            for each in running.placements.outcomes.copy()
+        ),
     )
 
 

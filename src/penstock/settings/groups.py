@@ -215,7 +215,8 @@ class Workers(Group):
     count: int = setting(
         0,
         "workers",
-        "most workers, without those of blocking components. 0: as many as the master offers cores",
+        "most workers, without those of blocking components. 0: as many as the master offers cores; with "
+        "placement=erdm one for each executor",
         zero=True,
     )
     _: KW_ONLY
@@ -224,7 +225,8 @@ class Workers(Group):
         "",
         "when components are packed into workers by their measured load: once after refit_after, always, or off. "
         "Components whose calls wait get workers of their own in both cases. With at-most-once delivery once does "
-        "nothing, since a replacement loses what components keep outside of their state",
+        "nothing, since a replacement loses what components keep outside of their state; nor does it with "
+        "placement=erdm, which moves single executors, unless workers is set",
         choices=("once", "always", "off"),
     )
     refit_after: float = setting(
@@ -272,11 +274,25 @@ class Placement(Group):
     fill: float = setting(
         0.9, "", "erdm fills a node up to this share of its limits, which leaves room for variation"
     )
+    critical: str = setting(
+        "widened",
+        "",
+        "path: the critical nodes are those of the most costly path, as Pu 2021 defines it; widened: and further "
+        "ones, most costly first, until the executors of all other nodes fit on them",
+        choices=("path", "widened"),
+    )
     spare_slots: int = setting(
         0,
         "slots",
         "slots kept free on each node for each stage of bolts, so that a single worker can move there. Each costs "
-        "a process",
+        "a process. 0: with erdm as many as moves to half of the nodes need, otherwise none",
+        zero=True,
+    )
+    spark_cores: float = setting(
+        0.05,
+        "cores",
+        "what Spark's processes use on a node on which nothing happens. It stays on the node whatever erdm moves; "
+        "what they use beyond it moves with the executors",
         zero=True,
     )
     node_cores: float = setting(
@@ -299,6 +315,16 @@ class Placement(Group):
         "what a node draws when idle, and in addition with CPU, memory and network in full use. The default fits "
         "figure 13 of Pu 2021",
     )
+
+    @property
+    def by_executor(self) -> bool:
+        """Whether single executors are to move, so that each needs a worker of its own."""
+        return self.policy == "erdm"
+
+    @property
+    def spares(self) -> int | None:
+        """Spare slots on each node for each stage of bolts. None: as many as its workers per node."""
+        return None if self.by_executor and not self.spare_slots else self.spare_slots
 
     def _check(self) -> None:
         for share in ("cpu_limit", "memory_limit", "bandwidth_limit"):

@@ -67,7 +67,7 @@ def submit(
 def _supervisor(topology: Topology, engine: SparkEngine, host: str, port: int, lease: Lease | None) -> Supervisor:
     owner = None if lease is None else lease.owner
     _wait_for_nodes(topology, engine)
-    nodes = len(engine.nodes()) if topology.settings.placement.spare_slots else 0
+    nodes = len(engine.nodes()) if topology.settings.placement.spares != 0 else 0
     deployment = make_deployment(topology, engine, None, nodes, owner)
     return Supervisor(deployment, engine, Coordinator(host, port), lease)
 
@@ -75,7 +75,7 @@ def _supervisor(topology: Topology, engine: SparkEngine, host: str, port: int, l
 def _wait_for_nodes(topology: Topology, engine: SparkEngine) -> None:
     """Wait for the nodes on which slots are kept free, or whose cores determine the number of workers."""
     settings = topology.settings
-    if settings.placement.spare_slots:
+    if settings.placement.spares != 0:
         engine.take_nodes_back()  # another topology of this session may have released some
     elif settings.workers.count:
         return
