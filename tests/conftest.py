@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Exclude what was imported and collected from garbage collection. Thousands of collected tests made tests that
-    allocate much several times slower."""
+    """Exclude what was imported and collected from garbage collection. Thousands of collected tests made tests
+    that allocate much several times slower."""
     gc.collect()
     gc.freeze()
 
