@@ -73,7 +73,8 @@ class Results:
         return 0
 
     def _print(self, out: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        """Print a table of the rows. Series are only in the JSON file."""
+        columns = list(dict.fromkeys(key for row in rows for key, cell in row.items() if not _is_series(cell)))
         out.print(f"penstock bench {title}", highlight=False)
         table = Table(*columns)
         for row in rows:
@@ -189,6 +190,10 @@ def run_json(command: Sequence[str], **kwargs: Any) -> dict[str, Any]:
         raise SystemExit(f"{command[0]} failed ({done.returncode}):\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
+
+
+def _is_series(value: Any) -> bool:
+    return isinstance(value, list | dict)
 
 
 def _cell(value: Any) -> str:

@@ -14,6 +14,7 @@ from benchmarks.book import micros
 from benchmarks.harness import Results, median, run_parts, say
 from benchmarks.persistence_topology import IntArray
 from benchmarks.replacement_figures import Turn, lost, wrong_keys
+from benchmarks.replacement_overload import measure_overload
 from benchmarks.replacement_scaling import measure_scaling
 from benchmarks.replacement_topology import (
     Arrivals,
@@ -29,7 +30,7 @@ from penstock import Topology
 from penstock.driver.handle import RunningTopology
 from penstock.spark.submit import submit
 
-PARTS = ("gap", "gap-1m", "correct", "scaling", "sim")
+PARTS = ("gap", "gap-1m", "correct", "scaling", "sim", "overload")
 DELIVERIES = ("exactly_once", "at_least_once")
 RATE = 3_000  # tuples per second: a frame every few ms, so that gaps show; leaves CPU to start a query
 KEYS, MANY_KEYS, FEW_KEYS = 100_000, 1_000_000, 10_000
@@ -44,7 +45,14 @@ _LATE = 60.0  # seconds for the last results; longer than the message timeout, a
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench replacement``"""
-    measures = (measure_gap, measure_gap_1m, measure_correct, measure_scaling, measure_scaling_sim)
+    measures = (
+        measure_gap,
+        measure_gap_1m,
+        measure_correct,
+        measure_scaling,
+        measure_scaling_sim,
+        measure_overload,
+    )
     return run_parts("replacement", dict(zip(PARTS, measures, strict=True)), options)
 
 
