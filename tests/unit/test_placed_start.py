@@ -42,8 +42,8 @@ def start(server, again, exact=True):
 
 
 def place(run):
-    """The step behind the one in which all slots connect."""
-    run.launch_steps(())[1].do()
+    """The last step of a launch: when all slots have connected, workers are assigned to them."""
+    run.launch_steps(())[-1].do()
 
 
 def test_at_first_a_node_that_is_missing_is_an_error():
