@@ -179,8 +179,7 @@ class Generated(BatchSpout):
     def open(self, conf: Conf, context: Context, collector: BatchSpoutCollector) -> None:
         self._collector = collector
         self._index, self._spouts = context.index, context.parallelism
-        self._scale, self._share = scale_of(conf), float(conf.get("duplicates", 0.0))
-        self._seed = int(conf.get("seed", 1))
+        self.begin(conf)
         if not 0 <= self._share < 1 or not self._scale > 0:
             raise ComponentError(
                 f"component '{context.component}'",
@@ -193,7 +192,6 @@ class Generated(BatchSpout):
         self._next: int = self._position.value
         self._open: set[int] = set()
         self._again: deque[int] = deque()
-        self.make(self._seed, self._scale)
 
     def make(self, seed: int, scale: float) -> None:
         """Create the data from which all tasks take their messages."""
@@ -208,6 +206,21 @@ class Generated(BatchSpout):
         """Messages per batch."""
         return _MOST
 
+    @property
+    def emitted(self) -> int:
+        """Messages emitted so far by this task, also before a restart."""
+        return self._next
+
+    def begin(self, conf: Conf) -> None:
+        """Prepare the data from which the messages are taken."""
+        self._scale, self._share = scale_of(conf), float(conf.get("duplicates", 0.0))
+        self._seed = int(conf.get("seed", 1))
+        self.make(self._seed, self._scale)
+
+    def draws(self, ids: IntArray) -> npt.NDArray[np.uint64]:
+        """The random number from which each message is made."""
+        return rehash(ids.astype(np.uint64), self._seed)
+
     def next_batch(self) -> None:
         if not self._collector.ready():
             return
@@ -216,7 +229,7 @@ class Generated(BatchSpout):
         numbers += range(self._next, self._next + fresh)
         self._next += fresh
         ids = self.originals(np.array(numbers, np.int64)) * self._spouts + self._index
-        messages = self.drawn(rehash(ids.astype(np.uint64), self._seed))
+        messages = self.drawn(self.draws(ids))
         times = np.full(len(numbers), time.time() / self._scale)
         if self._tracked:
             self._open.update(numbers)

@@ -167,7 +167,7 @@ class Changes:
 
     def _not_done(self, request: ChangeRequest, error: PenstockError) -> None:
         self._runs.current.bus.note(request.kind, "", f"not done: {error}")
-        self.placer.failed(request)
+        self.placer.failed(request, error)
         if request.source is ChangeSource.REFIT:
             run = self._runs.current
             self.refits.replaced(run.plan, run.deployment.topology, self._runs.now(), by_refit=True)

@@ -118,9 +118,11 @@ class Placer:
         """Number of nodes that were requested again and have not joined yet."""
         return 0 if self._awaited is None else max(0, self._awaited.wanted - len(self._engine.nodes()))
 
-    def failed(self, request: ChangeRequest) -> None:
-        """Called when a request was not carried out. If it was to release nodes, those were requested again, and
-        ``next`` returns a request that uses all nodes."""
+    def failed(self, request: ChangeRequest, error: PenstockError) -> None:
+        """Called when a request was not carried out, with the reason. If it was to release nodes, those were
+        requested again, and ``next`` returns a request that uses all nodes."""
+        if request.source is ChangeSource.PLACEMENT:
+            self._placements.note_refusal(self._runs.now(), f"{request.reason}: {error}")
         if isinstance(request, MoveRequest):
             if request.source is ChangeSource.PLACEMENT:
                 self._placements.pause()
@@ -156,16 +158,17 @@ class Placer:
         if moves:
             request = MoveRequest(moves, found.reason, current.number, ChangeSource.PLACEMENT)
         else:
-            request = self.request(found.placement, found.leaves, found.reason, current)
-        self._placements.note(self._runs.now(), found.reason)
+            leaves, reason = found.leaves, found.reason
+            if leaves and (empty := self._empty(current) - leaves):
+                leaves, reason = leaves | empty, f"{reason}; {', '.join(sorted(empty))} has no executor any more"
+            request = self.request(found.placement, leaves, reason, current)
+        self._placements.note(self._runs.now(), request.reason)
         return request
 
     def _release_empty(self, current: QueryRun) -> ReplaceRequest | None:
         """Return a replacement that releases the nodes whose slots are all free, because their workers have moved
         away one by one. None if there is no such node or it cannot be released."""
-        slots = {connection.hello.node for connection in current.registry.slots.values()} - current.nodes
-        active = set(self._engine.nodes())
-        empty = frozenset(node for node in slots if executor_of(node) in active)
+        empty = self._empty(current)
         if not empty or not self._engine.can_release_nodes() or not self._runs.alone():
             return None
         reason = f"ERDM: no executor is on {', '.join(sorted(empty))} any more, released"
@@ -176,3 +179,9 @@ class Placer:
             return None
         self._placements.note(self._runs.now(), reason)
         return request
+
+    def _empty(self, current: QueryRun) -> frozenset[str]:
+        """Return the nodes whose slots are all free."""
+        slots = {connection.hello.node for connection in current.registry.slots.values()} - current.nodes
+        active = set(self._engine.nodes())
+        return frozenset(node for node in slots if executor_of(node) in active)

@@ -145,9 +145,12 @@ class Replacement:
         request, old = self._request, self.old
         kept = active - {executor_of(node) for node in request.leaves}
         owner = old.deployment.state.owner
-        room = self._engine.free_slots() * len(kept) // max(1, len(active))
+        engine = self._engine
+        room = engine.free_slots() * len(kept) // max(1, len(active))
+        if request.leaves:  # what the old form holds on the nodes that stay may be more than their even share
+            room = min(room, engine.total() * len(kept) // max(1, len(active)) - old.slots_on(kept))
         deployment = make_deployment(
-            self._form, self._engine, request.placement, len(kept), owner, self._fit(), room
+            self._form, engine, request.placement, len(kept), owner, self._fit(), room
         )
         if old.keeps_state:
             deployment.state.inspect()  # raises if the state does not match the new form

@@ -31,13 +31,13 @@ class SlotPlacement:
 def slots_for(plan: Plan, placement: SlotPlacement, nodes: int, spare: int | None = 0) -> tuple[int, ...]:
     """The number of slots that each stage needs on ``nodes`` nodes, plus ``spare`` slots per node into which
     workers of bolts can move. None: as many as the stage has workers per node, so that half of the nodes can take
-    those of the other half."""
+    those of the other half; none on a single node."""
     result = []
     for stage in plan.stages:
         wanted = Counter(node for worker, node in placement.nodes.items() if worker.stage == stage.index)
         most_per_node = max(wanted.values(), default=0) + (_MARGIN if placement.exact else 0)
         needed = max(stage.workers, most_per_node * nodes if wanted else 0)
-        free = -(-stage.workers // max(1, nodes)) if spare is None else spare
+        free = (-(-stage.workers // nodes) if nodes > 1 else 0) if spare is None else spare
         result.append(needed + (free * nodes if stage.index else 0))
     return tuple(result)
 
