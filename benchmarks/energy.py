@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks.energy_auto import measure_energy_auto
 from benchmarks.energy_calibration import measure_energy_calibration
 from benchmarks.energy_cluster import measure_energy_cluster, measure_energy_dedup, measure_energy_moves
 from benchmarks.energy_plan import measure_energy_plan
@@ -13,6 +14,7 @@ from benchmarks.energy_sim import PARTS as SIM_PARTS
 from benchmarks.harness import run_parts
 
 PARTS = {
+    "auto": measure_energy_auto,
     "cluster": measure_energy_cluster,
     "moves": measure_energy_moves,
     "dedup": measure_energy_dedup,

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.book import micros
-from benchmarks.erdm_topologies import Generated
+from benchmarks.erdm_topologies import Generated, scale_of
 from benchmarks.persistence_topology import IntArray, Notes
 from penstock import (
     BatchBolt,
@@ -34,6 +35,7 @@ from penstock import (
     Source,
     Topology,
 )
+from penstock.aggregates.bolts import NEWEST
 from penstock.topology.hashing import hash_column
 
 BUCKETS = 512
@@ -41,6 +43,7 @@ LAST = {"word_count": "count", "sol": "level3", "rolling_sort": "sort", "rolling
 """The last bolt of each benchmark."""
 _SOURCE = "source"
 _FLAGS = ("emits_partials", "merges_partials", "same_task", "reads", "tick_interval")
+_COLUMNS = 3  # of a record: when it came, tuples, latency
 _COPIED = 1_000  # messages of a spout that are computed at a time
 
 HashArray = npt.NDArray[np.uint64]
@@ -56,12 +59,27 @@ def witnessed(topology: Topology, name: str) -> Topology:
     return replace(topology, nodes=nodes)
 
 
-def came(folder: Path) -> tuple[IntArray, IntArray]:
-    """When batches were processed by the last bolt, in microseconds since 1970, and their numbers of tuples; sorted."""
+@dataclass(frozen=True)
+class Came:
+    """The batches that the last bolt has processed, in order."""
+
+    times: IntArray
+    """When, in microseconds since 1970."""
+    tuples: IntArray
+    latencies: IntArray
+    """Microseconds since the oldest tuple of the batch was emitted."""
+
+    def between(self, begin: int, end: int) -> Came:
+        inside = (self.times >= begin) & (self.times < end)
+        return Came(self.times[inside], self.tuples[inside], self.latencies[inside])
+
+
+def came(folder: Path) -> Came:
+    """The batches of all processes of a run so far."""
     rows = [np.fromfile(file, "<i8") for file in sorted(folder.glob("came-*"))]
-    found = np.concatenate([np.empty((0, 2), np.int64), *(each[: len(each) // 2 * 2].reshape(-1, 2) for each in rows)])
-    found = found[np.argsort(found[:, 0], kind="stable")]
-    return found[:, 0], found[:, 1]
+    whole = [each[: len(each) // _COLUMNS * _COLUMNS].reshape(-1, _COLUMNS) for each in rows]
+    found = np.concatenate([np.empty((0, _COLUMNS), np.int64), *whole])
+    return Came(*found[np.argsort(found[:, 0], kind="stable")].T)
 
 
 def wrong_buckets(folder: Path, source: Generated, words: bool) -> tuple[int, int]:
@@ -134,6 +152,7 @@ class WitnessBolt(BatchBolt):
     def __init__(self, bolt: BatchBolt, column: str, weight: str | None) -> None:
         """``column``: what is hashed. ``weight``: the column with the number of tuples that a row stands for."""
         self.bolt, self._column, self._weight = bolt, column, weight
+        self._time = NEWEST if weight else "time"
         for flag in _FLAGS:
             if hasattr(bolt, flag):
                 setattr(self, flag, getattr(bolt, flag))
@@ -145,6 +164,7 @@ class WitnessBolt(BatchBolt):
         self._file = Path(conf["witness"]) / f"results-{context.index}.npz"
         self._notes = Notes(self._file.with_name(f"came-{context.index}-{os.getpid()}-{micros()}"))
         self._state = context.state.value("witness", None)
+        self._scale = scale_of(conf)
         zeros = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.uint64)
         self._counts, self._sums = zeros if self._state.value is None else self._state.value
         self.bolt.prepare(conf, context)
@@ -154,7 +174,9 @@ class WitnessBolt(BatchBolt):
         weights = None if self._weight is None else batch.column(self._weight).to_numpy()
         _add(self._counts, self._sums, hash_column(batch.column(self._column)), weights)
         rows = batch.num_rows if weights is None else int(weights.sum())
-        self._notes.add(np.array([micros(), rows], np.int64))
+        now = micros()
+        emitted = pc.min(batch.column(self._time)).as_py() * self._scale
+        self._notes.add(np.array([now, rows, now - round(emitted * 1e6)], np.int64))
 
     def tick(self, collector: BatchCollector) -> None:
         self.bolt.tick(collector)

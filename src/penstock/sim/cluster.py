@@ -67,8 +67,14 @@ class SimCluster:
                 of_component[component.name].append(executor)
                 place += 1
         for component in set_up.components:
-            for source in of_component[component.source] if component.source is not None else ():
-                targets = of_component[component.name]
+            sources = of_component[component.source] if component.source is not None else []
+            every = list(of_component[component.name])
+            if component.pairs:
+                chance.shuffle(every)
+            for number, source in enumerate(sources):
+                targets = every
+                if component.pairs:
+                    targets = every[number :: len(sources)] or [every[number % len(every)]]
                 source.routers.append(Choice(component.grouping, targets, source.index, chance))
         return of_component[ACKER]
 

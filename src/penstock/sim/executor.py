@@ -39,6 +39,9 @@ class SimComponent:
     """Number of frames in which the tuples emitted for one frame are sent, each to its own target."""
     grouping: Grouping = Shuffle()  # noqa: RUF009
     """Grouping of its input: shuffle, or fields over ``KEY``."""
+    pairs: bool = False
+    """Each executor receives from one executor only, drawn at random, so that there are as few streams as
+    executors. The grouping then divides a sender's tuples among the few that receive from it."""
     memory: float = 0.0
     """Bytes in use by an executor."""
     state: float = 0.0

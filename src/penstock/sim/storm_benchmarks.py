@@ -126,15 +126,16 @@ def default(snapshot: PlacementSnapshot) -> Proposal:
 
 def erdm(snapshot: PlacementSnapshot) -> Proposal:
     """ERDM with the critical nodes widened until the executors of the others fit."""
-    return _proposed(ErdmPolicy(fill=_FILL), snapshot)
+    return proposed(ErdmPolicy(fill=_FILL), snapshot)
 
 
 def erdm_path(snapshot: PlacementSnapshot) -> Proposal:
     """ERDM with the nodes of one critical path only, as *Pu 2021* defines them."""
-    return _proposed(ErdmPolicy(), snapshot)
+    return proposed(ErdmPolicy(), snapshot)
 
 
-def _proposed(policy: ErdmPolicy, snapshot: PlacementSnapshot) -> Proposal:
+def proposed(policy: ErdmPolicy, snapshot: PlacementSnapshot) -> Proposal:
+    """What the policy decides, as a strategy of the simulator."""
     decided = policy.decide(snapshot)
     moves = tuple(each for each in decided if isinstance(each, ExecutorMove))
     return Proposal(moves, tuple(each for each in decided if not isinstance(each, ExecutorMove)))
