@@ -4,8 +4,9 @@ simulator."""
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from benchmarks.energy_auto import measure_energy_auto
+from benchmarks.energy_auto import RATES, measure_energy_auto
 from benchmarks.energy_calibration import measure_energy_calibration
 from benchmarks.energy_cluster import measure_energy_cluster, measure_energy_dedup, measure_energy_moves
 from benchmarks.energy_plan import measure_energy_plan
@@ -24,6 +25,10 @@ PARTS = {
 }
 
 
+AUTO = {f"auto-{name}": partial(measure_energy_auto, names=[name]) for name in RATES}
+"""One benchmark of the part ``auto`` each."""
+
+
 def main(options: argparse.Namespace) -> int:
     """``penstock bench energy``"""
-    return run_parts("energy", PARTS, options)
+    return run_parts("energy", {**PARTS, **AUTO} if options.only else PARTS, options)

@@ -1,6 +1,6 @@
-"""ERDM by itself on a cluster of four nodes of half a core: the four benchmarks of *Pu 2021* with the default placement,
-and with ``placement=erdm``, which decides on its own load samples. Nobody asks it for anything. When it has come to
-rest, the load returns, and it must take the nodes back.
+"""ERDM by itself on a cluster of four nodes of half a core: the four benchmarks of *Pu 2021* with the default
+placement, and with ``placement=erdm``, which decides on its own load samples. Nobody asks it for anything. When
+it has come to rest, the load returns, and it must take the nodes back.
 
 All watts are computed by the power model from the measured use of cores, memory and links.
 """
@@ -119,8 +119,10 @@ class Found:
         return 100 * (1 - self.erdm.joules / self.default.joules)
 
 
-def measure_energy_auto(results: Results, options: argparse.Namespace) -> None:
-    times, names = (QUICK, ["word_count"]) if options.quick else (FULL, list(RATES))
+def measure_energy_auto(results: Results, options: argparse.Namespace, names: Sequence[str] = ()) -> None:
+    """``names``: the benchmarks; by default all four, in the short form one."""
+    times = QUICK if options.quick else FULL
+    names = names or (["word_count"] if options.quick else list(RATES))
     repeats = options.repeats or 1
     found: dict[str, list[Found]] = {name: [] for name in names}
     for name in names:
@@ -136,12 +138,16 @@ def bars(results: Results, found: Mapping[str, Sequence[Found]]) -> None:
     rate, saved = ({n: median([of(each) for each in f]) for n, f in found.items()} for of in (_rate, _saved))
     note = f"the least of {len(found)} benchmarks"
     results.bar("erdm.auto.rate", round(min(rate.values()), 2), f"× default, {note}; the load is given")
-    results.bar("erdm.auto.energy", min(saved.values()), f"% below default per tuple, modelled, {note} (Pu 2021: 27.3)")
+    results.bar(
+        "erdm.auto.energy", min(saved.values()), f"% below default per tuple, modelled, {note} (Pu 2021: 27.3)"
+    )
     results.bar("erdm.auto.wrong", sum(each.wrong for each in every), "buckets of results that are wrong")
     moves = [gap for each in every for gap in each.moves]
     gaps = moves + [gap for each in every for gap in each.replacements]
     results.bar("erdm.auto.gap_s", max(gaps, default=0.0), f"s, the longest of {len(gaps)} moves and replacements")
-    results.bar("erdm.auto.moves", len(moves), f"executors moved one by one; {len(gaps) - len(moves)} replacements")
+    results.bar(
+        "erdm.auto.moves", len(moves), f"executors moved one by one; {len(gaps) - len(moves)} replacements"
+    )
     for name, those in found.items():
         one = those[-1]
         results.bar(f"erdm.auto.{name}.rate", rate[name], "× default")
@@ -151,7 +157,9 @@ def bars(results: Results, found: Mapping[str, Sequence[Found]]) -> None:
         results.bar(f"erdm.auto.{name}.dynamic", dynamic, "W of dynamic power saved, modelled")
         results.bar(f"erdm.auto.{name}.released", one.default.nodes - one.erdm.nodes, f"nodes of {NODES}")
         results.bar(f"erdm.auto.{name}.output_gap_s", max(e.output_gap for e in those), "s without a result")
-        results.bar(f"erdm.auto.{name}.returned_s", max(e.returned for e in those), "s until it has all nodes back")
+        results.bar(
+            f"erdm.auto.{name}.returned_s", max(e.returned for e in those), "s until it has all nodes back"
+        )
         back = median([each.back.rate / (RETURN * each.default.rate) for each in those])
         results.bar(f"erdm.auto.{name}.rate_back", back, f"× {RETURN:g} × default after the load has returned")
 
@@ -184,22 +192,22 @@ def _both_placements(results: Results, name: str, times: Times, cluster: SparkCl
         compare_paths(results, name, run)
     wrong, messages = run.wrong()
     with _submitted(name, BY_ITSELF, times, root / "erdm", cluster) as run:
-        begun = micros()
-        run.await_rest()
-        rested = micros()
+        spans = [run.timed(run.await_rest)]
         erdm = run.steady(times.measured)
         _report(results, name, "erdm", erdm)
-        asked = time.monotonic()
         run.handle.set_max_rate("source", RETURN * RATES[name])
-        run.await_nodes(NODES)
-        returned = time.monotonic() - asked
+        spans.append(run.timed(lambda: run.await_nodes(NODES)))
+        returned = (spans[1][1] - spans[1][0]) / 1e6
         back = run.steady(times.measured)
         _report(results, name, "load returned", back)
         moves = [each.gap for each in run.handle.internals.placing.moves]
         replacements = [each.gap for each in run.handle.internals.replacements]
-        output_gap = longest_gap(came(run.witness).times, begun, rested + int(_CATCH_UP * 1e6))
+        arrived = came(run.witness).times
+        output_gap = max(longest_gap(arrived, begin, end + int(_CATCH_UP * 1e6)) for begin, end in spans)
     more_wrong, more = run.wrong()
-    found = Found(default, erdm, back, moves, replacements, output_gap, returned, wrong + more_wrong, messages + more)
+    found = Found(
+        default, erdm, back, moves, replacements, output_gap, returned, wrong + more_wrong, messages + more
+    )
     results.row(
         what=name,
         case="moves",
@@ -217,8 +225,8 @@ def _both_placements(results: Results, name: str, times: Times, cluster: SparkCl
 
 
 def compare_paths(results: Results, name: str, run: AutoRun) -> None:
-    """What ERDM would do with the default placement's last load sample, with the one critical path of *Pu 2021* and
-    with the widened one."""
+    """What ERDM would do with the default placement's last load sample: with the one critical path of *Pu 2021*,
+    and with the widened one."""
     sample = run.handle.internals.monitor.sample
     if sample is None:
         return
@@ -263,7 +271,7 @@ class AutoRun:
         self.handle, self.name, self.witness = handle, name, witness
         self.settings = handle.internals.topology.settings
         self._told = 0.0
-        self._idle = self.nodes_seen = 0
+        self._idle = 0
 
     def steady(self, seconds: float) -> Steady:
         """Measure from now on."""
@@ -283,6 +291,12 @@ class AutoRun:
         rate = float(batches.tuples[1:].sum()) / ((batches.times[-1] - batches.times[0]) / 1e6)
         p50 = float(np.median(batches.latencies)) / 1e6
         return Steady(rate, p50, idle_watts * self.nodes, _mean(watts), self.nodes, _mean(uses))
+
+    def timed(self, act: Callable[[], None]) -> tuple[int, int]:
+        """When ``act`` began and ended, in microseconds since 1970."""
+        begun = micros()
+        act()
+        return begun, micros()
 
     @property
     def nodes(self) -> int:

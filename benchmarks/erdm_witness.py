@@ -1,10 +1,10 @@
-"""Checks the results of the benchmarks of *Pu 2021* and notes when they come: wraps the spout and the last bolt of a
-topology.
+"""Checks the results of the benchmarks of *Pu 2021* and notes when they come: wraps the spout and the last bolt
+of a topology.
 
-The last bolt sorts what it processes into ``BUCKETS`` by a hash, and keeps the number and the sum of the hashes of
-each bucket in its state, exactly like its results. When its tasks close, they write them to ``conf.witness``, and the
-spouts write how many messages they have emitted. ``wrong_buckets`` computes from these numbers what each bucket
-should have.
+The last bolt sorts what it processes into ``BUCKETS`` by a hash, and keeps the number and the sum of the hashes
+of each bucket in its state, exactly like its results. When its tasks close, they write them to ``conf.witness``,
+and the spouts write how many messages they have emitted. ``wrong_buckets`` computes from these numbers what each
+bucket should have.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def came(folder: Path) -> Came:
 
 
 def wrong_buckets(folder: Path, source: Generated, words: bool) -> tuple[int, int]:
-    """The number of buckets whose results differ from a sequential run, and the number of messages. ``source``: the
-    spout of the topology, prepared by ``make``. Called after all tasks have closed."""
+    """The number of buckets whose results differ from a sequential run, and the number of messages. ``source``:
+    the spout of the topology, prepared by ``begin``. Called after all tasks have closed."""
     counts, sums = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.uint64)
     messages = 0
     for file in folder.glob("emitted-*"):
@@ -166,6 +166,8 @@ class WitnessBolt(BatchBolt):
         self._state = context.state.value("witness", None)
         self._scale = scale_of(conf)
         zeros = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.uint64)
+        self._counts: IntArray
+        self._sums: HashArray
         self._counts, self._sums = zeros if self._state.value is None else self._state.value
         self.bolt.prepare(conf, context)
 

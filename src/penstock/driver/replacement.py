@@ -149,9 +149,7 @@ class Replacement:
         room = engine.free_slots() * len(kept) // max(1, len(active))
         if request.leaves:  # what the old form holds on the nodes that stay may be more than their even share
             room = min(room, engine.total() * len(kept) // max(1, len(active)) - old.slots_on(kept))
-        deployment = make_deployment(
-            self._form, engine, request.placement, len(kept), owner, self._fit(), room
-        )
+        deployment = make_deployment(self._form, engine, request.placement, len(kept), owner, self._fit(), room)
         if old.keeps_state:
             deployment.state.inspect()  # raises if the state does not match the new form
         return deployment

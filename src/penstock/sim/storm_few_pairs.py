@@ -1,17 +1,17 @@
-"""The benchmarks of *Pu 2021* with few pairs of executors that exchange data: the set-up that explains its figures
-for communication.
+"""The benchmarks of *Pu 2021* with few pairs of executors that exchange data: the set-up that explains its
+figures for communication.
 
-The paper says what one executor saves that moves to its parent: 0.8, 1.1, 1.5 and 1.3 % of the communication between
-machines (section 4.3). So there are about 125, 91, 67 and 77 equal streams between machines. With 50 spouts and 100
-executors of each bolt, that is one or two streams for each executor of a bolt. Shuffle and fields grouping, as table 3
-and the names of the benchmarks suggest, have a stream from every executor to every one of the next component, 15,000
-for WordCount; then moving 14 executors saves less than 1 %. (The public suite that the paper names has local-or-shuffle
-grouping for Sol, RollingSort and all split bolts. With one worker per machine such streams never leave it, so there
-would be nothing to save.)
+The paper says what one executor saves that moves to its parent: 0.8, 1.1, 1.5 and 1.3 % of the communication
+between machines (section 4.3). So there are about 125, 91, 67 and 77 equal streams between machines. With 50
+spouts and 100 executors of each bolt, that is one or two streams for each executor of a bolt. Shuffle and fields
+grouping, as table 3 and the names of the benchmarks suggest, have a stream from every executor to every one of
+the next component, 15,000 for WordCount; then moving 14 executors saves less than 1 %. (The public suite that
+the paper names has local-or-shuffle grouping for Sol, RollingSort and all split bolts. With one worker per
+machine such streams never leave it, so there would be nothing to save.)
 
 So here each executor receives from one executor. Two more choices make the paper's number of released machines
-possible, each at an end of the ranges that the paper states: machines are used to 70 % before (figure 8: 50 to 70 %),
-Sol's to 65 % as its messages require; and ERDM fills machines to 85 % (figure 9: 80 to 100 %).
+possible, each at an end of the ranges that the paper states: machines are used to 70 % before (figure 8: 50 to
+70 %), Sol's to 65 % as its messages require; and ERDM fills machines to 85 % (figure 9: 80 to 100 %).
 """
 
 from __future__ import annotations
