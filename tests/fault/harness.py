@@ -207,17 +207,23 @@ class Run:
         _, alive = psutil.wait_procs(family, 30)
         assert not alive, f"orphans of a killed driver: {alive}"
 
+    def newest_files(self):
+        """The files that the newest manifest needs and the one before it does not; none if nothing changed between
+        the two epochs, as on a machine that gave the topology no time."""
+        newest = manifests.newest(self._store())
+        before = manifests.newest(self._store(), before=newest.epoch)
+        return sorted(set(newest.files) - set(before.files))
+
     def spoil_newest_snapshot(self):
-        """Change a byte of a file that the newest manifest needs; returns the file."""
-        store = StateStore(self.config["settings"]["state_dir"]).child(self.name)
-        newest = manifests.newest(store)
-        before = manifests.newest(store, before=newest.epoch)
-        only_new = sorted(set(newest.files) - set(before.files))
-        path = Path(store.url) / self.random.choice(only_new)
+        """Change a byte of one of ``newest_files``; returns the file."""
+        path = Path(self._store().url) / self.random.choice(self.newest_files())
         data = bytearray(path.read_bytes())
         data[self.random.randrange(len(data))] ^= 0xFF
         path.write_bytes(data)
         return str(path)
+
+    def _store(self):
+        return StateStore(self.config["settings"]["state_dir"]).child(self.name)
 
     # ---- results ---------------------------------------------------------------------------------------
 
@@ -268,7 +274,7 @@ class Run:
 
     def states(self, component, store=None):
         """The state of each task of a component, by ``component/index``."""
-        store = store or StateStore(self.config["settings"]["state_dir"]).child(self.name)
+        store = store or self._store()
         found = {}
         for key, parts in read_parts(store, manifests.newest(store).chains).items():
             if key.startswith(f"{component}/"):

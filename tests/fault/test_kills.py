@@ -87,6 +87,10 @@ def test_a_corrupt_snapshot_is_passed_over_loudly(tmp_path, campaign, seed):
     with Run(tmp_path, 600 + seed, "at_least_once") as run:
         run.await_("some epochs", lambda: run.status().get("committed", 0) >= 4)
         run.stop_driver()
+        while not run.newest_files():
+            run.start()
+            run.await_("an epoch with changes", run.newest_files)
+            run.stop_driver()
         spoilt = run.spoil_newest_snapshot()
         run.start()
         run.faults.append((f"corrupt {os.path.basename(spoilt)}", 0.0))
