@@ -10,7 +10,7 @@ TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 
-.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench jar native kafka setup clean lock help
+.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench reproduce jar native kafka setup clean lock help
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
@@ -52,7 +52,7 @@ fault: .venv/ready  ## kill everything that can be killed, over all seeds; two h
 chaos: .venv/ready  ## only the chaos campaigns of `make fault`; half an hour; writes results/chaos.md and chaos.json
 	$(BIN)/pytest tests/fault/test_chaos.py --full -v -s
 
-bench: .venv/ready  ## all benchmarks in full; three and a half hours; TEXT=book.txt for the word count from Kafka
+bench: .venv/ready  ## all benchmarks in full (of the papers: `make reproduce`); three and a half hours; TEXT=book.txt for the word count from Kafka
 	mkdir -p results
 	$(BIN)/penstock bench ladder --json results/ladder.json
 	$(BIN)/penstock bench peers --json results/peers.json
@@ -66,6 +66,9 @@ bench: .venv/ready  ## all benchmarks in full; three and a half hours; TEXT=book
 	$(BIN)/penstock bench monitor --json results/monitor.json
 	$(BIN)/penstock bench fit $(if $(TEXT),--text $(TEXT)) --json results/fit.json
 	$(BIN)/penstock bench restart --json results/restart.json
+
+reproduce: .venv/ready  ## the experiments of the papers, into docs/reproduction.md; resumes; QUICK=1 takes half an hour
+	$(BIN)/penstock reproduce $(if $(QUICK),--quick) $(if $(TEXT),--text $(TEXT)) --json results/reproduce.json
 
 jar: .venv/ready  ## our Java classes, from java/src; needs a JDK; then: penstock prepare
 	$(BIN)/python java/build.py

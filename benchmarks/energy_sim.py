@@ -87,7 +87,7 @@ def measure_energy_sim(results: Results, options: argparse.Namespace) -> None:
     ordered: list[bool] = []
     for name, set_up in BENCHMARKS.items():
         chosen = list(STRATEGIES) if name == "rollingcount" else list(FOR_RATE)
-        cases = {strategy: _case(name, strategy, _length(name, set_up, options.quick)) for strategy in chosen}
+        cases = {strategy: simulate(name, strategy, shortened(name, set_up, options.quick)) for strategy in chosen}
         for case in cases.values():
             _report(results, case, cases["default"])
         _bars(results, name, cases)
@@ -111,16 +111,16 @@ def measure_energy_sim_seeds(results: Results, options: argparse.Namespace) -> N
     above: list[bool] = []
     for name, whole in BENCHMARKS.items():
         found: dict[str, list[float]] = {}
-        set_up = _length(name, whole, options.quick)
+        set_up = shortened(name, whole, options.quick)
         set_up = replace(set_up, seconds=min(set_up.seconds, 180), switch=min(set_up.switch, 60.0))
         for seed in SEEDS:
-            cases = {each: _case(name, each, set_up, seed) for each in FOR_RATE}
+            cases = {each: simulate(name, each, set_up, seed) for each in FOR_RATE}
             default = cases.pop("default")
             for strategy, case in cases.items():
                 rate = case.outcome.mean_rate(*case.after) / default.outcome.mean_rate(*case.after)
                 energy = case.joules_a_tuple / default.joules_a_tuple
                 row = {"rate": round(100 * (rate - 1), 2), "energy": round(100 * (energy - 1), 2)}
-                row["unsteady"] = round(100 * _unsteady(case.outcome.between(*case.after)), 1)
+                row["unsteady"] = round(100 * unsteady(case.outcome.between(*case.after)), 1)
                 results.row(what="against default, %", benchmark=name, strategy=strategy, seed=seed, **row)
                 for what, value in row.items():
                     found.setdefault(f"{strategy}.{what}", []).append(value)
@@ -203,9 +203,9 @@ def measure_energy_sim_scale(results: Results, options: argparse.Namespace) -> N
 def measure_energy_sim_critical(results: Results, options: argparse.Namespace) -> None:
     """The critical nodes of one path, as *Pu 2021* defines them, beside the widened ones."""
     for name, whole in BENCHMARKS.items():
-        set_up = _length(name, whole, options.quick)
+        set_up = shortened(name, whole, options.quick)
         set_up = replace(set_up, seconds=min(set_up.seconds, 180), switch=min(set_up.switch, 60.0))
-        default = _case(name, "default", set_up)
+        default = simulate(name, "default", set_up)
         for critical, strategy in CRITICAL.items():
             begun = time.monotonic()
             outcome = run(set_up, strategy, SEED, _teller(f"{name}, {critical}, seed {SEED}", 60))
@@ -224,14 +224,14 @@ MEASURES = (
 )
 
 
-def _length(name: str, set_up: ClusterSetUp, quick: bool) -> ClusterSetUp:
+def shortened(name: str, set_up: ClusterSetUp, quick: bool) -> ClusterSetUp:
     if quick:
         return replace(set_up, seconds=120, switch=40.0, sample_seconds=20.0, frame=20)
     # Long enough to process the number of tuples in Pu 2021 from the switch on.
     return replace(set_up, seconds=420) if name == "rollingcount" else set_up
 
 
-def _case(name: str, strategy: str, set_up: ClusterSetUp, seed: int = SEED) -> Case:
+def simulate(name: str, strategy: str, set_up: ClusterSetUp, seed: int = SEED) -> Case:
     begun = time.monotonic()
     outcome = run(set_up, STRATEGIES[strategy], seed, _teller(f"{name}, {strategy}, seed {seed}", 60))
     if outcome.emitted != outcome.completed + outcome.pending:
@@ -268,11 +268,11 @@ def _report(results: Results, case: Case, default: Case) -> None:
         "comm. saved %": round(100 * cost.saved, 1),
         "tuple/s": round(rate),
         "rate %": round(100 * (rate / other - 1), 1),
-        "unsteady %": round(100 * _unsteady(outcome.between(*case.after)), 1),
+        "unsteady %": round(100 * unsteady(outcome.between(*case.after)), 1),
         "latency ms": round(1000 * latency),
         "latency %": round(100 * (latency / theirs - 1), 1),
-        "use before %": _span(_use(case, case.before)),
-        "use after %": _span(_use(case, case.after)),
+        "use before %": _span(use_by_machine(case, case.before)),
+        "use after %": _span(use_by_machine(case, case.after)),
         "W after": round(outcome.mean_power(*case.after)),
         "J/1000 tuples": round(1000 * case.joules_a_tuple, 2),
         "moving s": round(switch.took, 1),
@@ -308,7 +308,7 @@ def _bars(results: Results, name: str, cases: Mapping[str, Case]) -> None:
     )
     results.bar(f"sim.pu2021.{name}.latency", 100 * (latency - 1), f"% relative to default ({sooner})")
     for when, span in (("before", ours.before), ("after", ours.after)):
-        means = _use(ours, span)
+        means = use_by_machine(ours, span)
         bounds = "50 to 70" if when == "before" else "80 to 100"
         results.bar(
             f"sim.pu2021.{name}.use_{when}", 100 * sum(means) / len(means), f"% on average (Pu 2021: {bounds})"
@@ -366,7 +366,7 @@ def _energy(results: Results, cases: Mapping[str, Case], tuples: float) -> None:
     say(f"  {plot_energy(cases)}")
 
 
-def _use(case: Case, span: tuple[float, float]) -> list[float]:
+def use_by_machine(case: Case, span: tuple[float, float]) -> list[float]:
     """For each machine with executors at the end, the mean utilization of its three resources (*Pu 2021*, figures
     8 and 9)."""
     ticks = case.outcome.between(*span)
@@ -381,7 +381,7 @@ def _span(values: Sequence[float]) -> str:
     return f"{100 * min(values):.0f}–{100 * max(values):.0f}"
 
 
-def _unsteady(ticks: Sequence[ClusterTick]) -> float:
+def unsteady(ticks: Sequence[ClusterTick]) -> float:
     """Standard deviation of the rate, as a share of its mean."""
     rates = [tick.processed for tick in ticks]
     mean = sum(rates) / len(rates)

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,8 @@ class Results:
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     bars: list[dict[str, Any]] = field(default_factory=list)
+    curves: dict[str, list[list[float]]] = field(default_factory=dict)
+    """⟨x, y⟩ of what was measured over time, by name."""
     _parts: list[tuple[str, int]] = field(default_factory=list)
     """Each part and its first row."""
 
@@ -49,6 +51,10 @@ class Results:
 
     def bar(self, name: str, value: float, unit: str) -> None:
         self.bars.append({"name": name, "value": round(value, 4), "unit": unit})
+
+    def curve(self, name: str, x: Iterable[float], y: Iterable[float]) -> None:
+        """Add a curve for a figure; only the JSON file has it."""
+        self.curves[name] = [[round(float(value), 4) for value in values] for values in (x, y)]
 
     def finish(self, options: argparse.Namespace) -> int:
         """Print the tables and write the JSON file."""
@@ -67,6 +73,7 @@ class Results:
                 "machine": machine(),
                 "rows": self.rows,
                 "bars": self.bars,
+                "curves": self.curves,
             }
             path.write_text(json.dumps(content, indent=1))
             out.print(f"written to {path}", highlight=False)

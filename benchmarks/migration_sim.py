@@ -48,7 +48,7 @@ def measure_sim(results: Results, options: argparse.Namespace) -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + (5 if options.quick else 21))
     differences = []
     for size, count in SIZES.items():
-        outcomes = {name: [_checked(make(), count, seed) for seed in seeds] for name, make in STRATEGIES.items()}
+        outcomes = {name: [checked(make(), count, seed) for seed in seeds] for name, make in STRATEGIES.items()}
         seconds = {name: median([each.seconds for each in runs]) for name, runs in outcomes.items()}
         better = 100 * (1 - seconds["migration"] / seconds["credit"])
         credit, migration = D_SECONDS[size]
@@ -94,7 +94,7 @@ def measure_sim_grid(results: Results, options: argparse.Namespace) -> None:
     seconds = np.zeros((len(BETAS), len(ALPHAS)))
     for y, beta in enumerate(BETAS):
         for x, alpha in enumerate(ALPHAS):
-            runs = [_checked(MigrationStrategy(MigrationPolicy(alpha, beta)), count, seed) for seed in seeds]
+            runs = [checked(MigrationStrategy(MigrationPolicy(alpha, beta)), count, seed) for seed in seeds]
             seconds[y, x] = median([each.seconds for each in runs])
         found = " ".join(f"{value:.1f}" for value in seconds[y])
         note = f"α {' '.join(_labels(ALPHAS))}: {found} s; D {min(D_GRID[beta]):.0f} to {max(D_GRID[beta]):.0f} s"
@@ -109,7 +109,7 @@ def measure_sim_grid(results: Results, options: argparse.Namespace) -> None:
     say(f"  {_plot_grid(seconds)}")
 
 
-def _checked(strategy: BranchingStrategy, count: int, seed: int) -> BranchingOutcome:
+def checked(strategy: BranchingStrategy, count: int, seed: int) -> BranchingOutcome:
     outcome = run(strategy, count, seed)
     if outcome.totals != oracle(count, seed):
         raise AssertionError(

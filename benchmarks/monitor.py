@@ -125,6 +125,9 @@ def measure_reports(results: Results, options: argparse.Namespace) -> None:
             workers_cpu=make * told / workers,
             driver_cpu=taken * told + sampling / window,
         )
+        results.bar(
+            f"monitor.share.{window:g}", 100 * more / LINK, f"% of a 100 Mb/s link, samples of {window:g} s"
+        )
     at = REPORTS_PER_SAMPLE / Settings().monitor.interval
     results.bar("monitor.bytes_share", (full - plain) * at / NODES / LINK, "of a 100 Mb/s link, samples of 30 s")
     results.bar(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
-from pathlib import Path
 
-import penstock
-from penstock.errors import LoadError
+from penstock.cli.checkout import import_benchmark
 
 NAMES = (
     "ladder",
@@ -42,14 +38,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    root = Path(penstock.__file__).resolve().parents[2]
-    if not (root / "benchmarks").is_dir():
-        raise LoadError(
-            "penstock bench",
-            "it needs a source checkout, but this is an installed package",
-            "Clone the repository and run it there.",
-        )
-    sys.path.insert(0, str(root))
-    module = importlib.import_module(f"benchmarks.{options.name}")
+    module = import_benchmark("penstock bench", options.name)
     code: int = module.main(options)
     return code

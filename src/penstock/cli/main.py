@@ -27,6 +27,7 @@ from penstock.cli import (
     plan,
     prepare,
     queues,
+    reproduce,
     run,
     savepoint,
     scale,
@@ -69,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     running = (list_, status, queues, placement, set_, scale, activation, kill)
-    for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, prepare):
+    for command in (run, plan, *running, savepoint, drain, dlq, cluster, bench, reproduce, prepare):
         command.add_parser(commands)
     return parser
 
