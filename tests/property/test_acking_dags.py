@@ -86,7 +86,7 @@ class Task:
     def _never(error):
         raise error
 
-    def _send(self, stream, task, batch, born, made):
+    def _send(self, stream, task, batch, born, made, source):
         """Send a frame: each of its rows becomes a copy that must be acked."""
         rows = batch.column(0).to_pylist()
         assert made.rows == len(rows)

@@ -11,9 +11,9 @@ from penstock.control.migration import (
     Migrate,
     MigrationPolicy,
     Restore,
-    SegmentLedger,
     scores,
 )
+from penstock.control.segments import SegmentLedger
 
 NAMES = ("a", "b", "c", "d")
 rates = st.floats(0, 1e9)

@@ -125,7 +125,7 @@ class FakeWorker:
         if self.world.guarantee == "exactly_once" and self.open:
             self.say(m.SnapshotWritten(epoch, {}))
         if self.leaves == epoch:
-            self.say(m.WorkerLeft(HandoverState(epoch, 0, [], [], FlowHandover({}, {}, []), {})))
+            self.say(m.WorkerLeft(HandoverState(epoch, 0, [], [], [], FlowHandover({}, {}, []), {})))
 
     def _on_TakeSnapshot(self, message):  # noqa: N802
         if message.what == "spouts":

@@ -30,9 +30,10 @@ def rows(batch):
 # ---- header ----------------------------------------------------------------------------------------------
 
 
-def test_a_header_is_64_bytes_and_comes_back_whole():
-    full = Header(1, 65535, 65534, 65533, 65532, 2**32 - 1, 2**32 - 2, 3, 4, 5, 6, 0.25, 2**64 - 1, 8, 9)
-    assert len(full.pack()) == HEADER_BYTES == 64
+def test_a_header_is_72_bytes_and_comes_back_whole():
+    numbers = 2**32 - 1, 2**32 - 2, 3, 4, 5, 6, 0.25, 2**64 - 1, 8, 9, 10, 2**64 - 2
+    full = Header(1, 65535, 65534, 65533, 65532, *numbers)
+    assert len(full.pack()) == HEADER_BYTES == 72
     assert unpack(full.pack()) == full
 
 
@@ -40,15 +41,15 @@ def test_a_header_is_read_from_the_front_of_a_frame():
     assert unpack(memoryview(HEADER.pack() + b"body")) == HEADER
 
 
-@pytest.mark.parametrize("length", [0, 1, 63])
+@pytest.mark.parametrize("length", [0, 1, 71])
 def test_too_short_for_a_header(length):
-    with pytest.raises(FrameError, match=f"it has {length} bytes, less than a header of 64 bytes"):
+    with pytest.raises(FrameError, match=f"it has {length} bytes, less than a header of 72 bytes"):
         unpack(HEADER.pack()[:length])
 
 
 def test_bytes_of_somebody_else():
     with pytest.raises(
-        FrameError, match="begins with 0x4141 and version 65 instead of 0x5053 and version 1"
+        FrameError, match="begins with 0x4141 and version 65 instead of 0x5053 and version 2"
     ) as caught:
         unpack(b"A" * 100)
     assert "same version of penstock" in str(caught.value)
@@ -56,8 +57,8 @@ def test_bytes_of_somebody_else():
 
 def test_another_version_of_the_format():
     data = bytearray(HEADER.pack())
-    data[2] = 2
-    with pytest.raises(FrameError, match="version 2 instead of 0x5053 and version 1"):
+    data[2] = 3
+    with pytest.raises(FrameError, match="version 3 instead of 0x5053 and version 2"):
         unpack(data)
 
 

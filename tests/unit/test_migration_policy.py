@@ -10,10 +10,9 @@ from penstock.control.migration import (
     Migrate,
     MigrationPolicy,
     Restore,
-    Segment,
-    SegmentLedger,
     scores,
 )
+from penstock.control.segments import Segment, SegmentLedger
 from penstock.errors import SettingError
 
 

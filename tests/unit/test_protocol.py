@@ -28,6 +28,7 @@ HANDOVER = HandoverState(
     17,
     [(1, 2, 30, 400)],
     [(1, 2, 0, 9)],
+    [(1, 0, 2, 5, {2: 3, 3: 2})],
     FlowHandover(
         {2: DetectorState(steps=1, rate=10.0, credits=[(1, 2, 3)])},
         {2: {"count": LimiterState(paused_by=[3], initial=5.0, steps={4: 1})}},

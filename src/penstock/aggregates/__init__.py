@@ -7,6 +7,7 @@ what is computed from the tuples of a key. Derive your own from ``Merge``.
 from __future__ import annotations
 
 from penstock.aggregates.bolts import MergeBolt, PartialBolt, WindowBolt
+from penstock.aggregates.keyed import KeyedAggregate, KeyedBolt, KeyedMergeBolt
 from penstock.aggregates.merges import (
     Count,
     CountOf,
@@ -28,6 +29,9 @@ __all__ = [
     "CountOf",
     "Distinct",
     "FieldMerge",
+    "KeyedAggregate",
+    "KeyedBolt",
+    "KeyedMergeBolt",
     "Max",
     "Mean",
     "Merge",

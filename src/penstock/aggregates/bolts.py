@@ -18,6 +18,7 @@ from penstock.aggregates.merges import Merge
 from penstock.aggregates.rows import by_key, column_of, key_columns, keys_of, owner_of, reduce_rows
 from penstock.aggregates.windows import Window
 from penstock.columns import to_values
+from penstock.control.segments import ArrivalLedger, SourceRange
 from penstock.state.maps import MapState, Owner
 from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
 from penstock.topology.streams import OutputDeclarer
@@ -30,9 +31,14 @@ NEWEST, TUPLES = "partial_newest", "partial_tuples"
 from."""
 
 
+SEGMENTS = "segments"
+"""The stream on which every task that merges partials learns which tuples they were computed from."""
+
+
 class PartialBolt(BatchBolt):
     """Emits ⟨key…, partial…⟩ for each key of each batch; with a window ⟨key…, pane, partial_newest,
-    partial_tuples, partial…⟩ for each key and pane.
+    partial_tuples, partial…⟩ for each key and pane, and then on the stream ``segments`` which tuples of which
+    sender these partials are of (``control/segments.py``).
 
     It keeps no state. Any task may receive any tuple.
     """
@@ -47,18 +53,40 @@ class PartialBolt(BatchBolt):
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
         declarer.declare(*self._key, *(["pane", NEWEST, TUPLES] if self._window else []), *self._merges)
+        if self._window:
+            numbers = [(name, int) for name in ("sender", "offset", "length", "tuples")]
+            declarer.declare(*numbers, ("stream", str), "newest", stream=SEGMENTS)
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
-        keys = [column_of(batch, field) for field in self._key]
         if self._window is None:
+            keys = [column_of(batch, field) for field in self._key]
             collector.emit_batch(reduce_rows(batch, keys, self._merges))
             return
-        panes, times = self._window.panes_of(column_of(batch, self._window.time))
+        newest = None
+        try:
+            newest = self._emit_by_pane(batch, self._window, collector)
+        finally:  # tuples that fail are not waited for: their senders emit them again, at other positions
+            self._note(batch.num_rows, source, newest, collector)
+
+    def skip_batch(self, rows: int, source: Source, collector: BatchCollector) -> None:
+        if self._window is not None:
+            self._note(rows, source, None, collector)
+
+    def _emit_by_pane(self, batch: pa.RecordBatch, window: Window, collector: BatchCollector) -> float | None:
+        """Emit the partials of the batch, and return the newest time in it."""
+        keys = [column_of(batch, field) for field in self._key]
+        panes, times = window.panes_of(column_of(batch, window.time))
         keys.append(panes)
         order, bounds = by_key(keys, batch.num_rows)
         newest = np.maximum.reduceat(times[order], bounds[:-1]) if batch.num_rows else times
         rows = reduce_rows(batch, keys, self._merges)
         collector.emit_batch([*rows[: len(keys)], newest, np.diff(bounds), *rows[len(keys) :]])
+        return times.max().item() if len(times) else None
+
+    @staticmethod
+    def _note(rows: int, source: Source, newest: float | None, collector: BatchCollector) -> None:
+        values = source.task, source.range_offset, source.range_length, rows, source.stream, newest
+        collector.emit_batch([[value] for value in values], stream=SEGMENTS)
 
 
 class MergeBolt(BatchBolt):
@@ -96,8 +124,8 @@ class MergeBolt(BatchBolt):
 
 class WindowBolt(BatchBolt):
     """Merges partials by pane and emits ⟨key…, window_end, result…⟩ once for each key and window, when the window
-    is complete: when this task has received a tuple whose time is ``lateness`` or more after the end of the
-    window.
+    is complete: when a sender has sent a tuple whose time is ``lateness`` or more after the end of the window, and
+    the partials of all tuples that it sent before have arrived, whichever tasks computed them.
 
     A partial that is too late for at least one of its windows is emitted unchanged on the stream ``late``; it is
     still counted in its windows that are not complete. A window that is not complete stays in the state and is not
@@ -113,6 +141,7 @@ class WindowBolt(BatchBolt):
     """
 
     merges_partials = True
+    control_stream = SEGMENTS
 
     def __init__(self, key: Sequence[str], merges: Merges, window: Window) -> None:
         self._key, self._merges, self._window = key, merges, window
@@ -141,10 +170,24 @@ class WindowBolt(BatchBolt):
         first = next(iter(self.partials.values()))
         self._add_keys(first)
         self._find_overdue(first)
+        self._is_told = any(stream == SEGMENTS for _, stream in context.inputs)
+        """Whether the senders of partials say which tuples they are of."""
+        self._generation, self._ledger = context.generation, ArrivalLedger(context.generation)
+        self._arrived = state.value("arrived segments", merge=_first)
+        """⟨Generation, content of the ledger⟩ at the last snapshot. Another generation numbers its tuples anew."""
+        if self._arrived.value is not None and self._arrived.value[0] == self._generation:
+            self._ledger.restore(self._arrived.value[1])
+
+    def before_snapshot(self) -> None:
+        if self._is_told:
+            self._arrived.value = self._generation, self._ledger.to_state()
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         if self._overdue:  # before the batch is merged, because its tuples are late for these windows
             self._emit_overdue(collector)
+        if source.stream == SEGMENTS:
+            self._execute_notes(batch, source, collector)
+            return
         panes = to_values(column_of(batch, "pane"))
         newest = max(to_values(column_of(batch, NEWEST)))
         complete = self._complete.value
@@ -161,7 +204,19 @@ class WindowBolt(BatchBolt):
         self._add_keys(keys)
         for name, merge in self._merges.items():
             merge_into(self.partials[name], merge, keys, to_values(column_of(batch, name)))
-        self._complete_windows(self._window.complete(newest), collector)
+        if not self._is_told:
+            self._complete_windows(self._window.complete(newest), collector)
+
+    def _execute_notes(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        """Enter the tuples whose partials have arrived, and emit the windows that are complete now."""
+        newest = None
+        for sender, offset, length, tuples, stream, time in zip(*map(to_values, batch.columns), strict=True):
+            if length:
+                time = self._ledger.arrived((sender, stream), SourceRange(offset, length), tuples, time)
+            if time is not None and (newest is None or time > newest):
+                newest = time
+        if newest is not None:
+            self._complete_windows(self._window.complete(newest), collector)
 
     def _add_keys(self, keys: Iterable[tuple[int, Any]]) -> None:
         for pane, key in keys:
@@ -250,6 +305,10 @@ def fold(into: dict[Any, Any], merge: Merge[Any, Any], keys: Iterable[Any], part
 def _owner_of_pair(owner: Owner | None, pair: tuple[int, Any]) -> Any:
     """The value that the input is grouped by, for a ⟨pane, key⟩."""
     return pair[1] if owner is None else owner(pair[1])
+
+
+def _first(one: Any, other: Any) -> Any:
+    return one
 
 
 def _later(one: int | None, other: int | None) -> int | None:

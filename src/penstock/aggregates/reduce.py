@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.aggregates.bolts import MergeBolt, PartialBolt, WindowBolt
+from penstock.aggregates.keyed import KeyedAggregate, MergedFields
 from penstock.aggregates.merges import Merge
 from penstock.aggregates.windows import Window
 from penstock.errors import TopologyError
@@ -66,6 +67,16 @@ class Reduce:
     def partials(self) -> PartialBolt:
         """The bolt that makes partials. Its input may have any grouping."""
         return PartialBolt(self._key, self._merges, self._window)
+
+    def by_owner(self) -> KeyedAggregate:
+        """The same aggregate with a state in the tasks that own the keys: ``keyed()`` of the result instead of
+        ``partials()``, and ``merged()`` of the result. Needs a key, and no window."""
+        if self._window is not None or not self._key:
+            problem = "it has a window" if self._window is not None else "it has no key"
+            raise TopologyError(
+                repr(self), f"{problem}, so no task can own its keys", "Use partials() and merged()."
+            )
+        return MergedFields(self._key, self._merges)
 
     def merged(self) -> MergeBolt | WindowBolt:
         """The bolt that merges the partials. Group its input by fields of the key, or globally."""

@@ -75,7 +75,7 @@ def reduce_rows(
             column = column_of(batch, merge.field)
             values = to_values(column.take(pa.array(order)))
             if _lacks(column, values):
-                partials.append([merge.total(list(filter(_is_value, values[a:b]))) for a, b in pairwise(bounds)])
+                partials.append([merge.total(list(filter(is_value, values[a:b]))) for a, b in pairwise(bounds)])
                 continue
         total = merge.total
         partials.append([total(values[begin:end]) for begin, end in pairwise(bounds)])
@@ -112,11 +112,11 @@ def _codes(column: pa.Array) -> Ints:
 def _lacks(column: pa.Array, values: Sequence[Any]) -> bool:
     """True if the column contains None or NaN."""
     if is_pickled(column):
-        return not all(map(_is_value, values))
+        return not all(map(is_value, values))
     return bool(column.null_count) or (
         pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py() is True
     )
 
 
-def _is_value(value: Any) -> bool:
+def is_value(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and value != value)

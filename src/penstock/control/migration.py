@@ -1,13 +1,12 @@
 """Data migration to light branches (Sun 2022): decides which branch is overloaded and which branch takes its data.
 
 Pure: the policy gets the load of every branch once per interval and returns suggestions, which its caller carries
-out. ``SegmentLedger`` is the sender's record of migrated data.
+out. ``control/segments.py`` has the records of migrated data.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -189,74 +188,3 @@ def _check(name: str, value: float, rule: str, holds: bool) -> None:
             f"{name} must be {rule}, not {value!r}",
             "The defaults are the values that Sun 2022 measured as best.",
         )
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive tuples for ``branch`` that were sent to ``target`` instead."""
-
-    branch: str
-    target: str
-    offset: int
-    """The position of the first of them among all tuples that this sender had for the branch."""
-    length: int
-
-
-class SegmentLedger:
-    """A sender's record of migrated tuples (Sun 2022, algorithm 1, step 4). Segments of a branch never overlap,
-    and empty segments are not kept. Memory is bounded: the newest ``keep`` segments and the totals of all."""
-
-    def __init__(self, keep: int = 1_000) -> None:
-        self._closed: deque[Segment] = deque(maxlen=keep)
-        self._open: dict[str, Segment] = {}
-        self._ends: dict[str, int] = {}
-        self.migrated: dict[str, int] = {}
-        """Tuples migrated so far, by the branch they were intended for."""
-        self.count = 0
-        """The number of non-empty segments so far, including those no longer kept."""
-
-    def open(self, branch: str, target: str, offset: int) -> None:
-        """Start a segment: the tuples of the branch from ``offset`` on go to ``target``. Closes the open segment,
-        if any."""
-        self.close(branch)
-        if offset < self._ends.get(branch, 0):
-            raise ValueError(
-                f"offset {offset} lies in an earlier segment of {branch}, which ends at {self._ends[branch]}"
-            )
-        self._open[branch] = Segment(branch, target, offset, 0)
-
-    def extend(self, branch: str, rows: int = 1) -> None:
-        """Add tuples of the branch to the open segment."""
-        if rows < 0 or branch not in self._open:
-            raise ValueError(f"{branch!r} has no open segment that can grow by {rows} rows")
-        segment = self._open[branch]
-        if rows and not segment.length:
-            self.count += 1
-        self._open[branch] = grown = Segment(branch, segment.target, segment.offset, segment.length + rows)
-        self._ends[branch] = grown.offset + grown.length
-        self.migrated[branch] = self.migrated.get(branch, 0) + rows
-
-    def close(self, branch: str) -> Segment | None:
-        """Record that the tuples of the branch go to the branch again. Returns the closed segment, or None if
-        there was none or it was empty."""
-        segment = self._open.pop(branch, None)
-        if segment is None or not segment.length:
-            return None
-        self._closed.append(segment)
-        return segment
-
-    @property
-    def segments(self) -> list[Segment]:
-        """The newest closed segments, oldest first, then the open segments that are not empty."""
-        return [*self._closed, *(segment for segment in self._open.values() if segment.length)]
-
-    def validate(self) -> None:
-        """Check the invariants that hold after every call."""
-        ends: dict[str, int] = {}
-        for segment in self.segments:
-            assert segment.length > 0
-            assert segment.offset >= ends.get(segment.branch, 0), f"{segment} overlaps the previous segment"
-            ends[segment.branch] = segment.offset + segment.length
-        kept = sum(segment.length for segment in self.segments)
-        total = sum(self.migrated.values())
-        assert kept == total if len(self.segments) == self.count else kept < total

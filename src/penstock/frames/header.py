@@ -1,4 +1,4 @@
-"""The routing header of every frame: 64 bytes, little endian."""
+"""The routing header of every frame: 72 bytes, little endian."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from penstock.errors import FrameError
 
-_LAYOUT = struct.Struct("<HBBHHHHIIIIIIdQII")
-HEADER_BYTES = 64
-_PAD = bytes(HEADER_BYTES - _LAYOUT.size)
+_LAYOUT = struct.Struct("<HBBHHHHIIIIIIdQIIIQ")
+HEADER_BYTES = _LAYOUT.size  # a multiple of 8, because Arrow reads buffers in place only if they are aligned
 _MAGIC = 0x5053
-_VERSION = 1
+_VERSION = 2
 
 
 class Kind(IntEnum):
@@ -54,9 +53,14 @@ class Header(NamedTuple):
     """Length of the Arrow schema after the header. 0 if the types are declared."""
     lineage_bytes: int = 0
     """Length of the lineage after the schema. 0 if acks are not tracked."""
+    range_length: int = 0
+    """The length of the range of the source data to which the tuples belong. 0 if their number is not recorded,
+    because the receiver's data is never migrated."""
+    range_offset: int = 0
+    """The position of the range in the source data (``control/segments.py``)."""
 
     def pack(self) -> bytes:
-        return _LAYOUT.pack(_MAGIC, _VERSION, *self) + _PAD
+        return _LAYOUT.pack(_MAGIC, _VERSION, *self)
 
 
 def unpack(data: bytes | memoryview) -> Header:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.control.migration import Segment
+from penstock.control.segments import Segment
 from penstock.metrics.counters import TaskCounters
 from penstock.metrics.event_log import EventLog
 from penstock.metrics.load_table import LoadTable, WorkerState

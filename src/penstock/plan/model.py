@@ -162,6 +162,9 @@ class Plan:
     def edges_from(self, stream: int) -> list[Edge]:
         return [edge for edge in self.edges if edge.stream == stream]
 
+    def edges_to(self, component: str) -> list[Edge]:
+        return [edge for edge in self.edges if edge.target == component]
+
     @cached_property
     def downstream_of(self) -> dict[str, tuple[str, ...]]:
         """The components that each component sends to, without those fused with it."""

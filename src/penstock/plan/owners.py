@@ -49,17 +49,17 @@ def why_not_rescaled(plan: Plan, component: str) -> str:
 def grouped_by(plan: Plan, component: str) -> tuple[str, ...]:
     """The fields by which the input of a component is grouped. If several inputs use fields grouping, those of the
     first."""
-    by_fields = (edge.grouping for edge in _inputs(plan, component) if type(edge.grouping) is Fields)
+    by_fields = (edge.grouping for edge in plan.edges_to(component) if type(edge.grouping) is Fields)
     return next((grouping.key_fields() for grouping in by_fields), ())
 
 
 def _judge(plan: Plan, component: str) -> OwnerRule | str:
     # Compares exact types, because a subclass may route differently.
-    edges = _inputs(plan, component)
+    edges = plan.edges_to(component)
     if not edges:
         return "is a spout, and positions in its source belong to its tasks"
     kinds = {type(edge.grouping) for edge in edges}
-    if Fields in kinds:
+    if kinds & {Fields, Global}:
         # a stream that every task gets carries control data, not keys
         edges = [edge for edge in edges if type(edge.grouping) is not All]
         kinds.discard(All)
@@ -75,10 +75,6 @@ def _judge(plan: Plan, component: str) -> OwnerRule | str:
         return OwnerRule(fields=counts.pop())
     inputs = " and ".join(_input(plan, edge) for edge in edges)
     return f"reads {inputs}, which do not assign a key to the same task"
-
-
-def _inputs(plan: Plan, component: str) -> list[Edge]:
-    return [edge for edge in plan.edges if edge.target == component]
 
 
 def _input(plan: Plan, edge: Edge) -> str:

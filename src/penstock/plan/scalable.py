@@ -43,18 +43,18 @@ def pair_of(topology: Topology, component: str) -> Pair:
 def _own_reason(node: TopologyNode) -> str:
     if node.fixed:
         return "is set fixed"
-    for subscription in node.inputs:
+    for subscription in node.data_inputs:
         if type(subscription.grouping) not in _SHARED:
             way = f"reads '{subscription.component}' by {subscription.grouping} grouping"
             return f"{way}, so more tasks would not share the load"
     if node.tasks % node.parallelism:
         return f"has {node.tasks} tasks, which {node.parallelism} executors cannot share evenly"
     bolt = node.component
-    for subscription in node.inputs:
+    for subscription in node.data_inputs:
         if not brings_together(bolt, subscription.grouping):
             return f"compares tuples, and {subscription.grouping} grouping brings them together only in one task"
     if node.tasks == 1 and isinstance(bolt, BaseBolt) and bolt.merges_partials and not bolt.emits_partials:
-        for subscription in node.inputs:
+        for subscription in node.data_inputs:
             if type(subscription.grouping) in _SPREADS_KEYS:
                 way = f"{subscription.grouping} grouping brings them together only in one task"
                 return f"merges partials, and {way}"

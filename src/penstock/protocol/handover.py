@@ -41,5 +41,8 @@ class HandoverState(Struct, frozen=True, array_like=True):
     """Sending task, receiving task, tuples and bytes so far."""
     sequence: list[tuple[int, int, int, int]]
     """Sending task, receiving task, stream, and the number of the next frame."""
+    positions: list[tuple[int, int, int, int, dict[int, int]]]
+    """For each subscription whose data may be migrated: sending task, stream, first receiving task, the position
+    of the next tuple in the source data, and the number of tuples bound for each receiving task."""
     flow: FlowHandover
     tasks: dict[int, TaskHandover]

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import simpy
 
-from penstock.control.migration import Branch, BranchNodeLoad, Migrate, MigrationPolicy, SegmentLedger
+from penstock.control.migration import Branch, BranchNodeLoad, Migrate, MigrationPolicy
+from penstock.control.segments import SegmentLedger
 from penstock.sim.flow import Credit, Process, StopResume
 from penstock.sim.network import Packet, SimLink, SimNetwork, SimNode
 

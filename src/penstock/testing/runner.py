@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from penstock.clock import Clock, SimulatedClock
-from penstock.control.migration import Segment
+from penstock.control.segments import Segment
 from penstock.driver.commits import Commits
 from penstock.driver.migration_controller import MigrationController
 from penstock.driver.recovery import StateDirectory

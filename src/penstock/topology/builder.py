@@ -51,6 +51,12 @@ class TopologyNode:
     def is_spout(self) -> bool:
         return isinstance(self.component, BaseSpout)
 
+    @property
+    def data_inputs(self) -> tuple[Subscription, ...]:
+        """The inputs without those of the bolt's ``control_stream``."""
+        control = getattr(self.component, "control_stream", "")
+        return tuple(each for each in self.inputs if not control or each.stream != control)
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -290,9 +296,8 @@ class TopologyBuilder:
                 f"its settings are a {type(settings).__name__}, not a Settings",
                 'Write Settings(delivery=Delivery("exactly_once")), for example.',
             )
-        topology = Topology(
-            name, {id: declarer.node() for id, declarer in self._declarers.items()}, settings or Settings()
-        )
+        nodes = {id: declarer.node() for id, declarer in self._declarers.items()}
+        topology = Topology(name, _with_control_streams(nodes), settings or Settings())
         validate(topology)
         return topology
 
@@ -325,6 +330,22 @@ class TopologyBuilder:
         if not isinstance(parallelism, int) or parallelism < 1:
             raise TopologyError(where, f"parallelism must be a whole number of at least 1, not {parallelism!r}")
         return id, component, parallelism, line
+
+
+def _with_control_streams(nodes: dict[str, TopologyNode]) -> dict[str, TopologyNode]:
+    """Subscribe bolts to the ``control_stream`` of the components they read."""
+    for id, node in nodes.items():
+        stream = node.component.control_stream if isinstance(node.component, BaseBolt) else ""
+        sources = [nodes[each.component] for each in node.inputs if stream and each.component in nodes]
+        declaring = dict.fromkeys(source.id for source in sources if stream in source.streams)
+        given = {(each.component, each.stream) for each in node.inputs}
+        more = [
+            Subscription(source, stream, groupings.All(), node.line)
+            for source in declaring
+            if (source, stream) not in given
+        ]
+        nodes[id] = replace(node, inputs=(*node.inputs, *more))
+    return nodes
 
 
 def _caller() -> str:

@@ -29,6 +29,12 @@ class Source:
     component: str
     stream: str
     task: int
+    range_offset: int = 0
+    """Only if the bolt may be migrated: the tuples belong to a range of the tuples that ``task`` sent to this
+    bolt. This is the position of the range, from any first position on."""
+    range_length: int = 0
+    """The number of tuples in the range, which other tasks of the bolt may have received too. 0 if it is not
+    known."""
 
 
 class AddDeadLetters(Protocol):
@@ -77,6 +83,8 @@ class Context:
     delivery guarantee. The task has to create it."""
     grouped_by: tuple[str, ...] = ()
     """The fields by which the input of the bolt is grouped. Empty if no input uses fields grouping."""
+    inputs: tuple[tuple[str, str], ...] = ()
+    """⟨Component, stream⟩ of every stream that the bolt reads."""
     report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
     """Count a ``PenstockError`` and show it in the live view. For errors that do not concern a tuple. Never stops
     the topology, regardless of ``delivery.on_error``. May be called from any thread."""
@@ -313,6 +321,11 @@ class BaseBolt(Component):
     reads: tuple[str, ...] = ()
     """Fields that every subscribed stream must have. Checked while the topology is built."""
 
+    control_stream: ClassVar[str] = ""
+    """The name of a stream that every task of this bolt gets from all components it reads which declare one of
+    that name. The subscription, by all grouping, is made while the topology is built. It carries no data of keys,
+    so the rules for the inputs of the bolt do not apply to it."""
+
     emits_partials: ClassVar[bool] = False
     """True: any task of this bolt may execute the tuples of a key, regardless of the grouping, because the bolt
     emits partials that downstream bolts merge (``penstock.aggregates.merges``). Data is migrated only between
@@ -362,6 +375,10 @@ class BatchBolt(BaseBolt):
     @abstractmethod
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         """Called for each batch. All its tuples come from one source task, in order."""
+
+    def skip_batch(self, rows: int, source: Source, collector: BatchCollector) -> None:
+        """Called instead of ``execute_batch`` for a batch that is dropped because all its tuples have timed out.
+        The spouts emit them again."""
 
     def tick(self, collector: BatchCollector) -> None:
         """Called at the tick interval of the bolt, if one is set. Replaces the tick tuple."""

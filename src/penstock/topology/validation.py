@@ -135,7 +135,7 @@ def _other_form(name: str, function: Any) -> str:
 
 def _reads(topology: Topology) -> None:
     for node in topology.nodes.values():
-        for subscription in node.inputs:
+        for subscription in node.data_inputs:
             names = topology.stream(subscription.component, subscription.stream).field_names
             for field in getattr(node.component, "reads", ()):
                 if field not in names:
@@ -292,8 +292,8 @@ def _keys_meet(topology: Topology) -> None:
         bolt = node.component
         if not isinstance(bolt, BaseBolt) or not bolt.same_task or node.tasks == 1:
             continue
-        first = node.inputs[0].grouping
-        for subscription in node.inputs:
+        first = node.data_inputs[0].grouping
+        for subscription in node.data_inputs:
             source, grouping = subscription.component, subscription.grouping
             alike = (type(grouping), grouping.key_fields()) == (type(first), first.key_fields())
             if alike and brings_together(bolt, grouping):

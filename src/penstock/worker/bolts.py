@@ -133,6 +133,7 @@ class BoltExecutor(Executor[B]):
             self._begin(parcel)
             if self._is_timed_out(parcel.header):
                 self.stats.expired += parcel.header.rows
+                self._skip()
                 if isinstance(self._lineage, Trace):
                     self._lineage.lose()
                 self._end()
@@ -193,6 +194,9 @@ class BoltExecutor(Executor[B]):
 
     def _tick(self) -> None: ...
 
+    def _skip(self) -> None:
+        """The current parcel is dropped, because all its tuples have timed out."""
+
     # ---- shared ----------------------------------------------------------------------------------------
 
     def _begin(self, parcel: Parcel) -> None:
@@ -230,7 +234,7 @@ class BoltExecutor(Executor[B]):
         assert self._parcel is not None
         header = self._parcel.header
         stream = self._streams[header.stream]
-        return Source(stream.component, stream.name, header.source_task)
+        return Source(stream.component, stream.name, header.source_task, header.range_offset, header.range_length)
 
     def _tuples(
         self, columns: Sequence[list[Any]], held: bool = False
@@ -354,6 +358,13 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
 
     def _take(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
+
+    def _skip(self) -> None:
+        self._collector.begin(None)
+        try:
+            self.component.skip_batch(self._rows_taken, self._source(), self._collector)
+        except USER_ERRORS as error:  # user code may raise anything
+            self.report(blame(self.context.component, "skip_batch", error))
 
     def _work(self) -> int:
         self._collector.begin(self._lineage, self._rows_taken)

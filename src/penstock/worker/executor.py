@@ -51,6 +51,9 @@ class Executor(ABC, Generic[C]):
         """The acks of this task; None if acks are not tracked."""
         self._clock = clock
         self._buffers = list(outputs.values())
+        # Acks are sent only when no row waits. A control stream tells of tuples of other streams, and must not be
+        # ahead of them.
+        self._flushes_together = tracker is not None or getattr(component, "emits_partials", False)
         self.waiting: Callable[[], int] = (
             self._buffers[0].waiting if len(self._buffers) == 1 else self._count_waiting
         )
@@ -80,8 +83,8 @@ class Executor(ABC, Generic[C]):
 
     def flush(self, only_full: bool = False) -> None:
         """Send the waiting rows of all streams, or only of streams that have a full frame."""
-        if only_full and self.tracker is not None and any(buffer.full() for buffer in self._buffers):
-            only_full = False  # acks are sent only when no row waits, so one full stream flushes the others too
+        if only_full and self._flushes_together and any(buffer.full() for buffer in self._buffers):
+            only_full = False
         for buffer in self._buffers:
             if not only_full or buffer.full():
                 buffer.flush()

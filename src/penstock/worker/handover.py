@@ -8,6 +8,7 @@ import dataclasses
 from penstock.metrics.stats import TaskStats
 from penstock.protocol.handover import FlowHandover, HandoverState, TaskHandover
 from penstock.worker.flow_control import FlowControl
+from penstock.worker.migration_routes import MigrationRoutes
 from penstock.worker.overload import OverloadDetectors
 from penstock.worker.sender import FrameSender
 from penstock.worker.sinks import SinkExecutor
@@ -30,6 +31,7 @@ def take_handover(
         sender.frames_sent,
         sender.streams(),
         sender.sequence(),
+        [(*key, *routes.positions) for key, routes in _migration_routes(tasks).items()],
         FlowHandover(states, flow.handover(), asked_to_wait),
         {
             bolt.context.task: TaskHandover(
@@ -50,6 +52,9 @@ def restore_handover(
     sender.restore(state.frames_sent, state.streams, state.sequence)
     detectors.restore(state.flow.detectors, state.flow.asked_to_wait)
     flow.restore(state.flow.limiters)
+    migration_routes = _migration_routes(tasks)
+    for task, stream, receiver, position, bound in state.positions:
+        migration_routes[task, stream, receiver].restore(position, bound)
     for bolt in tasks.bolts:
         before = state.tasks[bolt.context.task]
         for each in dataclasses.fields(before.stats):
@@ -57,6 +62,17 @@ def restore_handover(
         bolt.frames_done += before.frames_done
         bolt.expected.update({(source, stream): number for source, stream, number in before.expected})
         bolt.arrived_before = before.arrived
+
+
+def _migration_routes(tasks: Tasks) -> dict[tuple[int, int, int], MigrationRoutes]:
+    """By sending task, stream and first receiving task."""
+    return {
+        (executor.context.task, output.number, edge.tasks[0]): edge.migration_routes
+        for executor in tasks.all
+        for output in executor.outputs.values()
+        for edge in output.edges
+        if edge.migration_routes is not None
+    }
 
 
 def _counted(bolt: object, stats: TaskStats) -> TaskStats:

@@ -1,5 +1,5 @@
 """Data migration in the sender: tuples for an overloaded task are sent to another task of the same component, and
-a ledger records which tuples were."""
+a ledger records which tuples were. The sender numbers its tuples, so that the output knows which are missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.control.migration import Segment, SegmentLedger
+from penstock.control.segments import Segment, SegmentLedger, SourceRange, first_position
 from penstock.topology.groupings import Rows
 
 Share = tuple[int, Rows]
@@ -17,8 +17,10 @@ Share = tuple[int, Rows]
 class MigrationRoutes:
     """The migration routes of one subscription in one sending task. Used by the worker's loop only."""
 
-    def __init__(self, keys: Mapping[int, str]) -> None:
+    def __init__(self, keys: Mapping[int, str], generation: int = 0) -> None:
         self.ledger = SegmentLedger()
+        self.newest = SourceRange(first_position(generation), 0)
+        """The range of the source data that was routed last."""
         self._keys = keys
         """Keys of the receiving tasks; the ledger records tasks by key."""
         self._routes: dict[int, int] = {}
@@ -40,8 +42,12 @@ class MigrationRoutes:
 
     def apply(self, shares: list[Share], rows: int) -> list[Share]:
         """Apply the routes to the shares that the grouping has assigned for a batch of ``rows`` rows."""
+        length = 0
         for task, chosen in shares:
-            self._bound[task] += _count(chosen, rows)
+            count = _count(chosen, rows)
+            self._bound[task] += count
+            length += count
+        self.newest = SourceRange(sum(self.newest), length)
         if not self._routes:
             return shares
         gathered: dict[int, list[Rows]] = {}
@@ -51,6 +57,20 @@ class MigrationRoutes:
                 self.ledger.extend(self._keys[task], _count(chosen, rows))
             gathered.setdefault(target, []).append(chosen)
         return [(task, parts[0] if len(parts) == 1 else _join(parts, rows)) for task, parts in gathered.items()]
+
+    # ---- moving to another process ---------------------------------------------------------------------
+
+    @property
+    def positions(self) -> tuple[int, dict[int, int]]:
+        """The position of the next tuple, and the tuples bound for each task so far."""
+        return sum(self.newest), dict(self._bound)
+
+    def restore(self, position: int, bound: Mapping[int, int]) -> None:
+        """Continue from the ``positions`` of the process that ran the task before."""
+        self.newest = SourceRange(position, 0)
+        self._bound.update(bound)
+        routes, self._routes = self._routes, {}
+        self.set(routes)
 
 
 def _count(chosen: Rows, rows: int) -> int:

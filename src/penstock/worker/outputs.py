@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.columns import to_column, to_values
-from penstock.control.migration import Segment
+from penstock.control.segments import Segment, SourceRange
 from penstock.errors import FieldTypeError
 from penstock.metrics.stats import TaskStats
 from penstock.topology.groupings import ALL_ROWS, Router, Rows, Split
@@ -50,8 +50,9 @@ class OutputEdge(NamedTuple):
     """None if data migration is not allowed for the subscriber."""
 
 
-Send = Callable[[int, int, pa.RecordBatch, float, Ancestry | None], int]
-"""send(stream number, target task, tuples, born, lineage) -> bytes: sends the tuples of one frame.
+Send = Callable[[int, int, pa.RecordBatch, float, Ancestry | None, SourceRange | None], int]
+"""send(stream number, target task, tuples, born, lineage, range) -> bytes: sends the tuples of one frame.
+``range``: the range of the source data to which they belong; None if the receiver's data is never migrated.
 Returns the size of the frame, or of the batch if the target is in the same worker."""
 
 AddDeadLetter = Callable[[Sequence[Any], str], None]
@@ -86,7 +87,7 @@ class StreamOutput:
         self.born: float | None = None
         """Wall time at which the oldest tuple from which a waiting row descends left its spout. None if there is
         none, for example for rows that ``activate`` emitted."""
-        self._number, self._edges, self._send, self._stats = number, edges, send, stats
+        self.number, self._edges, self._send, self._stats = number, edges, send, stats
         self._report, self._now = report, now
         self._batches: list[pa.RecordBatch] = []
         self._batch_tasks: list[int] = []
@@ -95,8 +96,7 @@ class StreamOutput:
         self._frame_rows = _FIRST_GUESS_ROWS
         self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
         self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
-        queues = [edge.send_queue for edge in edges if edge.send_queue is not None]
-        self._send_queue_of = {task: queue for queue in queues for task in queue.targets}
+        self._edge_of = {task: edge for edge in edges for task in edge.tasks}
 
     @property
     def edges(self) -> Sequence[OutputEdge]:
@@ -289,7 +289,11 @@ class StreamOutput:
         """Send a batch to one task in frames of about ``frame_bytes`` bytes."""
         rows = batch.num_rows
         born = self._now() if self.born is None else self.born
-        send_queue = self._send_queue_of.get(task)
+        edge = self._edge_of[task]
+        send_queue, source = (
+            edge.send_queue,
+            None if edge.migration_routes is None else edge.migration_routes.newest,
+        )
         wanted = self._frame_rows if send_queue is None else min(self._frame_rows, send_queue.frame_rows)
         frames = max(1, round(rows / wanted))  # frames of equal size, without a small remainder
         for number in range(frames):
@@ -298,7 +302,7 @@ class StreamOutput:
             lineage = None
             if anchors is not None and self.origins is not None:
                 lineage = self.origins.lineage(anchors if frames == 1 else anchors.take(slice(begin, end)))
-            size = self._send(self._number, task, part, born, lineage)
+            size = self._send(self.number, task, part, born, lineage, source)
             self._stats.sent += part.num_rows
             self._stats.sent_bytes += size
             if size:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.clock import Clock
-from penstock.control.migration import Segment
+from penstock.control.segments import Segment
 from penstock.errors import PenstockError, SinkBusy
 from penstock.metrics.machine import MachineProbe, spark_jvm
 from penstock.metrics.stats import TaskStats

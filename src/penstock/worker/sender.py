@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from penstock.acking.lineage import Lineage
+from penstock.control.segments import SourceRange
 from penstock.frames import codec
 from penstock.frames.header import Header, Kind
 from penstock.plan.model import Plan, WorkerId
@@ -51,7 +52,14 @@ class FrameSender:
         """Make the function with which the outputs of a task send tuples. They call it once per frame."""
         worker_of, inboxes, alignment = self._worker_of, self._intake.inboxes, self._intake.alignment
 
-        def send(stream: int, task: int, batch: pa.RecordBatch, born: float, lineage: Ancestry | None) -> int:
+        def send(
+            stream: int,
+            task: int,
+            batch: pa.RecordBatch,
+            born: float,
+            lineage: Ancestry | None,
+            source: SourceRange | None,
+        ) -> int:
             id, target = self._id, worker_of[task]
             header = Header(Kind.DATA, target.stage, target.index, id.stage, id.index, task, source_task, stream)
             if target == id:
@@ -62,6 +70,8 @@ class FrameSender:
             sequence = self._sequence.get(key, 0)
             self._sequence[key] = sequence + 1
             header = header._replace(born=born, sequence=sequence, route=self.route_version, epoch=alignment.epoch)
+            if source is not None:
+                header = header._replace(range_length=source.length, range_offset=source.offset)
             packed = lineage.pack() if isinstance(lineage, Lineage) else b""  # flights never leave their worker
             frame = codec.encode(header, batch, self._schemas[stream], packed)
             self.frames_sent += 1

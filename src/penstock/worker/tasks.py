@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.acking.flights import FlightLog
 from penstock.clock import Clock
-from penstock.control.migration import Segment
+from penstock.control.segments import Segment
 from penstock.credentials import resolved_values
 from penstock.errors import PenstockError
 from penstock.plan.model import WorkerId

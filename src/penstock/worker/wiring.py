@@ -149,6 +149,7 @@ def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats:
         generation=around.generation,
         shared=f"{job.shared}/{component}",
         grouped_by=grouped_by(plan, component),
+        inputs=tuple((plan.source_of(edge), plan.streams[edge.stream].name) for edge in plan.edges_to(component)),
         report=around.report(stats, False),
         add_dead_letters=_dead_letters(job, task, stats, around),
         gave_up=_counter(stats),
@@ -230,7 +231,8 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdg
         job.settings.seed,
     )
     keys = {target: job.plan.task[target].key for target in tasks}
-    migration_routes = MigrationRoutes(keys) if edge.target in job.plan.migratable else None
+    migratable = edge.target in job.plan.migratable
+    migration_routes = MigrationRoutes(keys, around.generation) if migratable else None
     return OutputEdge(
         edge.grouping.router(targets), tasks, type(edge.grouping).__name__, send_queue, migration_routes
     )
